@@ -1,0 +1,45 @@
+# On a machine with Python 3.11 or later, pip and make, every target works as it stands.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-fast check format bench docs clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers]'
+	touch $@
+
+install: $(STAMP) ## make .venv with everything pinned
+
+test: $(STAMP) ## all tests
+	$(BIN)/python -m pytest -q
+
+test-fast: $(STAMP) ## all tests but the slow ones
+	$(BIN)/python -m pytest -q -m "not slow"
+
+check: $(STAMP) ## format, lint, types, imports between floors, generated pages
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python docs/annotate.py --check
+
+format: $(STAMP) ## format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure against the peers, interleaved; about 25 minutes on two cores
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/models.py
+
+docs: $(STAMP) ## write the pages that are pulled from the source
+	$(BIN)/python docs/annotate.py
+
+clean: ## remove what make made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

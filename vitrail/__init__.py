@@ -1,0 +1,34 @@
+"""vitrail: Vision Transformers, from the paper to a model that ships.
+
+`import vitrail` is quick: PyTorch is imported when a model is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vitrail.models.build import build, build_from, config_for, configure
+    from vitrail.models.vit import ViT, ViTConfig
+
+_HOMES = {
+    "build": "vitrail.models.build",
+    "build_from": "vitrail.models.build",
+    "config_for": "vitrail.models.build",
+    "configure": "vitrail.models.build",
+    "ViT": "vitrail.models.vit",
+    "ViTConfig": "vitrail.models.vit",
+}
+
+__all__ = ["ViT", "ViTConfig", "__version__", "build", "build_from", "config_for", "configure"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

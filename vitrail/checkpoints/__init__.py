@@ -1,0 +1,1 @@
+"""Other projects' names for the same weights: one key table per format, used both ways."""

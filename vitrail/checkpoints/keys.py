@@ -1,0 +1,122 @@
+"""What a key table is made of, and how it is read and written.
+
+A table is a list of `Key`s for one configuration: which of our tensors are which of theirs, and how the values are
+rearranged between the two. `read` and `write` are strict; what does not match is an error that lists the difference.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Tensors = list[Tensor]
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A rearrangement of values and its inverse, between their tensors and ours."""
+
+    read: Callable[[Tensors], Tensors] = list
+    write: Callable[[Tensors], Tensors] = list
+
+
+SAME = Change()
+
+
+def joined(dim: int, sizes: list[int]) -> Change:
+    """Their several tensors, of these sizes along a dimension, are one of ours."""
+    return Change(
+        read=lambda theirs: [torch.cat(theirs, dim)],
+        write=lambda ours: [part.contiguous() for part in ours[0].split(sizes, dim)],
+    )
+
+
+def reshaped(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Change:
+    """The same values in the same order, in another shape."""
+    return Change(read=lambda t: [t[0].reshape(ours)], write=lambda o: [o[0].reshape(theirs)])
+
+
+def patch_last(channels: int, patch: int) -> Change:
+    """Patches flattened pixel by pixel (theirs) against channel by channel (ours), along the last dimension."""
+
+    def read(theirs: Tensors) -> Tensors:
+        return [theirs[0].unflatten(-1, (patch, patch, channels)).movedim(-1, -3).flatten(-3)]
+
+    def write(ours: Tensors) -> Tensors:
+        return [ours[0].unflatten(-1, (channels, patch, patch)).movedim(-3, -1).flatten(-3)]
+
+    return Change(read, write)
+
+
+@dataclass(frozen=True)
+class Key:
+    """Our tensors, their tensors, and the change between them."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    change: Change = field(default=SAME)
+
+
+def key(ours: str | tuple[str, ...], theirs: str | tuple[str, ...], change: Change = SAME) -> Key:
+    """A `Key`; a single name may stand without its tuple."""
+    return Key(
+        (ours,) if isinstance(ours, str) else ours,
+        (theirs,) if isinstance(theirs, str) else theirs,
+        change,
+    )
+
+
+def both(ours: str, theirs: str, change: Change = SAME) -> list[Key]:
+    """Weight and bias of a layer."""
+    return [key(f"{ours}.{part}", f"{theirs}.{part}", change) for part in ("weight", "bias")]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A tensor of theirs that our model has no use for, and why."""
+
+    theirs: str
+    reason: str
+
+
+Table = list[Key | LeftOut]
+
+
+def read(table: Table, theirs: State) -> dict[str, Tensor]:
+    """Our tensors from theirs. Every tensor must be named by the table and every name be there."""
+    keys = [entry for entry in table if isinstance(entry, Key)]
+    wanted = {name for entry in keys for name in entry.theirs}
+    left_out = {entry.theirs for entry in table if isinstance(entry, LeftOut)}
+    _agree("the checkpoint", wanted, set(theirs) - left_out)
+    return {
+        name: tensor
+        for entry in keys
+        for name, tensor in zip(entry.ours, entry.change.read([theirs[n] for n in entry.theirs]), strict=True)
+    }
+
+
+def write(table: Table, ours: State) -> dict[str, Tensor]:
+    """Their tensors from ours."""
+    keys = [entry for entry in table if isinstance(entry, Key)]
+    _agree("the model", {name for entry in keys for name in entry.ours}, set(ours))
+    return {
+        name: tensor
+        for entry in keys
+        for name, tensor in zip(entry.theirs, entry.change.write([ours[n] for n in entry.ours]), strict=True)
+    }
+
+
+def _agree(where: str, wanted: set[str], found: set[str]) -> None:
+    missing, unexpected = sorted(wanted - found), sorted(found - wanted)
+    if missing or unexpected:
+        lines = [f"{where} does not match the key table"]
+        lines += [f"  missing {len(missing)}: {_some(missing)}"] if missing else []
+        lines += [f"  unexpected {len(unexpected)}: {_some(unexpected)}"] if unexpected else []
+        raise ValueError("\n".join(lines))
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")

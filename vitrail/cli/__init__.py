@@ -1,0 +1,61 @@
+"""The command line: one thin module per command. Nothing here imports PyTorch before a command needs it."""
+
+import argparse
+import os
+import sys
+from importlib import import_module
+
+import vitrail
+
+COMMANDS = {"describe": "what a model is made of and what it costs, before it exists"}
+
+EPILOG = """\
+examples:
+  vitrail describe B/16                           the way through ViT-B/16, with its cost
+  vitrail describe S/16 --size 160x224 --pool mean --registers 4
+  vitrail describe G/14 --json                    the same for machines
+
+`vitrail COMMAND --help` teaches each command. VITRAIL_TRACEBACK=1 shows where an error comes from.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and, for the one that is asked for, its options."""
+    main_parser = argparse.ArgumentParser(
+        prog="vitrail",
+        description="Vision Transformers, from the paper to a model that ships.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    main_parser.add_argument("--version", action="version", version=f"vitrail {vitrail.__version__}")
+    commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = import_module(f"vitrail.cli.{name}")
+        sub = commands.add_parser(
+            name,
+            help=summary,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.add_argument("--traceback", action="store_true", help="show where an error comes from")
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return main_parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command. A mistake of the user's is one line and exit code 2; Ctrl-C is 130."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # `vitrail describe … | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        if options.traceback or os.environ.get("VITRAIL_TRACEBACK"):
+            raise
+        print(f"vitrail {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"vitrail {options.command}: interrupted", file=sys.stderr)
+        return 130

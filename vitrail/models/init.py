@@ -1,0 +1,128 @@
+"""How weights begin: the published references' initialisations, in one place.
+
+| scheme | after | what it does |
+|---|---|---|
+| `vit`  | google-research/vision_transformer, big_vision | patches and convolutions LeCun normal; q, k, v, out and MLP Xavier uniform; MLP biases N(0, 1e-6²); positions N(0, 0.02²); class token zero; head zero |
+| `deit` | facebookresearch/deit, timm | every linear weight, token and position truncated N(0, 0.02²); biases zero; patches as a convolution's default |
+
+In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
+relative positions at truncated N(0, 0.02²) (BEiT), the attention pool's probe Xavier uniform (big_vision).
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.nn.attention import MSA
+from vitrail.nn.block import LayerScale
+from vitrail.nn.embed import Embedding
+from vitrail.nn.head import DistilledHead, TanhHead
+from vitrail.nn.mlp import MLP, GatedMLP
+from vitrail.nn.pool import AttentionPool
+from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativeBias
+from vitrail.nn.prefix import PrefixTokens
+
+SCHEMES = ("vit", "deit")
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def made(build: Callable[[], M], fill: Callable[[M], None]) -> M:
+    """A module whose weights are written once: laid out without memory, given memory, then filled.
+
+    Under `torch.device("meta")` the module stays without memory, which is how costs are counted.
+    """
+    target = torch.get_default_device()
+    if target.type == "meta":
+        return build()
+    with torch.device("meta"):
+        module = build()
+    module.to_empty(device=target)
+    fill(module)
+    return module
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, scheme: str) -> None:
+    """Fills every parameter and buffer of a model, each kind of module after its reference."""
+    assert scheme in SCHEMES, scheme
+    linear = _xavier if scheme == "vit" else _truncated
+    head = _zero if scheme == "vit" else _truncated
+    for module in model.modules():
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)):
+            module.reset_parameters()
+        elif isinstance(module, nn.Conv2d):
+            _lecun(module.weight, module.weight[0].numel())
+            _bias(module)
+        elif isinstance(module, nn.Linear):  # what the cases below do not make more precise
+            linear(module.weight)
+            _bias(module)
+        elif isinstance(module, LayerScale):
+            nn.init.constant_(module.weight, module.initial)
+        elif isinstance(module, (Learned1DTable, Learned2DTable)):
+            for weight in module.parameters(recurse=False):
+                (nn.init.normal_ if scheme == "vit" else _truncated)(weight, std=0.02)
+        elif isinstance(module, RelativeBias):
+            for weight in module.parameters(recurse=False):
+                _truncated(weight)
+        elif isinstance(module, PrefixTokens):
+            if module.outputs is not None:
+                (_zero if scheme == "vit" else _truncated)(module.outputs)
+            if module.registers is not None:
+                nn.init.normal_(module.registers, std=1e-6)
+
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            projection = getattr(module, "projection", None)
+            if isinstance(projection, nn.Linear):
+                if scheme == "vit":
+                    _lecun(projection.weight, projection.in_features)
+                else:
+                    nn.init.uniform_(projection.weight, -(projection.in_features**-0.5), projection.in_features**-0.5)
+        elif isinstance(module, MSA) and scheme == "vit":
+            for part in module.qkv.weight.chunk(3):  # three D×D matrices to Xavier, not one of 3D×D
+                _xavier(part)
+        elif isinstance(module, (MLP, GatedMLP)) and scheme == "vit":
+            for fc in (module.fc1, module.fc2):
+                nn.init.normal_(fc.bias, std=1e-6)
+        elif isinstance(module, AttentionPool):
+            _xavier(module.probe[0])
+            for part in module.kv.weight.chunk(2):
+                linear(part)
+        elif isinstance(module, TanhHead):
+            _lecun(module.pre_logits.weight, module.pre_logits.in_features)
+            if isinstance(module.linear, nn.Linear):
+                head(module.linear.weight)
+        elif isinstance(module, DistilledHead):
+            head(module.label.weight)
+            head(module.teacher.weight)
+
+    last = getattr(model, "head", None)
+    if isinstance(last, nn.Linear):
+        head(last.weight)
+
+
+def _xavier(weight: Tensor) -> None:
+    nn.init.xavier_uniform_(weight)
+
+
+def _truncated(weight: Tensor, std: float = 0.02) -> None:
+    nn.init.trunc_normal_(weight, std=std)
+
+
+def _zero(weight: Tensor) -> None:
+    nn.init.zeros_(weight)
+
+
+def _lecun(weight: Tensor, fan_in: int) -> None:
+    """Normal with variance 1/fan_in, cut at two deviations and widened to keep that variance."""
+    std = math.sqrt(1 / fan_in) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def _bias(module: nn.Linear | nn.Conv2d) -> None:
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,60 @@
+"""From the image's vector to what is asked of it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+class TanhHead(nn.Module):
+    """The pre-logits layer of the original release: a hidden layer with tanh, kept for pre-training."""
+
+    def __init__(self, features: int, hidden: int, classes: int | None) -> None:
+        super().__init__()
+        self.pre_logits = nn.Linear(features, hidden)
+        self.linear = nn.Identity() if classes is None else nn.Linear(hidden, classes)
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.linear(torch.tanh(self.pre_logits(y)))
+
+
+class DistilledHead(nn.Module):
+    """DeiT's: one head on the class token, one on the distillation token; their mean is the answer."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.label = nn.Linear(features, classes)
+        self.teacher = nn.Linear(features, classes)
+
+    def both(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What each head says, apart: the one learns from labels, the other from a teacher."""
+        return self.label(y[:, 0]), self.teacher(y[:, 1])
+
+    def forward(self, y: Tensor) -> Tensor:  # [B, 2, D]
+        label, teacher = self.both(y)
+        return (label + teacher) / 2
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One linear layer, zero at first."""
+
+    def build(self, features: int, classes: int | None, outputs: int) -> nn.Module:
+        if classes is None:
+            return nn.Identity()
+        return nn.Linear(features, classes) if outputs == 1 else DistilledHead(features, classes)
+
+
+@dataclass(frozen=True)
+class PreLogits:
+    """A hidden layer with tanh before the linear one, as wide as the model unless `hidden` says otherwise."""
+
+    hidden: int | None = None
+
+    def build(self, features: int, classes: int | None, outputs: int) -> nn.Module:
+        if outputs != 1:
+            raise ValueError("a distillation token has a linear head of its own: use head='linear'")
+        return TanhHead(features, self.hidden or features, classes)
+
+
+HeadSlot = Linear | PreLogits

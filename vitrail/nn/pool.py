@@ -1,0 +1,130 @@
+"""From L layers' tokens to one vector for the image: equation 4 and its alternatives.
+
+B images, P prefix tokens, N patches, D width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.nn.mlp import GELU
+from vitrail.nn.shape import Shape
+
+
+class Pool(nn.Module):
+    """Norm and pooling together, so that each can say which comes first and which tokens it reads."""
+
+    reads: int | None = None  # how many of the first tokens are read; None for all
+    features: int  # values that the pooled vector has
+
+    def __init__(self, shape: Shape, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.prefix = shape.prefix
+        self.features = shape.width
+
+
+class ClassTokenPool(Pool):
+    """y = LN(z_L⁰), equation 4. With a distillation token, both: [B, 2, D]."""
+
+    def __init__(self, shape: Shape, norm: nn.Module, tokens: int) -> None:
+        super().__init__(shape, norm)
+        self.reads = tokens
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = self.norm(z[:, : self.reads])  # eq. 4
+        return y[:, 0] if self.reads == 1 else y
+
+
+class MeanPool(Pool):
+    """The mean of the patch tokens."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.norm(z)[:, self.prefix :].mean(1)
+
+
+class MeanThenNormPool(Pool):
+    """The mean of the patch tokens, normalised afterwards (MAE's and timm's `fc_norm`)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.norm(z[:, self.prefix :].mean(1))
+
+
+class ClassAndMeanPool(Pool):
+    """Class token and mean of the patches side by side, as DINOv2's linear classifiers take them: [B, 2D]."""
+
+    def __init__(self, shape: Shape, norm: nn.Module) -> None:
+        super().__init__(shape, norm)
+        self.features = 2 * shape.width
+
+    def forward(self, z: Tensor) -> Tensor:
+        y = self.norm(z)
+        return torch.cat((y[:, 0], y[:, self.prefix :].mean(1)), -1)
+
+
+class AttentionPool(Pool):
+    """A learned probe attends to the patches, and an MLP follows: the MAP head of "Scaling Vision Transformers"."""
+
+    def __init__(self, shape: Shape, norm: nn.Module, mlp_width: int) -> None:
+        super().__init__(shape, norm)
+        d = shape.width
+        self.heads = shape.heads
+        self.probe = nn.Parameter(torch.empty(1, 1, d))
+        self.q = nn.Linear(d, d)
+        self.kv = nn.Linear(d, 2 * d)
+        self.out = nn.Linear(d, d)
+        self.norm2 = nn.LayerNorm(d, eps=shape.eps)
+        self.mlp = GELU().build(d, mlp_width, 0.0)
+
+    def forward(self, z: Tensor) -> Tensor:
+        patches = self.norm(z)[:, self.prefix :]
+        q = self.q(self.probe).expand(z.shape[0], -1, -1)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, *self.kv(patches).chunk(2, -1)))
+        y = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # [B, 1, D]
+        return (y + self.mlp(self.norm2(y)))[:, 0]
+
+
+@dataclass(frozen=True)
+class ClassToken:
+    """The paper's: the class token is the image."""
+
+    needs: int = 1  # prefix tokens it reads
+
+    def build(self, shape: Shape, norm: nn.Module, outputs: int, mlp_width: int) -> Pool:
+        return ClassTokenPool(shape, norm, outputs)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over patches. `norm_after` moves the LayerNorm behind the mean."""
+
+    norm_after: bool = False
+    needs: int = 0
+
+    def build(self, shape: Shape, norm: nn.Module, outputs: int, mlp_width: int) -> Pool:
+        return (MeanThenNormPool if self.norm_after else MeanPool)(shape, norm)
+
+
+@dataclass(frozen=True)
+class ClassAndMean:
+    """Class token beside the mean over patches."""
+
+    needs: int = 1
+
+    def build(self, shape: Shape, norm: nn.Module, outputs: int, mlp_width: int) -> Pool:
+        return ClassAndMeanPool(shape, norm)
+
+
+@dataclass(frozen=True)
+class MAP:
+    """Multi-head attention pooling with a learned probe."""
+
+    needs: int = 0
+
+    def build(self, shape: Shape, norm: nn.Module, outputs: int, mlp_width: int) -> Pool:
+        return AttentionPool(shape, norm, mlp_width)
+
+
+PoolSlot = ClassToken | Mean | ClassAndMean | MAP

@@ -1,0 +1,33 @@
+"""What the parts of one model have to agree on."""
+
+from dataclasses import dataclass
+
+Grid = tuple[int, int]  # rows and columns of patches
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that a part is built for."""
+
+    width: int  # D
+    depth: int  # L
+    heads: int
+    grid: Grid  # patches of the image size the model is made for
+    prefix: int = 0  # tokens before the patches
+    eps: float = 1e-6  # of every LayerNorm
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.width % self.heads:
+            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
+            near.sort(key=lambda h: abs(h - self.heads))
+            raise ValueError(
+                f"{self.heads} heads do not divide the width {self.width}: use {near[0]} or {near[1]} heads, "
+                f"or the width {self.heads * max(1, round(self.width / self.heads))}"
+            )
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1]
