@@ -16,7 +16,9 @@ NORMED = {"embed": Patches(16, normed=True), "eps": 1e-5}
 
 
 def test_vit_gives_torchvision_logits_and_gradients():
-    torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed: pip install 'vitrail[peers]'")
+    torchvision = pytest.importorskip(
+        "torchvision", reason="torchvision is not installed: pip install 'vitrail[peers]'"
+    )
     theirs = torchvision.models.VisionTransformer(64, 16, 3, 3, 48, 192, num_classes=7)
     config = configure(**OURS)
     image = torch.randn(2, 3, 64, 64)
@@ -25,9 +27,19 @@ def test_vit_gives_torchvision_logits_and_gradients():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_vit_gives_vit_pytorch_logits_and_gradients(channels):
-    vit_pytorch = pytest.importorskip("vit_pytorch", reason="vit-pytorch is not installed: pip install 'vitrail[peers]'")
+    vit_pytorch = pytest.importorskip(
+        "vit_pytorch", reason="vit-pytorch is not installed: pip install 'vitrail[peers]'"
+    )
     theirs = vit_pytorch.ViT(
-        image_size=64, patch_size=16, num_classes=7, dim=48, depth=3, heads=3, mlp_dim=192, dim_head=16, channels=channels
+        image_size=64,
+        patch_size=16,
+        num_classes=7,
+        dim=48,
+        depth=3,
+        heads=3,
+        mlp_dim=192,
+        dim_head=16,
+        channels=channels,
     )
     config = configure(**OURS, **NORMED, channels=channels, block=PreNorm(qkv_bias=False))
     image = torch.randn(2, channels, 64, 64)
@@ -35,7 +47,9 @@ def test_vit_gives_vit_pytorch_logits_and_gradients(channels):
 
 
 def test_simple_vit_gives_vit_pytorch_logits_and_gradients():
-    vit_pytorch = pytest.importorskip("vit_pytorch", reason="vit-pytorch is not installed: pip install 'vitrail[peers]'")
+    vit_pytorch = pytest.importorskip(
+        "vit_pytorch", reason="vit-pytorch is not installed: pip install 'vitrail[peers]'"
+    )
     theirs = vit_pytorch.SimpleViT(
         image_size=(64, 96), patch_size=16, num_classes=7, dim=48, depth=3, heads=3, mlp_dim=192, dim_head=16
     )

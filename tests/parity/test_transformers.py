@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
-
 import vitrail
 from tests.parity.peers import assert_same, saved_state, spread
 from vitrail.checkpoints.transformers import vit
 from vitrail.models.build import configure
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
 
 THEIRS = {
     "hidden_size": 48,

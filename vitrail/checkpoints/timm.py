@@ -135,4 +135,3 @@ def bit(config: BiTConfig) -> Table:
         table.append(key("head.weight", "head.fc.weight", reshaped(shape, shape[:2])))
         table.append(key("head.bias", "head.fc.bias"))
     return table
-

@@ -6,6 +6,11 @@ Multiply-adds and activation bytes are for the whole batch, in 32-bit floats; at
 
 import argparse
 import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitrail.models.cost import Cost, Stage
 
 # The same names as in vitrail.models.build, kept here too so that --help need not import PyTorch; a test compares them.
 SLOTS = {
@@ -20,7 +25,7 @@ POSITIONS = ("none", "learned1d", "learned2d", "relative", "sincos2d", "sinusoid
 
 
 def size(text: str) -> tuple[int, int]:
-    """"384" or "160x224", height first."""
+    """ "384" or "160x224", height first."""
     parts = text.lower().replace("×", "x").split("x")
     try:
         numbers = [int(part) for part in parts]
@@ -78,7 +83,19 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.models.build import config_for
     from vitrail.models.cost import count
 
-    names = (*SLOTS, "position", "registers", "layer_scale", "qk_norm", "patch", "width", "depth", "heads", "mlp_width", "root")
+    names = (
+        *SLOTS,
+        "position",
+        "registers",
+        "layer_scale",
+        "qk_norm",
+        "patch",
+        "width",
+        "depth",
+        "heads",
+        "mlp_width",
+        "root",
+    )
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     config = config_for(
         options.model, image_size=options.size, classes=options.classes, channels=options.channels, **given
@@ -89,3 +106,97 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(table(options.model, cost))
     return 0
+
+
+def table(name: str, cost: "Cost") -> str:
+    """The way through the model, and its totals, for people. Equal layers share a line."""
+    rows = [("stage", "shape", "parameters", "multiply-adds", "kept for backward")]
+    for stages in _runs(cost.stages):
+        first, count = stages[0], len(stages)
+        label = first.name if count == 1 else first.name.replace("layer 1", f"layers 1 to {count}")
+        rows.append(
+            (
+                label,
+                f"[{', '.join(map(str, first.shape))}]",
+                f"{count * first.params:,}",
+                number(count * first.macs),
+                bytes_of(count * first.activation_bytes),
+            )
+        )
+    rows.append(("total", "", f"{cost.params:,}", number(cost.macs), bytes_of(cost.activation_bytes)))
+    lines = _aligned(rows)
+    rule = "─" * max(map(len, lines))
+    height, width = cost.image_size
+    images = "1 image" if cost.batch == 1 else f"{cost.batch} images"
+    return "\n".join(
+        [
+            f"{name}: {images} of {height}×{width}, 32-bit floats",
+            "",
+            *(lines[0], rule, *lines[1:-1], rule, lines[-1]),
+            "",
+            *(f"{label:<12}{fact}" for label, fact in _facts(cost)),
+        ]
+    )
+
+
+def _facts(cost: "Cost") -> list[tuple[str, str]]:
+    facts = [
+        ("inference", f"{bytes_of(cost.inference_bytes)}: weights, and what is alive at once"),
+        (
+            "training",
+            f"{bytes_of(cost.training_bytes)}: weights, gradients, Adam's two moments, what is kept for backward",
+        ),
+    ]
+    if cost.macs_every_token > cost.macs:
+        every = number(cost.macs_every_token)
+        facts.append(
+            ("last layer", f"computes the tokens that are read; with every token, {every} multiply-adds in all")
+        )
+    if cost.tokens:
+        matrix, total = bytes_of(cost.attention_bytes_per_matrix), bytes_of(cost.attention_bytes_total)
+        facts += [
+            ("tokens", f"{cost.tokens:,} for each image"),
+            ("attention", f"{cost.attention_entries:,} entries, {matrix}, in each matrix between patches;"),
+            ("", f"{cost.attention_matrices} of them, {total} for each image, are computed and never stored"),
+        ]
+    return facts
+
+
+def _runs(stages: "list[Stage]") -> "list[list[Stage]]":
+    """Consecutive layers that do the same, together."""
+    runs: list[list[Stage]] = []
+    for stage in stages:
+        before = runs[-1][-1] if runs else stage
+        both_layers = stage.name.startswith("layer ") and before.name.startswith("layer ")
+        if runs and both_layers and replace(stage, name="") == replace(before, name=""):
+            runs[-1].append(stage)
+        else:
+            runs.append([stage])
+    return runs
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def number(value: int) -> str:
+    """1,234, 5.7 M, 16.46 G."""
+    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= scale:
+            return f"{value / scale:.2f} {unit}"
+    return f"{value:,}" if value else "–"
+
+
+def bytes_of(value: int) -> str:
+    """150.1 KB, 192.0 MB: powers of 1,024."""
+    for unit, scale in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+        if value >= scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value} B" if value else "–"

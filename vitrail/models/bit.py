@@ -141,7 +141,9 @@ class BiTConfig:
             near = max(1, round(4 * self.factor)) / 4
             raise ValueError(f"width factor {self.factor:g}: it must be a multiple of 0.25, {near:g} is the nearest")
         if min(self.image_size) < 1:
-            raise ValueError(f"image size {self.image_size[0]}×{self.image_size[1]}: both sides must be at least 1 pixel")
+            raise ValueError(
+                f"image size {self.image_size[0]}×{self.image_size[1]}: both sides must be at least 1 pixel"
+            )
 
 
 class BiT(nn.Module):
@@ -158,17 +160,24 @@ class BiT(nn.Module):
         self.head = nn.Identity() if config.classes is None else nn.Linear(channels, config.classes)
         self.features_width = channels
 
-    def grids(self, image: Tensor) -> Tensor:
-        """The feature map of the last stage, [B, channels, h, w]."""
+    def rooted(self, image: Tensor) -> Tensor:
+        """The first convolution and its pooling."""
         x = self.root(image)
-        if self.config.root == "large":
-            x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)  # padded with zeros, as BiT was trained
-        return F.relu(self.norm(self.stages(x)))
+        # the pooling is padded with zeros, as BiT was trained
+        return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2) if self.config.root == "large" else x
 
-    def forward(self, image: Tensor) -> Tensor:
+    def pooled(self, x: Tensor) -> Tensor:
+        """The mean of the normalised feature map, [B, features]."""
+        return F.relu(self.norm(x)).mean((2, 3))
+
+    def grids(self, image: Tensor) -> Tensor:
+        """The feature map of the last stage, [B, features, h, w], before its norm."""
         if image.ndim != 4 or image.shape[1] != self.config.channels:
             raise ValueError(f"the model takes [B, {self.config.channels}, H, W], got {list(image.shape)}")
-        return self.head(self.grids(image).mean((2, 3)))
+        return self.stages(self.rooted(image))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.pooled(self.grids(image)))
 
 
 def build_bit(config: BiTConfig) -> BiT:

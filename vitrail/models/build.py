@@ -118,7 +118,9 @@ def configure(
     else:
         match = VIT_NAME.fullmatch(name)
         if match is None:
-            raise ValueError(f"unknown model {name!r}: use a size and a patch, like 'B/16' or 'R50+B/16'. Sizes: {', '.join(SIZES)}")
+            raise ValueError(
+                f"unknown model {name!r}: use a size and a patch, like 'B/16' or 'R50+B/16'. Sizes: {', '.join(SIZES)}"
+            )
         base = named_size(match["size"])
         chosen = width or base.width
         size = Size(

@@ -1,24 +1,24 @@
 """What a model costs before it exists: shapes, parameters, multiply-adds and bytes for each stage of the way through it.
 
 The model is laid out on PyTorch's meta device, where tensors have shapes but no memory, and an image of that kind is sent
-through it. Hooks on the layers that multiply count as they are passed, so the numbers follow the code that really runs.
+through it. What multiplies is counted as it is called, so the numbers follow the code that really runs.
 
 B images, N tokens, D width, H heads, d = D/H.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from vitrail.models.bit import BiTConfig
+from vitrail.models.bit import BiT, BiTConfig
 from vitrail.models.build import Config, build_from
 from vitrail.models.vit import ViT
-from vitrail.nn.attention import MSA
-from vitrail.nn.pool import AttentionPool
 
 FLOAT = 4  # bytes of a value
 
@@ -53,7 +53,6 @@ class Cost:
     attention_bytes_per_matrix: int = 0
     attention_bytes_total: int = 0  # of all layers and heads, for one image, if they were stored
     attention_matrices: int = 0
-    slots: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -67,6 +66,7 @@ def count(config: Config, batch: int = 1) -> Cost:
     with torch.device("meta"):
         model = build_from(config).train()
         image = torch.empty(batch, config.channels, *config.image_size)
+    assert isinstance(model, (ViT, BiT))
     stages = _vit_stages(model, image) if isinstance(model, ViT) else _bit_stages(model, image)
     params = sum(p.numel() for p in model.parameters())
     assert params == sum(stage.params for stage in stages), "every parameter belongs to one stage"
@@ -99,75 +99,103 @@ def count(config: Config, batch: int = 1) -> Cost:
     return cost
 
 
-class Counter:
-    """Multiply-adds, and bytes kept for the backward pass, of what has run since it was last asked."""
+class Counter(TorchFunctionMode):
+    """Stands in for the functions that multiply or normalise: counts them and gives an empty tensor of the right shape.
+
+    The rest (sums, copies, reshapes) runs on the meta device as it is. `bytes` are what autograd would keep for the
+    backward pass: the inputs of these functions, each once.
+    """
 
     def __init__(self) -> None:
-        self.macs = 0
-        self.bytes = 0
-        self.kept: set[int] = set()
-        self.alive: list[Tensor] = []  # so that no address is used twice
+        super().__init__()
+        self.macs = self.bytes = 0
+        self.kept: dict[int, Tensor] = {}  # by storage; holding the tensor keeps its address from being used again
+        self.rules: dict[Callable[..., Any], Callable[..., Tensor]] = {
+            F.linear: self.linear,
+            F.conv2d: self.conv2d,
+            F.scaled_dot_product_attention: self.attention,
+            **dict.fromkeys((F.layer_norm, F.group_norm, F.batch_norm, F.gelu, F.silu), self.keeps_input),
+            **dict.fromkeys((F.relu, torch.tanh), self.keeps_output),
+            **dict.fromkeys((Tensor.add, Tensor.mul), self.broadcast),
+            F.dropout: self.dropout,
+            torch.cat: self.cat,
+        }
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self.rules.get(func, func)(*args, **(kwargs or {}))
 
     def keep(self, tensor: Tensor) -> None:
-        """This tensor's memory is needed again; counted once however often it is needed."""
+        """This tensor's memory is needed again; counted once however often it is."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self.kept:
-            self.kept.add(storage._cdata)
-            self.alive.append(tensor)
+            self.kept[storage._cdata] = tensor
             self.bytes += storage.nbytes()
 
-    def linear(self, module: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.macs += output.numel() * module.in_features
-        self.keep(inputs[0])
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        self.keep(x)
+        self.macs += x.numel() * weight.shape[0]
+        return x.new_empty(*x.shape[:-1], weight.shape[0])
 
-    def convolution(self, module: nn.Conv2d, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.macs += output.numel() * module.weight[0].numel()
-        self.keep(inputs[0])
+    def conv2d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int], *_: Any
+    ) -> Tensor:
+        self.keep(x)
+        if not self.is_weight(weight):  # standardised anew in each step, and kept
+            self.keep(weight)
+        sides = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+        output = x.new_empty(x.shape[0], weight.shape[0], *((n + 2 * p - k) // s + 1 for n, k, s, p in sides))
+        self.macs += output.numel() * weight[0].numel()
+        return output
 
-    def elementwise(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.keep(inputs[0])
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        """q kᵀ and the weighted sum of v: two products of N×N×d for each head. The fused kernel keeps q, k, v, the result
+        and one number for each row, never the N×N matrix."""
+        for tensor in (q, k, v):
+            self.keep(tensor)
+        self.macs += 2 * q.numel() * k.shape[2]
+        self.bytes += q.numel() // q.shape[3] * FLOAT
+        return q.new_empty(q.shape)
 
-    def attention(self, queries: int, tokens: int, width: int, batch: int) -> None:
-        """q kᵀ and the weighted sum of v: two products of N×N×d for each head."""
-        self.macs += 2 * batch * queries * tokens * width
+    def keeps_input(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        if not self.is_weight(x):
+            self.keep(x)
+        return x.new_empty(x.shape)
 
-    def msa(self, module: MSA, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, read = inputs[0], inputs[2] if len(inputs) > 2 else None
-        b, tokens, width = x.shape
-        self.attention(read or tokens, tokens, width, b)
-        self.bytes += 3 * x.numel() * FLOAT  # q, k and v; the fused kernel keeps one number for each row besides
-        self.bytes += b * module.heads * tokens * FLOAT
+    def keeps_output(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        output = x.new_empty(x.shape)
+        self.keep(output)
+        return output
 
-    def pool(self, module: AttentionPool, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        b, tokens, width = inputs[0].shape
-        self.attention(1, tokens - module.prefix, width, b)
-        self.bytes += 2 * inputs[0].numel() * FLOAT
+    # Three that cost nothing worth counting, but on the meta device PyTorch's own import its compiler, which takes longer than
+    # all the rest together.
+
+    def cat(self, tensors: tuple[Tensor, ...], dim: int = 0) -> Tensor:
+        shape = list(tensors[0].shape)
+        shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+        return tensors[0].new_empty(shape)
+
+    def broadcast(self, a: Tensor, b: Tensor | float) -> Tensor:
+        other = b.shape if isinstance(b, Tensor) else ()
+        sides = zip_longest(reversed(a.shape), reversed(other), fillvalue=1)
+        return a.new_empty([max(pair) for pair in sides][::-1])
+
+    def dropout(self, x: Tensor, p: float, **_: Any) -> Tensor:
+        if p:
+            self.bytes += x.numel()  # the mask, a byte for each value
+            return x.new_empty(x.shape)
+        return x
+
+    @staticmethod
+    def is_weight(x: Tensor) -> bool:
+        """A parameter or a view of one: its memory is counted with the weights."""
+        return isinstance(x if x._base is None else x._base, nn.Parameter)
 
     def take(self) -> tuple[int, int]:
-        """What was counted, and start again."""
-        counted = self.macs, self.bytes
-        self.macs = self.bytes = 0
+        """What was counted since it was last asked."""
+        counted, self.macs, self.bytes = (self.macs, self.bytes), 0, 0
         return counted
-
-    @contextmanager
-    def watch(self, model: nn.Module) -> Iterator["Counter"]:
-        """Counts while the model runs."""
-        handles = []
-        for module in model.modules():
-            for kind, hook in (
-                (nn.Linear, self.linear),
-                (nn.Conv2d, self.convolution),
-                ((nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d, nn.GELU, nn.ReLU), self.elementwise),
-                (MSA, self.msa),
-                (AttentionPool, self.pool),
-            ):
-                if isinstance(module, kind):
-                    handles.append(module.register_forward_hook(hook))
-        try:
-            yield self
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _parameters(*modules: nn.Module) -> int:
@@ -178,21 +206,18 @@ def _vit_stages(model: ViT, image: Tensor) -> list[Stage]:
     """The way through a Vision Transformer, equation by equation."""
     grid = model.embed.grid(image)
     stages: list[Stage] = []
-    with torch.no_grad(), Counter().watch(model) as counter:
 
-        def add(name: str, value: Tensor, *modules: nn.Module) -> None:
-            macs, kept = counter.take()
-            stages.append(Stage(name, tuple(value.shape), _parameters(*modules), macs, kept))
+    def add(name: str, value: Tensor, *modules: nn.Module) -> None:
+        stages.append(Stage(name, tuple(value.shape), _parameters(*modules), *counter.take()))
 
+    with torch.no_grad(), Counter() as counter:
         add("image", image)
-        patches = model.embed(image)
-        add("patches x_p E", patches, model.embed)
+        add("patches x_p E", model.embed(image), model.embed)
         z = model.tokens(image)
-        counter.take()
+        counter.take()  # the patches again
         add("tokens z_0 (eq. 1)", z, model.prefix, model.position)
-        last = len(model.blocks)
         for layer, (block, place) in enumerate(zip(model.blocks, model.position.layers(grid, None), strict=True), 1):
-            z = block(z, place, model.pool.reads if layer == last else None)
+            z = block(z, place, model.pool.reads if layer == len(model.blocks) else None)
             add(f"layer {layer} (eq. 2, 3)", z, block)
         y = model.pool(z)
         add("pooling y (eq. 4)", y, model.pool)
@@ -200,24 +225,18 @@ def _vit_stages(model: ViT, image: Tensor) -> list[Stage]:
     return stages
 
 
-def _bit_stages(model: Any, image: Tensor) -> list[Stage]:
+def _bit_stages(model: BiT, image: Tensor) -> list[Stage]:
     """The way through a ResNet, stage by stage."""
-    stages: list[Stage] = []
-    outputs: dict[int, Tensor] = {}
+    stages = [Stage("image", tuple(image.shape))]
 
-    def after(index: int):
-        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            macs, kept = counter.take()
-            outputs[index] = output
-            stages.append(Stage(names[index], tuple(output.shape), _parameters(parts[index]), macs, kept))
+    def add(name: str, value: Tensor, module: nn.Module) -> Tensor:
+        stages.append(Stage(name, tuple(value.shape), _parameters(module), *counter.take()))
+        return value
 
-        return hook
-
-    parts = [model.root, *model.stages, model.norm, model.head]
-    names = ["root", *(f"stage {i + 1}" for i in range(len(model.stages))), "norm", "head"]
-    with torch.no_grad(), Counter().watch(model) as counter:
-        handles = [part.register_forward_hook(after(index)) for index, part in enumerate(parts)]
-        model(image)
-        for handle in handles:
-            handle.remove()
-    return [Stage("image", tuple(image.shape)), *stages]
+    with torch.no_grad(), Counter() as counter:
+        x = add("root", model.rooted(image), model.root)
+        for index, stage in enumerate(model.stages, start=1):
+            x = add(f"stage {index}", stage(x), stage)
+        y = add("pooling", model.pooled(x), model.norm)
+        add("head" if model.config.classes is not None else "features", model.head(y), model.head)
+    return stages

@@ -49,7 +49,9 @@ def published_hybrid(resnet: str, patch: int) -> Hybrid:
     """
     if resnet == "":
         if patch != 16:
-            raise ValueError(f"a hybrid on the ResNet's root alone was published as R+Ti/16, not with /{patch}: use /16")
+            raise ValueError(
+                f"a hybrid on the ResNet's root alone was published as R+Ti/16, not with /{patch}: use /16"
+            )
         return Hybrid((), 8)
     if int(resnet) not in RESNETS:
         raise ValueError(f"unknown ResNet R{resnet} in a hybrid: use R{', R'.join(map(str, RESNETS))} or R alone")
@@ -58,4 +60,6 @@ def published_hybrid(resnet: str, patch: int) -> Hybrid:
         return Hybrid((one, two, three, four))
     if patch == 16:
         return Hybrid((one, two, three + four))
-    raise ValueError(f"a hybrid R{resnet}+…/{patch} cannot be: the ResNet's map has 16 or 32 pixels to a token, use /16 or /32")
+    raise ValueError(
+        f"a hybrid R{resnet}+…/{patch} cannot be: the ResNet's map has 16 or 32 pixels to a token, use /16 or /32"
+    )

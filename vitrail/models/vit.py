@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.init import SCHEMES, initialise, made
 from vitrail.models.sizes import Size
-from vitrail.nn.block import BlockSlot, EncoderBlock, PreNorm
+from vitrail.nn.block import BlockSlot, PreNorm
 from vitrail.nn.embed import ConvStem, Patches, divide
 from vitrail.nn.head import HeadSlot, Linear
 from vitrail.nn.pool import ClassToken, PoolSlot
@@ -48,8 +48,6 @@ class ViTConfig:
             raise ValueError(f"{self.classes} classes: give at least 1, or None for a model that ends in features")
         if self.channels < 1:
             raise ValueError(f"{self.channels} channels: an image has at least 1")
-        if self.size.mlp < 1:
-            raise ValueError(f"MLP width {self.size.mlp}: it must be at least 1")
         for name in ("dropout", "stochastic_depth"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)}: a rate is at least 0 and below 1")
@@ -63,7 +61,8 @@ class ViTConfig:
     def shape(self) -> Shape:
         """What the parts have to agree on; an error where they cannot."""
         grid = divide(self.image_size, self.embed.stride)
-        return Shape(self.size.width, self.size.depth, self.size.heads, grid, self.prefix.count, self.eps)
+        size, prefix = self.size, self.prefix
+        return Shape(size.width, size.depth, size.heads, grid, size.mlp, prefix.outputs, prefix.registers, eps=self.eps)
 
 
 class ViT(nn.Module):
@@ -76,16 +75,13 @@ class ViT(nn.Module):
         self.activation_checkpointing = False  # recompute each layer in the backward pass instead of keeping it
         self.embed = config.embed.build(config.channels, shape.width)
         self.prefix = config.prefix.build(shape.width)
-        self.position = config.position.build(shape, covered=config.prefix.outputs)
+        self.position = config.position.build(shape)
         self.dropout = nn.Dropout(config.dropout)
         rates = [config.stochastic_depth * layer / max(1, depth - 1) for layer in range(depth)]
-        self.blocks = nn.ModuleList(
-            config.block.module(shape, config.block, config.size.mlp, config.dropout, rate) for rate in rates
-        )
+        self.blocks = nn.ModuleList(config.block.module(shape, config.block, config.dropout, rate) for rate in rates)
         norm = nn.LayerNorm(shape.width, eps=config.eps) if config.block.final_norm else nn.Identity()
-        outputs = config.prefix.outputs if isinstance(config.pool, ClassToken) else 1
-        self.pool = config.pool.build(shape, norm, outputs, config.size.mlp)
-        self.head = config.head.build(self.pool.features, config.classes, outputs)
+        self.pool = config.pool.build(shape, norm)
+        self.head = config.head.build(self.pool.features, config.classes, self.pool.vectors)
 
     def tokens(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
         """z_0 of equation 1, [B, P+N, D].
@@ -124,7 +120,9 @@ class ViT(nn.Module):
                 raise ValueError(f"layer {given} of {depth}: use 0 (the embedding) to {depth}, or -1 for the last")
         z = self.tokens(image)
         found = {0: z}
-        for layer, (block, place) in enumerate(zip(self.blocks, self.position.layers(grid, None), strict=True), start=1):
+        for layer, (block, place) in enumerate(
+            zip(self.blocks, self.position.layers(grid, None), strict=True), start=1
+        ):
             if layer > max(wanted):
                 break
             z = self.run(block, z if place.add is None else z + place.add, place, None)

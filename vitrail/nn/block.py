@@ -67,7 +67,7 @@ def first(z: Tensor, read: int | None) -> Tensor:
 class EncoderBlock(nn.Module):
     """The parts that every order of layer has. Subclasses say in which order z goes through them."""
 
-    def __init__(self, shape: Shape, spec: "BlockSlot", mlp_width: int, dropout: float, depth_rate: float) -> None:
+    def __init__(self, shape: Shape, spec: "BlockSlot", dropout: float, depth_rate: float) -> None:
         super().__init__()
         d, eps = shape.width, shape.eps
         self.norm1 = nn.LayerNorm(d, eps=eps)
@@ -81,15 +81,15 @@ class EncoderBlock(nn.Module):
             eps=eps,
         )
         self.branch1 = Branch(d, dropout, spec.layer_scale, depth_rate)
-        self.mlp = spec.mlp.build(d, mlp_width, dropout)
+        self.mlp = spec.mlp.build(d, shape.mlp, dropout)
         self.branch2 = Branch(d, dropout, spec.layer_scale, depth_rate)
 
 
 class TwoNormBlock(EncoderBlock):
     """A layer with a norm for each of its two branches."""
 
-    def __init__(self, shape: Shape, spec: "BlockSlot", mlp_width: int, dropout: float, depth_rate: float) -> None:
-        super().__init__(shape, spec, mlp_width, dropout, depth_rate)
+    def __init__(self, shape: Shape, spec: "BlockSlot", dropout: float, depth_rate: float) -> None:
+        super().__init__(shape, spec, dropout, depth_rate)
         self.norm2 = nn.LayerNorm(shape.width, eps=shape.eps)
 
 

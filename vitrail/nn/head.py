@@ -39,10 +39,10 @@ class DistilledHead(nn.Module):
 class Linear:
     """One linear layer, zero at first."""
 
-    def build(self, features: int, classes: int | None, outputs: int) -> nn.Module:
+    def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
         if classes is None:
             return nn.Identity()
-        return nn.Linear(features, classes) if outputs == 1 else DistilledHead(features, classes)
+        return nn.Linear(features, classes) if vectors == 1 else DistilledHead(features, classes)
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class PreLogits:
 
     hidden: int | None = None
 
-    def build(self, features: int, classes: int | None, outputs: int) -> nn.Module:
-        if outputs != 1:
+    def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
+        if vectors != 1:
             raise ValueError("a distillation token has a linear head of its own: use head='linear'")
         return TanhHead(features, self.hidden or features, classes)
 

@@ -17,7 +17,8 @@ class Pool(nn.Module):
     """Norm and pooling together, so that each can say which comes first and which tokens it reads."""
 
     reads: int | None = None  # how many of the first tokens are read; None for all
-    features: int  # values that the pooled vector has
+    vectors: int = 1  # that it gives for an image: two with a distillation token
+    features: int  # values in a vector
 
     def __init__(self, shape: Shape, norm: nn.Module) -> None:
         super().__init__()
@@ -29,9 +30,9 @@ class Pool(nn.Module):
 class ClassTokenPool(Pool):
     """y = LN(z_L⁰), equation 4. With a distillation token, both: [B, 2, D]."""
 
-    def __init__(self, shape: Shape, norm: nn.Module, tokens: int) -> None:
+    def __init__(self, shape: Shape, norm: nn.Module) -> None:
         super().__init__(shape, norm)
-        self.reads = tokens
+        self.reads = self.vectors = shape.outputs
 
     def forward(self, z: Tensor) -> Tensor:
         y = self.norm(z[:, : self.reads])  # eq. 4
@@ -67,7 +68,7 @@ class ClassAndMeanPool(Pool):
 class AttentionPool(Pool):
     """A learned probe attends to the patches, and an MLP follows: the MAP head of "Scaling Vision Transformers"."""
 
-    def __init__(self, shape: Shape, norm: nn.Module, mlp_width: int) -> None:
+    def __init__(self, shape: Shape, norm: nn.Module) -> None:
         super().__init__(shape, norm)
         d = shape.width
         self.heads = shape.heads
@@ -76,7 +77,7 @@ class AttentionPool(Pool):
         self.kv = nn.Linear(d, 2 * d)
         self.out = nn.Linear(d, d)
         self.norm2 = nn.LayerNorm(d, eps=shape.eps)
-        self.mlp = GELU().build(d, mlp_width, 0.0)
+        self.mlp = GELU().build(d, shape.mlp, 0.0)
 
     def forward(self, z: Tensor) -> Tensor:
         patches = self.norm(z)[:, self.prefix :]
@@ -92,8 +93,8 @@ class ClassToken:
 
     needs: int = 1  # prefix tokens it reads
 
-    def build(self, shape: Shape, norm: nn.Module, outputs: int, mlp_width: int) -> Pool:
-        return ClassTokenPool(shape, norm, outputs)
+    def build(self, shape: Shape, norm: nn.Module) -> Pool:
+        return ClassTokenPool(shape, norm)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Mean:
     norm_after: bool = False
     needs: int = 0
 
-    def build(self, shape: Shape, norm: nn.Module, outputs: int, mlp_width: int) -> Pool:
+    def build(self, shape: Shape, norm: nn.Module) -> Pool:
         return (MeanThenNormPool if self.norm_after else MeanPool)(shape, norm)
 
 
@@ -113,7 +114,7 @@ class ClassAndMean:
 
     needs: int = 1
 
-    def build(self, shape: Shape, norm: nn.Module, outputs: int, mlp_width: int) -> Pool:
+    def build(self, shape: Shape, norm: nn.Module) -> Pool:
         return ClassAndMeanPool(shape, norm)
 
 
@@ -123,8 +124,8 @@ class MAP:
 
     needs: int = 0
 
-    def build(self, shape: Shape, norm: nn.Module, outputs: int, mlp_width: int) -> Pool:
-        return AttentionPool(shape, norm, mlp_width)
+    def build(self, shape: Shape, norm: nn.Module) -> Pool:
+        return AttentionPool(shape, norm)
 
 
 PoolSlot = ClassToken | Mean | ClassAndMean | MAP

@@ -58,7 +58,7 @@ def resample(table: Tensor, grid: Grid) -> Tensor:
     return flat.reshape(*table.shape[:-2], *grid).to(table.dtype)
 
 
-# ----------------------------------------------------------------------------------------------------------------- added
+# --- added ---
 
 
 class Added(Position):
@@ -75,11 +75,17 @@ class Added(Position):
     def rows(self, index: int, grid: Grid, keep: Tensor | None) -> Tensor:
         """The table with its prefix completed by zeros, and only the patches that were kept: [1 or B, P+n, D]."""
         table = self.table(index, grid).unsqueeze(0)
-        missing = self.shape.prefix + grid[0] * grid[1] - table.shape[1]  # prefix tokens without a position of their own
+        missing = (
+            self.shape.prefix + grid[0] * grid[1] - table.shape[1]
+        )  # prefix tokens without a position of their own
         covered = self.shape.prefix - missing
         if keep is None:
-            return table if missing == 0 else torch.cat(
-                (table[:, :covered], table.new_zeros(1, missing, table.shape[-1]), table[:, covered:]), 1
+            return (
+                table
+                if missing == 0
+                else torch.cat(
+                    (table[:, :covered], table.new_zeros(1, missing, table.shape[-1]), table[:, covered:]), 1
+                )
             )
         b = keep.shape[0]
         prefix = F.pad(table[:, :covered], (0, 0, 0, missing)).expand(b, -1, -1)
@@ -121,10 +127,10 @@ class Learned1DTable(Added):
 class Learned2DTable(Added):
     """One learned vector for each row and one for each column, D/2 values each, side by side."""
 
-    def __init__(self, shape: Shape, at: At, covered: int) -> None:
+    def __init__(self, shape: Shape, at: At) -> None:
         super().__init__(shape, at)
         tables, half = shape.depth if at == "every" else 1, shape.width // 2
-        self.prefix = nn.Parameter(torch.empty(tables, covered, shape.width))
+        self.prefix = nn.Parameter(torch.empty(tables, shape.outputs, shape.width))
         self.rows_weight = nn.Parameter(torch.empty(tables, shape.grid[0], half))
         self.columns_weight = nn.Parameter(torch.empty(tables, shape.grid[1], half))
 
@@ -157,7 +163,7 @@ class SinCos2DTable(Fixed):
 
     def table(self, index: int, grid: Grid) -> Tensor:
         quarter = self.shape.width // 4
-        omega = self.temperature ** -(self.steps(quarter) / (quarter - 1 if self.end else quarter))  # [D/4]
+        omega = self.temperature ** -(self.steps(quarter) / max(1, quarter - self.end))  # [D/4]
         y = (self.steps(grid[0])[:, None, None] * omega).expand(-1, grid[1], -1)  # [h, w, D/4]
         x = (self.steps(grid[1])[None, :, None] * omega).expand(grid[0], -1, -1)
         return torch.cat((x.sin(), x.cos(), y.sin(), y.cos()), -1).flatten(0, 1).to(self._like.dtype)
@@ -170,10 +176,12 @@ class Sinusoid1DTable(Fixed):
         length, width = self.shape.prefix + grid[0] * grid[1], self.shape.width
         omega = 10_000.0 ** -(self.steps(width // 2) * 2 / width)
         angle = self.steps(length)[:, None] * omega  # [P+N, D/2]
-        return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(self._like.dtype)  # sine, cosine, sine, cosine…
+        return (
+            torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(self._like.dtype)
+        )  # sine, cosine, sine, cosine…
 
 
-# ------------------------------------------------------------------------------------------------------ inside attention
+# --- inside attention ---
 
 
 class RelativeBias(Position):
@@ -254,7 +262,7 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return x * cosine + crossed * sine
 
 
-# ------------------------------------------------------------------------------------------------------------- the slots
+# --- the slots ---
 
 
 def _check_place(at: str) -> None:
@@ -272,7 +280,7 @@ def _check_width(kind: str, width: int, divisor: int, what: str = "width") -> No
 class NoPosition:
     """No positions: attention then sees a set of patches, not an image."""
 
-    def build(self, shape: Shape, covered: int) -> Position:
+    def build(self, shape: Shape) -> Position:
         return Position(shape)
 
 
@@ -289,8 +297,8 @@ class Learned1D:
         if self.prefix not in ("outputs", "none", "all"):
             raise ValueError(f"positions cover the prefix tokens 'outputs', 'none' or 'all', not {self.prefix!r}")
 
-    def build(self, shape: Shape, covered: int) -> Position:
-        return Learned1DTable(shape, self.at, {"outputs": covered, "none": 0, "all": shape.prefix}[self.prefix])
+    def build(self, shape: Shape) -> Position:
+        return Learned1DTable(shape, self.at, {"outputs": shape.outputs, "none": 0, "all": shape.prefix}[self.prefix])
 
 
 @dataclass(frozen=True)
@@ -302,9 +310,9 @@ class Learned2D:
     def __post_init__(self) -> None:
         _check_place(self.at)
 
-    def build(self, shape: Shape, covered: int) -> Position:
+    def build(self, shape: Shape) -> Position:
         _check_width("2-D learned", shape.width, 2)
-        return Learned2DTable(shape, self.at, covered)
+        return Learned2DTable(shape, self.at)
 
 
 @dataclass(frozen=True)
@@ -319,7 +327,7 @@ class SinCos2D:
     def __post_init__(self) -> None:
         _check_place(self.at)
 
-    def build(self, shape: Shape, covered: int) -> Position:
+    def build(self, shape: Shape) -> Position:
         _check_width("2-D sin-cos", shape.width, 4)
         return SinCos2DTable(shape, self.at, self.temperature, self.end)
 
@@ -333,7 +341,7 @@ class Sinusoid1D:
     def __post_init__(self) -> None:
         _check_place(self.at)
 
-    def build(self, shape: Shape, covered: int) -> Position:
+    def build(self, shape: Shape) -> Position:
         _check_width("1-D sinusoid", shape.width, 2)
         return Sinusoid1DTable(shape, self.at)
 
@@ -348,7 +356,7 @@ class Relative:
         if self.at not in ("every", "shared"):
             raise ValueError(f"relative positions act in the layers: 'every' or 'shared', not {self.at!r}")
 
-    def build(self, shape: Shape, covered: int) -> Position:
+    def build(self, shape: Shape) -> Position:
         return RelativeBias(shape, self.at)
 
 
@@ -358,7 +366,7 @@ class Rotary2D:
 
     theta: float = 100.0
 
-    def build(self, shape: Shape, covered: int) -> Position:
+    def build(self, shape: Shape) -> Position:
         _check_width("2-D rotary", shape.width // shape.heads, 4, "head width")
         return RotaryTurn(shape, self.theta)
 

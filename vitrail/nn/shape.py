@@ -13,13 +13,16 @@ class Shape:
     depth: int  # L
     heads: int
     grid: Grid  # patches of the image size the model is made for
-    prefix: int = 0  # tokens before the patches
+    mlp: int  # width of the MLP
+    outputs: int = 0  # prefix tokens that are read in the end: class, distillation
+    registers: int = 0  # prefix tokens that are not
     eps: float = 1e-6  # of every LayerNorm
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads"):
+        for name in ("width", "depth", "heads", "mlp"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+                label = "MLP width" if name == "mlp" else name
+                raise ValueError(f"{label} is {getattr(self, name)}: it must be at least 1")
         if self.width % self.heads:
             near = [h for h in range(1, self.width + 1) if self.width % h == 0]
             near.sort(key=lambda h: abs(h - self.heads))
@@ -27,6 +30,11 @@ class Shape:
                 f"{self.heads} heads do not divide the width {self.width}: use {near[0]} or {near[1]} heads, "
                 f"or the width {self.heads * max(1, round(self.width / self.heads))}"
             )
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches."""
+        return self.outputs + self.registers
 
     @property
     def patches(self) -> int:

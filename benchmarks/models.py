@@ -1,0 +1,239 @@
+"""Speed and memory of the models beside their peers.
+
+    python benchmarks/models.py                       everything, about 25 minutes on two cores
+    python benchmarks/models.py --only forward train  some of: forward compiled train memory
+    python benchmarks/models.py --sizes Ti S --rounds 15
+
+Each row times every contestant in turn, round after round, in one process, and prints images a second (median of the rounds),
+ours over the fastest peer, and our share of what this machine multiplies at best in the same minute.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import measure
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.checkpoints import vit_pytorch as vit_pytorch_names
+from vitrail.checkpoints.keys import read
+from vitrail.models.build import configure
+from vitrail.models.cost import count
+from vitrail.models.sizes import SIZES
+from vitrail.nn.block import PreNorm
+from vitrail.nn.embed import Patches
+
+NAMES = {"Ti": "tiny", "S": "small", "B": "base"}
+
+
+def contestants(size: str) -> dict[str, nn.Module]:
+    """The same architecture by everybody, at patch 16 and 224²."""
+    import timm
+    import torchvision
+    import transformers
+    import vit_pytorch
+
+    s = SIZES[size]
+    settings = transformers.ViTConfig(
+        hidden_size=s.width,
+        num_hidden_layers=s.depth,
+        num_attention_heads=s.heads,
+        intermediate_size=s.mlp,
+        num_labels=1000,
+    )
+    return {
+        "vitrail": vitrail.build(f"{size}/16"),
+        "timm": timm.create_model(f"vit_{NAMES[size]}_patch16_224"),
+        "transformers": Logits(transformers.ViTForImageClassification(settings)),
+        "vit-pytorch": vit_pytorch.ViT(
+            image_size=224,
+            patch_size=16,
+            num_classes=1000,
+            dim=s.width,
+            depth=s.depth,
+            heads=s.heads,
+            dim_head=s.width // s.heads,
+            mlp_dim=s.mlp,
+        ),
+        "torchvision": torchvision.models.VisionTransformer(224, 16, s.depth, s.heads, s.width, s.mlp),
+    }
+
+
+class Logits(nn.Module):
+    """transformers' answer without its wrapping."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.model(image).logits
+
+
+def row(work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, rounds: int) -> dict[str, Any]:
+    """Measures one row, prints it and returns it."""
+    seconds = measure.interleave(runs, rounds)
+    best = measure.ceiling()
+    speed = {name: images / measure.median(times) for name, times in seconds.items()}
+    peers = {name: value for name, value in speed.items() if name != "vitrail"}
+    fastest = max(peers, key=lambda name: peers[name])
+    ratios = [theirs / ours for ours, theirs in zip(seconds["vitrail"], seconds[fastest], strict=True)]
+    result = {
+        "work": work,
+        "images_per_second": speed,
+        "fastest_peer": fastest,
+        "ratio": speed["vitrail"] / peers[fastest],
+        "ratio_by_round": measure.median(ratios),
+        "share_of_ceiling": macs / measure.median(seconds["vitrail"]) / best,
+        "ceiling_gflops": 2 * best / 1e9,
+        "rounds": rounds,
+    }
+    table = "  ".join(f"{name} {value:.1f}" for name, value in speed.items())
+    print(
+        f"{work:<44}{table}   ratio {result['ratio']:.2f} to {fastest}   "
+        f"{result['share_of_ceiling']:.0%} of {result['ceiling_gflops']:.0f} GFLOP/s",
+        flush=True,
+    )
+    return result
+
+
+def forward(sizes: list[str], rounds: int, compiled: bool) -> list[dict[str, Any]]:
+    """Images a second of the forward pass, eager or compiled."""
+    rows = []
+    for size in sizes:
+        models = {name: model.eval() for name, model in contestants(size).items()}
+        for batch in (1, 16):
+            image = torch.randn(batch, 3, 224, 224)
+            macs = count(configure(f"{size}/16"), batch).macs
+            runs: dict[str, Callable[[], Any]] = {}
+            for name, model in models.items():
+                call = torch.compile(model, dynamic=False) if compiled else model
+                runs[name] = lambda call=call, image=image: call(image)
+            if compiled:  # eager peers too: compiling has to be worth its while
+                for name, model in models.items():
+                    if name != "vitrail":
+                        runs[f"{name} eager"] = lambda model=model, image=image: model(image)
+            with torch.inference_mode():
+                rows.append(
+                    row(f"forward{' compiled' if compiled else ''} {size}/16, batch {batch}", runs, batch, macs, rounds)
+                )
+            torch.compiler.reset()
+    return rows
+
+
+def step(model: nn.Module, image: Tensor, label: Tensor) -> Callable[[], float]:
+    """One training step: forward, loss, backward, AdamW."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.05)
+
+    def run() -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(image), label)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return run
+
+
+def train(rounds: int) -> list[dict[str, Any]]:
+    """Images a second of whole training steps."""
+    image, label = torch.randn(16, 3, 224, 224), torch.randint(1000, (16,))
+    runs = {name: step(model, image, label) for name, model in contestants("S").items()}
+    cost = count(configure("S/16"), 16)
+    rows = [row("train S/16, batch 16", runs, 16, 3 * cost.macs, rounds)]
+
+    ours, theirs = small_pair()
+    image, label = torch.randn(128, 1, 28, 28), torch.randint(10, (128,))
+    runs = {"vitrail": step(ours, image, label), "vit-pytorch": step(theirs, image, label)}
+    losses = {name: [run() for _ in range(20)][-1] for name, run in runs.items()}
+    macs = 3 * count(ours.config, 128).macs
+    rows.append(row("train D=128 L=6 H=4, 49 patches, batch 128", runs, 128, macs, 3 * rounds))
+    rows[-1]["loss_after_20_steps"] = losses
+    print(f"    same weights and mathematics, loss after 20 steps: {losses}")
+    runs["vit-pytorch"] = step(small_vit_pytorch(head_width=64), image, label)
+    rows.append(row("the same, its default head width of 64", runs, 128, macs, 3 * rounds))
+    return rows
+
+
+def small_vit_pytorch(head_width: int) -> nn.Module:
+    """vit-pytorch's small ViT for 28² pictures. Unless told otherwise its heads are 64 wide, whatever D is."""
+    import vit_pytorch
+
+    return vit_pytorch.ViT(
+        image_size=28,
+        patch_size=4,
+        num_classes=10,
+        dim=128,
+        depth=6,
+        heads=4,
+        dim_head=head_width,
+        mlp_dim=512,
+        channels=1,
+    )
+
+
+def small_pair() -> tuple[nn.Module, nn.Module]:
+    """vit-pytorch's small ViT, and ours with the same mathematics and the same weights."""
+    theirs = small_vit_pytorch(head_width=32)
+    config = configure(
+        patch=4,
+        width=128,
+        depth=6,
+        heads=4,
+        channels=1,
+        image_size=28,
+        classes=10,
+        eps=1e-5,
+        embed=Patches(4, normed=True),
+        block=PreNorm(qkv_bias=False),
+    )
+    ours = vitrail.build_from(config)
+    ours.load_state_dict(read(vit_pytorch_names.vit(config), theirs.state_dict()))
+    return ours, theirs
+
+
+def memory() -> list[dict[str, Any]]:
+    """Peak memory of B/16 at 1024² beyond the weights, in a process of its own."""
+    script = (
+        "import resource, torch, vitrail\n"
+        "model = vitrail.build('B/16', image_size=1024).eval()\n"
+        "image = torch.randn(1, 3, 1024, 1024)\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "before = peak()\n"
+        "with torch.inference_mode(): model(image)\n"
+        "print(peak() - before)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    beyond = int(answer.stdout)
+    print(f"{'memory B/16 at 1024², batch 1':<44}{beyond / 2**30:.2f} GiB beyond the weights")
+    return [{"work": "forward B/16 at 1024², batch 1", "bytes_beyond_weights": beyond}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=("forward", "compiled", "train", "memory"))
+    parser.add_argument("--sizes", nargs="+", choices=tuple(NAMES), default=list(NAMES))
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    wanted = options.only or ["forward", "compiled", "train", "memory"]
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    if "memory" in wanted:
+        rows += memory()
+    if "forward" in wanted:
+        rows += forward(options.sizes, options.rounds, compiled=False)
+    if "train" in wanted:
+        rows += train(options.rounds)
+    if "compiled" in wanted:
+        rows += forward(options.sizes, options.rounds, compiled=True)
+    print(f"written to {measure.save('models' if not options.only else 'models-' + '-'.join(wanted), rows)}")
+
+
+if __name__ == "__main__":
+    main()

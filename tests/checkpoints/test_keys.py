@@ -1,0 +1,54 @@
+"""Key tables are strict and go both ways."""
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.checkpoints import timm as timm_names
+from vitrail.checkpoints.keys import LeftOut, joined, key, patch_last, read, reshaped, write
+from vitrail.models.build import configure
+
+TABLE = [
+    key("a", ("x", "y"), joined(0, [1, 2])),
+    key("b", "z", reshaped((2, 2), (4,))),
+    LeftOut("unused", "made for the test"),
+]
+THEIRS = {"x": torch.zeros(1), "y": torch.ones(2), "z": torch.arange(4.0).view(2, 2), "unused": torch.ones(1)}
+
+
+def test_a_table_goes_there_and_back():
+    ours = read(TABLE, THEIRS)
+    assert ours["a"].tolist() == [0, 1, 1]
+    assert ours["b"].tolist() == [0, 1, 2, 3]
+    back = write(TABLE, ours)
+    assert set(back) == {"x", "y", "z"}
+    assert all(torch.equal(back[name], THEIRS[name]) for name in back)
+
+
+def test_missing_and_unexpected_tensors_are_listed():
+    with pytest.raises(ValueError, match=r"(?s)missing 1: y.*unexpected 1: w"):
+        read(TABLE, {name: tensor for name, tensor in THEIRS.items() if name != "y"} | {"w": torch.ones(1)})
+    with pytest.raises(ValueError, match="missing 1: b"):
+        write(TABLE, {"a": torch.ones(3)})
+
+
+def test_pixel_order_goes_there_and_back():
+    change = patch_last(channels=3, patch=2)
+    ours = torch.arange(12.0).view(1, 12)  # channel by channel
+    (theirs,) = change.write([ours])
+    assert theirs[0, :3].tolist() == [0, 4, 8]  # the three channels of the first pixel
+    assert torch.equal(change.read([theirs])[0], ours)
+
+
+def test_every_parameter_of_a_model_is_named_once():
+    config = configure("Ti/16", depth=2, registers=2, layer_scale=0.1)
+    table = timm_names.vit(config)
+    with torch.device("meta"):
+        names = [name for name, _ in vitrail.build_from(config).named_parameters()]
+    ours = [name for entry in table for name in entry.ours]
+    assert sorted(ours) == sorted(names)
+
+
+def test_a_format_refuses_what_it_cannot_say():
+    with pytest.raises(ValueError, match="timm has no Vision Transformer with ConvStem"):
+        timm_names.vit(configure("Ti/16", embed="conv-stem"))

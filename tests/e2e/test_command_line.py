@@ -1,0 +1,112 @@
+"""The command line as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vitrail.cli import describe
+from vitrail.models import build
+
+
+def vitrail(*arguments, check=True):
+    result = subprocess.run([sys.executable, "-m", "vitrail", *arguments], capture_output=True, text=True, timeout=120)
+    if check:
+        assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_help_lists_the_commands_and_examples():
+    text = vitrail("--help").stdout
+    assert "describe" in text
+    assert "vitrail describe B/16" in text
+
+
+def test_help_and_import_do_not_import_torch():
+    script = (
+        "import sys, vitrail, vitrail.cli; vitrail.cli.parser().format_help(); dir(vitrail); vitrail.__version__; "
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]
+
+
+def test_describe_shows_the_way_through_the_model():
+    text = vitrail("describe", "B/16", "--size", "384", "--batch", "8").stdout
+    assert "[8, 576, 768]" in text
+    assert "layers 1 to 11 (eq. 2, 3)" in text
+    assert "86,859,496" in text
+    assert "577 for each image" in text
+
+
+def test_describe_json_has_the_numbers():
+    cost = json.loads(vitrail("describe", "B/16", "--json").stdout)
+    assert cost["model"] == "B/16"
+    assert cost["params"] == 86_567_656
+    assert cost["tokens"] == 197
+    assert cost["attention_entries"] == 38_416
+    assert cost["attention_bytes_per_matrix"] == 153_664
+    assert cost["attention_bytes_total"] == 144 * 153_664
+    assert cost["macs"] > 16e9
+    assert [stage["name"] for stage in cost["stages"]][:2] == ["image", "patches x_p E"]
+
+
+def test_describe_takes_every_slot():
+    slots = "--position sincos2d --pool mean --registers 4 --channels 1 --size 160x224 --classes 10 --block parallel"
+    cost = json.loads(vitrail("describe", "S/16", *slots.split(), "--mlp", "swiglu", "--qk-norm", "--json").stdout)
+    assert cost["tokens"] == 4 + 10 * 14
+    assert cost["image_size"] == [160, 224]
+
+
+def test_describe_takes_resnets():
+    cost = json.loads(vitrail("describe", "R50x1", "--classes", "none", "--json").stdout)
+    assert cost["params"] == 25_549_352 - 2_049_000
+    assert cost["tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["describe", "B/16", "--size", "225"], "vitrail describe: image size 225×225 is not divisible"),
+        (["describe", "X/16"], "vitrail describe: unknown size 'X'"),
+        (["describe", "B/16", "--pool", "men"], "did you mean 'mean'"),
+        (["describe", "B/16", "--size", "big"], "'big' is not a size"),
+        (["describe", "B/16", "--classes", "many"], "'many' is not a number of classes"),
+        (["describe", "B/16", "--batch", "0"], "batch 0"),
+        (["describe"], "MODEL"),
+        (["descrbe"], "invalid choice: 'descrbe'"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(arguments, message):
+    result = vitrail(*arguments, check=False)
+    assert result.returncode == 2
+    assert message in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_traceback_is_there_for_who_asks():
+    assert "Traceback" in vitrail("describe", "X/16", "--traceback", check=False).stderr
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m vitrail describe G/14 --json | head -1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert result.stdout == "{\n"
+    assert "Traceback" not in result.stderr
+    assert "BrokenPipe" not in result.stderr
+
+
+def test_help_names_the_slots_that_exist():
+    known = {
+        "embed": build.EMBEDS,
+        "prefix": build.PREFIXES,
+        "pool": build.POOLS,
+        "block": build.BLOCKS,
+        "mlp": build.MLPS,
+        "head": build.HEADS,
+    }
+    assert {slot: names for slot, (names, _) in describe.SLOTS.items()} == {s: tuple(k) for s, k in known.items()}
+    assert tuple(build.POSITIONS) == describe.POSITIONS

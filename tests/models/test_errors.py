@@ -1,0 +1,76 @@
+"""What cannot be gets a ValueError that names the value and the remedy."""
+
+import pytest
+import torch
+
+import vitrail
+
+IMPOSSIBLE = {
+    "image not divisible": ("B/16", {"image_size": 225}, "225×225 .* patch size 16: use 224 or 240"),
+    "one side not divisible": ("B/16", {"image_size": (224, 100)}, "use 96 or 112 for 100"),
+    "image smaller than a patch": ("B/16", {"image_size": 8}, "use 16 for 8"),
+    "heads": ("B/16", {"heads": 7}, "7 heads do not divide the width 768: use 6 or 8 heads"),
+    "zero heads": ("B/16", {"heads": 0}, "heads is 0: it must be at least 1"),
+    "zero depth": ("B/16", {"depth": 0}, "depth is 0"),
+    "zero width": ("B/16", {"width": 0}, "width is 0"),
+    "zero MLP": ("B/16", {"mlp_width": 0}, "MLP width is 0"),
+    "unknown size": ("XL/16", {}, "unknown size 'XL': .*Ti, S, B, L, H, g, G"),
+    "wrong case": ("b/16", {}, "did you mean 'B'"),
+    "not a model": ("resnet50", {}, "unknown model 'resnet50': use a size and a patch"),
+    "zero patch": ("B/0", {}, "patch size 0"),
+    "unknown position": ("B/16", {"position": "sincos"}, "did you mean 'sincos2d'"),
+    "unknown place": ("B/16", {"position": "learned1d@top"}, "stem, every, shared, not at 'top'"),
+    "place of rotary": ("B/16", {"position": "rotary2d@every"}, "leave out '@every'"),
+    "relative at the stem": ("B/16", {"position": "relative@stem"}, "'every' or 'shared', not 'stem'"),
+    "unknown pooling": ("B/16", {"pool": "avg"}, "unknown pooling 'avg'"),
+    "unknown block": ("B/16", {"block": "prenorm"}, "unknown block 'prenorm'"),
+    "unknown MLP": ("B/16", {"mlp": "geglu"}, "did you mean 'gelu'|did you mean 'swiglu'"),
+    "unknown head": ("B/16", {"head": "lin"}, "did you mean 'linear'"),
+    "unknown prefix": ("B/16", {"prefix": "cls"}, "unknown prefix 'cls'"),
+    "unknown embedding": ("B/16", {"embed": "conv_stem"}, "did you mean 'conv-stem'"),
+    "unknown initialisation": ("B/16", {"init": "xavier"}, "use vit or deit"),
+    "zero classes": ("B/16", {"classes": 0}, "0 classes: give at least 1, or None"),
+    "zero channels": ("B/16", {"channels": 0}, "0 channels"),
+    "negative registers": ("B/16", {"registers": -1}, "-1 registers"),
+    "class pooling without a class token": ("B/16", {"prefix": "none"}, "use prefix='class', or pool='mean'"),
+    "dropout of 1": ("B/16", {"dropout": 1.0}, "dropout is 1.0"),
+    "negative stochastic depth": ("B/16", {"stochastic_depth": -0.1}, "stochastic_depth is -0.1"),
+    "conv stem of 14": ("B/14", {"embed": "conv-stem"}, "power of two: use 16 instead of 14"),
+    "conv stem too narrow": ("B/16", {"embed": "conv-stem", "width": 12, "heads": 2}, "divisible by 8, got 12"),
+    "sin-cos width": ("B/16", {"position": "sincos2d", "width": 6, "heads": 2}, "divisible by 4, got 6: use 8"),
+    "rotary head width": ("B/16", {"position": "rotary2d", "width": 12, "heads": 2}, "head width divisible by 4"),
+    "hybrid patch": ("R50+B/8", {}, "use /16 or /32"),
+    "hybrid ResNet": ("R34+B/16", {}, "unknown ResNet R34"),
+    "hybrid on the root": ("R+Ti/32", {}, "use /16"),
+    "hybrid with a stem": ("R50+B/16", {"embed": "conv-stem"}, "leave out embed"),
+    "distilled pre-logits": ("B/16", {"prefix": "class+distillation", "head": "pre-logits"}, "use head='linear'"),
+    "nameless and incomplete": (None, {"width": 8}, "give patch, width, depth and heads"),
+    "ResNet depth": ("R34x1", {}, "use R14, R26, R50, R101, R152"),
+    "ResNet factor": ("R50x0.1", {}, "multiple of 0.25"),
+    "ResNet slot": ("R50x1", {"pool": "mean"}, "is a ResNet and has no pool"),
+    "ResNet classes": ("R50x1", {"classes": 0}, "0 classes"),
+    "ResNet root": ("R50x1", {"root": "tiny"}, "unknown root 'tiny'"),
+}
+
+
+@pytest.mark.parametrize(("name", "slots", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_the_impossible_is_refused_with_the_value_and_the_remedy(name, slots, message):
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        vitrail.build(name, **slots)
+
+
+def test_a_wrong_image_is_refused():
+    model = vitrail.build("Ti/16", depth=1)
+    with pytest.raises(ValueError, match="1 channels and the model takes 3"):
+        model(torch.randn(2, 1, 224, 224))
+    with pytest.raises(ValueError, match=r"\[B, C, H, W\], got \[3, 224, 224\]"):
+        model(torch.randn(3, 224, 224))
+    with pytest.raises(ValueError, match="use 208 or 224 for 220"):
+        model(torch.randn(2, 3, 220, 224))
+    with pytest.raises(ValueError, match=r"takes \[B, 3, H, W\]"):
+        vitrail.build("R14x0.25")(torch.randn(2, 1, 64, 64))
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'biuld'"):
+        vitrail.biuld  # noqa: B018

@@ -1,0 +1,40 @@
+"""Every slot of the family once, at a size that runs in milliseconds."""
+
+from typing import Any
+
+from vitrail.nn.embed import Patches
+
+SMALL: dict[str, Any] = {"patch": 8, "width": 32, "depth": 2, "heads": 2, "image_size": (32, 48), "classes": 5}
+
+VIT_SLOTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "normed patches": {"embed": Patches(8, normed=True)},
+    "conv stem": {"embed": "conv-stem"},
+    **{f"position {name}": {"position": name} for name in ("none", "learned2d", "relative", "sincos2d")},
+    **{f"position {name}": {"position": name} for name in ("sinusoid1d", "rotary2d", "relative@shared")},
+    **{
+        f"position {name}@{at}": {"position": f"{name}@{at}"}
+        for name in ("learned1d", "learned2d")
+        for at in ("every", "shared")
+    },
+    "position sincos2d@shared": {"position": "sincos2d@shared"},
+    "distillation": {"prefix": "class+distillation"},
+    "registers": {"registers": 3},
+    "registers relative": {"registers": 3, "position": "relative"},
+    "registers rotary": {"registers": 3, "position": "rotary2d"},
+    "no prefix": {"pool": "mean"},
+    "pool mean-norm": {"pool": "mean-norm", "prefix": "class"},
+    "pool class+mean": {"pool": "class+mean"},
+    "pool map": {"pool": "map"},
+    "block post": {"block": "post"},
+    "block parallel": {"block": "parallel"},
+    "layer scale": {"layer_scale": 0.1},
+    "stochastic depth": {"stochastic_depth": 0.2},
+    "dropout": {"dropout": 0.1},
+    "qk norm": {"qk_norm": True},
+    "swiglu": {"mlp": "swiglu"},
+    "pre-logits": {"head": "pre-logits"},
+    "features": {"classes": None},
+    "grey": {"channels": 1},
+    "deit init": {"init": "deit"},
+}
