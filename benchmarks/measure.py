@@ -19,11 +19,20 @@ for _name in ("nms", "qnms"):
     _TORCHVISION.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-def interleave(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round. All run once first, unmeasured; the order turns by one every round."""
+def interleave(
+    contestants: Mapping[str, Callable[[], Any]], rounds: int, at_least: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds of each contestant in each round, for so many rounds or, if they are quick, for `at_least` so many seconds.
+
+    All run twice first, unmeasured; the order turns by one every round.
+    """
     names = list(contestants)
     for name in names:
         contestants[name]()
+    begin = time.perf_counter()
+    for name in names:
+        contestants[name]()
+    rounds = max(rounds, int(at_least / (time.perf_counter() - begin)))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:

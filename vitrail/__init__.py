@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from vitrail.models.build import build, build_from, config_for, configure
+    from vitrail.models.build import build, build_from, configure
     from vitrail.models.vit import ViT, ViTConfig
 
 _HOMES = {
     "build": "vitrail.models.build",
     "build_from": "vitrail.models.build",
-    "config_for": "vitrail.models.build",
     "configure": "vitrail.models.build",
     "ViT": "vitrail.models.vit",
     "ViTConfig": "vitrail.models.vit",
 }
 
-__all__ = ["ViT", "ViTConfig", "__version__", "build", "build_from", "config_for", "configure"]
+__all__ = ["ViT", "ViTConfig", "__version__", "build", "build_from", "configure"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,8 @@ import torch
 
 import vitrail
 from vitrail.checkpoints import timm as timm_names
+from vitrail.checkpoints import torchvision as torchvision_names
+from vitrail.checkpoints import transformers as transformers_names
 from vitrail.checkpoints.keys import LeftOut, joined, key, patch_last, read, reshaped, write
 from vitrail.models.build import configure
 
@@ -52,3 +54,10 @@ def test_every_parameter_of_a_model_is_named_once():
 def test_a_format_refuses_what_it_cannot_say():
     with pytest.raises(ValueError, match="timm has no Vision Transformer with ConvStem"):
         timm_names.vit(configure("Ti/16", embed="conv-stem"))
+    for slots in ({"position": "learned2d"}, {"position": "learned1d@every"}, {"block": "post"}, {"block": "parallel"}):
+        with pytest.raises(ValueError, match="timm cannot express this model: "):
+            timm_names.vit(configure("Ti/16", depth=2, **slots))
+    with pytest.raises(ValueError, match=r"transformers' vit cannot express this model: .*position"):
+        transformers_names.vit(configure("Ti/16", depth=2, position="sincos2d"), "vit")
+    with pytest.raises(ValueError, match=r"torchvision cannot express this model: .*prefix\.registers"):
+        torchvision_names.vit(configure("Ti/16", depth=2, registers=4))

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
 from tests.variants import SMALL, VIT_SLOTS
-from vitrail.models.build import config_for
+from vitrail.models.build import configure
 from vitrail.models.cost import count
 
 
@@ -22,45 +22,50 @@ def counted_by_torch(config, batch):
 
 @pytest.mark.parametrize("slots", VIT_SLOTS.values(), ids=VIT_SLOTS)
 def test_multiply_adds_agree_with_torchs_counter_on_every_slot(slots):
-    config = config_for(**{**SMALL, **slots})
-    assert count(config, 3).macs == pytest.approx(counted_by_torch(config, 3), rel=0.01)
+    config = configure(**{**SMALL, **slots})
+    assert count(config, 3).macs == counted_by_torch(config, 3)
 
 
 @pytest.mark.parametrize("name", ["B/16", "L/32", "R50+B/16", "R26+S/32", "R+Ti/16", "R50x1", "R14x0.25"])
 def test_multiply_adds_agree_with_torchs_counter_on_named_models(name):
-    config = config_for(name)
-    assert count(config).macs == pytest.approx(counted_by_torch(config, 1), rel=0.01)
+    config = configure(name)
+    assert count(config).macs == counted_by_torch(config, 1)
 
 
 def test_attention_of_the_paper():
-    cost = count(config_for("B/16"))
+    cost = count(configure("B/16"))
     assert cost.tokens == 197
     assert cost.attention_entries == 38_416
     assert cost.attention_bytes_per_matrix == 38_416 * 4
     assert cost.attention_bytes_per_matrix // 1024 == 150
-    assert count(config_for("G/16")).attention_bytes_total // 2**20 == 112  # 48 layers, 16 heads
-    at_14 = count(config_for("G/14"))
+    assert count(configure("G/16")).attention_bytes_total // 2**20 == 112  # 48 layers, 16 heads
+    at_14 = count(configure("G/14"))
     assert at_14.attention_entries == 65_536
     assert at_14.attention_bytes_total == 192 * 2**20
 
 
 def test_every_token_costs_what_is_usually_published():
-    assert count(config_for("B/16")).macs_every_token / 1e9 == pytest.approx(17.56, abs=0.02)
-    assert count(config_for("S/16")).macs_every_token / 1e9 == pytest.approx(4.61, abs=0.02)
+    assert count(configure("B/16")).macs_every_token / 1e9 == pytest.approx(17.56, abs=0.02)
+    assert count(configure("S/16")).macs_every_token / 1e9 == pytest.approx(4.61, abs=0.02)
+
+
+def test_one_layer_is_the_last_layer():
+    cost = count(configure("S/16", depth=1))
+    assert cost.macs < cost.macs_every_token == count(configure("S/16", depth=1, pool="mean", prefix="class")).macs
 
 
 def test_batch_multiplies_work_and_not_weights():
-    one, eight = count(config_for("Ti/16")), count(config_for("Ti/16"), 8)
+    one, eight = count(configure("Ti/16")), count(configure("Ti/16"), 8)
     assert eight.macs == 8 * one.macs
     assert eight.params == one.params
     assert eight.attention_bytes_total == one.attention_bytes_total
 
 
-@pytest.mark.parametrize("slots", [{}, {"pool": "mean"}, {"pool": "map"}, {"block": "post"}, {"block": "parallel"}])
+@pytest.mark.parametrize("slots", VIT_SLOTS.values(), ids=VIT_SLOTS)
 def test_activation_bytes_are_what_autograd_keeps(slots):
-    config = config_for(**{**SMALL, **slots})
+    config = configure(**{**SMALL, **slots})
     really = kept_by_autograd(config, 4)
-    assert count(config, 4).activation_bytes == pytest.approx(really, rel=0.02)
+    assert count(config, 4).activation_bytes == pytest.approx(really, rel=0.1)
 
 
 def kept_by_autograd(config, batch):
@@ -81,13 +86,13 @@ def kept_by_autograd(config, batch):
 
 
 def test_activation_bytes_of_a_resnet_are_what_autograd_keeps():
-    config = config_for("R14x0.25", image_size=64)
+    config = configure("R14x0.25", image_size=64)
     really = kept_by_autograd(config, 4)
     assert count(config, 4).activation_bytes == pytest.approx(really, rel=0.1)
 
 
 def test_parameters_belong_to_the_stages_that_have_them():
-    cost = count(config_for("B/16"))
+    cost = count(configure("B/16"))
     stages = {stage.name: stage for stage in cost.stages}
     assert stages["patches x_p E"].params == 768 * 768 + 768
     assert stages["head"].params == 768 * 1000 + 1000
@@ -97,4 +102,4 @@ def test_parameters_belong_to_the_stages_that_have_them():
 
 def test_a_batch_of_none_is_refused():
     with pytest.raises(ValueError, match="batch 0"):
-        count(config_for("Ti/16"), 0)
+        count(configure("Ti/16"), 0)

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import vitrail
+from vitrail.models.hybrid import Hybrid
+from vitrail.nn.embed import Patches
+from vitrail.nn.head import PreLogits
 
 IMPOSSIBLE = {
     "image not divisible": ("B/16", {"image_size": 225}, "225×225 .* patch size 16: use 224 or 240"),
@@ -13,6 +16,12 @@ IMPOSSIBLE = {
     "zero heads": ("B/16", {"heads": 0}, "heads is 0: it must be at least 1"),
     "zero depth": ("B/16", {"depth": 0}, "depth is 0"),
     "zero width": ("B/16", {"width": 0}, "width is 0"),
+    "negative image": ("B/16", {"image_size": -16}, "use 16 for -16"),
+    "image of one side": ("B/16", {"image_size": (224,)}, r"give a number, or \(height, width\)"),
+    "narrow": (None, {"patch": 4, "width": 1, "depth": 1, "heads": 2}, "use 1 heads, or the width 2"),
+    "nameless zero MLP": (None, {"patch": 4, "width": 4, "depth": 1, "heads": 2, "mlp_width": 0}, "MLP width is 0"),
+    "two patches": ("B/16", {"embed": Patches(8)}, "say the same twice"),
+    "bare ResNet": ("R50", {}, "a ResNet like 'R50x1'"),
     "zero MLP": ("B/16", {"mlp_width": 0}, "MLP width is 0"),
     "unknown size": ("XL/16", {}, "unknown size 'XL': .*Ti, S, B, L, H, g, G"),
     "wrong case": ("b/16", {}, "did you mean 'B'"),
@@ -74,3 +83,10 @@ def test_a_wrong_image_is_refused():
 def test_an_unknown_name_of_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'biuld'"):
         vitrail.biuld  # noqa: B018
+
+
+def test_an_impossible_slot_is_refused_when_it_is_made():
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Hybrid(patch=0)
+    with pytest.raises(ValueError, match="pre-logits layer of width 0"):
+        PreLogits(hidden=0)

@@ -9,6 +9,10 @@ import vitrail
 from tests.models.test_vit import shaken
 from vitrail.nn.embed import patchify
 
+POSITIONS = (
+    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "rotary2d"),
+    *("learned1d@every", "learned2d@shared", "relative@shared", "sincos2d@every"),
+)
 QUICK = settings(max_examples=40, deadline=None)
 
 
@@ -26,16 +30,17 @@ def models(draw, **fixed):
         "classes": draw(st.one_of(st.none(), st.integers(1, 6))),
         "image_size": (patch * draw(st.integers(1, 5)), patch * draw(st.integers(1, 5))),
         "registers": draw(st.integers(0, 2)),
-        "position": draw(
-            st.sampled_from(
-                ("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "rotary2d", "learned1d@every")
-            )
-        ),
+        "position": draw(st.sampled_from(POSITIONS)),
         "pool": draw(st.sampled_from(("class", "mean", "mean-norm", "class+mean", "map"))),
         "block": draw(st.sampled_from(("pre", "post", "parallel"))),
         "mlp": draw(st.sampled_from(("gelu", "relu", "swiglu"))),
+        "layer_scale": draw(st.sampled_from((None, 0.1))),
+        "qk_norm": draw(st.booleans()),
+        "head": draw(st.sampled_from(("linear", "pre-logits"))),
         **fixed,
     }
+    if slots["pool"] == "class" and slots["head"] == "linear" and slots["classes"] and draw(st.booleans()):
+        slots["prefix"] = "class+distillation"
     return shaken(vitrail.build(**slots))
 
 
@@ -96,6 +101,25 @@ def test_kept_patches_are_those_tokens_and_no_others(model, data):
     for row in range(2):
         torch.testing.assert_close(kept[row, prefix:], z[row, prefix:][keep[row]], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(kept[row, :prefix], z[row, :prefix], rtol=1e-4, atol=1e-5)
+
+
+@QUICK
+@given(models(), st.data())
+def test_kept_patches_take_their_places_in_every_layer_along(model, data):
+    grid, prefix = model.config.shape.grid, model.config.prefix.count
+    patches = grid[0] * grid[1]
+    rows = [data.draw(st.permutations(range(patches)))[: max(1, patches // 2)] for _ in range(2)]
+    keep = torch.tensor(rows)
+    for whole, kept in zip(model.position.layers(grid, None), model.position.layers(grid, keep), strict=True):
+        for row in range(2):
+            at = torch.cat((torch.arange(prefix), keep[row] + prefix))
+            if whole.add is not None:
+                torch.testing.assert_close(kept.add[row], whole.add[0, at])
+            if whole.bias is not None:
+                torch.testing.assert_close(kept.bias[row], whole.bias[0][:, at][:, :, at])
+            if whole.turn is not None:
+                torch.testing.assert_close(kept.turn[0][row], whole.turn[0][0][:, at])
+                torch.testing.assert_close(kept.turn[1][row], whole.turn[1][0][:, at])
 
 
 @QUICK

@@ -87,16 +87,14 @@ def test_slot_gives_timm_logits_and_gradients(theirs, ours):
     compare(VisionTransformer(**{**SMALL, **theirs}), configure(**{**OURS, **ours}))
 
 
-def test_sincos_positions_give_timm_logits():
+def test_sincos_positions_give_timm_logits_and_gradients():
     theirs = spread(VisionTransformer(**SMALL, class_token=False, global_pool="avg", fc_norm=False))
     rows_first = build_sincos2d_pos_embed([4, 4], 48, interleave_sin_cos=True)  # [N, D], rows in the first half
-    theirs.pos_embed.data = rows_first.unflatten(1, (2, 24)).flip(1).flatten(1)[None]  # ours begins with the columns
+    columns_first = rows_first.unflatten(1, (2, 24)).flip(1).flatten(1)[None]
+    del theirs.pos_embed
+    theirs.register_buffer("pos_embed", columns_first)  # fixed, as ours is
     config = configure(**OURS, pool="mean", position=SinCos2D(end=False))
-    ours = vitrail.build_from(config)
-    weights = {name: tensor for name, tensor in theirs.named_parameters() if name != "pos_embed"}
-    ours.load_state_dict(read(vit(config), weights))
-    image = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(ours.eval()(image), theirs.eval()(image), rtol=1e-4, atol=1e-4)
+    assert_same(vitrail.build_from(config), theirs, vit(config), torch.randn(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize("shared", [False, True])

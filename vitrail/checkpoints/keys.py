@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from vitrail.models.build import Config, build_from
+
 Tensors = list[Tensor]
 State = Mapping[str, Tensor]
 
@@ -84,6 +86,16 @@ class LeftOut:
 Table = list[Key | LeftOut]
 
 
+def complete(format: str, table: Table, config: Config) -> Table:
+    """The table, if it names every tensor of such a model; else an error that says what the format has no name for."""
+    with torch.device("meta"):
+        ours = {name for name, _ in build_from(config).named_parameters()}
+    named = {name for entry in table if isinstance(entry, Key) for name in entry.ours}
+    if ours != named:
+        raise ValueError(f"{format} cannot express this model: {_difference(named, ours)}")
+    return table
+
+
 def read(table: Table, theirs: State) -> dict[str, Tensor]:
     """Our tensors from theirs. Every tensor must be named by the table and every name be there."""
     keys = [entry for entry in table if isinstance(entry, Key)]
@@ -109,12 +121,13 @@ def write(table: Table, ours: State) -> dict[str, Tensor]:
 
 
 def _agree(where: str, wanted: set[str], found: set[str]) -> None:
-    missing, unexpected = sorted(wanted - found), sorted(found - wanted)
-    if missing or unexpected:
-        lines = [f"{where} does not match the key table"]
-        lines += [f"  missing {len(missing)}: {_some(missing)}"] if missing else []
-        lines += [f"  unexpected {len(unexpected)}: {_some(unexpected)}"] if unexpected else []
-        raise ValueError("\n".join(lines))
+    if wanted != found:
+        raise ValueError(f"{where} does not match the key table: {_difference(wanted, found)}")
+
+
+def _difference(wanted: set[str], found: set[str]) -> str:
+    parts = {"missing": sorted(wanted - found), "unexpected": sorted(found - wanted)}
+    return "; ".join(f"{what} {len(names)}: {_some(names)}" for what, names in parts.items() if names)
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:

@@ -2,7 +2,7 @@
 
 import torch
 
-from vitrail.checkpoints.keys import Change, Key, Table, Tensors, both, joined, key, reshaped
+from vitrail.checkpoints.keys import Change, Key, Table, Tensors, both, complete, joined, key, reshaped
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.vit import ViTConfig
@@ -56,7 +56,7 @@ def vit(config: ViTConfig) -> Table:
             table += both("head.label", "head") + both("head.teacher", "head_dist")
         else:
             table += both("head", "head")
-    return table
+    return complete("timm", table, config)
 
 
 def _embed(config: ViTConfig) -> Table:
@@ -134,4 +134,4 @@ def bit(config: BiTConfig) -> Table:
         shape = (config.classes, channels, 1, 1)
         table.append(key("head.weight", "head.fc.weight", reshaped(shape, shape[:2])))
         table.append(key("head.bias", "head.fc.bias"))
-    return table
+    return complete("timm", table, config)

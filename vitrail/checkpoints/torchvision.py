@@ -1,6 +1,6 @@
 """torchvision's names: `vit_b_16` and its siblings."""
 
-from vitrail.checkpoints.keys import Table, both, key, reshaped
+from vitrail.checkpoints.keys import Table, both, complete, key, reshaped
 from vitrail.models.vit import ViTConfig
 from vitrail.nn.embed import Patches
 
@@ -28,4 +28,4 @@ def vit(config: ViTConfig) -> Table:
     table += both("pool.norm", "encoder.ln")
     if config.classes is not None:
         table += both("head", "heads.head")
-    return table
+    return complete("torchvision", table, config)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from vitrail.checkpoints.keys import LeftOut, Table, both, joined, key, reshaped
+from vitrail.checkpoints.keys import LeftOut, Table, both, complete, joined, key, reshaped
 from vitrail.models.vit import ViTConfig
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import PreLogits
@@ -31,7 +31,7 @@ def vit(config: ViTConfig, family: Family) -> Table:
     ]
     if prefix.outputs == 1:
         table.append(key("prefix.outputs", f"{embeddings}.cls_token"))
-    else:
+    elif prefix.outputs == 2:
         tokens = (f"{embeddings}.cls_token", f"{embeddings}.distillation_token")
         table.append(key("prefix.outputs", tokens, joined(1, [1, 1])))
     if prefix.registers:
@@ -57,11 +57,11 @@ def vit(config: ViTConfig, family: Family) -> Table:
             table += both(f"{ours}.mlp.fc1", f"{theirs}.intermediate.dense")
             table += both(f"{ours}.mlp.fc2", f"{theirs}.output.dense")
     table += both("pool.norm", f"{root}layernorm")
-    if isinstance(config.head, PreLogits):
+    if isinstance(config.head, PreLogits) and config.classes is None:
         table += both("head.pre_logits", f"{root}pooler.dense")
     if config.classes is not None:
         if prefix.outputs == 2:
             table += both("head.label", "cls_classifier") + both("head.teacher", "distillation_classifier")
         else:
             table += both("head", "classifier")
-    return table
+    return complete(f"transformers' {family}", table, config)

@@ -1,6 +1,6 @@
 """vit-pytorch's names: its `ViT` and `SimpleViT`, whose patches are flattened pixel by pixel and normed on both sides."""
 
-from vitrail.checkpoints.keys import Table, both, key, patch_last, reshaped
+from vitrail.checkpoints.keys import Table, both, complete, key, patch_last, reshaped
 from vitrail.models.vit import ViTConfig
 from vitrail.nn.embed import Patches
 
@@ -37,7 +37,8 @@ def vit(config: ViTConfig) -> Table:
         theirs = f"transformer.layers.{layer}"
         table += _layer(layer) + both(f"blocks.{layer}.msa.out", f"{theirs}.0.to_out.0")
         table += both(f"blocks.{layer}.mlp.fc2", f"{theirs}.1.net.4")
-    return table + both("pool.norm", "transformer.norm") + both("head", "mlp_head")
+    table += both("pool.norm", "transformer.norm") + both("head", "mlp_head")
+    return complete("vit-pytorch's ViT", table, config)
 
 
 def simple_vit(config: ViTConfig) -> Table:
@@ -48,4 +49,5 @@ def simple_vit(config: ViTConfig) -> Table:
         table += _layer(layer)
         table.append(key(f"blocks.{layer}.msa.out.weight", f"{theirs}.0.to_out.weight"))
         table += both(f"blocks.{layer}.mlp.fc2", f"{theirs}.1.net.3")
-    return table + both("pool.norm", "transformer.norm") + both("head", "linear_head")
+    table += both("pool.norm", "transformer.norm") + both("head", "linear_head")
+    return complete("vit-pytorch's SimpleViT", table, config)

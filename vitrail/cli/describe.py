@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Counts, then prints a table or JSON."""
-    from vitrail.models.build import config_for
+    from vitrail.models.build import configure
     from vitrail.models.cost import count
 
     names = (
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         "root",
     )
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    config = config_for(
+    config = configure(
         options.model, image_size=options.size, classes=options.classes, channels=options.channels, **given
     )
     cost = count(config, options.batch)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.init import initialise, made
+from vitrail.nn.recompute import Recomputing, Stack
 
 
 class StdConv(nn.Conv2d):
@@ -99,7 +100,7 @@ def stages(block: type[nn.Module], depths: tuple[int, ...], inputs: int, factor:
             stride = 2 if index and position == 0 else 1
             blocks.append(block(inputs, outputs, stride, project=position == 0))
             inputs = outputs
-        made_stages.append(nn.Sequential(*blocks))
+        made_stages.append(Stack(*blocks))
     return nn.Sequential(*made_stages), inputs
 
 
@@ -146,7 +147,7 @@ class BiTConfig:
             )
 
 
-class BiT(nn.Module):
+class BiT(Recomputing):
     """A BiT ResNet: image to logits, or to features without classes."""
 
     def __init__(self, config: BiTConfig) -> None:

@@ -4,12 +4,10 @@ import re
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from torch import nn
-
-from vitrail.models.bit import BiTConfig, build_bit
+from vitrail.models.bit import BiT, BiTConfig, build_bit
 from vitrail.models.hybrid import published_hybrid
 from vitrail.models.sizes import RESNETS, SIZES, Size, closest, named_size
-from vitrail.models.vit import EmbedSlot, ViTConfig, build_vit
+from vitrail.models.vit import EmbedSlot, ViT, ViTConfig, build_vit
 from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm
 from vitrail.nn.embed import ConvStem, Patches
 from vitrail.nn.head import HeadSlot, Linear, PreLogits
@@ -76,10 +74,14 @@ def named_position(name: str) -> PositionSlot:
 
 def side(value: int | tuple[int, int]) -> tuple[int, int]:
     """Height and width; one number stands for both."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    if isinstance(value, int):
+        return value, value
+    if len(value) != 2:
+        raise ValueError(f"image size {value!r}: give a number, or (height, width)")
+    return value[0], value[1]
 
 
-def configure(
+def configure_vit(
     name: str | None = None,
     *,
     patch: int | None = None,
@@ -113,13 +115,14 @@ def configure(
     if name is None:
         if patch is None or width is None or depth is None or heads is None:
             raise ValueError("without a name like 'B/16', give patch, width, depth and heads")
-        size = Size(depth, width, mlp_width or 4 * width, heads)
+        size = Size(depth, width, 4 * width if mlp_width is None else mlp_width, heads)
         slot = embed
     else:
         match = VIT_NAME.fullmatch(name)
         if match is None:
             raise ValueError(
-                f"unknown model {name!r}: use a size and a patch, like 'B/16' or 'R50+B/16'. Sizes: {', '.join(SIZES)}"
+                f"unknown model {name!r}: use a size and a patch, like 'B/16' or 'R50+B/16', or a ResNet like 'R50x1'. "
+                f"Sizes: {', '.join(SIZES)}"
             )
         base = named_size(match["size"])
         chosen = width or base.width
@@ -138,6 +141,8 @@ def configure(
             slot = embed
     if isinstance(slot, str):
         slot = named("embedding", slot, EMBEDS)(patch)
+    elif isinstance(slot, (Patches, ConvStem)) and slot.patch != patch:
+        raise ValueError(f"patches of {patch} by name and of {slot.patch} by {slot}: say the same twice")
 
     pool = named("pooling", pool, POOLS) if isinstance(pool, str) else pool
     if prefix is None:
@@ -196,24 +201,24 @@ def configure_bit(
     )
 
 
-def config_for(name: str | None = None, **slots: Any) -> Config:
+def configure(name: str | None = None, **slots: Any) -> Config:
     """The configuration that a name and its slots stand for, Vision Transformer or ResNet."""
     if name is not None and BIT_NAME.fullmatch(name):
         extra = set(slots) - {"classes", "image_size", "channels", "root"}
         if extra:
             raise ValueError(f"{name} is a ResNet and has no {', '.join(sorted(extra))}")
         return configure_bit(name, **slots)
-    return configure(name, **slots)
+    return configure_vit(name, **slots)
 
 
-def build(name: str | None = None, **slots: Any) -> nn.Module:
-    """A model with fresh weights from a name and what stands in its slots: see `configure` and `configure_bit`.
+def build(name: str | None = None, **slots: Any) -> ViT | BiT:
+    """A model with fresh weights from a name and what stands in its slots: see `configure_vit` and `configure_bit`.
 
     >>> build("S/16", position="sincos2d", pool="mean", registers=4, channels=1, image_size=(160, 224), classes=10)
     """
-    return build_from(config_for(name, **slots))
+    return build_from(configure(name, **slots))
 
 
-def build_from(config: Config) -> nn.Module:
+def build_from(config: Config) -> ViT | BiT:
     """A model with fresh weights from its configuration."""
     return build_bit(config) if isinstance(config, BiTConfig) else build_vit(config)

@@ -40,7 +40,6 @@ class Cost:
 
     batch: int
     image_size: tuple[int, int]
-    stages: list[Stage]
     params: int
     macs: int  # of the batch, forward
     macs_every_token: int  # the same if the last layer computed tokens that the pooling never reads, as others count
@@ -48,6 +47,7 @@ class Cost:
     training_bytes: int  # weights, gradients, two moments of Adam, and what is kept for the backward pass
     weight_bytes: int
     activation_bytes: int
+    stages: list[Stage]
     tokens: int = 0  # of one image, prefix included
     attention_entries: int = 0  # of one attention matrix between patches
     attention_bytes_per_matrix: int = 0
@@ -55,8 +55,9 @@ class Cost:
     attention_matrices: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
+        """Plain values, for JSON, the long list last."""
+        values = asdict(self)
+        return values | {"stages": values.pop("stages")}
 
 
 def count(config: Config, batch: int = 1) -> Cost:
@@ -67,7 +68,7 @@ def count(config: Config, batch: int = 1) -> Cost:
         model = build_from(config).train()
         image = torch.empty(batch, config.channels, *config.image_size)
     assert isinstance(model, (ViT, BiT))
-    stages = _vit_stages(model, image) if isinstance(model, ViT) else _bit_stages(model, image)
+    stages = _vit_stages(model, image, model.pool.reads) if isinstance(model, ViT) else _bit_stages(model, image)
     params = sum(p.numel() for p in model.parameters())
     assert params == sum(stage.params for stage in stages), "every parameter belongs to one stage"
     macs = sum(stage.macs for stage in stages)
@@ -89,8 +90,8 @@ def count(config: Config, batch: int = 1) -> Cost:
     )
     if isinstance(model, ViT) and not isinstance(config, BiTConfig):
         shape, size = config.shape, config.size
-        layers = [stage for stage in stages if stage.name.startswith("layer ")]
-        cost.macs_every_token = macs - layers[-1].macs + max(layers[-1].macs, layers[0].macs)
+        if model.pool.reads is not None:
+            cost.macs_every_token = sum(stage.macs for stage in _vit_stages(model, image, read=None))
         cost.tokens = shape.prefix + shape.patches
         cost.attention_entries = shape.patches**2
         cost.attention_bytes_per_matrix = shape.patches**2 * FLOAT
@@ -116,7 +117,8 @@ class Counter(TorchFunctionMode):
             F.scaled_dot_product_attention: self.attention,
             **dict.fromkeys((F.layer_norm, F.group_norm, F.batch_norm, F.gelu, F.silu), self.keeps_input),
             **dict.fromkeys((F.relu, torch.tanh), self.keeps_output),
-            **dict.fromkeys((Tensor.add, Tensor.mul), self.broadcast),
+            Tensor.add: self.broadcast,
+            Tensor.mul: self.multiply,
             F.dropout: self.dropout,
             torch.cat: self.cat,
         }
@@ -149,13 +151,14 @@ class Counter(TorchFunctionMode):
         self.macs += output.numel() * weight[0].numel()
         return output
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **_: Any) -> Tensor:
         """q kᵀ and the weighted sum of v: two products of N×N×d for each head. The fused kernel keeps q, k, v, the result
-        and one number for each row, never the N×N matrix."""
+        and one number for each row, never the N×N matrix; with a learned bias PyTorch falls back to one that stores it."""
         for tensor in (q, k, v):
             self.keep(tensor)
+        rows = q.numel() // q.shape[3]
         self.macs += 2 * q.numel() * k.shape[2]
-        self.bytes += q.numel() // q.shape[3] * FLOAT
+        self.bytes += rows * FLOAT * (1 if attn_mask is None else k.shape[2])
         return q.new_empty(q.shape)
 
     def keeps_input(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -168,7 +171,7 @@ class Counter(TorchFunctionMode):
         self.keep(output)
         return output
 
-    # Three that cost nothing worth counting, but on the meta device PyTorch's own import its compiler, which takes longer than
+    # Some that multiply little or nothing, but on the meta device PyTorch's own import its compiler, which takes longer than
     # all the rest together.
 
     def cat(self, tensors: tuple[Tensor, ...], dim: int = 0) -> Tensor:
@@ -181,11 +184,20 @@ class Counter(TorchFunctionMode):
         sides = zip_longest(reversed(a.shape), reversed(other), fillvalue=1)
         return a.new_empty([max(pair) for pair in sides][::-1])
 
+    def multiply(self, a: Tensor, b: Tensor | float) -> Tensor:
+        """Keeps each factor if the other learns. A smaller one that is no weight (a mask, a cosine) does not learn."""
+        if isinstance(b, Tensor):
+            if self.is_weight(b) or a.shape == b.shape:
+                self.keep(a)
+            if not self.is_weight(b):
+                self.keep(b)
+        return self.broadcast(a, b)
+
     def dropout(self, x: Tensor, p: float, **_: Any) -> Tensor:
-        if p:
-            self.bytes += x.numel()  # the mask, a byte for each value
-            return x.new_empty(x.shape)
-        return x
+        if p == 0.0:
+            return x
+        self.bytes += x.numel() * FLOAT  # the mask
+        return x.new_empty(x.shape)
 
     @staticmethod
     def is_weight(x: Tensor) -> bool:
@@ -202,7 +214,7 @@ def _parameters(*modules: nn.Module) -> int:
     return sum(p.numel() for module in modules for p in module.parameters())
 
 
-def _vit_stages(model: ViT, image: Tensor) -> list[Stage]:
+def _vit_stages(model: ViT, image: Tensor, read: int | None) -> list[Stage]:
     """The way through a Vision Transformer, equation by equation."""
     grid = model.embed.grid(image)
     stages: list[Stage] = []
@@ -216,9 +228,10 @@ def _vit_stages(model: ViT, image: Tensor) -> list[Stage]:
         z = model.tokens(image)
         counter.take()  # the patches again
         add("tokens z_0 (eq. 1)", z, model.prefix, model.position)
-        for layer, (block, place) in enumerate(zip(model.blocks, model.position.layers(grid, None), strict=True), 1):
-            z = block(z, place, model.pool.reads if layer == len(model.blocks) else None)
-            add(f"layer {layer} (eq. 2, 3)", z, block)
+        states = model.states(z, grid, read=read)
+        for layer, (block, z_l) in enumerate(zip(model.blocks, states, strict=True), start=1):
+            add(f"layer {layer} (eq. 2, 3)", z_l, block)
+            z = z_l
         y = model.pool(z)
         add("pooling y (eq. 4)", y, model.pool)
         add("head" if model.config.classes is not None else "features", model.head(y), model.head)

@@ -34,6 +34,10 @@ class Hybrid:
     stages: tuple[int, ...] = (3, 4, 9)
     patch: int = 1
 
+    def __post_init__(self) -> None:
+        if self.patch < 1 or (self.stages and min(self.stages) < 1):
+            raise ValueError(f"{self}: patches and stages must be at least 1")
+
     @property
     def stride(self) -> int:
         return 4 * 2 ** max(0, len(self.stages) - 1) * self.patch

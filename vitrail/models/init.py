@@ -3,7 +3,7 @@
 | scheme | after | what it does |
 |---|---|---|
 | `vit`  | google-research/vision_transformer, big_vision | patches and convolutions LeCun normal; q, k, v, out and MLP Xavier uniform; MLP biases N(0, 1e-6²); positions N(0, 0.02²); class token zero; head zero |
-| `deit` | facebookresearch/deit, timm | every linear weight, token and position truncated N(0, 0.02²); biases zero; patches as a convolution's default |
+| `deit` | facebookresearch/deit, timm | every linear weight, token, position and the head truncated N(0, 0.02²); biases zero; patches and convolutions uniform ±1/√fan-in, biases too, as a convolution's default |
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
 relative positions at truncated N(0, 0.02²) (BEiT), the attention pool's probe Xavier uniform (big_vision).
@@ -55,8 +55,10 @@ def initialise(model: nn.Module, scheme: str) -> None:
         if isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)):
             module.reset_parameters()
         elif isinstance(module, nn.Conv2d):
-            _lecun(module.weight, module.weight[0].numel())
-            _bias(module)
+            module.reset_parameters()
+            if scheme == "vit":
+                _lecun(module.weight, module.weight[0].numel())
+                _bias(module)
         elif isinstance(module, nn.Linear):  # what the cases below do not make more precise
             linear(module.weight)
             _bias(module)
@@ -81,13 +83,16 @@ def initialise(model: nn.Module, scheme: str) -> None:
                 if scheme == "vit":
                     _lecun(projection.weight, projection.in_features)
                 else:
-                    nn.init.uniform_(projection.weight, -(projection.in_features**-0.5), projection.in_features**-0.5)
+                    projection.reset_parameters()  # the same numbers as a convolution's
         elif isinstance(module, MSA) and scheme == "vit":
             for part in module.qkv.weight.chunk(3):  # three D×D matrices to Xavier, not one of 3D×D
                 _xavier(part)
         elif isinstance(module, (MLP, GatedMLP)) and scheme == "vit":
             for fc in (module.fc1, module.fc2):
                 nn.init.normal_(fc.bias, std=1e-6)
+            if isinstance(module, GatedMLP):
+                for part in module.fc1.weight.chunk(2):
+                    _xavier(part)
         elif isinstance(module, AttentionPool):
             _xavier(module.probe[0])
             for part in module.kv.weight.chunk(2):

@@ -1,14 +1,12 @@
 """The Vision Transformer of "An Image is Worth 16x16 Words", equations 1 to 4.
 
-B images, C channels, P prefix tokens, N patches in a grid of h×w, D width, L layers, K classes.
+B images, C channels, T tokens (N patches in a grid of h×w, and what stands before them), D width, L layers, K classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.init import SCHEMES, initialise, made
@@ -19,6 +17,7 @@ from vitrail.nn.head import HeadSlot, Linear
 from vitrail.nn.pool import ClassToken, PoolSlot
 from vitrail.nn.position import Learned1D, PositionSlot
 from vitrail.nn.prefix import Prefix
+from vitrail.nn.recompute import Recomputing, run
 from vitrail.nn.shape import Grid, Shape
 
 EmbedSlot = Patches | ConvStem | Hybrid
@@ -65,14 +64,13 @@ class ViTConfig:
         return Shape(size.width, size.depth, size.heads, grid, size.mlp, prefix.outputs, prefix.registers, eps=self.eps)
 
 
-class ViT(nn.Module):
+class ViT(Recomputing):
     """Image to logits: patches, tokens, encoder, pooling, head."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         shape, depth = config.shape, config.size.depth
         self.config = config
-        self.activation_checkpointing = False  # recompute each layer in the backward pass instead of keeping it
         self.embed = config.embed.build(config.channels, shape.width)
         self.prefix = config.prefix.build(shape.width)
         self.position = config.position.build(shape)
@@ -84,7 +82,7 @@ class ViT(nn.Module):
         self.head = config.head.build(self.pool.features, config.classes, self.pool.vectors)
 
     def tokens(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
-        """z_0 of equation 1, [B, P+N, D].
+        """z_0 of equation 1, [B, T, D].
 
         `keep`, [B, n], selects patches for each image: masked autoencoders and patch dropout need no more.
         """
@@ -96,49 +94,49 @@ class ViT(nn.Module):
     def encode(
         self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None
     ) -> Tensor:
-        """z_L of equations 2 and 3: [B, P+N, D], or [B, read, D] where only the first tokens are wanted.
+        """z_L of equations 2 and 3: [B, T, D], or [B, read, D] where only the first tokens are wanted.
 
-        Positions inside the layers (relative, rotary, at every layer) must know where the tokens come from: `grid` is that of
-        the configured image size unless given, `keep` as for `tokens`.
+        Positions inside the layers (relative, rotary, at every layer) must know where the tokens come from: `grid` is
+        that of the configured image size unless given, `keep` as for `tokens`.
         """
+        for z_l in self.states(z, grid, keep, read):
+            z = z_l
+        return z
+
+    def states(
+        self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None
+    ) -> Iterator[Tensor]:
+        """z_1 to z_L, one after the other. Only the last layer is spared the tokens that are not read."""
         places = self.position.layers(grid or self.config.shape.grid, keep)
         for layer, (block, place) in enumerate(zip(self.blocks, places, strict=True), start=1):
+            if place.tokens not in (None, z.shape[1]):
+                raise ValueError(
+                    f"z has {z.shape[1]} tokens and its positions are of {place.tokens}: "
+                    "give encode the grid of the image, and the keep that chose its patches"
+                )
             z = z if place.add is None else z + place.add
-            z = self.run(block, z, place, read if layer == len(self.blocks) else None)
-        return z
+            z = run(block, self.recompute, z, place, read if layer == len(self.blocks) else None)
+            yield z
 
     def forward(self, image: Tensor) -> Tensor:
         z = self.encode(self.tokens(image), self.embed.grid(image), read=self.pool.reads)
         return self.head(self.pool(z))  # eq. 4, then K logits
 
     def features(self, image: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
-        """The tokens z_l after these layers, [B, P+N, D] each: 0 is the embedding, L or -1 the last, before its norm."""
+        """The tokens z_l after these layers, [B, T, D] each: 0 is the embedding, L or -1 the last, before its norm."""
         depth, grid = len(self.blocks), self.embed.grid(image)
         wanted = [layer + depth + 1 if layer < 0 else layer for layer in layers]
         for given, layer in zip(layers, wanted, strict=True):
             if not 0 <= layer <= depth:
                 raise ValueError(f"layer {given} of {depth}: use 0 (the embedding) to {depth}, or -1 for the last")
         z = self.tokens(image)
-        found = {0: z}
-        for layer, (block, place) in enumerate(
-            zip(self.blocks, self.position.layers(grid, None), strict=True), start=1
-        ):
-            if layer > max(wanted):
-                break
-            z = self.run(block, z if place.add is None else z + place.add, place, None)
-            found[layer] = z
+        found = {0: z, **dict(zip(range(1, max(wanted, default=0) + 1), self.states(z, grid), strict=False))}
         return [found[layer] for layer in wanted]
 
     def grids(self, image: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
         """The patch tokens after these layers as maps, [B, D, h, w] each: the model as a backbone."""
         grid, prefix = self.embed.grid(image), self.config.prefix.count
         return [z[:, prefix:].transpose(1, 2).unflatten(2, grid) for z in self.features(image, layers)]
-
-    def run(self, block: nn.Module, z: Tensor, *arguments: object) -> Tensor:
-        """One layer, kept in memory for the backward pass or recomputed there."""
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, z, *arguments, use_reentrant=False)  # pyright: ignore[reportReturnType]
-        return block(z, *arguments)
 
 
 def build_vit(config: ViTConfig) -> ViT:

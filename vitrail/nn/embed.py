@@ -31,7 +31,7 @@ def divide(size: tuple[int, int], stride: int) -> Grid:
     """The grid of patches of an image, which must hold a whole number of them."""
     for side in size:
         if side < 1 or side % stride:
-            below, above = side // stride * stride, (side // stride + 1) * stride
+            below, above = side // stride * stride, max(1, side // stride + 1) * stride
             remedy = f"{below} or {above}" if below > 0 else f"{above}"
             raise ValueError(
                 f"image size {size[0]}×{size[1]} is not divisible by the patch size {stride}: use {remedy} for {side}"

@@ -37,7 +37,7 @@ class DistilledHead(nn.Module):
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear layer, zero at first."""
+    """One linear layer, zero at first in the `vit` initialisation; two with a distillation token."""
 
     def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
         if classes is None:
@@ -51,10 +51,14 @@ class PreLogits:
 
     hidden: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.hidden is not None and self.hidden < 1:
+            raise ValueError(f"a pre-logits layer of width {self.hidden}: it must be at least 1")
+
     def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
         if vectors != 1:
             raise ValueError("a distillation token has a linear head of its own: use head='linear'")
-        return TanhHead(features, self.hidden or features, classes)
+        return TanhHead(features, features if self.hidden is None else self.hidden, classes)
 
 
 HeadSlot = Linear | PreLogits

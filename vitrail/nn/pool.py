@@ -1,9 +1,10 @@
 """From L layers' tokens to one vector for the image: equation 4 and its alternatives.
 
-B images, P prefix tokens, N patches, D width.
+B images, N patches after the prefix tokens, D width.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +92,7 @@ class AttentionPool(Pool):
 class ClassToken:
     """The paper's: the class token is the image."""
 
-    needs: int = 1  # prefix tokens it reads
+    needs: ClassVar[int] = 1  # prefix tokens it reads
 
     def build(self, shape: Shape, norm: nn.Module) -> Pool:
         return ClassTokenPool(shape, norm)
@@ -102,7 +103,7 @@ class Mean:
     """The mean over patches. `norm_after` moves the LayerNorm behind the mean."""
 
     norm_after: bool = False
-    needs: int = 0
+    needs: ClassVar[int] = 0
 
     def build(self, shape: Shape, norm: nn.Module) -> Pool:
         return (MeanThenNormPool if self.norm_after else MeanPool)(shape, norm)
@@ -112,7 +113,7 @@ class Mean:
 class ClassAndMean:
     """Class token beside the mean over patches."""
 
-    needs: int = 1
+    needs: ClassVar[int] = 1
 
     def build(self, shape: Shape, norm: nn.Module) -> Pool:
         return ClassAndMeanPool(shape, norm)
@@ -122,7 +123,7 @@ class ClassAndMean:
 class MAP:
     """Multi-head attention pooling with a learned probe."""
 
-    needs: int = 0
+    needs: ClassVar[int] = 0
 
     def build(self, shape: Shape, norm: nn.Module) -> Pool:
         return AttentionPool(shape, norm)

@@ -3,7 +3,7 @@
 Some positions are added to the tokens (at the stem, or again at every layer), some bias the attention matrix, some turn the
 queries and keys. All of them work on any grid: learned ones are resampled in two dimensions, the others computed anew.
 
-P prefix tokens, N patches in a grid of h×w, D width, H heads, d = D/H.
+T tokens: N patches in a grid of h×w, and those before them. D width, H heads, d = D/H.
 """
 
 from collections.abc import Iterator
@@ -24,9 +24,18 @@ PLACES = ("stem", "every", "shared")
 class Place(NamedTuple):
     """What one layer is told about positions: a sum for its input, a bias for its attention, a turn of its q and k."""
 
-    add: Tensor | None = None  # [1 or B, P+N, D]
-    bias: Tensor | None = None  # [1 or B, H, P+N, P+N]
-    turn: tuple[Tensor, Tensor] | None = None  # cosine and sine, each [1 or B, 1, P+N, d]
+    add: Tensor | None = None  # [1 or B, T, D]
+    bias: Tensor | None = None  # [1 or B, H, T, T]
+    turn: tuple[Tensor, Tensor] | None = None  # cosine and sine, each [1 or B, 1, T, d]
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens it is meant for; None if it does not matter."""
+        if self.add is not None:
+            return self.add.shape[1]
+        if self.bias is not None:
+            return self.bias.shape[-1]
+        return None if self.turn is None else self.turn[0].shape[-2]
 
 
 NOWHERE = Place()
@@ -40,7 +49,7 @@ class Position(nn.Module):
         self.shape = shape
 
     def stem(self, grid: Grid, keep: Tensor | None) -> Tensor | None:
-        """What is added to z_0, [1 or B, P+N, D]."""
+        """What is added to z_0, [1 or B, T, D]."""
         return None
 
     def layers(self, grid: Grid, keep: Tensor | None) -> Iterator[Place]:
@@ -73,23 +82,18 @@ class Added(Position):
         raise AssertionError("a table of positions says how it is made")
 
     def rows(self, index: int, grid: Grid, keep: Tensor | None) -> Tensor:
-        """The table with its prefix completed by zeros, and only the patches that were kept: [1 or B, P+n, D]."""
+        """The table with its prefix completed by zeros, and only the patches that were kept: [1 or B, T, D]."""
         table = self.table(index, grid).unsqueeze(0)
-        missing = (
-            self.shape.prefix + grid[0] * grid[1] - table.shape[1]
-        )  # prefix tokens without a position of their own
-        covered = self.shape.prefix - missing
-        if keep is None:
-            return (
-                table
-                if missing == 0
-                else torch.cat(
-                    (table[:, :covered], table.new_zeros(1, missing, table.shape[-1]), table[:, covered:]), 1
-                )
-            )
-        b = keep.shape[0]
-        prefix = F.pad(table[:, :covered], (0, 0, 0, missing)).expand(b, -1, -1)
-        return torch.cat((prefix, choose(table[:, covered:].expand(b, -1, -1), keep)), 1)
+        covered = table.shape[1] - grid[0] * grid[1]
+        prefix, patches = table[:, :covered], table[:, covered:]
+        if covered < self.shape.prefix:
+            prefix = F.pad(prefix, (0, 0, 0, self.shape.prefix - covered))
+        elif keep is None:
+            return table
+        if keep is not None:
+            b = keep.shape[0]
+            prefix, patches = prefix.expand(b, -1, -1), choose(patches.expand(b, -1, -1), keep)
+        return torch.cat((prefix, patches), 1)
 
     def stem(self, grid: Grid, keep: Tensor | None) -> Tensor | None:
         return self.rows(0, grid, keep) if self.at == "stem" else None
@@ -175,7 +179,7 @@ class Sinusoid1DTable(Fixed):
     def table(self, index: int, grid: Grid) -> Tensor:
         length, width = self.shape.prefix + grid[0] * grid[1], self.shape.width
         omega = 10_000.0 ** -(self.steps(width // 2) * 2 / width)
-        angle = self.steps(length)[:, None] * omega  # [P+N, D/2]
+        angle = self.steps(length)[:, None] * omega  # [T, D/2]
         return (
             torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(self._like.dtype)
         )  # sine, cosine, sine, cosine…
@@ -251,7 +255,7 @@ class RotaryTurn(Position):
         angle = torch.cat((x.expand(*grid, -1), y.expand(*grid, -1)), -1).flatten(0, 1).unsqueeze(0)  # [1, N, d/2]
         if keep is not None:
             angle = choose(angle.expand(keep.shape[0], -1, -1), keep)
-        angle = F.pad(angle, (0, 0, self.shape.prefix, 0)).repeat_interleave(2, -1).unsqueeze(1)  # [., 1, P+N, d]
+        angle = F.pad(angle, (0, 0, self.shape.prefix, 0)).repeat_interleave(2, -1).unsqueeze(1)  # [., 1, T, d]
         return angle.cos().to(self._like.dtype), angle.sin().to(self._like.dtype)
 
 
@@ -317,8 +321,8 @@ class Learned2D:
 
 @dataclass(frozen=True)
 class SinCos2D:
-    """Fixed sines and cosines of row and column. `end` divides the exponents by D/4 - 1, as MoCo v3, "Better plain ViT
-    baselines" and vit-pytorch do; without it by D/4, as MAE and timm do."""
+    """Fixed sines and cosines of row and column. `end` divides the exponents by D/4 - 1, as "Better plain ViT baselines"
+    and vit-pytorch do; without it by D/4, as MoCo v3, MAE and timm do."""
 
     at: At = "stem"
     temperature: float = 10_000.0

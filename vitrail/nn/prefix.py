@@ -15,7 +15,7 @@ class PrefixTokens(nn.Module):
         self.registers = nn.Parameter(torch.empty(1, registers, width)) if registers else None
 
     def before(self, x: Tensor) -> Tensor:
-        """The sequence [prefix; x], [B, P+N, D]."""
+        """The sequence [prefix; x], [B, T, D]."""
         parts = [part.expand(x.shape[0], -1, -1) for part in (self.outputs, self.registers) if part is not None]
         return torch.cat((*parts, x), 1) if parts else x
 

@@ -27,7 +27,7 @@ class Shape:
             near = [h for h in range(1, self.width + 1) if self.width % h == 0]
             near.sort(key=lambda h: abs(h - self.heads))
             raise ValueError(
-                f"{self.heads} heads do not divide the width {self.width}: use {near[0]} or {near[1]} heads, "
+                f"{self.heads} heads do not divide the width {self.width}: use {' or '.join(map(str, near[:2]))} heads, "
                 f"or the width {self.heads * max(1, round(self.width / self.heads))}"
             )
 
