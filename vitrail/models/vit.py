@@ -109,13 +109,8 @@ class ViT(Recomputing):
         """z_1 to z_L, one after the other. Only the last layer is spared the tokens that are not read."""
         places = self.position.layers(grid or self.config.shape.grid, keep)
         for layer, (block, place) in enumerate(zip(self.blocks, places, strict=True), start=1):
-            if place.tokens not in (None, z.shape[1]):
-                raise ValueError(
-                    f"z has {z.shape[1]} tokens and its positions are of {place.tokens}: "
-                    "give encode the grid of the image, and the keep that chose its patches"
-                )
-            z = z if place.add is None else z + place.add
-            z = run(block, self.recompute, z, place, read if layer == len(self.blocks) else None)
+            z = place.enter(z)
+            z = run(block, self.recompute, z, place, read if layer == len(self.blocks) else None)  # eq. 2, 3
             yield z
 
     def forward(self, image: Tensor) -> Tensor:

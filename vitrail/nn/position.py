@@ -28,14 +28,16 @@ class Place(NamedTuple):
     bias: Tensor | None = None  # [1 or B, H, T, T]
     turn: tuple[Tensor, Tensor] | None = None  # cosine and sine, each [1 or B, 1, T, d]
 
-    @property
-    def tokens(self) -> int | None:
-        """How many tokens it is meant for; None if it does not matter."""
-        if self.add is not None:
-            return self.add.shape[1]
-        if self.bias is not None:
-            return self.bias.shape[-1]
-        return None if self.turn is None else self.turn[0].shape[-2]
+    def enter(self, z: Tensor) -> Tensor:
+        """What the layer takes for z: the positions added, if they are; refused if they are those of other tokens."""
+        tables = (self.add, self.bias, None if self.turn is None else self.turn[0])
+        for places in (table.shape[-2] for table in tables if table is not None):
+            if places != z.shape[1]:
+                raise ValueError(
+                    f"z has {z.shape[1]} tokens and its positions are of {places}: "
+                    "give encode the grid of the image, and the keep that chose its patches"
+                )
+        return z if self.add is None else z + self.add
 
 
 NOWHERE = Place()
