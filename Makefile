@@ -34,7 +34,7 @@ format: $(STAMP) ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure against the peers, interleaved; about 25 minutes on two cores
+bench: $(STAMP) ## measure against the peers, interleaved; about 35 minutes on two cores
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
 

@@ -1,6 +1,6 @@
 """Speed and memory of the models beside their peers.
 
-    python benchmarks/models.py                       everything, about 25 minutes on two cores
+    python benchmarks/models.py                       everything, about 35 minutes on two cores
     python benchmarks/models.py --only forward train  some of: forward compiled train memory
     python benchmarks/models.py --sizes Ti S --rounds 15
 

@@ -33,7 +33,9 @@ def test_help_and_import_do_not_import_torch():
 
 
 def test_describe_shows_the_way_through_the_model():
-    text = vitrail("describe", "B/16", "--size", "384", "--batch", "8").stdout
+    result = vitrail("describe", "B/16", "--size", "384", "--batch", "8")
+    assert result.stderr == ""
+    text = result.stdout
     assert "[8, 576, 768]" in text
     assert "layers 1 to 11 (eq. 2, 3)" in text
     assert "86,859,496" in text
