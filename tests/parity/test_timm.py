@@ -20,7 +20,7 @@ SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3, "img_size": 64, "patch_siz
 OURS = {"patch": 16, "width": 48, "depth": 3, "heads": 3, "image_size": 64, "classes": 7}
 
 
-def compare(theirs, config, batch=2):
+def assert_same_as_timm(theirs, config, batch=2):
     model = vitrail.build_from(config)
     image = torch.randn(batch, config.channels, *config.image_size)
     assert_same(model, spread(theirs), vit(config), image)
@@ -38,7 +38,7 @@ def compare(theirs, config, batch=2):
     ],
 )
 def test_named_size_gives_timm_logits_and_gradients(name, theirs, depth):
-    compare(timm.create_model(theirs, depth=depth, num_classes=1000), configure(name, depth=depth), batch=1)
+    assert_same_as_timm(timm.create_model(theirs, depth=depth, num_classes=1000), configure(name, depth=depth), batch=1)
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ def test_named_size_gives_timm_logits_and_gradients(name, theirs, depth):
     ],
 )
 def test_hybrid_gives_timm_logits_and_gradients(name, theirs, depth):
-    compare(timm.create_model(theirs, depth=depth, num_classes=1000), configure(name, depth=depth), batch=1)
+    assert_same_as_timm(timm.create_model(theirs, depth=depth, num_classes=1000), configure(name, depth=depth), batch=1)
 
 
 def test_hybrid_pads_odd_maps_as_timm_does():
     theirs = timm.create_model("vit_small_r26_s32_224", depth=1, img_size=96)
-    compare(theirs, configure("R26+S/32", depth=1, image_size=96))
+    assert_same_as_timm(theirs, configure("R26+S/32", depth=1, image_size=96))
 
 
 def test_distilled_deit_gives_timm_logits_and_gradients():
     theirs = timm.create_model("deit_tiny_distilled_patch16_224", depth=3)
-    compare(theirs, configure("Ti/16", depth=3, prefix="class+distillation"), batch=1)
+    assert_same_as_timm(theirs, configure("Ti/16", depth=3, prefix="class+distillation"), batch=1)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_distilled_deit_gives_timm_logits_and_gradients():
     ],
 )
 def test_slot_gives_timm_logits_and_gradients(theirs, ours):
-    compare(VisionTransformer(**{**SMALL, **theirs}), configure(**{**OURS, **ours}))
+    assert_same_as_timm(VisionTransformer(**{**SMALL, **theirs}), configure(**{**OURS, **ours}))
 
 
 def test_sincos_positions_give_timm_logits_and_gradients():
@@ -111,7 +111,7 @@ def test_relative_positions_give_timm_logits_and_gradients(shared, class_token):
     )
     pool = "class" if class_token else "mean"
     config = configure(**OURS, position="relative@shared" if shared else "relative", pool=pool)
-    compare(theirs, config)
+    assert_same_as_timm(theirs, config)
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("R50x1", "resnetv2_50x1_bit")])
