@@ -18,7 +18,7 @@ SLOTS = {
     "prefix": (("none", "class", "class+distillation"), "tokens before the patches"),
     "pool": (("class", "mean", "mean-norm", "class+mean", "map"), "how tokens become one vector"),
     "block": (("pre", "post", "parallel"), "order of norm, attention and MLP"),
-    "mlp": (("gelu", "relu", "swiglu"), "kind of MLP"),
+    "mlp": (("gelu", "gelu-tanh", "gelu-quick", "relu", "swiglu"), "kind of MLP"),
     "head": (("linear", "pre-logits"), "what follows the pooling"),
 }
 POSITIONS = ("none", "learned1d", "learned2d", "relative", "sincos2d", "sinusoid1d", "rotary2d")

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.init import initialise, made
-from vitrail.nn.recompute import Recomputing, Stack
+from vitrail.models.model import Model
+from vitrail.nn.recompute import Stack
 
 
 class StdConv(nn.Conv2d):
@@ -147,7 +148,7 @@ class BiTConfig:
             )
 
 
-class BiT(Recomputing):
+class BiT(Model):
     """A BiT ResNet: image to logits, or to features without classes."""
 
     def __init__(self, config: BiTConfig) -> None:

@@ -11,7 +11,7 @@ from vitrail.models.vit import EmbedSlot, ViT, ViTConfig, build_vit
 from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm
 from vitrail.nn.embed import ConvStem, Patches
 from vitrail.nn.head import HeadSlot, Linear, PreLogits
-from vitrail.nn.mlp import GELU, MLPSlot, ReLU, SwiGLU
+from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
 from vitrail.nn.position import (
     Learned1D,
@@ -47,7 +47,13 @@ POOLS: dict[str, PoolSlot] = {
     "map": MAP(),
 }
 BLOCKS: dict[str, BlockSlot] = {"pre": PreNorm(), "post": PostNorm(), "parallel": Parallel()}
-MLPS: dict[str, MLPSlot] = {"gelu": GELU(), "relu": ReLU(), "swiglu": SwiGLU()}
+MLPS: dict[str, MLPSlot] = {
+    "gelu": GELU(),
+    "gelu-tanh": TanhGELU(),
+    "gelu-quick": QuickGELU(),
+    "relu": ReLU(),
+    "swiglu": SwiGLU(),
+}
 HEADS: dict[str, HeadSlot] = {"linear": Linear(), "pre-logits": PreLogits()}
 
 VIT_NAME = re.compile(r"(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)")
@@ -88,6 +94,7 @@ def configure_vit(
     width: int | None = None,
     depth: int | None = None,
     heads: int | None = None,
+    head_width: int | None = None,
     mlp_width: int | None = None,
     embed: str | EmbedSlot = "patches",
     position: str | PositionSlot = "learned1d",
@@ -105,6 +112,7 @@ def configure_vit(
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     eps: float = 1e-6,
+    token_norm: bool = False,
     init: str | None = None,
 ) -> ViTConfig:
     """A configuration from a name and what differs from it.
@@ -115,7 +123,7 @@ def configure_vit(
     if name is None:
         if patch is None or width is None or depth is None or heads is None:
             raise ValueError("without a name like 'B/16', give patch, width, depth and heads")
-        size = Size(depth, width, 4 * width if mlp_width is None else mlp_width, heads)
+        size = Size(depth, width, 4 * width if mlp_width is None else mlp_width, heads, head_width)
         slot = embed
     else:
         match = VIT_NAME.fullmatch(name)
@@ -131,6 +139,7 @@ def configure_vit(
             width=base.width if width is None else width,
             mlp=mlp_width if mlp_width is not None else (base.mlp if width is None else 4 * chosen),
             heads=base.heads if heads is None else heads,
+            head=head_width,
         )
         patch = int(match["patch"]) if patch is None else patch
         if match["resnet"] is not None:
@@ -172,6 +181,7 @@ def configure_vit(
         dropout=dropout,
         stochastic_depth=stochastic_depth,
         eps=eps,
+        token_norm=token_norm,
         init=init or ("deit" if prefix.outputs == 2 else "vit"),
     )
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """Table 1 of the paper: layers, hidden size D, MLP size, heads."""
+    """Table 1 of the paper: layers, hidden size D, MLP size, heads. A head has D/heads values unless `head` says more."""
 
     depth: int
     width: int
     mlp: int
     heads: int
+    head: int | None = None
 
 
 SIZES = {

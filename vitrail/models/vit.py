@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.init import SCHEMES, initialise, made
+from vitrail.models.model import Model
 from vitrail.models.sizes import Size
 from vitrail.nn.block import BlockSlot, PreNorm
 from vitrail.nn.embed import ConvStem, Patches, divide
@@ -17,7 +18,7 @@ from vitrail.nn.head import HeadSlot, Linear
 from vitrail.nn.pool import ClassToken, PoolSlot
 from vitrail.nn.position import Learned1D, PositionSlot
 from vitrail.nn.prefix import Prefix
-from vitrail.nn.recompute import Recomputing, run
+from vitrail.nn.recompute import run
 from vitrail.nn.shape import Grid, Shape
 
 EmbedSlot = Patches | ConvStem | Hybrid
@@ -40,6 +41,7 @@ class ViTConfig:
     dropout: float = 0.0
     stochastic_depth: float = 0.0  # of the last layer; rises linearly from 0 at the first
     eps: float = 1e-6  # of every LayerNorm
+    token_norm: bool = False  # a LayerNorm on z_0 too, as in CLIP
     init: str = "vit"
 
     def __post_init__(self) -> None:
@@ -61,10 +63,12 @@ class ViTConfig:
         """What the parts have to agree on; an error where they cannot."""
         grid = divide(self.image_size, self.embed.stride)
         size, prefix = self.size, self.prefix
-        return Shape(size.width, size.depth, size.heads, grid, size.mlp, prefix.outputs, prefix.registers, eps=self.eps)
+        return Shape(
+            size.width, size.depth, size.heads, grid, size.mlp, prefix.outputs, prefix.registers, self.eps, size.head
+        )
 
 
-class ViT(Recomputing):
+class ViT(Model):
     """Image to logits: patches, tokens, encoder, pooling, head."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -75,6 +79,7 @@ class ViT(Recomputing):
         self.prefix = config.prefix.build(shape.width)
         self.position = config.position.build(shape)
         self.dropout = nn.Dropout(config.dropout)
+        self.token_norm = nn.LayerNorm(shape.width, eps=config.eps) if config.token_norm else nn.Identity()
         rates = [config.stochastic_depth * layer / max(1, depth - 1) for layer in range(depth)]
         self.blocks = nn.ModuleList(config.block.module(shape, config.block, config.dropout, rate) for rate in rates)
         norm = nn.LayerNorm(shape.width, eps=config.eps) if config.block.final_norm else nn.Identity()
@@ -89,7 +94,7 @@ class ViT(Recomputing):
         grid = self.embed.grid(image)
         z = self.prefix.before(self.embed(image, keep))  # [x_class; x_p E]
         e_pos = self.position.stem(grid, keep)
-        return self.dropout(z if e_pos is None else z + e_pos)  # eq. 1
+        return self.token_norm(self.dropout(z if e_pos is None else z + e_pos))  # eq. 1
 
     def encode(
         self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None

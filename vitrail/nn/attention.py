@@ -1,6 +1,6 @@
 """Multi-head self-attention: MSA of equation 2, and softmax(q kᵀ / √d) v of appendix A.
 
-B images, N tokens, D width, H heads, d = D/H.
+B images, N tokens, D width, H heads, d values a head: D/H, unless a model says otherwise.
 """
 
 import torch.nn.functional as F
@@ -16,18 +16,27 @@ class MSA(nn.Module):
     """
 
     def __init__(
-        self, width: int, heads: int, *, qkv_bias: bool, out_bias: bool, qk_norm: bool, dropout: float, eps: float
+        self,
+        width: int,
+        heads: int,
+        head: int,
+        *,
+        qkv_bias: bool,
+        out_bias: bool,
+        qk_norm: bool,
+        dropout: float,
+        eps: float,
     ) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
-        self.q_norm = nn.LayerNorm(width // heads, eps=eps) if qk_norm else None
-        self.k_norm = nn.LayerNorm(width // heads, eps=eps) if qk_norm else None
-        self.out = nn.Linear(width, width, bias=out_bias)
+        self.qkv = nn.Linear(width, 3 * heads * head, bias=qkv_bias)
+        self.q_norm = nn.LayerNorm(head, eps=eps) if qk_norm else None
+        self.k_norm = nn.LayerNorm(head, eps=eps) if qk_norm else None
+        self.out = nn.Linear(heads * head, width, bias=out_bias)
 
     def forward(self, x: Tensor, place: Place = NOWHERE, read: int | None = None) -> Tensor:
         """Attention of all tokens, or of the first `read` alone, to all tokens: [B, N or read, D]."""
-        qkv = self.qkv(x)  # [B, N, 3D]
+        qkv = self.qkv(x)  # [B, N, 3·H·d]
         q, k, v = self.split(qkv, place)  # each [B, H, N, d]
         bias = place.bias
         if read is not None:

@@ -74,6 +74,7 @@ class EncoderBlock(nn.Module):
         self.msa = MSA(
             d,
             shape.heads,
+            shape.head_width,
             qkv_bias=spec.qkv_bias,
             out_bias=spec.out_bias,
             qk_norm=spec.qk_norm,

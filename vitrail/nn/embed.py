@@ -57,12 +57,12 @@ def patchify(image: Tensor, patch: int) -> Tensor:
 class PatchEmbedding(Embedding):
     """The paper's patches: each one flattened and projected by the matrix E, which equals a convolution of stride P."""
 
-    def __init__(self, patch: int, channels: int, width: int, normed: bool) -> None:
+    def __init__(self, patch: int, channels: int, width: int, normed: bool, bias: bool) -> None:
         super().__init__()
         self.stride, self.channels = patch, channels
         values = channels * patch * patch
         self.norm_in = nn.LayerNorm(values) if normed else nn.Identity()
-        self.projection = nn.Linear(values, width)  # E
+        self.projection = nn.Linear(values, width, bias=bias)  # E
         self.norm_out = nn.LayerNorm(width) if normed else nn.Identity()
 
     def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -91,10 +91,12 @@ class ConvStemEmbedding(Embedding):
 
 @dataclass(frozen=True)
 class Patches:
-    """Linear patches of `patch`² pixels; `normed` puts a LayerNorm before and after, as vit-pytorch does."""
+    """Linear patches of `patch`² pixels; `normed` puts a LayerNorm before and after, as vit-pytorch does, and CLIP's have
+    no bias."""
 
     patch: int = 16
     normed: bool = False
+    bias: bool = True
 
     def __post_init__(self) -> None:
         if self.patch < 1:
@@ -105,7 +107,7 @@ class Patches:
         return self.patch
 
     def build(self, channels: int, width: int) -> Embedding:
-        return PatchEmbedding(self.patch, channels, width, self.normed)
+        return PatchEmbedding(self.patch, channels, width, self.normed, self.bias)
 
 
 @dataclass(frozen=True)

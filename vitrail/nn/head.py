@@ -61,4 +61,20 @@ class PreLogits:
         return TanhHead(features, features if self.hidden is None else self.hidden, classes)
 
 
-HeadSlot = Linear | PreLogits
+@dataclass(frozen=True)
+class Projection:
+    """A matrix into the space that images share with texts, as in CLIP: what comes out are features, not classes."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"a projection to {self.width} values: it must be at least 1")
+
+    def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
+        if classes is not None or vectors != 1:
+            raise ValueError("a projection gives features of one token: use classes=None and no distillation token")
+        return nn.Linear(features, self.width, bias=False)
+
+
+HeadSlot = Linear | PreLogits | Projection

@@ -43,6 +43,29 @@ class GELU:
 
 
 @dataclass(frozen=True)
+class TanhGELU:
+    """GELU by its tanh approximation, which is what Flax computes: big_vision's models, and SigLIP."""
+
+    def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
+        return MLP(width, hidden, nn.GELU(approximate="tanh"), dropout)
+
+
+class Quick(nn.Module):
+    """x σ(1.702 x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1.702 * x).sigmoid()
+
+
+@dataclass(frozen=True)
+class QuickGELU:
+    """GELU by a sigmoid, as in OpenAI's CLIP."""
+
+    def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
+        return MLP(width, hidden, Quick(), dropout)
+
+
+@dataclass(frozen=True)
 class ReLU:
     """The 2017 Transformer's."""
 
@@ -58,4 +81,4 @@ class SwiGLU:
         return GatedMLP(width, hidden, dropout)
 
 
-MLPSlot = GELU | ReLU | SwiGLU
+MLPSlot = GELU | TanhGELU | QuickGELU | ReLU | SwiGLU

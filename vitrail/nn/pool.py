@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.nn.mlp import GELU
+from vitrail.nn.mlp import GELU, MLPSlot
 from vitrail.nn.shape import Shape
 
 
@@ -69,7 +69,7 @@ class ClassAndMeanPool(Pool):
 class AttentionPool(Pool):
     """A learned probe attends to the patches, and an MLP follows: the MAP head of "Scaling Vision Transformers"."""
 
-    def __init__(self, shape: Shape, norm: nn.Module) -> None:
+    def __init__(self, shape: Shape, norm: nn.Module, mlp: MLPSlot) -> None:
         super().__init__(shape, norm)
         d = shape.width
         self.heads = shape.heads
@@ -78,7 +78,7 @@ class AttentionPool(Pool):
         self.kv = nn.Linear(d, 2 * d)
         self.out = nn.Linear(d, d)
         self.norm2 = nn.LayerNorm(d, eps=shape.eps)
-        self.mlp = GELU().build(d, shape.mlp, 0.0)
+        self.mlp = mlp.build(d, shape.mlp, 0.0)
 
     def forward(self, z: Tensor) -> Tensor:
         patches = self.norm(z)[:, self.prefix :]
@@ -121,12 +121,13 @@ class ClassAndMean:
 
 @dataclass(frozen=True)
 class MAP:
-    """Multi-head attention pooling with a learned probe."""
+    """Multi-head attention pooling with a learned probe, and an MLP of its own."""
 
+    mlp: MLPSlot = GELU()
     needs: ClassVar[int] = 0
 
     def build(self, shape: Shape, norm: nn.Module) -> Pool:
-        return AttentionPool(shape, norm)
+        return AttentionPool(shape, norm, self.mlp)
 
 
 PoolSlot = ClassToken | Mean | ClassAndMean | MAP

@@ -249,7 +249,7 @@ class RotaryTurn(Position):
             yield place
 
     def turn(self, grid: Grid, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        d = self.shape.width // self.shape.heads
+        d = self.shape.head_width
         device = self._like.device
         omega = self.theta ** -(torch.arange(d // 4, device=device, dtype=torch.float32) * 4 / d)  # [d/4]
         y = torch.arange(grid[0], device=device)[:, None, None] * omega
@@ -373,7 +373,7 @@ class Rotary2D:
     theta: float = 100.0
 
     def build(self, shape: Shape) -> Position:
-        _check_width("2-D rotary", shape.width // shape.heads, 4, "head width")
+        _check_width("2-D rotary", shape.head_width, 4, "head width")
         return RotaryTurn(shape, self.theta)
 
 
