@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitrail.checkpoints.hub import push
+    from vitrail.checkpoints.loading import load, save
+    from vitrail.data.preprocessing import Preprocessing
     from vitrail.models.build import build, build_from, configure
     from vitrail.models.vit import ViT, ViTConfig
 
 _HOMES = {
+    "Preprocessing": "vitrail.data.preprocessing",
+    "load": "vitrail.checkpoints.loading",
+    "push": "vitrail.checkpoints.hub",
+    "save": "vitrail.checkpoints.loading",
     "build": "vitrail.models.build",
     "build_from": "vitrail.models.build",
     "configure": "vitrail.models.build",
@@ -20,7 +27,18 @@ _HOMES = {
     "ViTConfig": "vitrail.models.vit",
 }
 
-__all__ = ["ViT", "ViTConfig", "__version__", "build", "build_from", "configure"]
+__all__ = [
+    "Preprocessing",
+    "ViT",
+    "ViTConfig",
+    "__version__",
+    "build",
+    "build_from",
+    "configure",
+    "load",
+    "push",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,8 @@ rearranged between the two. `read` and `write` are strict; what does not match i
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -38,6 +40,11 @@ def joined(dim: int, sizes: list[int]) -> Change:
 def reshaped(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Change:
     """The same values in the same order, in another shape."""
     return Change(read=lambda t: [t[0].reshape(ours)], write=lambda o: [o[0].reshape(theirs)])
+
+
+def transposed() -> Change:
+    """Theirs multiplies from the other side: [inputs, outputs]."""
+    return Change(read=lambda t: [t[0].T.contiguous()], write=lambda o: [o[0].T.contiguous()])
 
 
 def patch_last(channels: int, patch: int) -> Change:
@@ -75,9 +82,31 @@ def both(ours: str, theirs: str, change: Change = SAME) -> list[Key]:
     return [key(f"{ours}.{part}", f"{theirs}.{part}", change) for part in ("weight", "bias")]
 
 
+def empty(theirs: str, *shape: int) -> Key:
+    """A tensor of theirs without any value, which there must be all the same."""
+    return Key((), (theirs,), Change(read=lambda t: [], write=lambda o: [torch.zeros(shape)]))
+
+
+def stacked(layers: list[list[Key]]) -> list[Key]:
+    """The same keys for every layer, where theirs holds all layers in one tensor, along a new first dimension."""
+
+    def stack(keys: tuple[Key, ...]) -> Key:
+        def read(theirs: Tensors) -> Tensors:
+            return [o for layer, one in enumerate(keys) for o in one.change.read([t[layer] for t in theirs])]
+
+        def write(ours: Tensors) -> Tensors:
+            each = len(keys[0].ours)
+            parts = [one.change.write(ours[layer * each : (layer + 1) * each]) for layer, one in enumerate(keys)]
+            return [torch.stack(part) for part in zip(*parts, strict=True)]
+
+        return Key(tuple(name for one in keys for name in one.ours), keys[0].theirs, Change(read, write))
+
+    return [stack(keys) for keys in zip(*layers, strict=True)]
+
+
 @dataclass(frozen=True)
 class LeftOut:
-    """A tensor of theirs that our model has no use for, and why."""
+    """Tensors of theirs, by a name with `*`, that our model has no use for, and why."""
 
     theirs: str
     reason: str
@@ -86,22 +115,60 @@ class LeftOut:
 Table = list[Key | LeftOut]
 
 
+def rooted(table: Table, root: str) -> Table:
+    """The table for names that all have something before them."""
+    if not root:
+        return table
+    return [
+        Key(entry.ours, tuple(root + name for name in entry.theirs), entry.change)
+        if isinstance(entry, Key)
+        else LeftOut(root + entry.theirs, entry.reason)
+        for entry in table
+    ]
+
+
+def keys_of(table: Table) -> list[Key]:
+    return [entry for entry in table if isinstance(entry, Key)]
+
+
+def left_out(table: Table, names: Iterable[str]) -> dict[str, str]:
+    """Those of the names that the table leaves out on purpose, with the reason."""
+    entries = [entry for entry in table if isinstance(entry, LeftOut)]
+    wanted = {name for entry in keys_of(table) for name in entry.theirs}
+    found = {}
+    for name in names:
+        reason = next((entry.reason for entry in entries if fnmatchcase(name, entry.theirs)), None)
+        if reason is not None and name not in wanted:
+            found[name] = reason
+    return found
+
+
+@lru_cache(maxsize=8)
+def layout(config: Config) -> dict[str, Tensor]:
+    """Every tensor of such a model, without values."""
+    with torch.device("meta"):
+        return dict(build_from(config).state_dict())
+
+
 def complete(format: str, table: Table, config: Config) -> Table:
     """The table, if it names every tensor of such a model; else an error that says what the format has no name for."""
-    with torch.device("meta"):
-        ours = {name for name, _ in build_from(config).named_parameters()}
-    named = {name for entry in table if isinstance(entry, Key) for name in entry.ours}
+    ours = set(layout(config))
+    named = {name for entry in keys_of(table) for name in entry.ours}
     if ours != named:
         raise ValueError(f"{format} cannot express this model: {_difference(named, ours)}")
     return table
 
 
+def expected(table: Table, config: Config) -> dict[str, tuple[int, ...]]:
+    """The shapes that their tensors have for such a model: ours, sent through the table."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in write(table, layout(config)).items()}
+
+
 def read(table: Table, theirs: State) -> dict[str, Tensor]:
     """Our tensors from theirs. Every tensor must be named by the table and every name be there."""
-    keys = [entry for entry in table if isinstance(entry, Key)]
-    wanted = {name for entry in keys for name in entry.theirs}
-    left_out = {entry.theirs for entry in table if isinstance(entry, LeftOut)}
-    _agree("the checkpoint", wanted, set(theirs) - left_out)
+    keys = keys_of(table)
+    _agree("the checkpoint", {name for k in keys for name in k.theirs}, set(theirs) - set(left_out(table, theirs)))
     return {
         name: tensor
         for entry in keys
@@ -111,7 +178,7 @@ def read(table: Table, theirs: State) -> dict[str, Tensor]:
 
 def write(table: Table, ours: State) -> dict[str, Tensor]:
     """Their tensors from ours."""
-    keys = [entry for entry in table if isinstance(entry, Key)]
+    keys = keys_of(table)
     _agree("the model", {name for entry in keys for name in entry.ours}, set(ours))
     return {
         name: tensor
@@ -127,9 +194,10 @@ def _agree(where: str, wanted: set[str], found: set[str]) -> None:
 
 def _difference(wanted: set[str], found: set[str]) -> str:
     parts = {"missing": sorted(wanted - found), "unexpected": sorted(found - wanted)}
-    return "; ".join(f"{what} {len(names)}: {_some(names)}" for what, names in parts.items() if names)
+    return "; ".join(f"{what} {len(names)}: {some(names)}" for what, names in parts.items() if names)
 
 
-def _some(names: Iterable[str], most: int = 8) -> str:
+def some(names: Iterable[str], most: int = 8) -> str:
+    """The first names, and how many more there are."""
     names = list(names)
     return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")

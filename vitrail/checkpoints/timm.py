@@ -1,18 +1,47 @@
-"""timm's names: `vit_*`, `deit_*`, `vit_relpos_*`, hybrids and `resnetv2_*_bit`. DeiT and DINO releases use them too."""
+"""timm's names: `vit_*`, `deit_*`, `vit_relpos_*`, hybrids and `resnetv2_*_bit`. DeiT, MAE, DINO and DINOv2 releases use them
+too, a few of them spelled differently."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
-from vitrail.checkpoints.keys import Change, Key, Table, Tensors, both, complete, joined, key, reshaped
+from vitrail.checkpoints.keys import Change, Key, LeftOut, Table, Tensors, both, complete, joined, key, reshaped, rooted
+from vitrail.checkpoints.look import Differs, Facts, Form, Names, is_square, prefix_rows, square
+from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Preprocessing
 from vitrail.models.bit import BiTConfig
+from vitrail.models.build import POOLS, Config
 from vitrail.models.hybrid import Hybrid
+from vitrail.models.sizes import Size
 from vitrail.models.vit import ViTConfig
+from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
-from vitrail.nn.head import Linear
-from vitrail.nn.pool import MAP, Mean
+from vitrail.nn.head import Linear, PreLogits, Projection
+from vitrail.nn.mlp import SwiGLU
+from vitrail.nn.pool import MAP, ClassToken, Mean
 from vitrail.nn.position import Learned1D, Relative
+from vitrail.nn.prefix import Prefix
 
 
-def vit(config: ViTConfig) -> Table:
+@dataclass(frozen=True)
+class Spelling:
+    """What the releases that use timm's names spell differently."""
+
+    title: str = "timm"
+    scale: str = "ls{}.gamma"
+    registers: str = "reg_token"
+    gated: tuple[str, str] = ("fc1", "fc2")
+
+
+TIMM = Spelling()
+DEIT3 = Spelling("DeiT III", scale="gamma_{}")
+DINOV2 = Spelling("DINOv2", registers="register_tokens", gated=("w12", "w3"))
+
+
+def vit(config: ViTConfig, spelling: Spelling = TIMM) -> Table:
     """`VisionTransformer`, `VisionTransformerDistilled`, `VisionTransformerRelPos` and hybrids."""
     size, prefix = config.size, config.prefix
     table: Table = [*_embed(config)]
@@ -21,27 +50,29 @@ def vit(config: ViTConfig) -> Table:
     elif prefix.outputs == 2:
         table.append(key("prefix.outputs", ("cls_token", "dist_token"), joined(1, [1, 1])))
     if prefix.registers:
-        table.append(key("prefix.registers", "reg_token"))
+        table.append(key("prefix.registers", spelling.registers))
     if isinstance(config.position, Learned1D) and config.position.at == "stem":
         table.append(key("position.weight", "pos_embed"))
     elif isinstance(config.position, Relative):
         table.append(_relative(config))
+    if config.token_norm:
+        table += both("token_norm", "norm_pre")
+    into, out = spelling.gated if isinstance(config.block.mlp, SwiGLU) else ("fc1", "fc2")
     for layer in range(size.depth):
-        ours, theirs = f"blocks.{layer}", f"blocks.{layer}"
-        table += both(f"{ours}.norm1", f"{theirs}.norm1")
-        table.append(key(f"{ours}.msa.qkv.weight", f"{theirs}.attn.qkv.weight"))
+        block = f"blocks.{layer}"
+        table += both(f"{block}.norm1", f"{block}.norm1")
+        table.append(key(f"{block}.msa.qkv.weight", f"{block}.attn.qkv.weight"))
         if config.block.qkv_bias:
-            table.append(key(f"{ours}.msa.qkv.bias", f"{theirs}.attn.qkv.bias"))
-        table += both(f"{ours}.msa.out", f"{theirs}.attn.proj")
+            table.append(key(f"{block}.msa.qkv.bias", f"{block}.attn.qkv.bias"))
+        table += both(f"{block}.msa.out", f"{block}.attn.proj")
         if config.block.qk_norm:
-            table += both(f"{ours}.msa.q_norm", f"{theirs}.attn.q_norm")
-            table += both(f"{ours}.msa.k_norm", f"{theirs}.attn.k_norm")
-        table += both(f"{ours}.norm2", f"{theirs}.norm2")
-        table += both(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1")
-        table += both(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2")
+            table += both(f"{block}.msa.q_norm", f"{block}.attn.q_norm")
+            table += both(f"{block}.msa.k_norm", f"{block}.attn.k_norm")
+        table += both(f"{block}.norm2", f"{block}.norm2")
+        table += both(f"{block}.mlp.fc1", f"{block}.mlp.{into}") + both(f"{block}.mlp.fc2", f"{block}.mlp.{out}")
         if config.block.layer_scale is not None:
-            table.append(key(f"{ours}.branch1.scale.weight", f"{theirs}.ls1.gamma"))
-            table.append(key(f"{ours}.branch2.scale.weight", f"{theirs}.ls2.gamma"))
+            for branch in (1, 2):
+                table.append(key(f"{block}.branch{branch}.scale.weight", f"{block}.{spelling.scale.format(branch)}"))
     norm_after = isinstance(config.pool, Mean) and config.pool.norm_after
     table += both("pool.norm", "fc_norm" if norm_after else "norm")
     if isinstance(config.pool, MAP):
@@ -49,24 +80,38 @@ def vit(config: ViTConfig) -> Table:
         table += both("pool.q", "attn_pool.q") + both("pool.kv", "attn_pool.kv") + both("pool.out", "attn_pool.proj")
         table += both("pool.norm2", "attn_pool.norm")
         table += both("pool.mlp.fc1", "attn_pool.mlp.fc1") + both("pool.mlp.fc2", "attn_pool.mlp.fc2")
-    if config.classes is not None:
-        if not isinstance(config.head, Linear):
-            table += both("head.pre_logits", "pre_logits.fc") + both("head.linear", "head")
-        elif prefix.outputs == 2:
-            table += both("head.label", "head") + both("head.teacher", "head_dist")
-        else:
-            table += both("head", "head")
-    return complete("timm", table, config)
+    table += _head(config)
+    return complete(spelling.title, table, config)
+
+
+def _head(config: ViTConfig) -> Table:
+    if isinstance(config.head, Projection):  # timm's has a bias, which CLIP's lacks: zero
+        return [key("head.weight", ("head.weight", "head.bias"), NO_BIAS)]
+    if isinstance(config.head, PreLogits):
+        linear = both("head.linear", "head") if config.classes is not None else []
+        return [*both("head.pre_logits", "pre_logits.fc"), *linear]
+    if config.classes is None:
+        return []
+    if config.prefix.outputs == 2:
+        return both("head.label", "head") + both("head.teacher", "head_dist")
+    return [*both("head", "head")]
+
+
+def _without_bias(theirs: Tensors) -> Tensors:
+    if theirs[1].count_nonzero():
+        raise ValueError("head.bias is not zero, and a projection has none")
+    return [theirs[0]]
+
+
+NO_BIAS = Change(read=_without_bias, write=lambda ours: [ours[0], ours[0].new_zeros(ours[0].shape[0])])
 
 
 def _embed(config: ViTConfig) -> Table:
     embed, width = config.embed, config.size.width
     if isinstance(embed, Patches):
         shape = (width, config.channels, embed.patch, embed.patch)
-        return [
-            key("embed.projection.weight", "patch_embed.proj.weight", reshaped(shape, (width, -1))),
-            key("embed.projection.bias", "patch_embed.proj.bias"),
-        ]
+        weight = key("embed.projection.weight", "patch_embed.proj.weight", reshaped(shape, (width, -1)))
+        return [weight, key("embed.projection.bias", "patch_embed.proj.bias")] if embed.bias else [weight]
     if not isinstance(embed, Hybrid):
         raise ValueError(f"timm has no Vision Transformer with {type(embed).__name__}")
     channels = 64 if not embed.stages else 256 * 2 ** (len(embed.stages) - 1)
@@ -113,7 +158,7 @@ def _relative(config: ViTConfig) -> Key:
     def read(tables: Tensors) -> Tensors:
         stacked = torch.stack(tables).transpose(1, 2)  # [tables, H, offsets (+3)]
         grids = stacked[..., :offsets].reshape(-1, heads, 2 * h - 1, 2 * w - 1)
-        return [grids, stacked[..., offsets:]] if config.prefix.count else [grids]
+        return [grids, stacked[..., offsets:].contiguous()] if config.prefix.count else [grids]
 
     def write(ours: Tensors) -> Tensors:
         stacked = torch.cat([ours[0].flatten(2), *ours[1:]], -1)
@@ -135,3 +180,299 @@ def bit(config: BiTConfig) -> Table:
         table.append(key("head.weight", "head.fc.weight", reshaped(shape, shape[:2])))
         table.append(key("head.bias", "head.fc.bias"))
     return complete("timm", table, config)
+
+
+# --- recognising ---
+
+
+def look(names: Names, facts: Facts, spelling: Spelling = TIMM) -> ViTConfig:
+    """The configuration of a Vision Transformer in these names."""
+    width, channels, _, _ = projection = names.shape("patch_embed.proj.weight", 4)
+    patch = square(projection, "patch_embed.proj.weight")
+    embed, channels = _look_embed(names, patch, channels)
+    depth = names.count("blocks.{}.norm1.weight")
+    gated = f"blocks.0.mlp.{spelling.gated[1]}.weight" in names and spelling.gated[1] != "fc2"
+    into, out = spelling.gated if gated else ("fc1", "fc2")
+    hidden, mlp = names.shape(f"blocks.0.mlp.{into}.weight", 2)[0], names.shape(f"blocks.0.mlp.{out}.weight", 2)[1]
+    heads, inner = facts.heads(width, "timm"), names.shape("blocks.0.attn.qkv.weight", 2)[0] // 3
+    outputs = sum(token in names for token in ("cls_token", "dist_token"))
+    registers = names.shape(spelling.registers, 3)[1] if spelling.registers in names else 0
+    prefix = Prefix(outputs, registers)
+    position, image_size = _look_position(names, facts, prefix, embed.stride, spelling)
+    activation = SwiGLU() if hidden == 2 * mlp else facts.gelu("exact", "timm's default")
+    pool = _look_pool(names, facts, prefix)
+    if isinstance(pool, MAP):
+        pool = MAP(activation)
+    pre_logits = names.shape("pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in names else None
+    return ViTConfig(
+        size=Size(depth, width, mlp, heads, None if inner == width else inner // heads),
+        embed=embed,
+        position=position,
+        prefix=prefix,
+        block=PreNorm(
+            mlp=activation,
+            layer_scale=1e-5 if f"blocks.0.{spelling.scale.format(1)}" in names else None,
+            qk_norm="blocks.0.attn.q_norm.weight" in names,
+            qkv_bias="blocks.0.attn.qkv.bias" in names,
+        ),
+        pool=pool,
+        head=Linear() if pre_logits is None else PreLogits(None if pre_logits == width else pre_logits),
+        classes=names.shape("head.weight", 2)[0] if "head.weight" in names else None,
+        image_size=image_size,
+        channels=channels,
+        eps=facts.ask("eps", 1e-6, "timm's default"),
+        token_norm="norm_pre.weight" in names,
+        init="deit" if outputs == 2 else "vit",
+    )
+
+
+def _look_embed(names: Names, patch: int, channels: int) -> tuple[Patches | Hybrid, int]:
+    backbone = "patch_embed.backbone"
+    for stem in (f"{backbone}.stem.conv.weight", f"{backbone}.conv.weight"):
+        if stem in names:
+            stages = names.count(backbone + ".stages.{}.blocks.0.conv1.weight")
+            depths = (names.count(f"{backbone}.stages.{stage}.blocks." + "{}.conv1.weight") for stage in range(stages))
+            return Hybrid(tuple(depths), patch), names.shape(stem, 4)[1]
+    return Patches(patch, bias="patch_embed.proj.bias" in names), channels
+
+
+def _look_position(
+    names: Names, facts: Facts, prefix: Prefix, stride: int, spelling: Spelling
+) -> tuple[Learned1D | Relative, tuple[int, int]]:
+    relative = {"every": "blocks.0.attn.rel_pos.", "shared": "shared_rel_pos."}
+    for at, start in relative.items():
+        if f"{start}relative_position_bias_table" in names:
+            rows = names.shape(f"{start}relative_position_bias_table", 2)[0] - (3 if prefix.count else 0)
+            side = (math.isqrt(max(rows, 0)) + 1) // 2
+            if rows < 1 or (2 * side - 1) ** 2 != rows:
+                raise Differs(f"{rows} relative offsets are those of no square grid")
+            return (Relative("every" if at == "every" else "shared"), (side * stride, side * stride))
+    rows = names.shape("pos_embed", 3)[1]
+    if spelling is DINOV2:
+        choices = {"outputs": prefix.outputs}
+    else:
+        choices = {"all" if prefix.registers else "outputs": prefix.count, "none": 0}
+    told = facts.told.get("size")
+    if told is None:
+        which, patches = prefix_rows(rows, is_square, choices)
+    else:
+        wanted = (told[0][0] // stride) * (told[0][1] // stride)
+        which, patches = prefix_rows(rows, lambda left: left == wanted, choices)
+    h, w = facts.grid(patches, stride)
+    return Learned1D(prefix=which), (h * stride, w * stride)  # type: ignore[arg-type]
+
+
+def _look_pool(names: Names, facts: Facts, prefix: Prefix) -> Any:
+    if "attn_pool.latent" in names:
+        return MAP()
+    if "fc_norm.weight" in names:
+        return Mean(norm_after=True)
+    if not prefix.outputs:
+        return Mean()
+    name = facts.ask("pool", "class", "timm's default for a model with a class token")
+    if name not in ("class", "mean"):
+        raise Differs(f"pool={name}: these tensors can be pooled by class or by mean")
+    return ClassToken() if name == "class" else POOLS[name]
+
+
+def look_bit(names: Names, facts: Facts) -> BiTConfig:
+    """The configuration of a BiT ResNet in timm's names."""
+    width, channels, kernel, _ = names.shape("stem.conv.weight", 4)
+    count = names.count("stages.{}.blocks.0.conv1.weight")
+    stages = tuple(names.count(f"stages.{stage}.blocks." + "{}.conv1.weight") for stage in range(count))
+    return BiTConfig(
+        stages=stages,
+        factor=width / 64,
+        channels=channels,
+        classes=names.shape("head.fc.weight", 4)[0] if "head.fc.weight" in names else None,
+        image_size=facts.ask("size", (224, 224), "any size will do"),
+        root="small" if kernel == 3 else "large",
+    )
+
+
+def preprocessing(names: Names, config: Config) -> tuple[Preprocessing, str]:
+    """timm's pipeline for what these tensors are likeliest to be."""
+    size = config.image_size
+    if isinstance(config, BiTConfig):
+        return _cropped(size, 1.0 if size[0] > 224 else 0.875, "bilinear", HALF), "timm's default for BiT"
+    if isinstance(config.pool, MAP):
+        squashed = Preprocessing(size, size, "squash", "bicubic", **HALF)
+        return squashed, "timm's default for attention pooling (SigLIP)"
+    if config.token_norm:
+        return _cropped(size, 1.0, "bicubic", CLIP), "timm's default for a norm before the blocks (CLIP)"
+    fraction = 0.9 if size[0] <= 224 else 1.0
+    if config.block.layer_scale is not None or config.prefix.registers:
+        return _cropped(size, fraction, "bicubic", IMAGENET), "timm's default for LayerScale (DINOv2, DeiT III)"
+    if config.prefix.outputs == 2:
+        return _cropped(size, fraction, "bicubic", IMAGENET), "timm's default for a distillation token (DeiT)"
+    if isinstance(config.pool, Mean) and config.pool.norm_after and isinstance(config.position, Learned1D):
+        return _cropped(size, fraction, "bicubic", IMAGENET), "timm's default for fc_norm (MAE)"
+    return (
+        _cropped(size, fraction, "bicubic", HALF),
+        "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use --assume mean=imagenet",
+    )
+
+
+def _cropped(size: tuple[int, int], fraction: float, interpolation: Any, colours: dict[str, Any]) -> Preprocessing:
+    resize = (math.floor(size[0] / fraction), math.floor(size[1] / fraction))
+    return Preprocessing(size, resize, "cover", interpolation, **colours)
+
+
+def release(names: Names, config: Config, who: str) -> tuple[Preprocessing, str]:
+    """The pipeline of Meta's releases that use timm's names: the ImageNet mean, and the centre of a larger image."""
+    if config.image_size[0] > 256:
+        return _cropped(config.image_size, 1.0, "bicubic", IMAGENET), f"{who}'s default"
+    pipeline = Preprocessing(config.image_size, config.image_size, **IMAGENET)
+    return pipeline.larger(256 / 224), f"{who}'s default"
+
+
+def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """What the config.json of a timm repository says."""
+    config = settings.get("config.json")
+    if not isinstance(config, dict) or "pretrained_cfg" not in config:
+        return {}
+    found: dict[str, tuple[Any, str]] = {}
+    source = "config.json"
+    arguments = config.get("model_args")
+    arguments = arguments if isinstance(arguments, dict) else {}
+    acts = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick", "quickgelu": "quick"}
+    act = arguments.get("act_layer")
+    if isinstance(act, str):
+        found["gelu"] = (acts.get(act, act), source)
+    elif "quickgelu" in str(config.get("architecture")):
+        found["gelu"] = ("quick", source)
+    if type(arguments.get("num_heads")) is int:
+        found["heads"] = (arguments["num_heads"], source)
+    pools = {"token": "class", "avg": "mean"}
+    pool = arguments.get("global_pool", config.get("global_pool"))
+    if pool in pools:
+        found["pool"] = (pools[pool], source)
+    return found
+
+
+def timm_table(config: Config, root: str, spelling: Spelling = TIMM) -> Table:
+    table = rooted(bit(config) if isinstance(config, BiTConfig) else vit(config, spelling), root)
+    if isinstance(config, BiTConfig):
+        return table
+    return [
+        *table,
+        LeftOut(f"{root}decoder_*", "MAE decoder"),
+        LeftOut(f"{root}mask_token", "used in pre-training alone"),
+        LeftOut(f"{root}*relative_position_index", "computed, not learned"),
+        *(LEFT_OUTSIDE if root else ()),
+    ]
+
+
+LEFT_OUTSIDE = (
+    LeftOut("head.*", "DINO head"),
+    LeftOut("dino_head.*", "DINO head"),
+    LeftOut("ibot_head.*", "iBOT head"),
+    LeftOut("text.*", "text tower"),
+    LeftOut("logit_scale", "text tower"),
+    LeftOut("logit_bias", "text tower"),
+)
+ROOTS = ("", "backbone.", "encoder.", "visual.trunk.")
+TELLING = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+
+
+def _release_form(
+    name: str, title: str, spelling: Spelling, telling: tuple[str, ...], example: dict[str, Any]
+) -> Form:
+    return Form(
+        name,
+        title,
+        telling,
+        partial(look, spelling=spelling),
+        partial(timm_table, spelling=spelling),
+        partial(release, who=spelling.title),
+        ROOTS,
+        told,
+        example,
+    )
+
+
+FORMS = (
+    _release_form(
+        "dinov2",
+        "DINOv2's release",
+        DINOV2,
+        (*TELLING, "mask_token", "blocks.0.ls1.gamma"),
+        {"layer_scale": 1.0, "classes": None, "registers": 4},
+    ),
+    _release_form("deit3", "DeiT III's release", DEIT3, (*TELLING, "blocks.0.gamma_1"), {"layer_scale": 1.0}),
+    Form(
+        "timm",
+        "timm's Vision Transformer, whose names DeiT, MAE and DINO use too",
+        TELLING,
+        look,
+        timm_table,
+        preprocessing,
+        ROOTS,
+        told,
+    ),
+    Form(
+        "timm bit",
+        "timm's BiT ResNet",
+        ("stem.conv.weight", "stages.0.blocks.0.conv1.weight", "stages.0.blocks.0.downsample.conv.weight"),
+        look_bit,
+        timm_table,
+        preprocessing,
+        ("", "backbone."),
+        told,
+        {"name": "R14x0.25"},
+    ),
+)
+
+
+def labels_and_pipeline(
+    settings: Mapping[str, Any], size: tuple[int, int]
+) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
+    """The class names and the pipeline that timm keeps in its config.json."""
+    config = settings.get("config.json")
+    config = config if isinstance(config, dict) else {}
+    cfg = config.get("pretrained_cfg")
+    cfg = cfg if isinstance(cfg, dict) else config
+    names = config.get("label_names", cfg.get("label_names"))
+    labels = tuple(names) if isinstance(names, list) and all(isinstance(n, str) for n in names) else None
+    if not {"mean", "std", "interpolation"} <= set(cfg):
+        return labels, None
+    fraction, mode = float(cfg.get("crop_pct") or 0.875), cfg.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise ValueError(f"timm's crop mode {mode!r} is not reproduced: give --assume with the pipeline that you mean")
+    pipeline = _cropped(size, fraction, cfg["interpolation"], {})
+    colours = {name: tuple(float(v) for v in cfg[name]) for name in ("mean", "std")}
+    return labels, replace(pipeline, fit="squash" if mode == "squash" else "cover", **colours)
+
+
+def arguments(config: Config) -> dict[str, Any] | None:
+    """What timm's `VisionTransformer` (or `VisionTransformerDistilled`) takes to be this model; None for the others."""
+    if not isinstance(config, ViTConfig) or not isinstance(config.embed, Patches):
+        return None
+    if not isinstance(config.position, Learned1D):
+        return None
+    size, block = config.size, config.block
+    made: dict[str, Any] = {
+        "img_size": config.image_size if config.image_size[0] != config.image_size[1] else config.image_size[0],
+        "patch_size": config.embed.patch,
+        "in_chans": config.channels,
+        "num_classes": config.head.width if isinstance(config.head, Projection) else config.classes or 0,
+        "embed_dim": size.width,
+        "depth": size.depth,
+        "num_heads": size.heads,
+        "mlp_ratio": (2 if isinstance(block.mlp, SwiGLU) else 1) * size.mlp / size.width,
+    }
+    defaults: dict[str, Any] = {
+        "qkv_bias": (block.qkv_bias, True),
+        "qk_norm": (block.qk_norm, False),
+        "init_values": (block.layer_scale, None),
+        "class_token": (config.prefix.outputs > 0, True),
+        "no_embed_class": (config.prefix.count > 0 and config.position.prefix == "none", False),
+        "reg_tokens": (config.prefix.registers, 0),
+        "pre_norm": (config.token_norm, False),
+        "global_pool": ({Mean: "avg", MAP: "map"}.get(type(config.pool), "token"), "token"),
+        "act_layer": ({"TanhGELU": "gelu_tanh", "QuickGELU": "quick_gelu"}.get(type(block.mlp).__name__), None),
+    }
+    made |= {name: value for name, (value, default) in defaults.items() if value != default}
+    if isinstance(config.pool, Mean):
+        made["fc_norm"] = config.pool.norm_after
+    return made

@@ -7,13 +7,19 @@ from importlib import import_module
 
 import vitrail
 
-COMMANDS = {"describe": "what a model is made of and what it costs, before it exists"}
+COMMANDS = {
+    "describe": "what a checkpoint is; or what a model is made of and costs, before it exists",
+    "convert": "a checkpoint to another project's form, proven bit for bit",
+    "push": "a model to the Hugging Face Hub, with its card",
+}
 
 EPILOG = """\
 examples:
   vitrail describe B/16                           the way through ViT-B/16, with its cost
   vitrail describe S/16 --size 160x224 --pool mean --registers 4
   vitrail describe G/14 --json                    the same for machines
+  vitrail describe deit_tiny.safetensors          what a checkpoint is, and whether it is whole
+  vitrail convert deit_tiny.safetensors deit --to hf
 
 `vitrail COMMAND --help` teaches each command. VITRAIL_TRACEBACK=1 shows where an error comes from.
 """

@@ -1,13 +1,22 @@
-"""The way through a model: shapes, parameters, multiply-adds and bytes of each stage, before any weight exists.
+"""What a checkpoint is, or what a model would cost.
 
-MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16") or a BiT ResNet ("R50x1").
-Multiply-adds and activation bytes are for the whole batch, in 32-bit floats; attention's are for one image.
+MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16") or a BiT ResNet ("R50x1"): the way
+through it, with shapes, parameters, multiply-adds and bytes of each stage, before any weight exists. Multiply-adds and
+activation bytes are for the whole batch, in 32-bit floats; attention's are for one image.
+
+FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name): which form it has and why, the architecture,
+whether every tensor has its place, where labels and preprocessing come from, and whether all values are finite.
 """
 
 import argparse
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from vitrail.cli import reading
+from vitrail.cli.progress import progress
 
 if TYPE_CHECKING:
     from vitrail.models.cost import Cost, Stage
@@ -21,6 +30,7 @@ SLOTS = {
     "mlp": (("gelu", "gelu-tanh", "gelu-quick", "relu", "swiglu"), "kind of MLP"),
     "head": (("linear", "pre-logits"), "what follows the pooling"),
 }
+SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
 POSITIONS = ("none", "learned1d", "learned2d", "relative", "sincos2d", "sinusoid1d", "rotary2d")
 
 
@@ -54,8 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail describe S/16 --position sincos2d --pool mean --registers 4 --channels 1 --size 160x224\n"
         "  vitrail describe Ti/4 --width 128 --depth 6 --heads 4 --size 28 --channels 1 --classes 10\n"
         "  vitrail describe R152x4 --json\n"
+        "  vitrail describe deit_tiny.safetensors\n"
+        "  vitrail describe my_vit.pth --assume heads=6 --assume mean=imagenet\n"
+        "  vitrail describe hf://google/vit-base-patch16-224 --header\n"
     )
-    parser.add_argument("model", metavar="MODEL", help='a size and a patch like "B/16", "R50+B/16", or "R50x1"')
+    parser.add_argument(
+        "model", metavar="MODEL|FILE", help='"B/16", "R50+B/16", "R50x1"; or a file, a directory, hf://owner/name'
+    )
     parser.add_argument("--size", type=size, default=(224, 224), metavar="N|HxW", help="image size (default 224)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (default 1)")
     parser.add_argument("--classes", type=classes, default=1000, metavar="N", help="or none, for features")
@@ -74,12 +89,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     slots.add_argument("--qk-norm", action="store_true", default=None, help="normalise queries and keys")
     for name in ("patch", "width", "depth", "heads", "mlp-width"):
         slots.add_argument(f"--{name}", type=int, metavar="N", help="instead of the named size's")
+    reading.add_arguments(parser.add_argument_group("for a checkpoint"))
+    parser.add_argument("--header", action="store_true", help="of a checkpoint, read no values: quick for large files")
     resnet = parser.add_argument_group("slots of a ResNet")
     resnet.add_argument("--root", choices=("large", "small"), help="small suits images of 32² (default large)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Counts, then prints a table or JSON."""
+    """Counts, then prints a table or JSON; or reports on a checkpoint."""
+    if is_checkpoint(options.model):
+        return checkpoint(options)
     from vitrail.models.build import configure
     from vitrail.models.cost import count
 
@@ -106,6 +125,24 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(table(options.model, cost))
     return 0
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a path is meant and not a model's name."""
+    if re.fullmatch(r"(R\d*\+)?[A-Za-z]+/\d+", name):
+        return False
+    return name.startswith("hf://") or name.endswith(SUFFIXES) or Path(name).exists()
+
+
+def checkpoint(options: argparse.Namespace) -> int:
+    """The report on a checkpoint. Exit code 1 if it would not be loaded."""
+    from vitrail.checkpoints.loading import describe
+    from vitrail.checkpoints.report import report, text
+
+    with describe(options.model, reading.assumed(options), options.take) as found:
+        made = report(found, None if options.header else progress("reading"))
+    print(json.dumps(made, indent=2, ensure_ascii=False) if options.json else text(made))
+    return 0 if made["loads"] else 1
 
 
 def table(name: str, cost: "Cost") -> str:

@@ -123,6 +123,10 @@ class Preprocessing:
         resize = (round(self.resize[0] * size[0] / self.size[0]), round(self.resize[1] * size[1] / self.size[1]))
         return replace(self, size=size, resize=(max(size[0], resize[0]), max(size[1], resize[1])))
 
+    def larger(self, factor: float) -> "Preprocessing":
+        """The same size cut from an image resized to so much more."""
+        return replace(self, resize=(round(self.size[0] * factor), round(self.size[1] * factor)))
+
     def with_channels(self, channels: int) -> "Preprocessing":
         """The same for another number of channels: one takes the mean of all, more begin again from the first."""
         if channels == self.channels:

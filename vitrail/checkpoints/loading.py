@@ -1,0 +1,133 @@
+"""`vitrail.load` and `vitrail.save`: a checkpoint of any known form to a model that runs, and a model to the artifact."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoints.artifact import Contract, save_artifact
+from vitrail.checkpoints.checkpoint import Checkpoint, Progress, no_progress, open_and_recognise
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.adapt import with_channels, with_classes, with_size
+from vitrail.models.bit import BiT, BiTConfig
+from vitrail.models.build import side
+from vitrail.models.vit import ViT
+
+KEEP: Any = object()  # stands for "as it is", where None means none
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    device: str | torch.device = "cpu",
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    allow_missing: Iterable[str] = (),
+    classes: int | None = KEEP,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    revision: str | None = None,
+    progress: Progress = no_progress,
+) -> ViT | BiT:
+    """A model from a checkpoint of any known form, in evaluation mode, whole or not at all.
+
+    `path` is a file, a directory, or `hf://owner/name` on the Hugging Face Hub (at a `revision`). `model.labels` and
+    `model.preprocessing` come with it. Weights are computed in `dtype`; None keeps what is stored. `assume` tells what
+    tensors cannot (`{"heads": 6}`), `take` picks one of several models in a file, and `classes`, `image_size`, `channels`
+    change the model on the way.
+    """
+    with open_and_recognise(resolve(path, revision), assume, take) as checkpoint:
+        state = checkpoint.state(allow_missing, progress)
+        contract = checkpoint.contract
+    contract, state = adapted(contract, state, classes, image_size, channels)
+    model = assembled(contract, state, dtype, device)
+    if checkpoint.random:
+        model.card = model.card | {"random": checkpoint.random}
+    return model
+
+
+def resolve(path: str | Path, revision: str | None = None) -> Path:
+    """A path on this machine for a file, a directory or `hf://owner/name`."""
+    if isinstance(path, str) and path.startswith("hf://"):
+        from vitrail.checkpoints.hub import download
+
+        return download(path, revision)
+    if revision is not None:
+        raise ValueError(f"{path} is a file, which has no revision: use hf://owner/name")
+    return Path(path)
+
+
+def assembled(
+    contract: Contract, state: Mapping[str, Tensor], dtype: torch.dtype | None, device: str | torch.device = "cpu"
+) -> ViT | BiT:
+    """The model of a contract with these tensors as its parameters."""
+    with torch.device("meta"):
+        model = BiT(contract.config) if isinstance(contract.config, BiTConfig) else ViT(contract.config)
+    tensors = {name: _as(tensor, dtype, device) for name, tensor in state.items()}
+    model.load_state_dict(tensors, strict=True, assign=True)
+    for module in model.modules():  # what is not stored: places that remember a device
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.device.type == "meta":
+                setattr(module, name, torch.empty(buffer.shape, dtype=dtype or torch.float32, device=device))
+    model.labels, model.preprocessing, model.card = contract.labels, contract.preprocessing, dict(contract.card)
+    return model.eval()
+
+
+def _as(tensor: Tensor, dtype: torch.dtype | None, device: str | torch.device) -> Tensor:
+    return tensor.to(device=device, dtype=dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+
+
+def adapted(
+    contract: Contract,
+    state: dict[str, Tensor],
+    classes: int | None = KEEP,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+) -> tuple[Contract, dict[str, Tensor]]:
+    """A contract and its tensors for other classes, another image size, other channels."""
+    config, labels, pipeline = contract.config, contract.labels, contract.preprocessing
+    if classes is not KEEP and classes != config.classes:
+        config, state = with_classes(config, state, classes)
+        labels = None
+    if image_size is not None and side(image_size) != config.image_size:
+        config, state = with_size(config, state, side(image_size))
+        pipeline = None if pipeline is None else pipeline.at(config.image_size)
+    if channels is not None and channels != config.channels:
+        config, state = with_channels(config, state, channels)
+        pipeline = None if pipeline is None else pipeline.with_channels(channels)
+    return replace(contract, config=config, labels=labels, preprocessing=pipeline), state
+
+
+def save(
+    model: ViT | BiT,
+    path: str | Path,
+    *,
+    labels: Iterable[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    **card: Any,
+) -> None:
+    """A model as one file, `model.safetensors`, with all that belongs to it; the old file or the new, never half of one.
+
+    Labels and preprocessing are the model's own unless given. `card` takes what else is to be known of it, in JSON's kinds
+    of value: `recipe`, `metrics`, `provenance`, `licence`.
+    """
+    names = model.labels if labels is None else tuple(labels)
+    if names is not None and len(names) != model.config.classes:
+        raise ValueError(f"{len(names)} labels for a model of {model.config.classes} classes")
+    pipeline = model.preprocessing if preprocessing is None else preprocessing
+    if pipeline is not None and not isinstance(pipeline, Preprocessing):
+        raise ValueError(f"preprocessing is {type(pipeline).__name__}: give a vitrail Preprocessing, which can be stored")
+    if pipeline is not None and pipeline.channels != model.config.channels:
+        raise ValueError(f"preprocessing gives {pipeline.channels} channels, the model takes {model.config.channels}")
+    contract = Contract(model.config, names, pipeline, {**model.card, **card})
+    save_artifact(Path(path), model.state_dict(), contract)
+
+
+def describe(path: str | Path, assume: Mapping[str, Any] | None = None, take: str | None = None) -> Checkpoint:
+    """A checkpoint recognised and not read. Close it, or use it in a `with`."""
+    return open_and_recognise(resolve(path), assume, take)
+
