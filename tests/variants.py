@@ -3,6 +3,7 @@
 from typing import Any
 
 from vitrail.nn.embed import Patches
+from vitrail.nn.head import Projection
 
 SMALL: dict[str, Any] = {"patch": 8, "width": 32, "depth": 2, "heads": 2, "image_size": (32, 48), "classes": 5}
 
@@ -33,6 +34,12 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.1},
     "qk norm": {"qk_norm": True},
     "swiglu": {"mlp": "swiglu"},
+    "gelu-tanh": {"mlp": "gelu-tanh"},
+    "gelu-quick": {"mlp": "gelu-quick"},
+    "wide heads": {"head_width": 24},
+    "norm on z_0": {"token_norm": True},
+    "patches without bias": {"embed": Patches(8, bias=False)},
+    "projection": {"head": Projection(12), "classes": None},
     "pre-logits": {"head": "pre-logits"},
     "features": {"classes": None},
     "grey": {"channels": 1},

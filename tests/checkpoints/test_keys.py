@@ -52,7 +52,7 @@ def test_every_parameter_of_a_model_is_named_once():
 
 
 def test_a_format_refuses_what_it_cannot_say():
-    with pytest.raises(ValueError, match="timm has no Vision Transformer with ConvStem"):
+    with pytest.raises(ValueError, match="timm cannot express this model: it has no ConvStem"):
         timm_names.vit(configure("Ti/16", embed="conv-stem"))
     for slots in ({"position": "learned2d"}, {"position": "learned1d@every"}, {"block": "post"}, {"block": "parallel"}):
         with pytest.raises(ValueError, match="timm cannot express this model: "):

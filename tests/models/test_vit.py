@@ -8,6 +8,7 @@ import vitrail
 from tests.variants import SMALL, VIT_SLOTS
 from vitrail.models.init import initialise
 from vitrail.models.vit import ViT, ViTConfig
+from vitrail.nn.head import Projection
 
 COUNTS = {
     "Ti/16": 5_717_416,
@@ -114,7 +115,8 @@ def test_post_norm_block_is_the_2017_transformers():
 def test_every_slot_gives_logits_and_a_gradient_to_every_parameter(slots):
     model = shaken(small(**slots)).train()
     output = model(an_image(model, 3))
-    assert output.shape == (3, 5 if model.config.classes else 32)
+    features = 12 if isinstance(model.config.head, Projection) else 32
+    assert output.shape == (3, 5 if model.config.classes else features)
     (output * torch.randn_like(output)).sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 

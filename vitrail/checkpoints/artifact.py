@@ -66,7 +66,10 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: Contract)
 def read_contract(source: SafetensorsFile) -> tuple[Contract, dict[str, str]]:
     """The contract and the tensors' digests, once the header is proven to be as it was written."""
     found = CHECKSUM.findall(source.header)
-    if len(found) != 1 or hashlib.sha256(source.header.replace(found[0], ZEROS.encode())).hexdigest() != found[0].decode():
+    if (
+        len(found) != 1
+        or hashlib.sha256(source.header.replace(found[0], ZEROS.encode())).hexdigest() != found[0].decode()
+    ):
         raise refuse(source.path, "damaged: its header is not what was written (the checksum differs)")
     about = parse_json(source.metadata.get("vitrail", "").encode(), source.path, "damaged description")
     digests = parse_json(source.metadata.get("vitrail.tensors", "").encode(), source.path, "damaged checksums")

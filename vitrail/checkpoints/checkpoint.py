@@ -184,9 +184,7 @@ def find_labels(source: Source, reading: Reading) -> tuple[tuple[str, ...] | Non
     return labels, "config.json"
 
 
-def find_preprocessing(
-    source: Source, reading: Reading, assume: dict[str, Any]
-) -> tuple[Preprocessing | None, str]:
+def find_preprocessing(source: Source, reading: Reading, assume: dict[str, Any]) -> tuple[Preprocessing | None, str]:
     """The pipeline of the format's settings, or its published default; what was told overrides either."""
     form = next(form for form in FORMS if form.name == reading.form)
     config, size = reading.config, reading.config.image_size
@@ -224,7 +222,9 @@ def assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
             elif name in ("eps", "crop"):
                 found[name] = float(value)
             elif name == "size":
-                sides = re.split("[x×]", value) if isinstance(value, str) else [value] if isinstance(value, int) else value
+                sides = (
+                    re.split("[x×]", value) if isinstance(value, str) else [value] if isinstance(value, int) else value
+                )
                 found[name] = (int(sides[0]), int(sides[-1]))
             elif name in ("mean", "std"):
                 if value in COLOURS:

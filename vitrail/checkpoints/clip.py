@@ -19,7 +19,7 @@ from vitrail.nn.position import Learned1D
 def vit(config: ViTConfig) -> Table:
     """`VisionTransformer` of CLIP and OpenCLIP."""
     if not isinstance(config.embed, Patches):
-        raise ValueError(f"CLIP's visual tower has no {type(config.embed).__name__}")
+        raise ValueError(f"CLIP cannot express this model: it has no {type(config.embed).__name__}")
     width, rows = config.size.width, config.prefix.outputs + config.shape.patches
     shape = (width, config.channels, config.embed.patch, config.embed.patch)
     table: Table = [

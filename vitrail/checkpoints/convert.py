@@ -19,7 +19,7 @@ from vitrail.checkpoints.keys import Table, layout, some, write
 from vitrail.checkpoints.loading import KEEP, adapted, assembled, resolve
 from vitrail.checkpoints.look import GELUS
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.adapt import with_learned_positions, with_positions_for
+from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.bit import BiT, BiTConfig
 from vitrail.models.build import POOLS, Config
 from vitrail.models.vit import ViT, ViTConfig
@@ -41,6 +41,8 @@ class Target:
     positions: Callable[[ViTConfig], str] = lambda config: "outputs"  # the prefix tokens whose positions it has
     suffixes: tuple[str, ...] = (".safetensors", ".pth", ".pt", ".bin")
     resnets: bool = False
+    projections: bool = True  # whether it can leave CLIP's projection without a bias
+    unused: Callable[[ViTConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # what its code wants and never reads
     fixed_positions: bool = False  # whether it knows positions without a table
 
 
@@ -100,6 +102,7 @@ TARGETS: dict[str, Target] = {
         lambda config: timm.bit(config) if isinstance(config, BiTConfig) else timm.vit(config),
         positions=_covered,
         resnets=True,
+        projections=False,
     ),
     "hf": Target(
         "transformers",
@@ -107,6 +110,7 @@ TARGETS: dict[str, Target] = {
         lambda config: transformers.vit(config, transformers.family_of(config)),
         positions=lambda config: "all" if transformers.family_of(config) == "deit" else "outputs",
         suffixes=(),
+        unused=transformers.unused,
     ),
     "big_vision": Target(
         "Google's .npz",
@@ -119,7 +123,12 @@ TARGETS: dict[str, Target] = {
     "torchvision": Target("torchvision", torchvision.reasons, torchvision.vit),
     "vit-pytorch": Target("vit-pytorch", vit_pytorch.reasons, vit_pytorch.table_for, fixed_positions=True),
     "clip": Target("CLIP", clip.reasons, clip.vit),
-    "dinov2": Target("DINOv2", dinov2_reasons, lambda config: timm.vit(config, timm.DINOV2)),
+    "dinov2": Target(
+        "DINOv2",
+        dinov2_reasons,
+        lambda config: timm.vit(config, timm.DINOV2),
+        unused=lambda config: {"mask_token": (1, config.size.width)},
+    ),
 }
 NAMES = ("vitrail", *TARGETS)
 
@@ -198,6 +207,8 @@ def _restated(target: Target, config: ViTConfig, state: State | None) -> tuple[V
             return _restated(target, config, dict(layout(config)))
     if not target.fixed_positions:
         config, state = with_learned_positions(config, state)
+    if not target.projections:
+        config, state = with_projection_as_classes(config, state)
     if isinstance(config.position, Learned1D) and config.position.at == "stem":
         config, state = with_positions_for(config, state, target.positions(config))
     return config, state
@@ -232,6 +243,9 @@ def _prove(contract: Contract, state: State, out: Path, to: str, picture: Path, 
         else:
             stated = state
         theirs = write(target.table(contract.config), stated)
+        if isinstance(contract.config, ViTConfig):
+            kind = next(iter(theirs.values())).dtype
+            theirs |= {n: torch.zeros(shape, dtype=kind) for n, shape in target.unused(contract.config).items()}
         _write(out, to, theirs, contract)
         assume = untold(contract.config)
         state = stated
@@ -243,7 +257,9 @@ def _prove(contract: Contract, state: State, out: Path, to: str, picture: Path, 
         raise AssertionError("the artifact did not bring back its contract")
     image = prepared(picture, contract)
     expected = logits(assembled(original, first, torch.float32), image)
-    found = logits(assembled(replace(contract, config=_told(read_as.config, contract.config)), back, torch.float32), image)
+    found = logits(
+        assembled(replace(contract, config=_told(read_as.config, contract.config)), back, torch.float32), image
+    )
     proof = Proof(
         out,
         to,
@@ -267,11 +283,14 @@ def _told(read: Config, wanted: Config) -> Config:
 
 
 def _restatements(before: ViTConfig, after: ViTConfig) -> list[str]:
+    found = []
     if type(before.position) is not type(after.position):
-        return ["fixed positions are written as a table"]
-    if before.position != after.position:
-        return ["positions of the prefix tokens are added to the tokens, or zero where there were none"]
-    return []
+        found.append("fixed positions are written as a table")
+    elif before.position != after.position and before.prefix.count:
+        found.append("positions of the prefix tokens are added to the tokens, or zero where there were none")
+    if before.head != after.head:
+        found.append(f"the projection is written as a head of {after.classes} classes whose bias is zero")
+    return found
 
 
 def _write(out: Path, to: str, theirs: Mapping[str, Tensor], contract: Contract) -> None:
@@ -297,9 +316,10 @@ def untold(config: Config) -> dict[str, Any]:
     told: dict[str, Any] = {"size": config.image_size}
     if isinstance(config, ViTConfig):
         told |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
-        told |= {"gelu": name for name, slot in GELUS.items() if slot == config.block.mlp}
-        if config.prefix.outputs:
-            told |= {"pool": name for name in ("class", "mean") if POOLS[name] == config.pool}
+        gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
+        pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
+        told |= {"gelu": gelu} if gelu else {}
+        told |= {"pool": pool} if pool else {}
     return told
 
 
@@ -359,10 +379,18 @@ def _missed(read: Config, wanted: Config) -> list[str]:
 def said(pipeline: Preprocessing) -> str:
     """A pipeline in a line."""
     (h, w), (rh, rw) = pipeline.size, pipeline.resize
-    how = f"squashed to {rh}×{rw}" if pipeline.fit == "squash" else f"smaller side to {rh}" if rh == rw else f"over {rh}×{rw}"
+    how = (
+        f"squashed to {rh}×{rw}"
+        if pipeline.fit == "squash"
+        else f"smaller side to {rh}"
+        if rh == rw
+        else f"over {rh}×{rw}"
+    )
     crop = "" if pipeline.fit == "squash" and (h, w) == (rh, rw) else f", middle {h}×{w}"
     filter = pipeline.interpolation + ("" if pipeline.antialias else " without antialias")
-    numbers = "mean " + ", ".join(f"{v:g}" for v in pipeline.mean) + "; std " + ", ".join(f"{v:g}" for v in pipeline.std)
+    numbers = (
+        "mean " + ", ".join(f"{v:g}" for v in pipeline.mean) + "; std " + ", ".join(f"{v:g}" for v in pipeline.std)
+    )
     return f"{how} {filter} ({pipeline.engine}){crop}; {numbers}"
 
 

@@ -129,7 +129,7 @@ def _embed(config: ViTConfig) -> list[Key]:
                     table.append(_conv(f"{ours}.shortcut.weight", f"{theirs}/conv_proj/kernel"))
                     table += _norm(f"{ours}.shortcut_norm", f"{theirs}/gn_proj")
     else:
-        raise ValueError(f"Google's Vision Transformer has no {type(embed).__name__}")
+        raise ValueError(f"Google's .npz cannot express this model: it has no {type(embed).__name__}")
     return [*table, key("embed.projection.bias", "embedding/bias")]
 
 

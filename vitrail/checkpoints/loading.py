@@ -46,7 +46,7 @@ def load(
     contract, state = adapted(contract, state, classes, image_size, channels)
     model = assembled(contract, state, dtype, device)
     if checkpoint.random:
-        model.card = model.card | {"random": checkpoint.random}
+        model.card = {**model.card, "random": checkpoint.random}
     return model
 
 
@@ -120,7 +120,9 @@ def save(
         raise ValueError(f"{len(names)} labels for a model of {model.config.classes} classes")
     pipeline = model.preprocessing if preprocessing is None else preprocessing
     if pipeline is not None and not isinstance(pipeline, Preprocessing):
-        raise ValueError(f"preprocessing is {type(pipeline).__name__}: give a vitrail Preprocessing, which can be stored")
+        raise ValueError(
+            f"preprocessing is {type(pipeline).__name__}: give a vitrail Preprocessing, which can be stored"
+        )
     if pipeline is not None and pipeline.channels != model.config.channels:
         raise ValueError(f"preprocessing gives {pipeline.channels} channels, the model takes {model.config.channels}")
     contract = Contract(model.config, names, pipeline, {**model.card, **card})
@@ -130,4 +132,3 @@ def save(
 def describe(path: str | Path, assume: Mapping[str, Any] | None = None, take: str | None = None) -> Checkpoint:
     """A checkpoint recognised and not read. Close it, or use it in a `with`."""
     return open_and_recognise(resolve(path), assume, take)
-

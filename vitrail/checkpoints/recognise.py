@@ -78,9 +78,7 @@ def recognise(shapes: Shapes, settings: Mapping[str, Any], assume: Mapping[str, 
     raise ValueError(complaints[0] if complaints else unknown(inner))
 
 
-def account(
-    form: Form, root: str, wrapper: str, config: Config, table: Table, facts: Facts, shapes: Shapes
-) -> Reading:
+def account(form: Form, root: str, wrapper: str, config: Config, table: Table, facts: Facts, shapes: Shapes) -> Reading:
     """Every tensor of the file against every tensor of the form."""
     wanted = expected(table, config)
     aside = left_out(table, shapes)
@@ -169,6 +167,6 @@ def examples() -> dict[str, set[str]]:
     small: dict[str, Any] = {"patch": 16, "width": 64, "depth": 1, "heads": 1, "image_size": 32}
     found = {}
     for form in FORMS:
-        config = configure(**form.example) if "name" in form.example else configure(**small | form.example)
+        config = configure(**form.example) if "name" in form.example else configure(**{**small, **form.example})
         found[form.name] = {pattern(name) for entry in keys_of(form.table(config, "")) for name in entry.theirs}
     return found

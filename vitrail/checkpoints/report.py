@@ -36,7 +36,8 @@ def report(checkpoint: Checkpoint, progress: Progress | None) -> dict[str, Any]:
             "missing": {name: list(shape) for name, shape in reading.missing.items()},
             "unexpected": {name: list(shape) for name, shape in reading.unexpected.items()},
             "wrong_shape": {
-                name: {"found": list(found), "expected": list(want)} for name, (found, want) in reading.misshapen.items()
+                name: {"found": list(found), "expected": list(want)}
+                for name, (found, want) in reading.misshapen.items()
             },
         },
         "differences": reading.differences(),

@@ -11,7 +11,7 @@ import torch
 
 from vitrail.checkpoints.keys import Change, Key, LeftOut, Table, Tensors, both, complete, joined, key, reshaped, rooted
 from vitrail.checkpoints.look import Differs, Facts, Form, Names, is_square, prefix_rows, square
-from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Preprocessing
+from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Colours, Preprocessing
 from vitrail.models.bit import BiTConfig
 from vitrail.models.build import POOLS, Config
 from vitrail.models.hybrid import Hybrid
@@ -85,25 +85,14 @@ def vit(config: ViTConfig, spelling: Spelling = TIMM) -> Table:
 
 
 def _head(config: ViTConfig) -> Table:
-    if isinstance(config.head, Projection):  # timm's has a bias, which CLIP's lacks: zero
-        return [key("head.weight", ("head.weight", "head.bias"), NO_BIAS)]
     if isinstance(config.head, PreLogits):
         linear = both("head.linear", "head") if config.classes is not None else []
         return [*both("head.pre_logits", "pre_logits.fc"), *linear]
     if config.classes is None:
         return []
     if config.prefix.outputs == 2:
-        return both("head.label", "head") + both("head.teacher", "head_dist")
+        return [*both("head.label", "head"), *both("head.teacher", "head_dist")]
     return [*both("head", "head")]
-
-
-def _without_bias(theirs: Tensors) -> Tensors:
-    if theirs[1].count_nonzero():
-        raise ValueError("head.bias is not zero, and a projection has none")
-    return [theirs[0]]
-
-
-NO_BIAS = Change(read=_without_bias, write=lambda ours: [ours[0], ours[0].new_zeros(ours[0].shape[0])])
 
 
 def _embed(config: ViTConfig) -> Table:
@@ -113,7 +102,7 @@ def _embed(config: ViTConfig) -> Table:
         weight = key("embed.projection.weight", "patch_embed.proj.weight", reshaped(shape, (width, -1)))
         return [weight, key("embed.projection.bias", "patch_embed.proj.bias")] if embed.bias else [weight]
     if not isinstance(embed, Hybrid):
-        raise ValueError(f"timm has no Vision Transformer with {type(embed).__name__}")
+        raise ValueError(f"timm cannot express this model: it has no {type(embed).__name__}")
     channels = 64 if not embed.stages else 256 * 2 ** (len(embed.stages) - 1)
     shape = (width, channels, embed.patch, embed.patch)
     backbone = "patch_embed.backbone"
@@ -313,7 +302,7 @@ def preprocessing(names: Names, config: Config) -> tuple[Preprocessing, str]:
     )
 
 
-def _cropped(size: tuple[int, int], fraction: float, interpolation: Any, colours: dict[str, Any]) -> Preprocessing:
+def _cropped(size: tuple[int, int], fraction: float, interpolation: Any, colours: Colours = HALF) -> Preprocessing:
     resize = (math.floor(size[0] / fraction), math.floor(size[1] / fraction))
     return Preprocessing(size, resize, "cover", interpolation, **colours)
 
@@ -375,9 +364,7 @@ ROOTS = ("", "backbone.", "encoder.", "visual.trunk.")
 TELLING = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 
 
-def _release_form(
-    name: str, title: str, spelling: Spelling, telling: tuple[str, ...], example: dict[str, Any]
-) -> Form:
+def _release_form(name: str, title: str, spelling: Spelling, telling: tuple[str, ...], example: dict[str, Any]) -> Form:
     return Form(
         name,
         title,
@@ -439,7 +426,7 @@ def labels_and_pipeline(
     fraction, mode = float(cfg.get("crop_pct") or 0.875), cfg.get("crop_mode") or "center"
     if mode not in ("center", "squash"):
         raise ValueError(f"timm's crop mode {mode!r} is not reproduced: give --assume with the pipeline that you mean")
-    pipeline = _cropped(size, fraction, cfg["interpolation"], {})
+    pipeline = _cropped(size, fraction, cfg["interpolation"])
     colours = {name: tuple(float(v) for v in cfg[name]) for name in ("mean", "std")}
     return labels, replace(pipeline, fit="squash" if mode == "squash" else "cover", **colours)
 

@@ -21,7 +21,7 @@ OLD_MLP = ("linear_1", "linear_2")  # before torchvision 0.13; its files on the 
 def vit(config: ViTConfig, mlp: tuple[str, str] = MLP) -> Table:
     """`torchvision.models.VisionTransformer`."""
     if not isinstance(config.embed, Patches):
-        raise ValueError(f"torchvision's Vision Transformer has no {type(config.embed).__name__}")
+        raise ValueError(f"torchvision cannot express this model: it has no {type(config.embed).__name__}")
     width = config.size.width
     shape = (width, config.channels, config.embed.patch, config.embed.patch)
     table: Table = [

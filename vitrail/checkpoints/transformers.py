@@ -31,7 +31,7 @@ def vit(config: ViTConfig, family: Family, root: str | None = None, layers: str 
     `root` is what stands before the names of the body, and `layers` before those of the layers, where they are unusual.
     """
     if not isinstance(config.embed, Patches):
-        raise ValueError(f"transformers' {family} has no {type(config.embed).__name__}")
+        raise ValueError(f"transformers cannot express this model: {family} has no {type(config.embed).__name__}")
     size, prefix = config.size, config.prefix
     dino = family.startswith("dinov2")
     if root is None:
@@ -117,7 +117,12 @@ def look(names: Names, facts: Facts, family: Family, layers: str | None = None) 
     hidden = names.shape("pooler.dense.weight", 2)[0] if pooler else width
     eps = 1e-6 if dino else 1e-12
     return ViTConfig(
-        size=Size(inside.count("encoder.layer.{}.attention.output.dense.weight"), width, mlp, facts.heads(width, "transformers")),
+        size=Size(
+            inside.count("encoder.layer.{}.attention.output.dense.weight"),
+            width,
+            mlp,
+            facts.heads(width, "transformers"),
+        ),
         embed=Patches(patch),
         position=Learned1D(prefix="all" if distilled and not teacher else "outputs"),
         prefix=prefix,
@@ -141,7 +146,13 @@ def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     config = settings.get("config.json")
     if not isinstance(config, dict) or "hidden_size" not in config:
         return {}
-    acts = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh", "quick_gelu": "quick"}
+    acts = {
+        "gelu": "exact",
+        "gelu_pytorch_tanh": "tanh",
+        "gelu_new": "tanh",
+        "gelu_fast": "tanh",
+        "quick_gelu": "quick",
+    }
     found: dict[str, Any] = {}
     if type(config.get("num_attention_heads")) is int:
         found["heads"] = config["num_attention_heads"]
@@ -197,7 +208,8 @@ def _side(size: Any) -> tuple[tuple[int, int], Literal["cover", "squash"]]:
     if isinstance(size, int):
         return (size, size), "squash"
     if "shortest_edge" in size:
-        return (int(size["shortest_edge"]),) * 2, "cover"
+        edge = int(size["shortest_edge"])
+        return (edge, edge), "cover"
     return (int(size["height"]), int(size["width"])), "squash"
 
 
@@ -321,7 +333,7 @@ def settings(
     }
     if family.startswith("dinov2"):
         gated = isinstance(config.block.mlp, SwiGLU)
-        made |= {"mlp_ratio": 4 if gated else size.mlp // size.width, "use_swiglu_ffn": gated, "use_mask_token": False}
+        made |= {"mlp_ratio": 4 if gated else size.mlp // size.width, "use_swiglu_ffn": gated}
         if config.prefix.registers:
             made["num_register_tokens"] = config.prefix.registers
     else:
@@ -338,6 +350,14 @@ def settings(
     if pipeline is not None:
         found["preprocessor_config.json"] = processor(pipeline)
     return found
+
+
+def unused(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    """Tensors that a family's code wants and our models lack, because only pre-training reads them."""
+    if config.block.layer_scale is None:
+        return {}
+    root = "" if config.classes is None else f"{family_of(config)}."
+    return {f"{root}embeddings.mask_token": (1, config.size.width)}
 
 
 def processor(pipeline: Preprocessing) -> dict[str, Any]:

@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how it is read")
     reading.add_arguments(how)
     reading.add_missing(parser)
-    parser.add_argument("--image", type=Path, metavar="PICTURE", help="compare logits on this instead of a photograph of ours")
+    parser.add_argument(
+        "--image", type=Path, metavar="PICTURE", help="compare logits on this instead of a photograph of ours"
+    )
     parser.add_argument("--json", action="store_true", help="the proof for machines")
 
 

@@ -1,7 +1,7 @@
 """Resize, crop, normalise: the one definition, stored with the model and used wherever an image meets it."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -21,9 +21,17 @@ FILTERS = {
 }
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of the image, by channels
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+
+class Colours(TypedDict):
+    """What a value between 0 and 1 is normalised with, a number for each channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+IMAGENET: Colours = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+HALF: Colours = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+CLIP: Colours = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,8 @@ class Preprocessing:
     torchvision and timm do, or down, as transformers does. Values go to 0…1, minus `mean`, divided by `std`.
 
     `engine` is whose arithmetic resizes: Pillow's, which timm uses, or torch's, which transformers uses. They differ by 1 of
-    255 mostly, and bicubic at sharp edges by ten. Without `antialias`, torch looks at the nearest pixels alone, however much it shrinks, as TensorFlow does.
+    255 mostly, and bicubic at sharp edges by ten. Without `antialias`, torch looks at the nearest pixels alone, however much
+    it shrinks, as TensorFlow does.
 
     `turn` honours the EXIF orientation that cameras write. timm's and transformers' pipelines do not, so what comes from
     their checkpoints has it off.

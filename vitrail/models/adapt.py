@@ -95,6 +95,15 @@ def with_channels(config: Config, state: State, channels: int) -> tuple[Config, 
 # --- the same model said otherwise ---
 
 
+def with_projection_as_classes(config: ViTConfig, state: State) -> tuple[ViTConfig, State]:
+    """CLIP's projection as a linear head whose bias is zero, for formats that know no other."""
+    if not isinstance(config.head, Projection):
+        return config, state
+    weight = state["head.weight"]
+    new = replace(config, head=Linear(), classes=config.head.width)
+    return new, state | {"head.bias": weight.new_zeros(weight.shape[0])}
+
+
 def covered_by(config: ViTConfig) -> int:
     """Prefix tokens that have a position of their own in a learned table."""
     if not isinstance(config.position, Learned1D):

@@ -227,7 +227,7 @@ def _vit_stages(model: ViT, image: Tensor, read: int | None) -> list[Stage]:
         add("patches x_p E", model.embed(image), model.embed)
         z = model.tokens(image)
         counter.take()  # the patches again
-        add("tokens z_0 (eq. 1)", z, model.prefix, model.position)
+        add("tokens z_0 (eq. 1)", z, model.prefix, model.position, model.token_norm)
         states = model.states(z, grid, read=read)
         for layer, (block, z_l) in enumerate(zip(model.blocks, states, strict=True), start=1):
             add(f"layer {layer} (eq. 2, 3)", z_l, block)

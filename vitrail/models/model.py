@@ -1,6 +1,7 @@
 """What every model carries besides its weights: the data contract that it was trained under."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -13,4 +14,4 @@ class Model(Recomputing):
 
     labels: tuple[str, ...] | None = None  # in the order of the logits
     preprocessing: Callable[[Any], Tensor] | None = None  # a PIL image to the normalised [C, H, W]
-    card: dict[str, Any] = {}  # recipe, metrics, provenance, licence
+    card: Mapping[str, Any] = MappingProxyType({})  # recipe, metrics, provenance, licence

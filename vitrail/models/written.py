@@ -40,7 +40,9 @@ def _read(data: Any, kind: Any, where: str) -> Any:
     if origin is tuple:
         if isinstance(data, list) and (parts[-1] is ... or len(parts) == len(data)):
             kinds = parts[:1] * len(data) if parts[-1] is ... else parts
-            return tuple(_read(item, each, f"{where}[{i}]") for i, (item, each) in enumerate(zip(data, kinds, strict=True)))
+            return tuple(
+                _read(item, each, f"{where}[{i}]") for i, (item, each) in enumerate(zip(data, kinds, strict=True))
+            )
     elif origin is Literal:
         if data in parts:
             return data
@@ -53,9 +55,9 @@ def _read(data: Any, kind: Any, where: str) -> Any:
 
 
 def _one_of(data: Any, kinds: tuple[Any, ...], where: str) -> Any:
-    classes = {kind.__name__: kind for kind in kinds if is_dataclass(kind)}
+    classes: dict[str, Any] = {_name(kind): kind for kind in kinds if is_dataclass(kind)}
     if isinstance(data, dict) and classes:
-        classes |= {sub.__name__: sub for kind in classes.values() for sub in kind.__subclasses__()}
+        classes |= {_name(sub): sub for kind in classes.values() for sub in kind.__subclasses__()}
         name = data.get("type")
         if not isinstance(name, str) or name not in classes:
             raise ValueError(f"{where} is of the unknown type {_short(name)}: known are {', '.join(classes)}")

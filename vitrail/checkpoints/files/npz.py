@@ -4,7 +4,7 @@ import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from vitrail.checkpoints.files.atomic import atomic
-from vitrail.checkpoints.files.source import MOST_TENSORS, Source, Spec, refuse
+from vitrail.checkpoints.files.source import MOST_TENSORS, Source, Spec, raw, refuse
 
 DTYPES = {
     "f8": torch.float64,
@@ -96,10 +96,11 @@ class NpzFile(Source):
         shape = spec.shape[::-1] if member.columns_first else spec.shape
         tensor = torch.empty(shape, dtype=spec.dtype)
         try:
-            with self.archive.open(member.info) as file:
+            with self.archive.open(member.info) as opened:
+                file: Any = opened
                 file.read(member.skip)
                 if spec.bytes:
-                    view, done = memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), 0
+                    view, done = raw(tensor), 0
                     while done < spec.bytes:
                         got = file.readinto(view[done : done + 2**22])
                         if not got:

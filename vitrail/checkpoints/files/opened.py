@@ -78,7 +78,7 @@ def open_file(path: Path, take: str | None = None) -> Source:
     if not begin:
         raise refuse(path, "an empty file")
     if begin[:4] == b"PK\x03\x04":
-        return (NpzFile(path) if _holds_arrays(path) else PickledFile(path, take))
+        return NpzFile(path) if _holds_arrays(path) else PickledFile(path, take)
     if begin[8:9] == b"{":
         return SafetensorsFile(path)
     if begin[:1] == b"\x80" or path.suffix in (".pth", ".pt", ".bin", ".ckpt", ".pkl"):

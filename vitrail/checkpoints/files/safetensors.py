@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.files.atomic import atomic
-from vitrail.checkpoints.files.source import MOST_TENSORS, Source, Spec, numbers, parse_json, refuse
+from vitrail.checkpoints.files.source import MOST_TENSORS, Source, Spec, numbers, parse_json, raw, refuse
 
 DTYPES = {
     "F64": torch.float64,
@@ -85,7 +85,9 @@ class SafetensorsFile(Source):
         for name, entry in header.items():
             if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
                 kind = entry.get("dtype") if isinstance(entry, dict) else entry
-                raise refuse(self.path, f"{name[:80]} has the unknown kind {str(kind)[:40]!r}: known are {', '.join(DTYPES)}")
+                raise refuse(
+                    self.path, f"{name[:80]} has the unknown kind {str(kind)[:40]!r}: known are {', '.join(DTYPES)}"
+                )
             spec = Spec(DTYPES[entry["dtype"]], numbers(entry, "shape", self.path))
             offsets = numbers(entry, "data_offsets", self.path)
             if len(offsets) != 2 or offsets[1] - offsets[0] != spec.bytes:
@@ -106,7 +108,7 @@ class SafetensorsFile(Source):
         spec = self.specs[name]
         tensor = torch.empty(spec.shape, dtype=spec.dtype)
         if spec.bytes:
-            view = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+            view = raw(tensor)
             self.file.seek(self.places[name].start)
             done = 0
             while done < spec.bytes:
@@ -122,7 +124,7 @@ class SafetensorsFile(Source):
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """A tensor's values as they stand in memory, row after row."""
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return raw(tensor.detach().cpu().contiguous())
 
 
 def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

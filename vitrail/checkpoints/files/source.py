@@ -55,6 +55,12 @@ class Source:
         return sum(spec.bytes for spec in self.specs.values())
 
 
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, in place."""
+    values: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(values)
+
+
 def refuse(path: Path, why: str) -> ValueError:
     """The error for a file that cannot be read, in one line."""
     return ValueError(f"{path}: {' '.join(why.split())}")
