@@ -15,7 +15,7 @@ from vitrail.checkpoints.loading import load, save
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 
-ADDRESS = re.compile(r"(?:hf://)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+ADDRESS = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")
 
 
@@ -33,6 +33,7 @@ def hub() -> Any:
     """The library, or an error that says how to get it."""
     try:
         import huggingface_hub
+        import huggingface_hub.constants
     except ImportError:
         raise ValueError("the Hub needs huggingface_hub: pip install 'vitrail[hub]'") from None
     return huggingface_hub
@@ -59,8 +60,8 @@ def download(address: str, revision: str | None = None) -> Path:
     library = hub()
     try:
         if library.constants.HF_HUB_OFFLINE:
-            folder = Path(library.snapshot_download(repo, revision=revision, local_files_only=True))
-            weights = choose(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+            folder = cached(library, repo, revision)
+            weights = choose(path.name for path in folder.iterdir() if path.is_file())
         else:
             weights = choose(library.HfApi().list_repo_files(repo, revision=revision))
             shards = weights.replace(".index.json", "").rpartition(".")
@@ -71,6 +72,15 @@ def download(address: str, revision: str | None = None) -> Path:
     except OSError as error:
         raise OSError(f"hf://{repo}: {_line(error)}") from None
     return folder if weights in (*WHOLE, *INDEXES) else folder / weights
+
+
+def cached(library: Any, repo: str, revision: str | None) -> Path:
+    """The folder of the cache that holds a repository, without asking the Hub."""
+    for name in (*WHOLE, *INDEXES, *BESIDE):
+        found = library.try_to_load_from_cache(repo, name, revision=revision)
+        if isinstance(found, str):
+            return Path(found).parent
+    raise FileNotFoundError("not in the cache, and the Hub's offline mode is on (HF_HUB_OFFLINE)")
 
 
 def push(

@@ -95,7 +95,7 @@ class Preprocessing:
             pixels = np.asarray(image.resize((width, height), FILTERS[self.interpolation]))
         else:
             pixels = interpolate(np.asarray(image), (height, width), self.interpolation, self.antialias)
-        return torch.from_numpy(np.ascontiguousarray(self.cropped(channels_first(pixels))))
+        return torch.from_numpy(np.array(self.cropped(channels_first(pixels)), order="C"))
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 [..., C, H, W] to what the model takes, on the tensor's own device."""

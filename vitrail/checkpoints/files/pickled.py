@@ -5,6 +5,8 @@ is admitted too; any other class is refused.
 """
 
 import argparse
+import re
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,21 +58,22 @@ def load(path: Path) -> Any:
     if archive:
         check_archive(path)
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the pickle's version: if it matters, the next line fails
             return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except MemoryError:
         raise refuse(path, "reading it would take more memory than there is") from None
     except Exception as error:  # whatever a damaged or hostile pickle sets off: it is refused, whichever way it failed
-        why = str(error).strip().split("\n")[0]
-        if "Unsupported global" in str(error) or "Unsupported operand" in str(error):
-            why = next((line.strip() for line in str(error).splitlines() if "Unsupported" in line), why)[:200]
+        if wanted := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise refuse(
                 path,
-                f"it asks to run code that is not weights ({why}) and is therefore not read. If you trust where it comes "
-                "from, open it in a place of its own and save the tensors alone: torch.save({'model': state_dict}, …), "
-                "or safetensors.torch.save_file(state_dict, …)",
+                f"besides weights it asks for {wanted[1]}, which could be any program: it is not read. If you trust where "
+                "it comes from, open it in a place of its own and save the tensors alone: "
+                "torch.save({'model': state_dict}, …), or safetensors.torch.save_file(state_dict, …)",
             ) from None
-        raise refuse(path, f"not a PyTorch file, or a damaged one ({type(error).__name__}: {why[:200]})") from None
+        lines = [line for line in str(error).splitlines() if line.strip() and "weights_only" not in line]
+        why = (lines or [""])[0].removeprefix("Weights only load failed.").strip()[:200]
+        raise refuse(path, f"not a PyTorch file, or a damaged one ({type(error).__name__}: {why})") from None
 
 
 def check_archive(path: Path) -> None:
@@ -120,4 +123,7 @@ def usable(value: Any) -> bool:
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """All or nothing."""
     with atomic(path) as file:
-        torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
+        try:
+            torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
+        except RuntimeError as error:  # what PyTorch makes of a full disk
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None

@@ -1,0 +1,172 @@
+"""The Hub, against a small one on this machine: download, revisions, cache, offline mode, push and the card."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import vitrail
+from tests.checkpoints.hub_on_loopback import Hub
+from vitrail.checkpoints.artifact import Contract
+from vitrail.checkpoints.card import card
+from vitrail.checkpoints.convert import convert
+from vitrail.checkpoints.hub import choose, parse
+from vitrail.models.build import configure
+
+pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed: pip install 'vitrail[hub]'")
+
+CONFIG = configure(patch=16, width=64, depth=1, heads=1, image_size=32, classes=3)
+
+
+@pytest.fixture
+def hub():
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def model(tmp_path):
+    made = vitrail.build_from(CONFIG)
+    with torch.no_grad():
+        made.head.weight.normal_()
+    return made
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def run(hub, tmp_path, script, offline=False):
+    """A process of its own: the Hub's address and its offline mode are read when the library is imported."""
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf-home"), "HF_TOKEN": "hf_test"}
+    environment["HF_HUB_OFFLINE"] = "1" if offline else "0"
+    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+
+
+LOAD = """
+import vitrail, torch
+model = vitrail.load({address!r})
+print(model.config.classes, model.labels, model.head.weight.sum().item())
+"""
+
+
+@pytest.mark.slow
+def test_a_model_is_loaded_from_the_hub_cached_and_there_when_offline(hub, model, tmp_path):
+    vitrail.save(model, tmp_path / "a.safetensors", labels=["a", "b", "c"])
+    convert(tmp_path / "a.safetensors", tmp_path / "hf", "hf")
+    hub.add("me/vit", files_of(tmp_path / "hf") | {"big.bin": b"x" * 1000, "README.md": b"---\nlicense: mit\n---\n"})
+    first = run(hub, tmp_path, LOAD.format(address="hf://me/vit"))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("3 ('a', 'b', 'c')")
+    assert not any("big.bin" in asked for asked in hub.asked)
+    before = len([asked for asked in hub.asked if "resolve" in asked and asked.startswith("GET")])
+    again = run(hub, tmp_path, LOAD.format(address="hf://me/vit"))
+    assert again.stdout == first.stdout
+    assert (
+        len([asked for asked in hub.asked if "resolve" in asked and asked.startswith("GET")]) == before
+    )  # from the cache
+    hub.close()
+    offline = run(hub, tmp_path, LOAD.format(address="hf://me/vit"), offline=True)
+    assert offline.stdout == first.stdout, offline.stderr
+
+
+@pytest.mark.slow
+def test_revisions_are_kept_apart_and_what_is_not_there_is_said(hub, model, tmp_path):
+    for revision, value in (("main", 1.0), ("v1", 2.0)):
+        with torch.no_grad():
+            model.head.weight.fill_(value)
+        vitrail.save(model, tmp_path / "model.safetensors")
+        hub.add("me/vit", {"model.safetensors": (tmp_path / "model.safetensors").read_bytes()}, revision)
+    hub.add("me/empty", {"README.md": b"nothing"})
+    script = """
+import vitrail
+print(vitrail.load("hf://me/vit").head.weight.mean().item(), vitrail.load("hf://me/vit@v1").head.weight.mean().item())
+for address in ("hf://me/nowhere", "hf://me/vit@v9", "hf://me/empty", "hf://me"):
+    try:
+        vitrail.load(address)
+    except (ValueError, OSError) as error:
+        print(str(error).count(chr(10)), error)
+"""
+    result = run(hub, tmp_path, script)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "1.0 2.0"
+    assert len(lines) == 5
+    assert all(line.startswith("0 ") for line in lines[1:])
+    assert "no weights among its files" in lines[3]
+    assert "is no address on the Hub" in lines[4]
+
+
+@pytest.mark.slow
+def test_a_pushed_model_comes_back_with_a_card_whose_code_runs(hub, model, tmp_path):
+    pipeline = vitrail.Preprocessing((32, 32), (36, 36))
+    path = tmp_path / "m.safetensors"
+    vitrail.save(model, path, labels=["a", "b", "c"], preprocessing=pipeline, metrics={"top1": 0.93})
+    push = f"""
+import sys
+from vitrail.cli import main
+sys.exit(main(["push", {str(path)!r}, "me/pushed", "--licence", "apache-2.0"]))
+"""
+    pushed = run(hub, tmp_path, push)
+    assert pushed.returncode == 0, pushed.stderr
+    assert pushed.stdout.startswith(f"{hub.url}/me/pushed/commit/")
+    assert set(hub.repos["me/pushed"]["main"]) >= {"model.safetensors", "README.md"}
+    text = hub.repos["me/pushed"]["main"]["README.md"].decode()
+    for part in ('license: "apache-2.0"', "pipeline_tag: image-classification", "| top1 | 0.93 |", "In timm:"):
+        assert part in text
+    loaded = run(hub, tmp_path, LOAD.format(address="hf://me/pushed"))
+    assert loaded.stdout == f"3 ('a', 'b', 'c') {model.head.weight.sum().item()}\n", loaded.stderr
+
+    from PIL import Image
+
+    Image.new("RGB", (40, 50), (200, 30, 90)).save(tmp_path / "picture.jpg")
+    operators = "\n".join(
+        [
+            "import torch",
+            "library = torch.library.Library('torchvision', 'DEF')",
+            "for name in ('nms', 'qnms'):",
+            "    library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')",
+        ]
+    )
+    commands = re.findall(r"\$ vitrail (convert .*)", text)
+    assert len(commands) == 2
+    for command in commands:
+        done = run(hub, tmp_path, f"import sys; from vitrail.cli import main; sys.exit(main({command.split()!r}))")
+        assert done.returncode == 0, done.stderr
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        done = run(hub, tmp_path, f"{operators}\n{block}\nprint(type(model).__name__)")
+        assert done.returncode == 0, block + done.stderr
+
+
+def test_a_card_says_what_cannot_be_opened_elsewhere():
+    config = configure(patch=16, width=64, depth=1, heads=1, image_size=32, position="rotary2d", classes=None)
+    text = card(Contract(config), "me/rotary", 10)
+    assert "In timm: not possible. Timm cannot express this model" in text
+    assert "In transformers: not possible." in text
+    assert "image-feature-extraction" in text
+    assert "Not recorded. Ask the author" in text
+
+
+def test_addresses():
+    assert parse("hf://me/vit") == ("me/vit", None)
+    assert parse("hf://me/vit@refs/pr/1") == ("me/vit", "refs/pr/1")
+    assert parse("me/vit", "v1") == ("me/vit", "v1")
+    for wrong in ("hf://vit", "hf://a/b/c", "hf://../x", "hf://a/b@c@d"):
+        with pytest.raises(ValueError, match="no address on the Hub"):
+            parse(wrong)
+
+
+def test_the_safest_weights_are_chosen():
+    assert choose(["pytorch_model.bin", "model.safetensors", "tf_model.h5"]) == "model.safetensors"
+    assert (
+        choose(["model-00001-of-00002.safetensors", "model.safetensors.index.json"]) == "model.safetensors.index.json"
+    )
+    assert choose(["B_16.npz", "README.md"]) == "B_16.npz"
+    with pytest.raises(ValueError, match=r"several files of weights, a\.npz, b\.npz"):
+        choose(["a.npz", "b.npz"])
