@@ -279,10 +279,13 @@ def test_damaged_files_of_others_are_read_right_or_refused(suffix, tmp_path):
             changed = mutated(data, chance)
         damaged.write_bytes(changed)
         begin = time.monotonic()
+        refusal = None
         try:
             model = vitrail.load(damaged)
         except ValueError as error:
-            assert f"damaged{suffix}" in str(error)
+            refusal = str(error)
+        if refusal is not None:
+            assert f"damaged{suffix}" in refusal
         else:
             assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
             assert {n: t.shape for n, t in model.state_dict().items()} == {n: t.shape for n, t in state.items()}
@@ -305,7 +308,8 @@ from vitrail.checkpoints.files import npz, pickled, safetensors
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 tensors = {{"a": torch.zeros(10 * 2**18)}}
-for write in (lambda p: safetensors.write(p, tensors, {{}}), lambda p: npz.write(p, tensors), lambda p: pickled.write(p, tensors)):
+writers = (lambda p: safetensors.write(p, tensors, {{}}), lambda p: npz.write(p, tensors), lambda p: pickled.write(p, tensors))
+for write in writers:
     try:
         write(Path({str(path)!r}))
     except OSError as error:

@@ -41,8 +41,8 @@ class Checkpoint:
     reading: Reading
     contract: Contract
     digests: dict[str, str] = field(default_factory=dict)  # of an artifact's tensors
-    labels_from: str = "none in the file"
-    preprocessing_from: str = "none in the file"
+    labels_from: str = "not in the file"
+    preprocessing_from: str = "not in the file"
     random: list[str] = field(default_factory=list)  # tensors of ours that were allowed to be missing
 
     def __enter__(self) -> Self:
@@ -178,7 +178,7 @@ def find_labels(source: Source, reading: Reading) -> tuple[tuple[str, ...] | Non
     if labels is None:
         labels = timm.labels_and_pipeline(source.settings, reading.config.image_size)[0]
     if labels is None:
-        return None, "none in the file"
+        return None, "not in the file"
     if len(labels) != classes:
         return None, f"config.json has {len(labels)} for {classes} classes: not taken"
     return labels, "config.json"

@@ -63,8 +63,9 @@ def text(report: dict[str, Any], most: int = 12) -> str:
         others = f"; also there: {', '.join(map(repr, report['others']))}" if report["others"] else ""
         rows.append(("taken", f"{report['taken'] or 'the file itself'!r}{others}"))
     rows += [("form", report["form"]), ("  because", report["why"])]
-    rows += [(("" if i == 0 else "  ") + key, value) for i, (key, value) in enumerate(report["architecture"].items())]
-    rows.insert(-1, ("  parameters", f"{report['parameters']:,}"))
+    slots = dict(report["architecture"])
+    rows.append(("model", f"{slots.pop('model')}, {report['parameters']:,} parameters"))
+    rows += [(f"  {name}", value) for name, value in slots.items()]
     counts = [f"{coverage['loaded']} loaded"]
     for key in ("left_out", "missing", "unexpected", "wrong_shape"):
         counts.append(f"{len(coverage[key])} {key.replace('_', ' ')}")
@@ -78,16 +79,18 @@ def text(report: dict[str, Any], most: int = 12) -> str:
     bad = report["not_finite"]
     values = "not read" if bad is None else f"not finite in {len(bad)}: {some(bad)}" if bad else "all finite"
     labels = report["labels"]
-    shown = f"{some(labels, 4)} (from {report['labels_from']})" if labels else report["labels_from"]
+    shown = f"{some(labels, 4)} (from {report['labels_from']})" if labels else f"none ({report['labels_from']})"
     rows += [
         ("values", values),
         ("labels", shown),
         ("preprocessing", report["preprocessing_in_words"] or "none"),
         ("  from", report["preprocessing_from"]),
     ]
+    if report["not_told_by_tensors"]:
+        rows.append(("assumed", "what the tensors do not tell; --assume NAME=VALUE to say otherwise"))
     for name, fact in report["not_told_by_tensors"].items():
         value = "×".join(map(str, fact["value"])) if isinstance(fact["value"], tuple) else fact["value"]
-        rows.append((f"{name}", f"{value}: {fact['from']}"))
+        rows.append((f"  {name}", f"{value}: {fact['from']}"))
     if licence := report["card"].get("licence"):
         rows.append(("licence", str(licence)))
     width = max(len(key) for key, _ in rows) + 2
