@@ -37,6 +37,7 @@ format: $(STAMP) ## format and mend what can be mended
 bench: $(STAMP) ## measure against the peers, interleaved; about 35 minutes on two cores
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/weights.py
 
 docs: $(STAMP) ## write the pages that are pulled from the source
 	$(BIN)/python docs/annotate.py

@@ -41,6 +41,13 @@ class Names:
             raise Differs(f"{self.root}{name} has the shape {list(shape)}, and should have {dims} dimensions")
         return shape
 
+    def outputs(self, layer: str, dims: int = 2) -> int | None:
+        """How many values a last layer gives, if it is there: by its bias, which cannot lie on its side."""
+        if f"{layer}.weight" not in self:
+            return None
+        weight = self.shape(f"{layer}.weight", dims)
+        return self.shape(f"{layer}.bias", 1)[0] if f"{layer}.bias" in self else weight[0]
+
     def count(self, pattern: str, start: int = 0) -> int:
         """How many of a numbered name there are, from the first without a gap."""
         number = start

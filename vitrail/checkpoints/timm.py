@@ -206,7 +206,7 @@ def look(names: Names, facts: Facts, spelling: Spelling = TIMM) -> ViTConfig:
         ),
         pool=pool,
         head=Linear() if pre_logits is None else PreLogits(None if pre_logits == width else pre_logits),
-        classes=names.shape("head.weight", 2)[0] if "head.weight" in names else None,
+        classes=names.outputs("head"),
         image_size=image_size,
         channels=channels,
         eps=facts.ask("eps", 1e-6, "timm's default"),
@@ -273,7 +273,7 @@ def look_bit(names: Names, facts: Facts) -> BiTConfig:
         stages=stages,
         factor=width / 64,
         channels=channels,
-        classes=names.shape("head.fc.weight", 4)[0] if "head.fc.weight" in names else None,
+        classes=names.outputs("head.fc", 4),
         image_size=facts.ask("size", (224, 224), "any size will do"),
         root="small" if kernel == 3 else "large",
     )

@@ -64,7 +64,7 @@ def look(names: Names, facts: Facts, mlp: tuple[str, str]) -> ViTConfig:
         embed=Patches(patch),
         block=PreNorm(mlp=facts.gelu("exact", "torchvision's default")),
         head=Linear() if hidden is None else PreLogits(None if hidden == width else hidden),
-        classes=names.shape("heads.head.weight", 2)[0] if "heads.head.weight" in names else None,
+        classes=names.outputs("heads.head"),
         image_size=(h * patch, w * patch),
         channels=channels,
         eps=facts.ask("eps", 1e-6, "torchvision's default"),

@@ -111,8 +111,9 @@ def look(names: Names, facts: Facts, family: Family, layers: str | None = None) 
     prefix = Prefix(2) if teacher else Prefix(1, registers=1 if distilled else registers)
     covered = 2 if distilled else 1
     h, w = facts.grid(names.shape("embeddings.position_embeddings", 3)[1] - covered, patch)
-    classifier = "cls_classifier.weight" if teacher else "classifier.weight"
-    classes, features = outside.shape(classifier, 2) if classifier in outside else (None, width)
+    classifier = "cls_classifier" if teacher else "classifier"
+    classes = outside.outputs(classifier)
+    features = width if classes is None else outside.shape(f"{classifier}.weight", 2)[1]
     pooler = classes is None and "pooler.dense.weight" in names
     hidden = names.shape("pooler.dense.weight", 2)[0] if pooler else width
     eps = 1e-6 if dino else 1e-12

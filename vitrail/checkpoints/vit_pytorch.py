@@ -86,7 +86,7 @@ def look(names: Names, facts: Facts) -> ViTConfig:
     if inner % heads:
         raise Differs(f"{heads} heads do not divide {inner} values")
     simple = "transformer.layers.0.0.to_out.weight" in names
-    outputs, head = 0, "linear_head.weight" if simple else "mlp_head.weight"
+    outputs, head = 0, "linear_head" if simple else "mlp_head"
     if simple:
         position, image_size = SinCos2D(), facts.free_size(patch, "sin-cos positions have no size")
     else:
@@ -106,7 +106,7 @@ def look(names: Names, facts: Facts) -> ViTConfig:
         prefix=Prefix(outputs),
         block=PreNorm(mlp=facts.gelu("exact", "vit-pytorch's default"), qkv_bias=False, out_bias=not simple),
         pool=ClassToken() if outputs else Mean(),
-        classes=names.shape(head, 2)[0] if head in names else None,
+        classes=names.outputs(head),
         image_size=image_size,
         channels=channels,
         eps=facts.ask("eps", 1e-5, "vit-pytorch's default"),
