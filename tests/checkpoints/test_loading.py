@@ -53,10 +53,21 @@ def test_a_loaded_model_is_ready(tmp_path, theirs):
 
 def test_a_model_does_not_hang_on_its_file(tmp_path, theirs):
     path = written(tmp_path, theirs)
-    model = vitrail.load(path)
-    before = model.head.weight.clone()
+    owner, mapped = vitrail.load(path, mapped=False), vitrail.load(path)
+    before = owner.head.weight.clone()
+    convert(path, path, "vitrail", classes=3)  # written beside it and renamed, so the old pages stay
+    assert torch.equal(mapped.head.weight, before)
+    with torch.no_grad():
+        vitrail.load(path).head.bias.add_(1)  # a private copy: the file does not change
+    assert vitrail.load(path).head.bias.tolist() == [0, 0, 0]
     path.write_bytes(b"\0" * path.stat().st_size)
-    assert torch.equal(model.head.weight, before)
+    assert torch.equal(owner.head.weight, before)
+
+
+def test_a_tensor_of_a_mapped_model_is_saved_alone(tmp_path, theirs):
+    model = vitrail.load(written(tmp_path, theirs))
+    torch.save(model.head.state_dict(), tmp_path / "head.pth")
+    assert (tmp_path / "head.pth").stat().st_size < 10_000
 
 
 @pytest.mark.parametrize("position", ["sincos2d", "rotary2d", "sinusoid1d"])

@@ -431,7 +431,7 @@ CASES: dict[str, Case] = {
     ),
     "timm registers with positions": Case(timm_vit(reg_tokens=4), "timm", "timm"),
     "timm SigLIP": Case(timm_vit(class_token=False, global_pool="map", **MLP_HEADLESS), "timm", "timm big_vision"),
-    "timm CLIP": Case(timm_vit(pre_norm=True, num_classes=24), "timm", "timm"),
+    "timm CLIP": Case(timm_vit(pre_norm=True, num_classes=24, norm_layer=torch.nn.LayerNorm), "timm", "timm"),
     "timm q/k norm": Case(timm_vit(qk_norm=True), "timm", "timm"),
     "timm pre-logits": Case(timm_pre_logits, "timm", "big_vision torchvision"),
     "timm relative positions": Case(timm_relative, "timm", "timm"),

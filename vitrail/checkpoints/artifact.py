@@ -20,12 +20,12 @@ from vitrail.checkpoints.files.source import parse_json, refuse
 from vitrail.checkpoints.look import MOST_LAYERS
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import Config
-from vitrail.models.vit import ViTConfig
 from vitrail.models.written import dataclass_from_json, from_json, to_json
 
 VERSION = 1
 CHECKSUM = re.compile(rb'"vitrail\.checksum":"([0-9a-f]{64})"')
 ZEROS = "0" * 64
+MOST = 10_000_000  # of anything that a configuration counts
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,18 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: Contract)
     }
     header = header_of(tensors, metadata)
     assert len(CHECKSUM.findall(header)) == 1
-    write_with_header(path, header.replace(ZEROS.encode(), hashlib.sha256(header).hexdigest().encode(), 1), tensors)
+    found = CHECKSUM.search(header)
+    assert found is not None
+    start, end = found.span(1)
+    write_with_header(path, header[:start] + hashlib.sha256(header).hexdigest().encode() + header[end:], tensors)
 
 
 def read_contract(source: SafetensorsFile) -> tuple[Contract, dict[str, str]]:
     """The contract and the tensors' digests, once the header is proven to be as it was written."""
-    found = CHECKSUM.findall(source.header)
-    if (
-        len(found) != 1
-        or hashlib.sha256(source.header.replace(found[0], ZEROS.encode())).hexdigest() != found[0].decode()
-    ):
+    found = list(CHECKSUM.finditer(source.header))
+    start, end = found[0].span(1) if len(found) == 1 else (0, 0)
+    blank = source.header[:start] + ZEROS.encode() + source.header[end:]
+    if len(found) != 1 or hashlib.sha256(blank).hexdigest().encode() != found[0][1]:
         raise refuse(source.path, "damaged: its header is not what was written (the checksum differs)")
     about = parse_json(source.metadata.get("vitrail", "").encode(), source.path, "damaged description")
     digests = parse_json(source.metadata.get("vitrail.tensors", "").encode(), source.path, "damaged checksums")
@@ -82,21 +84,36 @@ def read_contract(source: SafetensorsFile) -> tuple[Contract, dict[str, str]]:
 def _contract(about: dict[str, Any]) -> Contract:
     if about["version"] != VERSION:
         raise ValueError(f"it is written in version {about['version']}, this vitrail reads {VERSION}")
+    check_bounds(about["config"])
     config = from_json(about["config"])
-    layers = (config.size.depth,) if isinstance(config, ViTConfig) else config.stages
-    if max(layers) > MOST_LAYERS:
-        raise ValueError(f"{max(layers):,} layers are more than a model has")
+    if not 0 < getattr(config, "eps", 1e-6) < 1:
+        raise ValueError(f"an epsilon of {getattr(config, 'eps', None)}")
     labels, pipeline = about["labels"], about["preprocessing"]
-    if labels is not None and (len(labels) != config.classes or not all(isinstance(label, str) for label in labels)):
+    if labels is not None and (not isinstance(labels, list) or not all(isinstance(label, str) for label in labels)):
+        raise ValueError("its labels are no list of names")
+    if labels is not None and len(labels) != config.classes:
         raise ValueError(f"{len(labels)} labels for {config.classes} classes")
     if not isinstance(about["card"], dict):
         raise ValueError("its card is no table")
-    return Contract(
-        config=config,
-        labels=None if labels is None else tuple(labels),
-        preprocessing=None if pipeline is None else dataclass_from_json(pipeline, Preprocessing, "preprocessing"),
-        card=about["card"],
-    )
+    prepare = None if pipeline is None else dataclass_from_json(pipeline, Preprocessing, "preprocessing")
+    if prepare is not None and prepare.channels != config.channels:
+        raise ValueError(f"its preprocessing gives {prepare.channels} channels and its model takes {config.channels}")
+    return Contract(config, None if labels is None else tuple(labels), prepare, about["card"])
+
+
+def check_bounds(data: Any, name: str = "config") -> None:
+    """No number in a configuration is beyond what a model could have: a checksum proves who damaged it, not who wrote it."""
+    most = MOST_LAYERS if name in ("depth", "stages") else MOST
+    if isinstance(data, dict):
+        for key, value in data.items():
+            check_bounds(value, key)
+    elif isinstance(data, list):
+        if len(data) > 16:
+            raise ValueError(f"{len(data)} numbers for {name}")
+        for value in data:
+            check_bounds(value, name)
+    elif isinstance(data, int | float) and not abs(data) <= most:
+        raise ValueError(f"{name} is {data:g}, more than any model has")
 
 
 def _digests(digests: Any, names: set[str]) -> dict[str, str]:

@@ -18,10 +18,11 @@ from vitrail.checkpoints.files.opened import open_checkpoint
 from vitrail.checkpoints.files.safetensors import SafetensorsFile
 from vitrail.checkpoints.files.source import Source, refuse
 from vitrail.checkpoints.keys import Key, keys_of, some
-from vitrail.checkpoints.look import Names
+from vitrail.checkpoints.look import GELUS, Names
 from vitrail.checkpoints.recognise import FORMS, Reading, own, recognise
 from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Preprocessing
-from vitrail.models.build import build_from
+from vitrail.models.build import POOLS, Config, build_from
+from vitrail.models.vit import ViTConfig
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 COLOURS = {"imagenet": IMAGENET, "half": HALF, "clip": CLIP}
@@ -60,19 +61,22 @@ class Checkpoint:
         """The tensors with values that are not finite. Reads everything."""
         found, done, total = [], 0, sum(self.source.specs[name].bytes for name in self.reading.loaded)
         for name in self.reading.loaded:
-            if not finite(self._tensor(name)):
+            if not finite(self._tensor(name, mapped=True)):
                 found.append(name)
             done += self.source.specs[name].bytes
             progress(done, total)
         return found
 
-    def state(self, allow_missing: Iterable[str] = (), progress: Progress = no_progress) -> dict[str, Tensor]:
+    def state(
+        self, allow_missing: Iterable[str] = (), progress: Progress = no_progress, mapped: bool = False
+    ) -> dict[str, Tensor]:
         """Our tensors, as they are stored. Every one is there, of the right shape and finite; else an error that lists.
 
         `allow_missing` takes names with `*`, theirs or ours: such tensors are made at random if they are missing.
+        `mapped` leaves tensors in the file's pages where nothing has to be rearranged.
         """
         reading, keys = self.reading, keys_of(self.reading.table)
-        allowed = list(allow_missing)
+        allowed = [allow_missing] if isinstance(allow_missing, str) else list(allow_missing)
         lacking = [entry for entry in keys if any(name in reading.missing for name in entry.theirs)]
         excused = [entry for entry in lacking if _matches(entry, allowed)]
         forgiven = {name for entry in excused for name in entry.theirs}
@@ -84,7 +88,7 @@ class Checkpoint:
         done, total = 0, sum(self.source.specs[name].bytes for entry in wanted for name in entry.theirs)
         not_finite: list[str] = []
         for entry in wanted:
-            theirs = [self._tensor(name) for name in entry.theirs]
+            theirs = [self._tensor(name, mapped) for name in entry.theirs]
             not_finite += [name for name, tensor in zip(entry.theirs, theirs, strict=True) if not finite(tensor)]
             found |= zip(entry.ours, entry.change.read(theirs), strict=True)
             done += sum(self.source.specs[name].bytes for name in entry.theirs)
@@ -97,8 +101,8 @@ class Checkpoint:
             found |= {name: fresh[name] for name in self.random}
         return found
 
-    def _tensor(self, name: str) -> Tensor:
-        tensor = self.source.read(name)
+    def _tensor(self, name: str, mapped: bool) -> Tensor:
+        tensor = self.source.view(name) if mapped else self.source.read(name)
         if self.digests and digest(tensor) != self.digests[name]:
             raise refuse(self.source.path, f"damaged: {name} is not what was written (the checksum differs)")
         return tensor
@@ -138,7 +142,12 @@ def open_and_recognise(path: Path, assume: Mapping[str, Any] | None = None, take
     assume = assumptions(assume or {})
     source = open_checkpoint(path, take)
     try:
+        if strange := next((name for name in source.specs if not name.isprintable()), None):
+            raise refuse(source.path, f"the name {strange!a} is not that of a tensor")
         return _recognised(source, assume)
+    except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
+        source.close()  # numbers and settings that nobody could mean
+        raise refuse(source.path, f"its settings or sizes make no sense ({type(error).__name__}: {error})") from None
     except BaseException:
         source.close()
         raise
@@ -156,9 +165,14 @@ def _recognised(source: Source, assume: dict[str, Any]) -> Checkpoint:
         reading = recognise(shapes, source.settings, architecture)
     except ValueError as error:
         raise ValueError(f"{source.path}: {error}") from None
+    if reading.config.image_size[0] > 65_536 or reading.config.image_size[1] > 65_536:
+        raise refuse(source.path, f"an image size of {reading.config.image_size} is not that of a model")
     numbers = {source.specs[name].dtype for name in reading.loaded}
     if strange := [kind for kind in numbers if not kind.is_floating_point]:
         raise refuse(source.path, f"its weights are stored as {strange[0]}, not as floating-point numbers")
+    for name, value in architecture.items():
+        if name not in reading.facts and not agrees(reading.config, name, value):
+            raise refuse(source.path, f"{name}={value} was told, and the tensors tell otherwise: leave it out")
     labels, labels_from = find_labels(source, reading)
     pipeline, pipeline_from = find_preprocessing(source, reading, assume)
     provenance = {"file": source.path.name, "form": reading.form, "container": source.container}
@@ -167,6 +181,21 @@ def _recognised(source: Source, assume: dict[str, Any]) -> Checkpoint:
         card["licence"] = source.metadata["license"]
     contract = Contract(reading.config, labels, pipeline, card)
     return Checkpoint(source, reading, contract, {}, labels_from, pipeline_from)
+
+
+def agrees(config: Config, name: str, value: Any) -> bool:
+    """Whether what was told, though nobody asked, is so."""
+    if not isinstance(config, ViTConfig):
+        return (name, value) in (("size", config.image_size), ("channels", config.channels))
+    known = {
+        "heads": config.size.heads,
+        "eps": config.eps,
+        "size": config.image_size,
+        "channels": config.channels,
+        "gelu": next((name for name, slot in GELUS.items() if slot == config.block.mlp), None),
+        "pool": next((name for name, slot in POOLS.items() if slot == config.pool), None),
+    }
+    return known[name] == value
 
 
 def find_labels(source: Source, reading: Reading) -> tuple[tuple[str, ...] | None, str]:
@@ -205,6 +234,9 @@ def find_preprocessing(source: Source, reading: Reading, assume: dict[str, Any])
     changes: dict[str, Any] = {name: assume[name] for name in ("mean", "std", "fit", "interpolation") if name in assume}
     if "crop" in assume:
         changes["resize"] = tuple(math.floor(side / assume["crop"]) for side in size)
+    for name in ("mean", "std"):
+        if len(changes.get(name, found.mean)) != config.channels:
+            raise ValueError(f"{len(changes[name])} values for {name}, and the model takes {config.channels} channels")
     if changes:
         found, why = replace(found, **changes), f"{why}, with {', '.join(sorted(changes))} as told"
     return found, why
@@ -226,9 +258,13 @@ def assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
                     re.split("[x×]", value) if isinstance(value, str) else [value] if isinstance(value, int) else value
                 )
                 found[name] = (int(sides[0]), int(sides[-1]))
+                if len(sides) > 2:
+                    raise ValueError("more than two sides")
             elif name in ("mean", "std"):
-                if value in COLOURS:
-                    found |= {"mean": COLOURS[value]["mean"], "std": COLOURS[value]["std"], **found}
+                if isinstance(value, str) and value in COLOURS:
+                    found[name] = COLOURS[value][name]
+                    if "std" not in given:  # a word for the mean is one for both
+                        found["std"] = COLOURS[value]["std"]
                 else:
                     parts = value.split(",") if isinstance(value, str) else value
                     found[name] = tuple(float(part) for part in parts)
@@ -236,9 +272,11 @@ def assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
                 found[name] = str(value)
         except (TypeError, ValueError, IndexError):
             raise ValueError(f"{name}={value} cannot be read: see `vitrail describe --help`") from None
-    for name in ("heads", "channels", "crop"):
-        if name in found and not found[name] > 0:
-            raise ValueError(f"{name}={given[name]}: it must be above 0")
+    for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1}.items():
+        if name in found and not 0 < found[name] <= most:
+            raise ValueError(f"{name}={given[name]}: it must be above 0 and at most {most:,}")
+    if 0 < found.get("crop", 1) < 0.01:
+        raise ValueError(f"crop={given['crop']}: it must be at least 0.01")
     if min(found.get("size", (1,))) < 1:
         raise ValueError(f"size={given['size']}: both sides must be at least 1 pixel")
     return found

@@ -1,10 +1,10 @@
 """The names of OpenAI's CLIP and of OpenCLIP, for the visual tower: a norm on z_0, and a projection without bias."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from vitrail.checkpoints.keys import LeftOut, Table, both, complete, key, reshaped, rooted, transposed
-from vitrail.checkpoints.look import Facts, Form, Names, square
+from vitrail.checkpoints.look import Differs, Facts, Form, Names, square
 from vitrail.data.preprocessing import CLIP, Preprocessing
 from vitrail.models.build import Config
 from vitrail.models.sizes import Size
@@ -75,6 +75,14 @@ def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     found: dict[str, Any] = {"gelu": "quick" if model.get("quick_gelu") else "exact"}
     vision = model.get("vision_cfg")
     if isinstance(vision, dict):
+        for name, usual in {"pool_type": "tok", "final_ln_after_pool": False, "attentional_pool": False}.items():
+            if vision.get(name, usual) != usual:
+                raise Differs(f"open_clip_config.json says {name} {vision[name]!r}, which is not among the models here")
+        kinds, norms = vision.get("act_kwargs"), vision.get("norm_kwargs")
+        if isinstance(kinds, dict) and kinds.get("approximate") == "tanh":
+            found["gelu"] = "tanh"
+        if isinstance(norms, dict) and isinstance(norms.get("eps"), float):
+            found["eps"] = norms["eps"]
         width, head = vision.get("width"), vision.get("head_width", 64)
         if type(width) is int and type(head) is int and head > 0 and width % head == 0:
             found["heads"] = width // head
@@ -93,7 +101,10 @@ def pipeline(settings: Mapping[str, Any], size: tuple[int, int]) -> Preprocessin
     if not isinstance(found, dict) or not {"mean", "std"} <= set(found):
         return None
     mean, std = (tuple(float(v) for v in found[name]) for name in ("mean", "std"))
-    fit = "squash" if found.get("resize_mode") == "squash" else "cover"
+    fits: dict[Any, Literal["cover", "squash"]] = {None: "cover", "shortest": "cover", "squash": "squash"}
+    if str(found.get("resize_mode", "shortest")) not in ("None", "shortest", "squash"):
+        raise ValueError(f"open_clip_config.json's resize_mode {found['resize_mode']!r} is not reproduced")
+    fit = fits[found.get("resize_mode")]
     return Preprocessing(size, size, fit, found.get("interpolation") or "bicubic", mean=mean, std=std)
 
 

@@ -24,10 +24,12 @@ from vitrail.models.bit import BiT, BiTConfig
 from vitrail.models.build import POOLS, Config
 from vitrail.models.vit import ViT, ViTConfig
 from vitrail.nn.head import PreLogits
-from vitrail.nn.pool import ClassAndMean, Mean
+from vitrail.nn.mlp import SwiGLU
+from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean
 from vitrail.nn.position import Learned1D, Relative
 
 PHOTOGRAPH = Path(__file__).parent / "photograph.jpg"
+TOLERANCE = 1e-4  # of the largest logit, between what was read and what was written
 State = dict[str, Tensor]
 
 
@@ -41,6 +43,7 @@ class Target:
     positions: Callable[[ViTConfig], str] = lambda config: "outputs"  # the prefix tokens whose positions it has
     suffixes: tuple[str, ...] = (".safetensors", ".pth", ".pt", ".bin")
     resnets: bool = False
+    gated: bool = False  # whether it has SwiGLU
     projections: bool = True  # whether it can leave CLIP's projection without a bias
     unused: Callable[[ViTConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # what its code wants and never reads
     fixed_positions: bool = False  # whether it knows positions without a table
@@ -76,8 +79,6 @@ def timm_reasons(config: ViTConfig) -> list[str]:
         found.append("it dropped the pre-logits layer")
     if config.size.head is not None:
         found.append("its heads share the width among them")
-    if config.classes is None and config.prefix.outputs == 2:
-        found.append("its distilled models have their two heads")
     return found
 
 
@@ -86,6 +87,8 @@ def dinov2_reasons(config: ViTConfig) -> list[str]:
     found = [] if config.classes is None else ["its models have no classes: --classes none"]
     if config.block.layer_scale is None or config.prefix.outputs != 1:
         found.append("its models have LayerScale and a class token")
+    if not isinstance(config.pool, ClassToken):
+        found.append("its models read their class token")
     return found
 
 
@@ -102,6 +105,7 @@ TARGETS: dict[str, Target] = {
         lambda config: timm.bit(config) if isinstance(config, BiTConfig) else timm.vit(config),
         positions=_covered,
         resnets=True,
+        gated=True,
         projections=False,
     ),
     "hf": Target(
@@ -110,6 +114,7 @@ TARGETS: dict[str, Target] = {
         lambda config: transformers.vit(config, transformers.family_of(config)),
         positions=lambda config: "all" if transformers.family_of(config) == "deit" else "outputs",
         suffixes=(),
+        gated=True,
         unused=transformers.unused,
     ),
     "big_vision": Target(
@@ -127,6 +132,7 @@ TARGETS: dict[str, Target] = {
         "DINOv2",
         dinov2_reasons,
         lambda config: timm.vit(config, timm.DINOV2),
+        gated=True,
         unused=lambda config: {"mask_token": (1, config.size.width)},
     ),
 }
@@ -195,9 +201,25 @@ def expressible(to: str, config: Config) -> None:
         target.table(config)
         return
     config, _ = _restated(target, config, None)
-    if reasons := target.reasons(config):
+    reasons = [*unsayable(config), *target.reasons(config)]
+    if isinstance(config.block.mlp, SwiGLU) and not target.gated:
+        reasons.append("it has no SwiGLU")
+    if reasons:
         raise ValueError(f"{target.title} cannot express this model: {'; '.join(reasons)}")
     target.table(config)
+
+
+def unsayable(config: ViTConfig) -> list[str]:
+    """What no form but our own can say."""
+    found = []
+    mlp = config.block.mlp
+    if not isinstance(mlp, SwiGLU) and mlp not in GELUS.values():
+        found.append(f"it has no {type(mlp).__name__}")
+    if isinstance(config.pool, MAP) and config.pool.mlp != mlp:
+        found.append("its attention pooling has the activation of its blocks")
+    if config.classes is None and config.prefix.outputs == 2:
+        found.append("its distilled models have their two heads")
+    return found
 
 
 def _restated(target: Target, config: ViTConfig, state: State | None) -> tuple[ViTConfig, State]:
@@ -223,12 +245,13 @@ def write_and_prove(
     """
     expressible(to, contract.config)
     check_name(to, out)
+    image = prepared(picture, contract)
     with staged(out) as place:
-        proof = _prove(contract, state, place, to, picture, list(notes or []))
+        proof = _prove(contract, state, place, to, image, list(notes or []))
     return replace(proof, path=out)
 
 
-def _prove(contract: Contract, state: State, out: Path, to: str, picture: Path, notes: list[str]) -> Proof:
+def _prove(contract: Contract, state: State, out: Path, to: str, image: Tensor, notes: list[str]) -> Proof:
     original, first = contract, state
     if to == "vitrail":
         save_artifact(out, state, contract)
@@ -254,8 +277,7 @@ def _prove(contract: Contract, state: State, out: Path, to: str, picture: Path, 
         read_as = again.contract
     _same(out, state, back)
     if to == "vitrail" and read_as != contract:
-        raise AssertionError("the artifact did not bring back its contract")
-    image = prepared(picture, contract)
+        raise ValueError("the artifact did not bring back its contract: please report this")
     expected = logits(assembled(original, first, torch.float32), image)
     found = logits(
         assembled(replace(contract, config=_told(read_as.config, contract.config)), back, torch.float32), image
@@ -269,6 +291,10 @@ def _prove(contract: Contract, state: State, out: Path, to: str, picture: Path, 
         float((found - expected).abs().max()),
         notes,
     )
+    if not proof.largest_difference <= TOLERANCE * max(1.0, proof.largest_logit):
+        raise ValueError(
+            f"not written: read back, the logits differ by {proof.largest_difference:.3g} of {proof.largest_logit:.3g}"
+        )
     if to != "vitrail":
         _strangers(proof, out, contract, expected, image)
     return proof
@@ -331,7 +357,7 @@ def _same(path: Path, written: State, back: State) -> None:
         if name not in written or name not in back or not same_bits(written[name], back[name])
     ]
     if differ:
-        raise AssertionError(f"{path}: {len(differ)} tensors did not come back as they were written: {some(differ)}")
+        raise ValueError(f"{path.name}: {len(differ)} tensors did not come back as they were written: {some(differ)}")
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -400,8 +426,11 @@ def prepared(picture: Path, contract: Contract) -> Tensor:
     pipeline = contract.preprocessing or Preprocessing(config.image_size, config.image_size)
     if pipeline.channels not in (1, 3, 4):
         pipeline = pipeline.with_channels(3)
-    with Image.open(picture) as image:
-        x = pipeline(image)
+    try:
+        with Image.open(picture) as image:
+            x = pipeline(image)
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{picture}: {error}") from None
     return x.repeat(-(-config.channels // x.shape[0]), 1, 1)[: config.channels].unsqueeze(0)
 
 

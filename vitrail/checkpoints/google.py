@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints.keys import Change, Key, LeftOut, Table, Tensors, complete, key, rooted, stacked, transposed
-from vitrail.checkpoints.look import MOST_LAYERS, Differs, Facts, Form, Names, is_square, prefix_rows, square
+from vitrail.checkpoints.look import MOST_LAYERS, Differs, Facts, Form, Names, square
 from vitrail.data.preprocessing import HALF, Preprocessing
 from vitrail.models.build import Config
 from vitrail.models.hybrid import Hybrid
@@ -20,7 +20,7 @@ from vitrail.models.vit import ViTConfig
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Linear, PreLogits
-from vitrail.nn.pool import MAP, ClassToken, Mean
+from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean
 from vitrail.nn.position import Learned1D, SinCos2D
 from vitrail.nn.prefix import Prefix
 
@@ -183,11 +183,10 @@ def look(names: Names, facts: Facts, spelling: Spelling) -> ViTConfig:
         raise Differs(f"{depth:,} layers are more than a model has")
     outputs = 1 if "cls" in names else 0
     if spelling.position in names:
-        choices = {"outputs": outputs, "none": 0} if spelling is ORIGINAL else {"none": 0, "outputs": outputs}
-        rows = names.shape(spelling.position, 3)[1]
-        which, patches = prefix_rows(rows, is_square, choices)
+        which = "outputs" if spelling is ORIGINAL else "none"
+        patches = names.shape(spelling.position, 3)[1] - (outputs if spelling is ORIGINAL else 0)
         h, w = facts.grid(patches, embed.stride)
-        position: Any = Learned1D(prefix=which)  # type: ignore[arg-type]
+        position: Any = Learned1D(prefix=which)
         image_size = (h * embed.stride, w * embed.stride)
     else:
         position = SinCos2D()
@@ -280,6 +279,8 @@ def reasons(config: ViTConfig) -> list[str]:
         found.append("it has no distillation token and no registers")
     if isinstance(config.pool, Mean) and config.pool.norm_after:
         found.append("it norms before it takes the mean")
+    if isinstance(config.pool, ClassAndMean):
+        found.append("it does not pool class token and mean side by side")
     if isinstance(config.pool, Mean) and config.prefix.outputs:
         found.append("a model that takes the mean has no class token there")
     if isinstance(config.embed, Patches) and not config.embed.bias:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.artifact import Contract, save_artifact
-from vitrail.checkpoints.checkpoint import Checkpoint, Progress, no_progress, open_and_recognise
+from vitrail.checkpoints.artifact import MOST, Contract, save_artifact
+from vitrail.checkpoints.checkpoint import Checkpoint, Progress, finite, no_progress, open_and_recognise
+from vitrail.checkpoints.keys import layout, some
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_channels, with_classes, with_size
 from vitrail.models.bit import BiT, BiTConfig
@@ -31,6 +32,7 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     revision: str | None = None,
+    mapped: bool = True,
     progress: Progress = no_progress,
 ) -> ViT | BiT:
     """A model from a checkpoint of any known form, in evaluation mode, whole or not at all.
@@ -38,10 +40,11 @@ def load(
     `path` is a file, a directory, or `hf://owner/name` on the Hugging Face Hub (at a `revision`). `model.labels` and
     `model.preprocessing` come with it. Weights are computed in `dtype`; None keeps what is stored. `assume` tells what
     tensors cannot (`{"heads": 6}`), `take` picks one of several models in a file, and `classes`, `image_size`, `channels`
-    change the model on the way.
+    change the model on the way. `mapped` leaves the weights in the pages of a safetensors file, copied when they are changed:
+    quick, and fit for training, but somebody who overwrites that file in place (vitrail never does) would change the model.
     """
     with open_and_recognise(resolve(path, revision), assume, take) as checkpoint:
-        state = checkpoint.state(allow_missing, progress)
+        state = checkpoint.state(allow_missing, progress, mapped)
         contract = checkpoint.contract
     contract, state = adapted(contract, state, classes, image_size, channels)
     model = assembled(contract, state, dtype, device)
@@ -72,13 +75,19 @@ def assembled(
     for module in model.modules():  # what is not stored: places that remember a device
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.device.type == "meta":
-                setattr(module, name, torch.empty(buffer.shape, dtype=dtype or torch.float32, device=device))
+                kind = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+                setattr(module, name, torch.empty(buffer.shape, dtype=kind, device=device))
     model.labels, model.preprocessing, model.card = contract.labels, contract.preprocessing, dict(contract.card)
     return model.eval()
 
 
 def _as(tensor: Tensor, dtype: torch.dtype | None, device: str | torch.device) -> Tensor:
-    return tensor.to(device=device, dtype=dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+    if dtype is None or not tensor.is_floating_point() or tensor.dtype == dtype:
+        return tensor.to(device)
+    made = tensor.to(device=device, dtype=dtype)
+    if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max and not finite(made):
+        raise ValueError(f"values that are too large for {dtype}: keep them as they are stored, with dtype=None")
+    return made
 
 
 def adapted(
@@ -90,6 +99,9 @@ def adapted(
 ) -> tuple[Contract, dict[str, Tensor]]:
     """A contract and its tensors for other classes, another image size, other channels."""
     config, labels, pipeline = contract.config, contract.labels, contract.preprocessing
+    for name, number in (("classes", classes), ("image size", image_size), ("channels", channels)):
+        if number is not KEEP and number is not None and max(side(number)) > MOST:
+            raise ValueError(f"{number} for {name}: more than any model has")
     if classes is not KEEP and classes != config.classes:
         config, state = with_classes(config, state, classes)
         labels = None
@@ -126,7 +138,22 @@ def save(
     if pipeline is not None and pipeline.channels != model.config.channels:
         raise ValueError(f"preprocessing gives {pipeline.channels} channels, the model takes {model.config.channels}")
     contract = Contract(model.config, names, pipeline, {**model.card, **card})
-    save_artifact(Path(path), model.state_dict(), contract)
+    state = model.state_dict()
+    check_state(state, contract)
+    save_artifact(Path(path), state, contract)
+
+
+def check_state(state: Mapping[str, Tensor], contract: Contract) -> None:
+    """The tensors are those of the configuration, and finite: what is saved can be loaded."""
+    wanted = layout(contract.config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    differ = [
+        name for name in {*wanted, *shapes} if name not in wanted or shapes.get(name) != tuple(wanted[name].shape)
+    ]
+    if differ:
+        raise ValueError(f"not saved: the model is no longer what its configuration says, in {some(sorted(differ))}")
+    if bad := [name for name, tensor in state.items() if not finite(tensor)]:
+        raise ValueError(f"not saved: values that are not finite in {some(bad)}")
 
 
 def describe(path: str | Path, assume: Mapping[str, Any] | None = None, take: str | None = None) -> Checkpoint:

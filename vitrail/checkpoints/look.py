@@ -99,6 +99,7 @@ class Facts:
         side = math.isqrt(patches)
         if side * side != patches or not side:
             raise Differs(f"{patches} positions are no square grid: say --assume size=HEIGHTxWIDTH")
+        self.used["size"] = ((side * stride, side * stride), "a square grid of positions")
         return side, side
 
     def free_size(self, stride: int, why: str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 too, a few of them spelled differently."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -188,6 +189,7 @@ def look(names: Names, facts: Facts, spelling: Spelling = TIMM) -> ViTConfig:
     registers = names.shape(spelling.registers, 3)[1] if spelling.registers in names else 0
     prefix = Prefix(outputs, registers)
     position, image_size = _look_position(names, facts, prefix, embed.stride, spelling)
+    clip = "norm_pre.weight" in names
     activation = SwiGLU() if hidden == 2 * mlp else facts.gelu("exact", "timm's default")
     pool = _look_pool(names, facts, prefix)
     if isinstance(pool, MAP):
@@ -209,8 +211,8 @@ def look(names: Names, facts: Facts, spelling: Spelling = TIMM) -> ViTConfig:
         classes=names.outputs("head"),
         image_size=image_size,
         channels=channels,
-        eps=facts.ask("eps", 1e-6, "timm's default"),
-        token_norm="norm_pre.weight" in names,
+        eps=facts.ask("eps", 1e-5 if clip else 1e-6, "timm's default" + (" for CLIP" if clip else "")),
+        token_norm=clip,
         init="deit" if outputs == 2 else "vit",
     )
 
@@ -233,14 +235,17 @@ def _look_position(
         if f"{start}relative_position_bias_table" in names:
             rows = names.shape(f"{start}relative_position_bias_table", 2)[0] - (3 if prefix.count else 0)
             side = (math.isqrt(max(rows, 0)) + 1) // 2
-            if rows < 1 or (2 * side - 1) ** 2 != rows:
-                raise Differs(f"{rows} relative offsets are those of no square grid")
-            return (Relative("every" if at == "every" else "shared"), (side * stride, side * stride))
+            height, width = facts.ask("size", (side * stride, side * stride), "a square grid of relative offsets")
+            if rows < 1 or (2 * (height // stride) - 1) * (2 * (width // stride) - 1) != rows:
+                raise Differs(f"{rows} relative offsets are not those of {height}×{width}: say --assume size=HxW")
+            return Relative("every" if at == "every" else "shared"), (height, width)
     rows = names.shape("pos_embed", 3)[1]
     if spelling is DINOV2:
         choices = {"outputs": prefix.outputs}
     else:
         choices = {"all" if prefix.registers else "outputs": prefix.count, "none": 0}
+        if facts.told.get("no_embed_class", (False,))[0]:
+            choices = {"none": 0}
     told = facts.told.get("size")
     if told is None:
         which, patches = prefix_rows(rows, is_square, choices)
@@ -315,6 +320,10 @@ def release(names: Names, config: Config, who: str) -> tuple[Preprocessing, str]
     return pipeline.larger(256 / 224), f"{who}'s default"
 
 
+# Architectures whose heads are not the usual number for their width.
+ODD_HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_": 16}
+
+
 def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """What the config.json of a timm repository says."""
     config = settings.get("config.json")
@@ -322,19 +331,36 @@ def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
         return {}
     found: dict[str, tuple[Any, str]] = {}
     source = "config.json"
-    arguments = config.get("model_args")
+    architecture = str(config.get("architecture"))
+    if strange := re.search(r"_rpn_|rope|vit_pe_|^eva|parallel|_xp_|naflex|beit", architecture):
+        raise Differs(f"config.json says {architecture}, whose {strange[0].strip('_')} is not among the models here")
+    arguments, cfg = config.get("model_args"), config["pretrained_cfg"]
     arguments = arguments if isinstance(arguments, dict) else {}
+    cfg = cfg if isinstance(cfg, dict) else {}
+    heads = next((number for name, number in ODD_HEADS.items() if architecture.startswith(name)), None)
+    if heads is not None:
+        found["heads"] = (heads, source)
+    size = arguments.get("img_size", cfg.get("input_size"))
+    size = [size, size] if type(size) is int else size
+    if isinstance(size, list) and len(size) in (2, 3) and all(type(side) is int and side > 0 for side in size):
+        found["size"] = ((size[-2], size[-1]), source)
+    if arguments.get("no_embed_class"):
+        found["no_embed_class"] = (True, source)
+    if arguments.get("pool_include_prefix"):
+        raise Differs("config.json says pool_include_prefix, which is not among the poolings here")
     acts = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick", "quickgelu": "quick"}
     act = arguments.get("act_layer")
     if isinstance(act, str):
         found["gelu"] = (acts.get(act, act), source)
-    elif "quickgelu" in str(config.get("architecture")):
+    elif "quickgelu" in architecture:
         found["gelu"] = ("quick", source)
-    if type(arguments.get("num_heads")) is int:
+    if type(arguments.get("num_heads")) is int and arguments["num_heads"] > 0:
         found["heads"] = (arguments["num_heads"], source)
-    pools = {"token": "class", "avg": "mean"}
-    pool = arguments.get("global_pool", config.get("global_pool"))
-    if pool in pools:
+    pools = {"token": "class", "avg": "mean", "map": "map", "None": None}
+    pool = str(arguments.get("global_pool", config.get("global_pool")))
+    if pool not in pools:
+        raise Differs(f"config.json says global_pool {pool!r}, which is not among the poolings here")
+    if pools[pool] in ("class", "mean"):
         found["pool"] = (pools[pool], source)
     return found
 
@@ -345,15 +371,18 @@ def timm_table(config: Config, root: str, spelling: Spelling = TIMM) -> Table:
         return table
     return [
         *table,
-        LeftOut(f"{root}decoder_*", "MAE decoder"),
+        *(LeftOut(f"{root}decoder_{name}", "MAE decoder") for name in MAE_DECODER),
         LeftOut(f"{root}mask_token", "used in pre-training alone"),
-        LeftOut(f"{root}*relative_position_index", "computed, not learned"),
+        LeftOut(f"{root}blocks.*.attn.rel_pos.relative_position_index", "computed, not learned"),
+        LeftOut(f"{root}shared_rel_pos.relative_position_index", "computed, not learned"),
         *(LEFT_OUTSIDE if root else ()),
     ]
 
 
+MAE_DECODER = ("embed.*", "blocks.*", "norm.*", "pred.*", "pos_embed")
 LEFT_OUTSIDE = (
-    LeftOut("head.*", "DINO head"),
+    LeftOut("head.mlp.*", "DINO head"),
+    LeftOut("head.last_layer.*", "DINO head"),
     LeftOut("dino_head.*", "DINO head"),
     LeftOut("ibot_head.*", "iBOT head"),
     LeftOut("text.*", "text tower"),
@@ -424,6 +453,8 @@ def labels_and_pipeline(
     if not {"mean", "std", "interpolation"} <= set(cfg):
         return labels, None
     fraction, mode = float(cfg.get("crop_pct") or 0.875), cfg.get("crop_mode") or "center"
+    if not 0.01 <= fraction <= 1:
+        raise ValueError(f"config.json's crop_pct is {fraction}")
     if mode not in ("center", "squash"):
         raise ValueError(f"timm's crop mode {mode!r} is not reproduced: give --assume with the pipeline that you mean")
     pipeline = _cropped(size, fraction, cfg["interpolation"])

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from vitrail.checkpoints.keys import Key, LeftOut, Table, both, complete, joined, key, reshaped
-from vitrail.checkpoints.look import GELUS, Facts, Form, Names, square
+from vitrail.checkpoints.look import GELUS, Differs, Facts, Form, Names, square
 from vitrail.data.preprocessing import HALF, IMAGENET, Preprocessing
 from vitrail.models.build import Config
 from vitrail.models.sizes import Size
@@ -155,6 +155,8 @@ def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
         "quick_gelu": "quick",
     }
     found: dict[str, Any] = {}
+    if config.get("pooler_act", "tanh") != "tanh":
+        raise Differs(f"config.json says pooler_act {config['pooler_act']!r}, and poolers here have tanh")
     if type(config.get("num_attention_heads")) is int:
         found["heads"] = config["num_attention_heads"]
     if isinstance(config.get("layer_norm_eps"), float):
@@ -196,10 +198,10 @@ def pipeline(settings: Mapping[str, Any], size: tuple[int, int]) -> Preprocessin
         if crop is None and fit == "cover":
             raise ValueError("it keeps the proportions and does not crop, and the model takes one size")
         scale = float(config.get("rescale_factor", 1 / 255))
-        if config.get("do_rescale") is not False and abs(scale * 255 - 1) > 1e-6:
-            raise ValueError(f"its rescale_factor is {scale}, not 1/255")
+        if config.get("do_rescale") is False or not abs(scale * 255 - 1) <= 1e-6:
+            raise ValueError(f"it does not divide by 255 (do_rescale, rescale_factor {scale})")
         filter = RESAMPLE[int(config.get("resample", 2))]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"preprocessor_config.json is not one that can be reproduced: {error}") from None
     engine = "torch" if filter in ("nearest", "bilinear", "bicubic") else "pillow"
     return Preprocessing(crop or resize, resize, fit, filter, engine=engine, centre="down", mean=mean, std=std)  # type: ignore[arg-type]
@@ -284,6 +286,8 @@ def reasons(config: ViTConfig) -> list[str]:
     found = []
     if not isinstance(config.pool, pooled):
         found.append(f"{family} pools by {'class token and mean' if pooled is ClassAndMean else 'class token'}")
+    if config.prefix.outputs == 2 and config.classes is None:
+        found.append("a distilled model has its two heads")
     if family == "deit" and (config.prefix.registers > 1 or config.prefix.count != 2):
         found.append("only DINOv2 has registers, and it has LayerScale")
     if config.classes is not None and not isinstance(config.head, Linear):
@@ -292,12 +296,12 @@ def reasons(config: ViTConfig) -> list[str]:
         found.append(f"{family} has no projection")
     if config.size.head is not None:
         found.append("its heads share the width among them")
+    if not isinstance(config.position, Learned1D) or config.position.at != "stem":
+        found.append("its positions are learned in one dimension, at the stem")
     if isinstance(config.embed, Patches) and not config.embed.bias:
         found.append("its patches have a bias")
     if isinstance(config.block.mlp, SwiGLU) and (not dino or config.size.mlp != swiglu_width(config.size.width)):
         found.append(f"its SwiGLU is {swiglu_width(config.size.width)} wide")
-    if not isinstance(config.block.mlp, SwiGLU) and config.block.mlp not in GELUS.values():
-        found.append(f"its MLP is not {type(config.block.mlp).__name__}")
     if dino and not isinstance(config.block.mlp, SwiGLU) and config.size.mlp % config.size.width:
         found.append("DINOv2's MLP is a whole multiple of the width")
     return found

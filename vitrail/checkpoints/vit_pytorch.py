@@ -161,6 +161,8 @@ def reasons(config: ViTConfig) -> list[str]:
     positions = SinCos2D if simple else Learned1D
     if not isinstance(config.position, positions) or config.position.at != "stem":
         found.append(f"its {'SimpleViT' if simple else 'ViT'} has other positions")
+    elif isinstance(config.position, SinCos2D) and config.position != SinCos2D():
+        found.append("its sin-cos positions have the frequencies of end=True")
     if config.prefix.registers or config.prefix.outputs == 2:
         found.append("it has no registers and no distillation token here")
     if isinstance(config.pool, Mean) == bool(config.prefix.outputs) or config.pool not in (ClassToken(), Mean()):

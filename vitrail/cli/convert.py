@@ -49,16 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def names_in(path: Path) -> tuple[str, ...]:
     """Class names from a JSON list or from lines."""
-    text = path.read_text(encoding="utf-8")
-    if text.lstrip().startswith("["):
-        try:
-            names = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: not readable as JSON ({error})") from None
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{path}: a JSON list of names is wanted")
-        return tuple(names)
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if not text.lstrip().startswith(("[", "{")):
+            return tuple(line.strip() for line in text.splitlines() if line.strip())
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not readable as UTF-8 text or JSON ({error})") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path}: a JSON list of names is wanted")
+    return tuple(names)
 
 
 def run(options: argparse.Namespace) -> int:

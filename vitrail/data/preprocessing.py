@@ -1,5 +1,6 @@
 """Resize, crop, normalise: the one definition, stored with the model and used wherever an image meets it."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, TypedDict
 
@@ -19,6 +20,8 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+FITS, ENGINES, CENTRES = ("cover", "squash"), ("pillow", "torch"), ("even", "down")
+MOST_PIXELS = 2**26  # of an image before it is cropped
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of the image, by channels
 
 
@@ -66,15 +69,18 @@ class Preprocessing:
         for name in ("size", "resize"):
             if min(getattr(self, name)) < 1 or max(getattr(self, name)) > 65_536:
                 raise ValueError(f"preprocessing {name} {getattr(self, name)}: each side is 1 to 65,536 pixels")
-        if self.interpolation not in FILTERS:
-            raise ValueError(f"unknown interpolation {self.interpolation!r}: use {', '.join(FILTERS)}")
+        for name, known in {"interpolation": FILTERS, "fit": FITS, "engine": ENGINES, "centre": CENTRES}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}: use {', '.join(known)}")
         if self.engine == "torch" and self.interpolation not in ("nearest", "bilinear", "bicubic"):
             raise ValueError(f"torch cannot resize by {self.interpolation}: use the engine 'pillow'")
         if self.engine == "pillow" and not self.antialias:
             raise ValueError("Pillow always averages what it shrinks: without antialias, use the engine 'torch'")
         if len(self.mean) != len(self.std) or not self.mean:
             raise ValueError(f"{len(self.mean)} means and {len(self.std)} deviations: give one of each for a channel")
-        if not all(s > 0 for s in self.std):
+        if not all(math.isfinite(m) for m in self.mean):
+            raise ValueError(f"mean {self.mean}: every mean must be a number")
+        if not all(0 < s < math.inf for s in self.std):
             raise ValueError(f"std {self.std}: every deviation must be above 0")
 
     @property
@@ -88,7 +94,14 @@ class Preprocessing:
     def pixels(self, image: Image.Image) -> Tensor:
         """The image resized and cropped, as bytes: uint8, [C, H, W]."""
         image = plain(ImageOps.exif_transpose(image) if self.turn else image, self.channels)
+        if not image.height or not image.width:
+            raise ValueError(f"a picture of {image.width}×{image.height} pixels")
         height, width = self.resized(image.height, image.width)
+        if height * width > MOST_PIXELS:
+            raise ValueError(
+                f"a picture of {image.width}×{image.height} pixels is too thin: with its proportions kept, it would be "
+                f"resized to {width}×{height}"
+            )
         if (image.height, image.width) == (height, width):
             pixels = np.asarray(image)
         elif self.engine == "pillow":

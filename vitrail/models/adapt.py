@@ -31,13 +31,13 @@ def with_classes(config: Config, state: State, classes: int | None) -> tuple[Con
     new = replace(config, **changes)
     with torch.device("meta"):
         wanted = build_from(new).state_dict()
-    kind = next(iter(state.values())).dtype
+    one = next(iter(state.values()))
     made: State = {}
     for name, like in wanted.items():
         old = state.get(name)
         last = name.startswith("head.") and not name.startswith("head.pre_logits")
         keep = old is not None and old.shape == like.shape and not last
-        made[name] = old if keep and old is not None else torch.zeros(like.shape, dtype=kind)
+        made[name] = old if keep and old is not None else one.new_zeros(like.shape)
         assert keep or last, name
     return new, made
 

@@ -1,5 +1,6 @@
 """What the parts of one model have to agree on."""
 
+import math
 from dataclasses import dataclass
 
 Grid = tuple[int, int]  # rows and columns of patches
@@ -27,8 +28,8 @@ class Shape:
         if self.head is not None and self.head < 1:
             raise ValueError(f"{self.head} values a head: give at least 1")
         if self.head is None and self.width % self.heads:
-            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            near.sort(key=lambda h: abs(h - self.heads))
+            small = [h for h in range(1, math.isqrt(self.width) + 1) if self.width % h == 0]
+            near = sorted({*small, *(self.width // h for h in small)}, key=lambda h: abs(h - self.heads))
             raise ValueError(
                 f"{self.heads} heads do not divide the width {self.width}: use {' or '.join(map(str, near[:2]))} heads, "
                 f"or the width {self.heads * max(1, round(self.width / self.heads))}"

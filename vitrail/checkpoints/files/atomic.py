@@ -48,7 +48,10 @@ def staged(path: Path) -> Iterator[Path]:
         yield around / path.name
         os.replace(around / path.name, path)
     except OSError as error:
-        raise OSError(f"{path} was not written: {error.strerror or error}") from error
+        said = str(error) if "was not written" in str(error) else error.strerror or error
+        raise OSError(
+            f"{path} was not written: {said}".replace(f"{around / path.name} was not written: ", "")
+        ) from error
     finally:
         shutil.rmtree(around, ignore_errors=True)
 

@@ -121,10 +121,14 @@ def array(tensor: Tensor) -> np.ndarray:
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view("V2")
+    if tensor.dtype not in DTYPES.values():
+        raise ValueError(f"NumPy has no {tensor.dtype}")
     return tensor.numpy()
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """All or nothing."""
-    with atomic(path) as file:
-        np.savez(file, allow_pickle=False, **{name: array(tensor) for name, tensor in tensors.items()})
+    with atomic(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, tensor in tensors.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, array(tensor), allow_pickle=False)

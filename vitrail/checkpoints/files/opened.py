@@ -23,7 +23,7 @@ class Shards(Source):
         super().__init__(index)
         data = read_json(index)
         places = data.get("weight_map") if isinstance(data, dict) else None
-        if not isinstance(places, dict) or not all(isinstance(v, str) and v == Path(v).name for v in places.values()):
+        if not isinstance(places, dict) or not places or not all(map(is_plain_name, places.values())):
             raise refuse(index, "not an index of shards: it has no weight_map of names to files beside it")
         self.parts: dict[str, Source] = {}
         try:
@@ -48,9 +48,17 @@ class Shards(Source):
     def read(self, name: str) -> Tensor:
         return self.homes[name].read(name)
 
+    def view(self, name: str) -> Tensor:
+        return self.homes[name].view(name)
+
     def close(self) -> None:
         for part in self.parts.values():
             part.close()
+
+
+def is_plain_name(value: Any) -> bool:
+    """A file's name, and no way to anywhere else."""
+    return isinstance(value, str) and value == Path(value).name
 
 
 def open_checkpoint(path: Path, take: str | None = None) -> Source:
@@ -63,6 +71,9 @@ def open_checkpoint(path: Path, take: str | None = None) -> Source:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     source = Shards(path) if path.name.endswith(".index.json") else open_file(path, take)
+    if take is not None and not isinstance(source, PickledFile):
+        source.close()
+        raise refuse(path, f"there is one model in it, and no {take!r} to take")
     if path.name in (*WHOLE, *INDEXES):
         source.settings = settings_beside(path.parent)
         source.metadata |= front_matter(path.parent / "README.md")
@@ -101,7 +112,7 @@ def front_matter(readme: Path) -> dict[str, str]:
     if not readme.is_file():
         return {}
     with readme.open(encoding="utf-8", errors="replace") as file:
-        lines = [line.rstrip("\n") for line in file.readlines(20_000)]
+        lines = file.read(20_000).splitlines()
     if not lines or lines[0].strip() != "---":
         return {}
     found: dict[str, Any] = {}

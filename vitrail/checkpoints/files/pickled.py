@@ -30,9 +30,12 @@ class PickledFile(Source):
 
     def __init__(self, path: Path, take: str | None = None) -> None:
         super().__init__(path)
-        found = dict(models(load(path)))
+        found = dict(models(load(path), set()))
         if not found:
             raise refuse(path, "there are no tensors in it")
+        if take is None:  # a few numbers beside a model are none
+            most = max(len(tensors) for tensors in found.values())
+            found = {name: tensors for name, tensors in found.items() if 10 * len(tensors) >= most}
         if take is not None and take not in found:
             raise refuse(path, f"there is no {take!r} in it: it has {', '.join(found)}")
         order = [take] if take else ["", *(name for key in PREFERRED for name in found if name.split(".")[-1] == key)]
@@ -97,16 +100,17 @@ def check_archive(path: Path) -> None:
         raise refuse(path, "an archive that PyTorch did not write: its members are compressed or overlap")
 
 
-def models(data: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Every mapping from names to tensors, with the way to it: `teacher`, `model`, or nothing for the file itself."""
-    if not isinstance(data, Mapping) or depth > 3 or len(data) > MOST_TENSORS:
+def models(data: Any, seen: set[int], name: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Every mapping from names to tensors, each once, with the way to it: `teacher`, or nothing for the file itself."""
+    if not isinstance(data, Mapping) or depth > 3 or len(data) > MOST_TENSORS or id(data) in seen or len(seen) > 1_000:
         return
+    seen.add(id(data))
     tensors = {key: value for key, value in data.items() if isinstance(key, str) and usable(value)}
     if tensors:
         yield name, tensors
     for key, value in data.items():
         if isinstance(key, str) and isinstance(value, Mapping) and key not in NOT_WEIGHTS:
-            yield from models(value, f"{name}.{key}" if name else key, depth + 1)
+            yield from models(value, seen, f"{name}.{key}" if name else key, depth + 1)
 
 
 def usable(value: Any) -> bool:

@@ -1,14 +1,14 @@
 """safetensors, read and written here: eight bytes of length, a JSON header, then the tensors end to end.
 
-The format is small enough to read directly, and doing so lets values go from the file straight into memory that the model
-owns: nothing stays mapped, so a file that is overwritten later cannot change a model that runs.
+The format is small enough to read directly: values go from the file straight into memory that the model owns, or stay in the
+file's own pages and are copied when they are changed.
 """
 
 import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class SafetensorsFile(Source):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.size = path.stat().st_size
+        self.pages: Any = None
         self.file = path.open("rb", buffering=0)
         try:
             self.header = self._header()
@@ -83,7 +84,7 @@ class SafetensorsFile(Source):
         data = 8 + len(self.header)
         places: dict[str, Place] = {}
         for name, entry in header.items():
-            if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
+            if not isinstance(entry, dict) or str(entry.get("dtype")) not in DTYPES:
                 kind = entry.get("dtype") if isinstance(entry, dict) else entry
                 raise refuse(
                     self.path, f"{name[:80]} has the unknown kind {str(kind)[:40]!r}: known are {', '.join(DTYPES)}"
@@ -118,8 +119,18 @@ class SafetensorsFile(Source):
                 done += got
         return tensor
 
+    def view(self, name: str) -> Tensor:
+        spec, place = self.specs[name], self.places[name]
+        if not spec.bytes or place.start % spec.dtype.itemsize:
+            return self.read(name)
+        if self.pages is None:  # private: writing to it copies the page and leaves the file alone
+            self.pages = torch.UntypedStorage.from_file(str(self.path), False, self.size)
+        part: Any = self.pages[place.start : place.end]
+        return torch.empty(0, dtype=spec.dtype).set_(part).reshape(spec.shape)
+
     def close(self) -> None:
         self.file.close()
+        self.pages = None
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -128,7 +139,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The header for these tensors in this order, padded so that they begin at a multiple of eight."""
+    """The header for these tensors in this order, padded so that they begin at a multiple of 64."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name, tensor in tensors.items():
@@ -138,7 +149,7 @@ def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byt
         entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % 8)
+    return text + b" " * (-(8 + len(text)) % 64)
 
 
 def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -41,6 +41,10 @@ class Source:
         """One tensor, in memory of its own."""
         raise AssertionError("a source says how it is read")
 
+    def view(self, name: str) -> Tensor:
+        """One tensor, in the pages of the file itself where it can be: nothing is copied until it is changed."""
+        return self.read(name)
+
     def close(self) -> None:
         """Lets go of the file."""
 
