@@ -88,9 +88,9 @@ class Checkpoint:
         done, total = 0, sum(self.source.specs[name].bytes for entry in wanted for name in entry.theirs)
         not_finite: list[str] = []
         for entry in wanted:
-            theirs = [self._tensor(name, mapped) for name in entry.theirs]
+            theirs, ours = self._tensors(entry, mapped)
             not_finite += [name for name, tensor in zip(entry.theirs, theirs, strict=True) if not finite(tensor)]
-            found |= zip(entry.ours, entry.change.read(theirs), strict=True)
+            found |= zip(entry.ours, ours, strict=True)
             done += sum(self.source.specs[name].bytes for name in entry.theirs)
             progress(done, total)
         if not_finite:
@@ -100,6 +100,18 @@ class Checkpoint:
             self.random = [name for entry in excused for name in entry.ours]
             found |= {name: fresh[name] for name in self.random}
         return found
+
+    def _tensors(self, entry: Key, mapped: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Their tensors and ours for one key. What only has to be put together is read to where it belongs."""
+        specs = [self.source.specs[name] for name in entry.theirs]
+        if entry.change.rows is None or len({spec.dtype for spec in specs}) > 1:
+            theirs = [self._tensor(name, mapped) for name in entry.theirs]
+            return theirs, entry.change.read(theirs)
+        whole = torch.empty((sum(entry.change.rows), *specs[0].shape[1:]), dtype=specs[0].dtype)
+        parts = list(whole.split(entry.change.rows))
+        for name, part in zip(entry.theirs, parts, strict=True):
+            self.source.read_into(name, part)
+        return parts, [whole]
 
     def _tensor(self, name: str, mapped: bool) -> Tensor:
         tensor = self.source.view(name) if mapped else self.source.read(name)
@@ -119,7 +131,7 @@ def finite(tensor: Tensor) -> bool:
     if tensor.dtype.itemsize == 1:
         tensor = tensor.float()
     low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) and torch.isfinite(high))
+    return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
 def refuse_whole(path: Path, reading: Reading, most: int = 12) -> ValueError:

@@ -24,6 +24,7 @@ class Change:
 
     read: Callable[[Tensors], Tensors] = list
     write: Callable[[Tensors], Tensors] = list
+    rows: tuple[int, ...] | None = None  # where theirs are ours cut along the first dimension: how many rows each has
 
 
 SAME = Change()
@@ -34,6 +35,7 @@ def joined(dim: int, sizes: list[int]) -> Change:
     return Change(
         read=lambda theirs: [torch.cat(theirs, dim)],
         write=lambda ours: [part.contiguous() for part in ours[0].split(sizes, dim)],
+        rows=tuple(sizes) if dim == 0 else None,
     )
 
 

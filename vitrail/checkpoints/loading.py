@@ -1,12 +1,14 @@
 """`vitrail.load` and `vitrail.save`: a checkpoint of any known form to a model that runs, and a model to the artifact."""
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vitrail.checkpoints.artifact import MOST, Contract, save_artifact
 from vitrail.checkpoints.checkpoint import Checkpoint, Progress, finite, no_progress, open_and_recognise
@@ -14,7 +16,7 @@ from vitrail.checkpoints.keys import layout, some
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_channels, with_classes, with_size
 from vitrail.models.bit import BiT, BiTConfig
-from vitrail.models.build import side
+from vitrail.models.build import Config, side
 from vitrail.models.vit import ViT
 
 KEEP: Any = object()  # stands for "as it is", where None means none
@@ -43,11 +45,13 @@ def load(
     change the model on the way. `mapped` leaves the weights in the pages of a safetensors file, copied when they are changed:
     quick, and fit for training, but somebody who overwrites that file in place (vitrail never does) would change the model.
     """
-    with open_and_recognise(resolve(path, revision), assume, take) as checkpoint:
-        state = checkpoint.state(allow_missing, progress, mapped)
+    with open_and_recognise(resolve(path, revision), assume, take) as checkpoint, ThreadPoolExecutor(1) as other:
         contract = checkpoint.contract
-    contract, state = adapted(contract, state, classes, image_size, channels)
-    model = assembled(contract, state, dtype, device)
+        body = other.submit(blank, contract.config)  # laid out while the values are read
+        state = checkpoint.state(allow_missing, progress, mapped)
+        contract, state = adapted(contract, state, classes, image_size, channels)
+        unchanged = contract.config == checkpoint.contract.config
+        model = filled(body.result() if unchanged else blank(contract.config), contract, state, dtype, device)
     if checkpoint.random:
         model.card = {**model.card, "random": checkpoint.random}
     return model
@@ -68,15 +72,46 @@ def assembled(
     contract: Contract, state: Mapping[str, Tensor], dtype: torch.dtype | None, device: str | torch.device = "cpu"
 ) -> ViT | BiT:
     """The model of a contract with these tensors as its parameters."""
-    with torch.device("meta"):
-        model = BiT(contract.config) if isinstance(contract.config, BiTConfig) else ViT(contract.config)
+    return filled(blank(contract.config), contract, state, dtype, device)
+
+
+def blank(config: Config) -> ViT | BiT:
+    """A model without memory, whose weights nobody has to begin."""
+    with torch.device("meta"), Unbegun():
+        return BiT(config) if isinstance(config, BiTConfig) else ViT(config)
+
+
+class Unbegun(TorchFunctionMode):
+    """Leaves out `torch.nn.init`, which would take most of the time of laying out a model."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def filled(
+    model: ViT | BiT,
+    contract: Contract,
+    state: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    device: str | torch.device = "cpu",
+) -> ViT | BiT:
+    """A blank model with these tensors as its parameters and buffers: every one, and no other."""
     tensors = {name: _as(tensor, dtype, device) for name, tensor in state.items()}
-    model.load_state_dict(tensors, strict=True, assign=True)
-    for module in model.modules():  # what is not stored: places that remember a device
+    kind = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    for prefix, module in model.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for name, old in module.named_parameters(recurse=False):
+            new = tensors.pop(start + name)
+            assert new.shape == old.shape, start + name
+            module.register_parameter(name, nn.Parameter(new, requires_grad=old.requires_grad))
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.device.type == "meta":
-                kind = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
-                setattr(module, name, torch.empty(buffer.shape, dtype=kind, device=device))
+            if start + name in tensors:
+                module.register_buffer(name, tensors.pop(start + name))
+            else:  # it is not stored: a place that remembers a device
+                module.register_buffer(name, torch.empty(buffer.shape, dtype=kind, device=device), persistent=False)
+    assert not tensors, f"{len(tensors)} tensors have no place in the model"
     model.labels, model.preprocessing, model.card = contract.labels, contract.preprocessing, dict(contract.card)
     return model.eval()
 

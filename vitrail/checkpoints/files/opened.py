@@ -48,6 +48,9 @@ class Shards(Source):
     def read(self, name: str) -> Tensor:
         return self.homes[name].read(name)
 
+    def read_into(self, name: str, out: Tensor) -> None:
+        self.homes[name].read_into(name, out)
+
     def view(self, name: str) -> Tensor:
         return self.homes[name].view(name)
 

@@ -106,18 +106,20 @@ class SafetensorsFile(Source):
         return places
 
     def read(self, name: str) -> Tensor:
-        spec = self.specs[name]
-        tensor = torch.empty(spec.shape, dtype=spec.dtype)
-        if spec.bytes:
-            view = raw(tensor)
-            self.file.seek(self.places[name].start)
-            done = 0
-            while done < spec.bytes:
-                got = self.file.readinto(view[done:])
-                if not got:
-                    raise refuse(self.path, f"the file ended inside {name}: was it changed while it was read?")
-                done += got
+        tensor = torch.empty(self.specs[name].shape, dtype=self.specs[name].dtype)
+        self.read_into(name, tensor)
         return tensor
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        size, done = self.specs[name].bytes, 0
+        assert out.is_contiguous()
+        assert out.numel() * out.element_size() == size
+        self.file.seek(self.places[name].start)
+        while done < size:
+            got = self.file.readinto(raw(out)[done:])
+            if not got:
+                raise refuse(self.path, f"the file ended inside {name}: was it changed while it was read?")
+            done += got
 
     def view(self, name: str) -> Tensor:
         spec, place = self.specs[name], self.places[name]

@@ -41,6 +41,10 @@ class Source:
         """One tensor, in memory of its own."""
         raise AssertionError("a source says how it is read")
 
+    def read_into(self, name: str, out: Tensor) -> None:
+        """One tensor, to memory that is there: contiguous, of its kind and as large."""
+        out.copy_(self.read(name))
+
     def view(self, name: str) -> Tensor:
         """One tensor, in the pages of the file itself where it can be: nothing is copied until it is changed."""
         return self.read(name)
