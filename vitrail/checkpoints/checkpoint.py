@@ -18,7 +18,7 @@ from vitrail.checkpoints.files.opened import open_checkpoint
 from vitrail.checkpoints.files.safetensors import SafetensorsFile
 from vitrail.checkpoints.files.source import Source, refuse
 from vitrail.checkpoints.keys import Key, keys_of, some
-from vitrail.checkpoints.look import GELUS, Names
+from vitrail.checkpoints.look import GELUS
 from vitrail.checkpoints.recognise import FORMS, Reading, own, recognise
 from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Preprocessing
 from vitrail.models.build import POOLS, Config, build_from
@@ -235,7 +235,7 @@ def find_preprocessing(source: Source, reading: Reading, assume: dict[str, Any])
     if found is None:
         found, why = clip.pipeline(source.settings, size), "open_clip_config.json"
     if found is None:
-        found, why = form.preprocessing(Names({}), config)
+        found, why = form.preprocessing(config)
         named = re.search(r"(?<![a-z])(deit|dino|mae)", source.path.stem.lower())
         if form.name == "timm" and named and found.mean == HALF["mean"]:
             found, why = replace(found, **IMAGENET), f"timm's default for {named[1]}, which the file's name says"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vitrail.checkpoints.keys import LeftOut, Table, both, complete, key, reshaped, rooted, transposed
-from vitrail.checkpoints.look import Differs, Facts, Form, Names, square
+from vitrail.checkpoints.look import Differs, Facts, Form, Names, square, usual_reasons
 from vitrail.data.preprocessing import CLIP, Preprocessing
 from vitrail.models.build import Config
 from vitrail.models.sizes import Size
@@ -13,7 +13,6 @@ from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Linear, Projection
 from vitrail.nn.pool import ClassToken
-from vitrail.nn.position import Learned1D
 
 
 def vit(config: ViTConfig) -> Table:
@@ -89,7 +88,7 @@ def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return {name: (value, "open_clip_config.json") for name, value in found.items()}
 
 
-def preprocessing(names: Names, config: Config) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config) -> tuple[Preprocessing, str]:
     """CLIP's: the smaller side to the size, bicubic, and the middle."""
     return Preprocessing(config.image_size, config.image_size, "cover", "bicubic", **CLIP), "CLIP's default"
 
@@ -134,11 +133,7 @@ FORMS = (
 
 def reasons(config: ViTConfig) -> list[str]:
     """Why CLIP cannot express a model, beyond the names of its tensors."""
-    found = []
+    found = usual_reasons(config)
     if not isinstance(config.pool, ClassToken) or config.prefix.count != 1:
         found.append("it reads its one class token")
-    if not isinstance(config.position, Learned1D) or config.position.at != "stem":
-        found.append("its positions are learned in one dimension, at the stem")
-    if config.size.head is not None:
-        found.append("its heads share the width among them")
     return found

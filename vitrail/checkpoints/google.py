@@ -209,7 +209,7 @@ def look(names: Names, facts: Facts, spelling: Spelling) -> ViTConfig:
     )
 
 
-def preprocessing(names: Names, config: Config, spelling: Spelling) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config, spelling: Spelling) -> tuple[Preprocessing, str]:
     """vision_transformer and SigLIP squash with TensorFlow's plain bilinear; big_vision's ImageNet models take a crop."""
     assert isinstance(config, ViTConfig)
     size = config.image_size

@@ -9,7 +9,9 @@ from vitrail.checkpoints.keys import Table
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import MLPS, Config
 from vitrail.models.sizes import SIZES
+from vitrail.models.vit import ViTConfig
 from vitrail.nn.mlp import MLPSlot
+from vitrail.nn.position import Learned1D
 from vitrail.nn.shape import Grid
 
 # Widths whose heads are not of 64 values: the named sizes, SigLIP's So400m, big_vision's mu and e.
@@ -118,10 +120,20 @@ class Form:
     telling: tuple[str, ...]  # names that every such checkpoint has, after its root
     look: Callable[[Names, Facts], Config]
     table: Callable[[Any, str], Table]  # for a configuration, and what stands before the names
-    preprocessing: Callable[[Names, Config], tuple[Preprocessing, str]]
+    preprocessing: Callable[[Config], tuple[Preprocessing, str]]
     roots: tuple[str, ...] = ("",)
     told: Callable[[Mapping[str, Any]], dict[str, tuple[Any, str]]] = lambda settings: {}
     example: Mapping[str, Any] = field(default_factory=dict)  # slots of a model that has this form
+
+
+def usual_reasons(config: ViTConfig) -> list[str]:
+    """Why projects that have the paper's positions and heads, and no others, cannot express a model."""
+    found = []
+    if not isinstance(config.position, Learned1D) or config.position.at != "stem":
+        found.append("its positions are learned in one dimension, at the stem")
+    if config.size.head is not None:
+        found.append("its heads share the width among them")
+    return found
 
 
 def square(shape: tuple[int, ...], name: str) -> int:

@@ -284,7 +284,7 @@ def look_bit(names: Names, facts: Facts) -> BiTConfig:
     )
 
 
-def preprocessing(names: Names, config: Config) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config) -> tuple[Preprocessing, str]:
     """timm's pipeline for what these tensors are likeliest to be."""
     size = config.image_size
     if isinstance(config, BiTConfig):
@@ -312,7 +312,7 @@ def _cropped(size: tuple[int, int], fraction: float, interpolation: Any, colours
     return Preprocessing(size, resize, "cover", interpolation, **colours)
 
 
-def release(names: Names, config: Config, who: str) -> tuple[Preprocessing, str]:
+def release(config: Config, who: str) -> tuple[Preprocessing, str]:
     """The pipeline of Meta's releases that use timm's names: the ImageNet mean, and the centre of a larger image."""
     if config.image_size[0] > 256:
         return _cropped(config.image_size, 1.0, "bicubic", IMAGENET), f"{who}'s default"

@@ -3,7 +3,7 @@
 from functools import partial
 
 from vitrail.checkpoints.keys import Table, both, complete, key, reshaped, rooted
-from vitrail.checkpoints.look import Facts, Form, Names, square
+from vitrail.checkpoints.look import Facts, Form, Names, square, usual_reasons
 from vitrail.data.preprocessing import IMAGENET, Preprocessing
 from vitrail.models.build import Config
 from vitrail.models.sizes import Size
@@ -12,7 +12,6 @@ from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Linear, PreLogits
 from vitrail.nn.pool import ClassToken
-from vitrail.nn.position import Learned1D
 
 MLP = ("0", "3")
 OLD_MLP = ("linear_1", "linear_2")  # before torchvision 0.13; its files on the web still have them
@@ -71,7 +70,7 @@ def look(names: Names, facts: Facts, mlp: tuple[str, str]) -> ViTConfig:
     )
 
 
-def preprocessing(names: Names, config: Config) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config) -> tuple[Preprocessing, str]:
     """Weights for larger images are SWAG's, which are fine-tuned end to end with bicubic resizing."""
     size = config.image_size
     if size[0] > 224:
@@ -99,13 +98,9 @@ FORMS = (
 
 def reasons(config: ViTConfig) -> list[str]:
     """Why torchvision cannot express a model, beyond the names of its tensors."""
-    found = []
+    found = usual_reasons(config)
     if config.prefix.registers:
         found.append("it has no registers")
     if config.prefix.outputs != 1 or not isinstance(config.pool, ClassToken):
         found.append("it reads one class token")
-    if not isinstance(config.position, Learned1D) or config.position.at != "stem":
-        found.append("its positions are learned in one dimension, at the stem")
-    if config.size.head is not None:
-        found.append("its heads share the width among them")
     return found

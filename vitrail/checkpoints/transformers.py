@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from vitrail.checkpoints.keys import Key, LeftOut, Table, both, complete, joined, key, reshaped
-from vitrail.checkpoints.look import GELUS, Differs, Facts, Form, Names, square
+from vitrail.checkpoints.look import GELUS, Differs, Facts, Form, Names, square, usual_reasons
 from vitrail.data.preprocessing import HALF, IMAGENET, Preprocessing
 from vitrail.models.build import Config
 from vitrail.models.sizes import Size
@@ -216,7 +216,7 @@ def _side(size: Any) -> tuple[tuple[int, int], Literal["cover", "squash"]]:
     return (int(size["height"]), int(size["width"])), "squash"
 
 
-def preprocessing(names: Names, config: Config, family: Family) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config, family: Family) -> tuple[Preprocessing, str]:
     """The default of the family's image processor."""
     size = config.image_size
     why = f"the default of transformers' {family} processor"
@@ -283,7 +283,7 @@ def reasons(config: ViTConfig) -> list[str]:
     family = family_of(config)
     dino = family.startswith("dinov2")
     pooled = ClassAndMean if dino and config.classes is not None else ClassToken
-    found = []
+    found = usual_reasons(config)
     if not isinstance(config.pool, pooled):
         found.append(f"{family} pools by {'class token and mean' if pooled is ClassAndMean else 'class token'}")
     if config.prefix.outputs == 2 and config.classes is None:
@@ -294,10 +294,6 @@ def reasons(config: ViTConfig) -> list[str]:
         found.append(f"{family}'s classifier is one linear layer")
     if config.classes is None and family in ("vit", "deit") and not isinstance(config.head, PreLogits | Linear):
         found.append(f"{family} has no projection")
-    if config.size.head is not None:
-        found.append("its heads share the width among them")
-    if not isinstance(config.position, Learned1D) or config.position.at != "stem":
-        found.append("its positions are learned in one dimension, at the stem")
     if isinstance(config.embed, Patches) and not config.embed.bias:
         found.append("its patches have a bias")
     if isinstance(config.block.mlp, SwiGLU) and (not dino or config.size.mlp != swiglu_width(config.size.width)):

@@ -113,7 +113,7 @@ def look(names: Names, facts: Facts) -> ViTConfig:
     )
 
 
-def preprocessing(names: Names, config: Config) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config) -> tuple[Preprocessing, str]:
     """vit-pytorch prescribes none."""
     pipeline = Preprocessing(config.image_size, config.image_size, "squash", "bilinear", **HALF)
     return pipeline.with_channels(config.channels), "made up: vit-pytorch prescribes none"
