@@ -276,6 +276,7 @@ def flax(
     pool: str = "class",
     pre_logits: bool = False,
     hybrid: tuple[int, ...] | None = None,
+    old_norms: bool = False,
 ) -> Callable[[Path], Made]:
     """Arrays in Flax's names and shapes, given to timm by timm's own loader, whose GELU is made Flax's."""
 
@@ -345,6 +346,8 @@ def flax(
             put("pre_logits/bias", width)
         put("head/kernel", width, 7)
         put("head/bias", 7)
+        if old_norms:
+            arrays = {name: v.reshape(1, 1, 1, -1) if "/gn" in f"/{name}" else v for name, v in arrays.items()}
         arrays = {prefix + name: value for name, value in arrays.items()}
         if prefix == "params/img/":
             arrays |= {"params/txt/head/kernel": np.ones((4, 4), np.float32), "params/t": np.ones(1, np.float32)}
@@ -493,6 +496,9 @@ CASES: dict[str, Case] = {
     "vision_transformer, fine-tuned": Case(flax(prefix="opt/target/"), "vision_transformer", PLAIN),
     "vision_transformer, pre-logits": Case(flax(pre_logits=True), "vision_transformer", "big_vision torchvision"),
     "vision_transformer, hybrid": Case(flax(hybrid=(2, 2, 2)), "vision_transformer", "timm big_vision"),
+    "vision_transformer, hybrid, old": Case(
+        flax(hybrid=(2, 2, 2), old_norms=True), "vision_transformer", "timm big_vision"
+    ),
     "big_vision": Case(flax(big_vision=True, prefix="params/", pool="mean"), "big_vision", "timm big_vision"),
     "big_vision, class token": Case(flax(big_vision=True, prefix="params/"), "big_vision", PLAIN),
     "big_vision, scanned": Case(

@@ -65,6 +65,8 @@ def vit(config: ViTConfig, family: Family, root: str | None = None, layers: str 
             table += both("head.label", "cls_classifier") + both("head.teacher", "distillation_classifier")
         else:
             table += both("head", "classifier")
+    if config.classes is not None:
+        table.append(LeftOut(f"{root}pooler.*", "a pooler that classification does not read"))
     table.append(LeftOut(f"{embeddings}.mask_token", "used in pre-training alone"))
     table.append(LeftOut("decoder.*", "MAE decoder"))
     return complete(f"transformers' {family}", table, config)

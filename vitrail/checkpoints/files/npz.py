@@ -1,6 +1,7 @@
 """NumPy's archives, in which Google publishes: a zip file with one array a member. Nothing in them is unpickled."""
 
 import math
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ DTYPES = {
     "u1": torch.uint8,
     "b1": torch.bool,
 }
+GROUP_NORM = re.compile(
+    r"(^|/)gn\w*/(scale|bias)\.npy$"
+)  # Google's older ones have three dimensions of 1 before theirs
 MOST_EXPANDED = 20  # times the file: weights hardly compress
 
 
@@ -89,6 +93,8 @@ class NpzFile(Source):
         spec = Spec(DTYPES[kind[1:]], tuple(int(n) for n in shape))
         if min(spec.shape, default=0) < 0 or info.file_size - skip != math.prod(spec.shape) * dtype.itemsize:
             raise refuse(self.path, f"{where} speaks of the shape {list(spec.shape)} and has {info.file_size} bytes")
+        if GROUP_NORM.search(info.filename) and spec.shape[:-1] == (1, 1, 1):
+            spec = Spec(spec.dtype, spec.shape[-1:])
         return spec, Member(info, skip, columns_first)
 
     def read(self, name: str) -> Tensor:
