@@ -6,7 +6,7 @@ import torch
 
 import vitrail
 from tests.parity.made import CASES, Case
-from vitrail.checkpoints.convert import NAMES, convert, same_bits
+from vitrail.checkpoints.convert import NAMES, as_said, convert, same_bits, untold
 from vitrail.checkpoints.loading import describe
 from vitrail.checkpoints.timm import arguments
 from vitrail.models.bit import BiT
@@ -43,8 +43,6 @@ def test_a_checkpoint_of_others_gives_their_logits_and_goes_there_and_back(case:
             continue
         proof = convert(made.path, out, to, assume=made.assume)
         assert proof.largest_difference <= 1e-5 * max(1.0, proof.largest_logit)
-        from vitrail.checkpoints.convert import untold
-
         told = {} if to == "vitrail" else untold(model.config)
         with describe(out, told) as back:
             returned = back.state()
@@ -65,8 +63,8 @@ def test_a_checkpoint_of_others_gives_their_logits_and_goes_there_and_back(case:
 
 def by_timm(path, model, image):
     """timm's own class, strictly."""
-    given = arguments(model.config)
-    if given is None or type(model.config.block.mlp).__name__ == "SwiGLU":
+    given = arguments(as_said("timm", model.config))
+    if given is None:
         return None
     from functools import partial
 
@@ -76,9 +74,6 @@ def by_timm(path, model, image):
 
     state = load_file(path)
     distilled = model.config.prefix.outputs == 2
-    if "reg_token" in state:
-        rows = state["pos_embed"].shape[1]
-        given["no_embed_class"] = rows == model.config.shape.patches
     norm = partial(torch.nn.LayerNorm, eps=model.config.eps)
     peer = (VisionTransformerDistilled if distilled else VisionTransformer)(**given, norm_layer=norm)
     peer.load_state_dict(state, strict=True)

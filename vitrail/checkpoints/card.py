@@ -5,7 +5,7 @@ from typing import Any
 
 from vitrail.checkpoints import timm
 from vitrail.checkpoints.artifact import Contract
-from vitrail.checkpoints.convert import expressible, said
+from vitrail.checkpoints.convert import as_said, expressible, said
 from vitrail.models.build import Config
 from vitrail.models.sizes import RESNETS, SIZES
 from vitrail.models.vit import ViTConfig
@@ -126,7 +126,8 @@ def use(contract: Contract, repo: str) -> str:
 
 
 def _timm(contract: Contract, repo: str) -> str:
-    config, arguments = contract.config, timm.arguments(contract.config)
+    config = as_said("timm", contract.config)
+    arguments = timm.arguments(config)
     text = f"In timm:\n\n```console\n$ vitrail convert hf://{repo} timm.safetensors --to timm\n```"
     if arguments is None:
         return f"{text}\n\nand load it, strictly, into the timm model of the same architecture."

@@ -209,6 +209,13 @@ def expressible(to: str, config: Config) -> None:
     target.table(config)
 
 
+def as_said(to: str, config: Config) -> Config:
+    """The configuration of the same model as a form says it."""
+    if to == "vitrail" or not isinstance(config, ViTConfig):
+        return config
+    return _restated(TARGETS[to], config, None)[0]
+
+
 def unsayable(config: ViTConfig) -> list[str]:
     """What no form but our own can say."""
     found = []

@@ -20,7 +20,7 @@ from vitrail.models.sizes import Size
 from vitrail.models.vit import ViTConfig
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
-from vitrail.nn.head import Linear, PreLogits, Projection
+from vitrail.nn.head import Linear, PreLogits
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, ClassToken, Mean
 from vitrail.nn.position import Learned1D, Relative
@@ -466,18 +466,18 @@ def arguments(config: Config) -> dict[str, Any] | None:
     """What timm's `VisionTransformer` (or `VisionTransformerDistilled`) takes to be this model; None for the others."""
     if not isinstance(config, ViTConfig) or not isinstance(config.embed, Patches):
         return None
-    if not isinstance(config.position, Learned1D):
+    if not isinstance(config.position, Learned1D) or isinstance(config.block.mlp, SwiGLU):
         return None
     size, block = config.size, config.block
     made: dict[str, Any] = {
         "img_size": config.image_size if config.image_size[0] != config.image_size[1] else config.image_size[0],
         "patch_size": config.embed.patch,
         "in_chans": config.channels,
-        "num_classes": config.head.width if isinstance(config.head, Projection) else config.classes or 0,
+        "num_classes": config.classes or 0,
         "embed_dim": size.width,
         "depth": size.depth,
         "num_heads": size.heads,
-        "mlp_ratio": (2 if isinstance(block.mlp, SwiGLU) else 1) * size.mlp / size.width,
+        "mlp_ratio": size.mlp / size.width,
     }
     defaults: dict[str, Any] = {
         "qkv_bias": (block.qkv_bias, True),
