@@ -92,6 +92,17 @@ def test_one_missing_tensor_is_refused_and_named(tmp_path, theirs):
         vitrail.load(path)
 
 
+def test_any_one_missing_tensor_is_refused_and_named(tmp_path, theirs):
+    for name in theirs:
+        path = written(tmp_path, {other: tensor for other, tensor in theirs.items() if other != name})
+        with pytest.raises(ValueError, match=name.replace(".", r"\.")) as error:
+            vitrail.load(path)
+        if name not in ("patch_embed.proj.weight", "pos_embed"):  # without these nothing is known
+            assert str(error.value).count("is missing") == 1
+            assert "1 differ:" in str(error.value)
+            assert vitrail.load(path, allow_missing=[name]).card["random"]
+
+
 def test_an_unexpected_tensor_is_refused_and_named(tmp_path, theirs):
     path = written(tmp_path, theirs | {"blocks.0.attn.gate": torch.ones(3)})
     with pytest.raises(ValueError, match=r"blocks.0.attn.gate \[3\] is unexpected"):

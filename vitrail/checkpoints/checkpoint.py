@@ -18,11 +18,12 @@ from vitrail.checkpoints.files.opened import open_checkpoint
 from vitrail.checkpoints.files.safetensors import SafetensorsFile
 from vitrail.checkpoints.files.source import Source, refuse
 from vitrail.checkpoints.keys import Key, keys_of, some
-from vitrail.checkpoints.look import GELUS
+from vitrail.checkpoints.look import FILE_NAME, GELUS
 from vitrail.checkpoints.recognise import FORMS, Reading, own, recognise
 from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Preprocessing
 from vitrail.models.build import POOLS, Config, build_from
 from vitrail.models.vit import ViTConfig
+from vitrail.nn.embed import Patches
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 COLOURS = {"imagenet": IMAGENET, "half": HALF, "clip": CLIP}
@@ -174,7 +175,8 @@ def _recognised(source: Source, assume: dict[str, Any]) -> Checkpoint:
         return Checkpoint(source, own(contract.config, shapes), contract, digests, "the artifact", "the artifact")
     architecture = {name: value for name, value in assume.items() if name in ARCHITECTURE}
     try:
-        reading = recognise(shapes, source.settings, architecture)
+        settings = {**source.settings, FILE_NAME: source.path.stem}
+        reading = recognise(shapes, settings, architecture)
     except ValueError as error:
         raise ValueError(f"{source.path}: {error}") from None
     if reading.config.image_size[0] > 65_536 or reading.config.image_size[1] > 65_536:
@@ -235,11 +237,11 @@ def find_preprocessing(source: Source, reading: Reading, assume: dict[str, Any])
     if found is None:
         found, why = clip.pipeline(source.settings, size), "open_clip_config.json"
     if found is None:
-        found, why = form.preprocessing(config)
-        named = re.search(r"(?<![a-z])(deit|dino|mae)", source.path.stem.lower())
-        if form.name == "timm" and named and found.mean == HALF["mean"]:
-            found, why = replace(found, **IMAGENET), f"timm's default for {named[1]}, which the file's name says"
-    if found.size != size:
+        found, why = form.preprocessing(config, source.path.stem)
+    stride = getattr(config, "embed", Patches(1)).stride
+    if (
+        found.size[0] % stride or found.size[1] % stride
+    ):  # else the model resamples its positions to it, as its makers' does
         found, why = found.at(size), f"{why}, for the image size {size[0]}×{size[1]}"
     if config.channels != found.channels:
         found, why = found.with_channels(config.channels), f"{why}, for {config.channels} channels"

@@ -49,9 +49,9 @@ def look(names: Names, facts: Facts) -> ViTConfig:
     why = "OpenAI's CLIP, by its input_resolution" if openai else "OpenCLIP's default; OpenAI's weights use quick"
     return ViTConfig(
         size=Size(
-            depth=names.count("transformer.resblocks.{}.ln_1.weight"),
+            depth=names.count("transformer.resblocks.{}."),
             width=width,
-            mlp=names.shape("transformer.resblocks.0.mlp.c_fc.weight", 2)[0],
+            mlp=names.layer_shape("transformer.resblocks.*.mlp.c_fc.weight", 2)[0],
             heads=facts.heads(width, "CLIP"),
         ),
         embed=Patches(patch, bias=False),
@@ -88,7 +88,7 @@ def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return {name: (value, "open_clip_config.json") for name, value in found.items()}
 
 
-def preprocessing(config: Config) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config, name: str) -> tuple[Preprocessing, str]:
     """CLIP's: the smaller side to the size, bicubic, and the middle."""
     return Preprocessing(config.image_size, config.image_size, "cover", "bicubic", **CLIP), "CLIP's default"
 
@@ -120,7 +120,7 @@ FORMS = (
     Form(
         "clip",
         "the visual tower of CLIP or OpenCLIP",
-        ("conv1.weight", "class_embedding", "ln_pre.weight", "transformer.resblocks.0.attn.in_proj_weight"),
+        ("conv1.weight", "class_embedding", "ln_pre.weight", "transformer.resblocks.*.attn.in_proj_weight"),
         look,
         _table,
         preprocessing,

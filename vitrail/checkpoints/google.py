@@ -170,14 +170,14 @@ def look(names: Names, facts: Facts, spelling: Spelling) -> ViTConfig:
     embed: Patches | Hybrid = Patches(patch)
     if "conv_root/kernel" in names:
         channels = names.shape("conv_root/kernel", 4)[2]
-        stages = names.count("block{}/unit1/conv1/kernel", start=1)
-        depths = (names.count(f"block{stage + 1}" + "/unit{}/conv1/kernel", start=1) for stage in range(stages))
+        stages = names.count("block{}/", start=1)
+        depths = (names.count(f"block{stage + 1}" + "/unit{}/", start=1) for stage in range(stages))
         embed = Hybrid(tuple(depths), patch)
-    first = "Transformer/encoderblock" + ("" if spelling.scanned else "_0")
+    first = "Transformer/encoderblock" + ("" if spelling.scanned else "_*")
     extra = 1 if spelling.scanned else 0
-    query = names.shape(f"{first}/MultiHeadDotProductAttention_{spelling.attention}/query/kernel", 3 + extra)
-    mlp = names.shape(f"{first}/MlpBlock_{spelling.mlp}/Dense_0/kernel", 2 + extra)[-1]
-    depth = query[0] if spelling.scanned else names.count("Transformer/encoderblock_{}/LayerNorm_0/scale")
+    query = names.layer_shape(f"{first}/MultiHeadDotProductAttention_{spelling.attention}/query/kernel", 3 + extra)
+    mlp = names.layer_shape(f"{first}/MlpBlock_{spelling.mlp}/Dense_0/kernel", 2 + extra)[-1]
+    depth = query[0] if spelling.scanned else names.count("Transformer/encoderblock_{}/")
     heads, head = query[-2:]
     if depth > MOST_LAYERS:
         raise Differs(f"{depth:,} layers are more than a model has")
@@ -209,7 +209,7 @@ def look(names: Names, facts: Facts, spelling: Spelling) -> ViTConfig:
     )
 
 
-def preprocessing(config: Config, spelling: Spelling) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config, name: str, spelling: Spelling) -> tuple[Preprocessing, str]:
     """vision_transformer and SigLIP squash with TensorFlow's plain bilinear; big_vision's ImageNet models take a crop."""
     assert isinstance(config, ViTConfig)
     size = config.image_size
@@ -245,13 +245,13 @@ FORMS = (
         "vision_transformer",
         "Google's vision_transformer",
         ORIGINAL,
-        ("Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel",),
+        ("Transformer/encoderblock_*/MultiHeadDotProductAttention_1/query/kernel",),
     ),
     _form(
         "big_vision",
         "Google's big_vision",
         BIG_VISION,
-        ("Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel",),
+        ("Transformer/encoderblock_*/MultiHeadDotProductAttention_0/query/kernel",),
     ),
     _form(
         "big_vision scanned",

@@ -1,8 +1,10 @@
 """Reading an architecture from names and shapes, and keeping account of what these cannot tell."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from vitrail.checkpoints.keys import Table
@@ -18,6 +20,7 @@ from vitrail.nn.shape import Grid
 HEADS = {size.width: size.heads for size in SIZES.values()} | {1152: 16, 32: 2, 1792: 16}
 GELUS: dict[str, MLPSlot] = {"exact": MLPS["gelu"], "tanh": MLPS["gelu-tanh"], "quick": MLPS["gelu-quick"]}
 MOST_LAYERS = 1_000  # of a model that anybody has trained
+FILE_NAME = "the file's name"  # among a source's settings: what the file is called, without its ending
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -43,21 +46,30 @@ class Names:
             raise Differs(f"{self.root}{name} has the shape {list(shape)}, and should have {dims} dimensions")
         return shape
 
+    def anywhere(self, pattern: str) -> str | None:
+        """The first name that fits a pattern with `*`: what one layer has, all are taken to have."""
+        full = self.root + pattern
+        return next((name[len(self.root) :] for name in self.shapes if fnmatchcase(name, full)), None)
+
+    def layer_shape(self, pattern: str, dims: int) -> tuple[int, ...]:
+        """The shape of a tensor that every layer has, from the first that has it."""
+        return self.shape(self.anywhere(pattern) or pattern, dims)
+
     def outputs(self, layer: str, dims: int = 2) -> int | None:
-        """How many values a last layer gives, if it is there: by its bias, which cannot lie on its side."""
-        if f"{layer}.weight" not in self:
-            return None
-        weight = self.shape(f"{layer}.weight", dims)
-        return self.shape(f"{layer}.bias", 1)[0] if f"{layer}.bias" in self else weight[0]
+        """How many values a last layer gives, if there is anything of it: by its bias, which cannot lie on its side."""
+        if f"{layer}.bias" in self:
+            return self.shape(f"{layer}.bias", 1)[0]
+        return self.shape(f"{layer}.weight", dims)[0] if f"{layer}.weight" in self else None
 
     def count(self, pattern: str, start: int = 0) -> int:
-        """How many of a numbered name there are, from the first without a gap."""
-        number = start
-        while pattern.format(number) in self:
-            number += 1
-            if number - start > MOST_LAYERS:
-                raise Differs(f"more than {MOST_LAYERS:,} of {pattern} are more than a model has")
-        return number - start
+        """How many of a numbered part there are, by the highest number on a name that begins so."""
+        before, after = (re.escape(self.root + pattern).replace(r"\{\}", "{}")).split("{}")
+        fits = re.compile(f"{before}(\\d{{1,9}}){after}")
+        numbers = [int(found[1]) for name in self.shapes if (found := fits.match(name))]
+        count = max(numbers, default=start - 1) + 1 - start
+        if count > MOST_LAYERS:
+            raise Differs(f"{count:,} of {pattern} are more than a model has")
+        return count
 
 
 @dataclass
@@ -117,10 +129,10 @@ class Form:
 
     name: str
     title: str
-    telling: tuple[str, ...]  # names that every such checkpoint has, after its root
+    telling: tuple[str, ...]  # names, with * for any layer, that every such checkpoint has, after its root
     look: Callable[[Names, Facts], Config]
     table: Callable[[Any, str], Table]  # for a configuration, and what stands before the names
-    preprocessing: Callable[[Config], tuple[Preprocessing, str]]
+    preprocessing: Callable[[Config, str], tuple[Preprocessing, str]]  # for a configuration, and the name of the file
     roots: tuple[str, ...] = ("",)
     told: Callable[[Mapping[str, Any]], dict[str, tuple[Any, str]]] = lambda settings: {}
     example: Mapping[str, Any] = field(default_factory=dict)  # slots of a model that has this form

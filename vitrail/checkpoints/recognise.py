@@ -59,10 +59,11 @@ def recognise(shapes: Shapes, settings: Mapping[str, Any], assume: Mapping[str, 
     complaints: list[str] = []
     for form in FORMS:
         for root in form.roots:
-            if not all(root + name in inner for name in form.telling):
+            names = Names(inner, root)
+            if not all(names.anywhere(name) for name in form.telling):
                 continue
-            names, facts = Names(inner, root), Facts(form.told(settings) | told)
             try:
+                facts = Facts(form.told(settings) | told)
                 config = form.look(names, facts)
                 table = form.table(config, root)
             except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints.keys import Change, Key, LeftOut, Table, Tensors, both, complete, joined, key, reshaped, rooted
-from vitrail.checkpoints.look import Differs, Facts, Form, Names, is_square, prefix_rows, square
+from vitrail.checkpoints.look import FILE_NAME, Differs, Facts, Form, Names, is_square, prefix_rows, square
 from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Colours, Preprocessing
 from vitrail.models.bit import BiTConfig
 from vitrail.models.build import POOLS, Config
@@ -180,16 +180,17 @@ def look(names: Names, facts: Facts, spelling: Spelling = TIMM) -> ViTConfig:
     width, channels, _, _ = projection = names.shape("patch_embed.proj.weight", 4)
     patch = square(projection, "patch_embed.proj.weight")
     embed, channels = _look_embed(names, patch, channels)
-    depth = names.count("blocks.{}.norm1.weight")
-    gated = f"blocks.0.mlp.{spelling.gated[1]}.weight" in names and spelling.gated[1] != "fc2"
+    depth = names.count("blocks.{}.")
+    gated = spelling.gated[1] != "fc2" and names.anywhere(f"blocks.*.mlp.{spelling.gated[1]}.weight") is not None
     into, out = spelling.gated if gated else ("fc1", "fc2")
-    hidden, mlp = names.shape(f"blocks.0.mlp.{into}.weight", 2)[0], names.shape(f"blocks.0.mlp.{out}.weight", 2)[1]
-    heads, inner = facts.heads(width, "timm"), names.shape("blocks.0.attn.qkv.weight", 2)[0] // 3
-    outputs = sum(token in names for token in ("cls_token", "dist_token"))
+    hidden = names.layer_shape(f"blocks.*.mlp.{into}.weight", 2)[0]
+    mlp = names.layer_shape(f"blocks.*.mlp.{out}.weight", 2)[1]
+    heads, inner = facts.heads(width, "timm"), names.layer_shape("blocks.*.attn.qkv.weight", 2)[0] // 3
+    outputs = _look_outputs(names)
     registers = names.shape(spelling.registers, 3)[1] if spelling.registers in names else 0
     prefix = Prefix(outputs, registers)
     position, image_size = _look_position(names, facts, prefix, embed.stride, spelling)
-    clip = "norm_pre.weight" in names
+    clip = "norm_pre.weight" in names or "norm_pre.bias" in names
     activation = SwiGLU() if hidden == 2 * mlp else facts.gelu("exact", "timm's default")
     pool = _look_pool(names, facts, prefix)
     if isinstance(pool, MAP):
@@ -202,9 +203,9 @@ def look(names: Names, facts: Facts, spelling: Spelling = TIMM) -> ViTConfig:
         prefix=prefix,
         block=PreNorm(
             mlp=activation,
-            layer_scale=1e-5 if f"blocks.0.{spelling.scale.format(1)}" in names else None,
-            qk_norm="blocks.0.attn.q_norm.weight" in names,
-            qkv_bias="blocks.0.attn.qkv.bias" in names,
+            layer_scale=1e-5 if names.anywhere(f"blocks.*.{spelling.scale.format('*')}") else None,
+            qk_norm=names.anywhere("blocks.*.attn.q_norm.*") is not None,
+            qkv_bias=names.anywhere("blocks.*.attn.qkv.bias") is not None,
         ),
         pool=pool,
         head=Linear() if pre_logits is None else PreLogits(None if pre_logits == width else pre_logits),
@@ -217,14 +218,25 @@ def look(names: Names, facts: Facts, spelling: Spelling = TIMM) -> ViTConfig:
     )
 
 
+def _look_outputs(names: Names) -> int:
+    """Class and distillation tokens. One that got lost left its position behind, and its teacher's head."""
+    if "dist_token" in names or "head_dist.weight" in names:
+        return 2
+    if "cls_token" in names or "pos_embed" not in names:
+        return 1 if "cls_token" in names else 0
+    rows = names.shape("pos_embed", 3)[1]
+    return 1 if not is_square(rows) and is_square(rows - 1) else 0
+
+
 def _look_embed(names: Names, patch: int, channels: int) -> tuple[Patches | Hybrid, int]:
     backbone = "patch_embed.backbone"
     for stem in (f"{backbone}.stem.conv.weight", f"{backbone}.conv.weight"):
         if stem in names:
-            stages = names.count(backbone + ".stages.{}.blocks.0.conv1.weight")
-            depths = (names.count(f"{backbone}.stages.{stage}.blocks." + "{}.conv1.weight") for stage in range(stages))
+            stages = names.count(backbone + ".stages.{}.")
+            depths = (names.count(f"{backbone}.stages.{stage}.blocks." + "{}.") for stage in range(stages))
             return Hybrid(tuple(depths), patch), names.shape(stem, 4)[1]
-    return Patches(patch, bias="patch_embed.proj.bias" in names), channels
+    clip = "norm_pre.weight" in names or "norm_pre.bias" in names  # whose patches have no bias
+    return Patches(patch, bias="patch_embed.proj.bias" in names or not clip), channels
 
 
 def _look_position(
@@ -272,8 +284,8 @@ def _look_pool(names: Names, facts: Facts, prefix: Prefix) -> Any:
 def look_bit(names: Names, facts: Facts) -> BiTConfig:
     """The configuration of a BiT ResNet in timm's names."""
     width, channels, kernel, _ = names.shape("stem.conv.weight", 4)
-    count = names.count("stages.{}.blocks.0.conv1.weight")
-    stages = tuple(names.count(f"stages.{stage}.blocks." + "{}.conv1.weight") for stage in range(count))
+    count = names.count("stages.{}.")
+    stages = tuple(names.count(f"stages.{stage}.blocks." + "{}.") for stage in range(count))
     return BiTConfig(
         stages=stages,
         factor=width / 64,
@@ -284,8 +296,8 @@ def look_bit(names: Names, facts: Facts) -> BiTConfig:
     )
 
 
-def preprocessing(config: Config) -> tuple[Preprocessing, str]:
-    """timm's pipeline for what these tensors are likeliest to be."""
+def preprocessing(config: Config, name: str) -> tuple[Preprocessing, str]:
+    """timm's pipeline for what these tensors, and the name of the file, are likeliest to be."""
     size = config.image_size
     if isinstance(config, BiTConfig):
         return _cropped(size, 1.0 if size[0] > 224 else 0.875, "bilinear", HALF), "timm's default for BiT"
@@ -301,6 +313,11 @@ def preprocessing(config: Config) -> tuple[Preprocessing, str]:
         return _cropped(size, fraction, "bicubic", IMAGENET), "timm's default for a distillation token (DeiT)"
     if isinstance(config.pool, Mean) and config.pool.norm_after and isinstance(config.position, Learned1D):
         return _cropped(size, fraction, "bicubic", IMAGENET), "timm's default for fc_norm (MAE)"
+    if named := re.search(r"(?<![a-z])(deit|dino|mae)", name.lower()):
+        return (
+            _cropped(size, fraction, "bicubic", IMAGENET),
+            f"timm's default for {named[1]}, which the file's name says",
+        )
     return (
         _cropped(size, fraction, "bicubic", HALF),
         "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use --assume mean=imagenet",
@@ -312,8 +329,11 @@ def _cropped(size: tuple[int, int], fraction: float, interpolation: Any, colours
     return Preprocessing(size, resize, "cover", interpolation, **colours)
 
 
-def release(config: Config, who: str) -> tuple[Preprocessing, str]:
+def release(config: Config, name: str, who: str) -> tuple[Preprocessing, str]:
     """The pipeline of Meta's releases that use timm's names: the ImageNet mean, and the centre of a larger image."""
+    assert isinstance(config, ViTConfig)
+    if who == DINOV2.title and 224 % config.embed.stride == 0:  # trained at 518², evaluated at 224²
+        return Preprocessing((224, 224), (256, 256), **IMAGENET), f"{who}'s default"
     if config.image_size[0] > 256:
         return _cropped(config.image_size, 1.0, "bicubic", IMAGENET), f"{who}'s default"
     pipeline = Preprocessing(config.image_size, config.image_size, **IMAGENET)
@@ -325,16 +345,15 @@ ODD_HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_": 16}
 
 
 def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """What the config.json of a timm repository says."""
+    """What the config.json of a timm repository says; without one, what the file's name does."""
     config = settings.get("config.json")
-    if not isinstance(config, dict) or "pretrained_cfg" not in config:
-        return {}
-    found: dict[str, tuple[Any, str]] = {}
-    source = "config.json"
-    architecture = str(config.get("architecture"))
+    config = config if isinstance(config, dict) and "pretrained_cfg" in config else {}
+    source = "config.json" if config else "the file's name"
+    architecture = str(config.get("architecture") or settings.get(FILE_NAME, ""))
     if strange := re.search(r"_rpn_|rope|vit_pe_|^eva|parallel|_xp_|naflex|beit", architecture):
-        raise Differs(f"config.json says {architecture}, whose {strange[0].strip('_')} is not among the models here")
-    arguments, cfg = config.get("model_args"), config["pretrained_cfg"]
+        raise Differs(f"{source} says {architecture}, whose {strange[0].strip('_')} is not among the models here")
+    found: dict[str, tuple[Any, str]] = {}
+    arguments, cfg = config.get("model_args"), config.get("pretrained_cfg")
     arguments = arguments if isinstance(arguments, dict) else {}
     cfg = cfg if isinstance(cfg, dict) else {}
     heads = next((number for name, number in ODD_HEADS.items() if architecture.startswith(name)), None)
@@ -390,7 +409,7 @@ LEFT_OUTSIDE = (
     LeftOut("logit_bias", "text tower"),
 )
 ROOTS = ("", "backbone.", "encoder.", "visual.trunk.")
-TELLING = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+TELLING = ("patch_embed.proj.weight", "blocks.*.attn.qkv.weight")
 
 
 def _release_form(name: str, title: str, spelling: Spelling, telling: tuple[str, ...], example: dict[str, Any]) -> Form:
@@ -412,10 +431,10 @@ FORMS = (
         "dinov2",
         "DINOv2's release",
         DINOV2,
-        (*TELLING, "mask_token", "blocks.0.ls1.gamma"),
+        (*TELLING, "mask_token", "blocks.*.ls?.gamma"),
         {"layer_scale": 1.0, "classes": None, "registers": 4},
     ),
-    _release_form("deit3", "DeiT III's release", DEIT3, (*TELLING, "blocks.0.gamma_1"), {"layer_scale": 1.0}),
+    _release_form("deit3", "DeiT III's release", DEIT3, (*TELLING, "blocks.*.gamma_?"), {"layer_scale": 1.0}),
     Form(
         "timm",
         "timm's Vision Transformer, whose names DeiT, MAE and DINO use too",

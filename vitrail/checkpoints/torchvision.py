@@ -55,9 +55,9 @@ def look(names: Names, facts: Facts, mlp: tuple[str, str]) -> ViTConfig:
     hidden = names.shape("heads.pre_logits.weight", 2)[0] if "heads.pre_logits.weight" in names else None
     return ViTConfig(
         size=Size(
-            depth=names.count("encoder.layers.encoder_layer_{}.ln_1.weight"),
+            depth=names.count("encoder.layers.encoder_layer_{}."),
             width=width,
-            mlp=names.shape(f"encoder.layers.encoder_layer_0.mlp.{mlp[0]}.weight", 2)[0],
+            mlp=names.layer_shape(f"encoder.layers.encoder_layer_*.mlp.{mlp[0]}.weight", 2)[0],
             heads=facts.heads(width, "torchvision"),
         ),
         embed=Patches(patch),
@@ -70,16 +70,23 @@ def look(names: Names, facts: Facts, mlp: tuple[str, str]) -> ViTConfig:
     )
 
 
-def preprocessing(config: Config) -> tuple[Preprocessing, str]:
-    """Weights for larger images are SWAG's, which are fine-tuned end to end with bicubic resizing."""
-    size = config.image_size
+def preprocessing(config: Config, name: str) -> tuple[Preprocessing, str]:
+    """Weights for larger images are SWAG's; so are those for 224² of H/14, and those whose file's name says so."""
+    assert isinstance(config, ViTConfig)
+    size, width = config.image_size, config.size.width
+    if size[0] == 224 and (width == 1280 or "swag" in name.lower()):
+        return Preprocessing(
+            size, size, "cover", "bicubic", **IMAGENET
+        ), "torchvision's default for SWAG's linear weights"
+    if size[0] == 224 and width == 1024 and config.embed.stride == 16:
+        return Preprocessing(size, (242, 242), "cover", "bilinear", **IMAGENET), "torchvision's default for vit_l_16"
     if size[0] > 224:
         return Preprocessing(size, size, "cover", "bicubic", **IMAGENET), "torchvision's default for SWAG at this size"
     return Preprocessing(size, size, "cover", "bilinear", **IMAGENET).larger(256 / 224), "torchvision's default at 224²"
 
 
 def _form(name: str, title: str, mlp: tuple[str, str]) -> Form:
-    first = "encoder.layers.encoder_layer_0"
+    first = "encoder.layers.encoder_layer_*"
     return Form(
         name,
         title,

@@ -103,12 +103,15 @@ def look(names: Names, facts: Facts, family: Family, layers: str | None = None) 
     inside = names if layers is None else Names(names.shapes, layers)
     width, channels, _, _ = projection = names.shape("embeddings.patch_embeddings.projection.weight", 4)
     patch = square(projection, "the patch projection")
-    gated = dino and "encoder.layer.0.mlp.weights_in.weight" in inside
+    gated = dino and inside.anywhere("encoder.layer.*.mlp.weights_in.*") is not None
     if dino:
-        mlp = inside.shape(f"encoder.layer.0.mlp.{'weights_out' if gated else 'fc2'}.weight", 2)[1]
+        mlp = inside.layer_shape(f"encoder.layer.*.mlp.{'weights_out' if gated else 'fc2'}.weight", 2)[1]
     else:
-        mlp = inside.shape("encoder.layer.0.output.dense.weight", 2)[1]
-    teacher, distilled = "distillation_classifier.weight" in outside, "embeddings.distillation_token" in names
+        mlp = inside.layer_shape("encoder.layer.*.intermediate.dense.weight", 2)[0]
+    teacher, distilled = (
+        outside.anywhere("distillation_classifier.*") is not None,
+        "embeddings.distillation_token" in names,
+    )
     registers = names.shape("embeddings.register_tokens", 3)[1] if "embeddings.register_tokens" in names else 0
     prefix = Prefix(2) if teacher else Prefix(1, registers=1 if distilled else registers)
     covered = 2 if distilled else 1
@@ -121,7 +124,7 @@ def look(names: Names, facts: Facts, family: Family, layers: str | None = None) 
     eps = 1e-6 if dino else 1e-12
     return ViTConfig(
         size=Size(
-            inside.count("encoder.layer.{}.attention.output.dense.weight"),
+            inside.count("encoder.layer.{}."),
             width,
             mlp,
             facts.heads(width, "transformers"),
@@ -132,7 +135,7 @@ def look(names: Names, facts: Facts, family: Family, layers: str | None = None) 
         block=PreNorm(
             mlp=SwiGLU() if gated else facts.gelu("exact", "transformers' default"),
             layer_scale=1.0 if dino else None,
-            qkv_bias="encoder.layer.0.attention.attention.query.bias" in inside,
+            qkv_bias=inside.anywhere("encoder.layer.*.attention.attention.*.bias") is not None,
         ),
         pool=ClassAndMean() if features == 2 * width else ClassToken(),
         head=PreLogits(None if hidden == width else hidden) if pooler else Linear(),
@@ -193,10 +196,10 @@ def pipeline(settings: Mapping[str, Any], size: tuple[int, int]) -> Preprocessin
         mean, std = (tuple(map(float, config[name])) for name in ("image_mean", "image_std"))
         if config.get("do_normalize") is False:
             mean, std = (0.0,) * len(mean), (1.0,) * len(std)
-        resize, fit = _side(config.get("size", {"height": size[0], "width": size[1]}))
+        resize, fit = _side(config.get("size", {"height": size[0], "width": size[1]}), _covers(config))
         if config.get("do_resize") is False:
             raise ValueError("it does not resize, and the model takes one size")
-        crop = _side(config["crop_size"])[0] if config.get("do_center_crop") and "crop_size" in config else None
+        crop = _side(config["crop_size"], False)[0] if config.get("do_center_crop") and "crop_size" in config else None
         if crop is None and fit == "cover":
             raise ValueError("it keeps the proportions and does not crop, and the model takes one size")
         scale = float(config.get("rescale_factor", 1 / 255))
@@ -209,16 +212,22 @@ def pipeline(settings: Mapping[str, Any], size: tuple[int, int]) -> Preprocessin
     return Preprocessing(crop or resize, resize, fit, filter, engine=engine, centre="down", mean=mean, std=std)  # type: ignore[arg-type]
 
 
-def _side(size: Any) -> tuple[tuple[int, int], Literal["cover", "squash"]]:
+def _covers(config: Mapping[str, Any]) -> bool:
+    """Whether this kind of processor takes one number for the smaller side."""
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    return kind.startswith(("Bit", "CLIP"))
+
+
+def _side(size: Any, covers: bool) -> tuple[tuple[int, int], Literal["cover", "squash"]]:
     if isinstance(size, int):
-        return (size, size), "squash"
+        return (size, size), "cover" if covers else "squash"
     if "shortest_edge" in size:
         edge = int(size["shortest_edge"])
         return (edge, edge), "cover"
     return (int(size["height"]), int(size["width"])), "squash"
 
 
-def preprocessing(config: Config, family: Family) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config, name: str, family: Family) -> tuple[Preprocessing, str]:
     """The default of the family's image processor."""
     size = config.image_size
     why = f"the default of transformers' {family} processor"
@@ -239,7 +248,7 @@ def _form(family: Family, body: str, layers: str | None = None, name: str | None
     return Form(
         name or f"transformers {family}",
         f"transformers' {family}",
-        (start, *((f"encoder.layer.0.{body}",) if layers is None else ()), *TELLING[family]),
+        (start, *((f"encoder.layer.*.{body}",) if layers is None else ()), *TELLING[family]),
         partial(look, family=family, layers=layers),
         partial(_table, family=family, layers=layers),
         partial(preprocessing, family=family),

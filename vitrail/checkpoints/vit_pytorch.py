@@ -81,11 +81,11 @@ def look(names: Names, facts: Facts) -> ViTConfig:
     patch = math.isqrt(values // max(channels, 1))
     if patch * patch * channels != values:
         raise Differs(f"{values} values are no square patch of {channels} channels")
-    inner = names.shape("transformer.layers.0.0.to_qkv.weight", 2)[0] // 3
+    inner = names.layer_shape("transformer.layers.*.0.to_qkv.weight", 2)[0] // 3
     heads = facts.ask("heads", inner // 64 if inner % 64 == 0 else None, "vit-pytorch's default, 64 values a head")
     if inner % heads:
         raise Differs(f"{heads} heads do not divide {inner} values")
-    simple = "transformer.layers.0.0.to_out.weight" in names
+    simple = names.anywhere("transformer.layers.*.0.to_out.weight") is not None
     outputs, head = 0, "linear_head" if simple else "mlp_head"
     if simple:
         position, image_size = SinCos2D(), facts.free_size(patch, "sin-cos positions have no size")
@@ -95,9 +95,9 @@ def look(names: Names, facts: Facts) -> ViTConfig:
         position, image_size = Learned1D(), (h * patch, w * patch)
     return ViTConfig(
         size=Size(
-            depth=names.count("transformer.layers.{}.0.norm.weight"),
+            depth=names.count("transformer.layers.{}."),
             width=width,
-            mlp=names.shape("transformer.layers.0.1.net.1.weight", 2)[0],
+            mlp=names.layer_shape("transformer.layers.*.1.net.1.weight", 2)[0],
             heads=heads,
             head=None if inner == width else inner // heads,
         ),
@@ -113,7 +113,7 @@ def look(names: Names, facts: Facts) -> ViTConfig:
     )
 
 
-def preprocessing(config: Config) -> tuple[Preprocessing, str]:
+def preprocessing(config: Config, name: str) -> tuple[Preprocessing, str]:
     """vit-pytorch prescribes none."""
     pipeline = Preprocessing(config.image_size, config.image_size, "squash", "bilinear", **HALF)
     return pipeline.with_channels(config.channels), "made up: vit-pytorch prescribes none"
@@ -127,7 +127,7 @@ def table_for(config: Config, root: str = "") -> Table:
 
 _EXAMPLE = {"embed": Patches(16, normed=True), "block": PreNorm(qkv_bias=False)}
 _SIMPLE = {"block": PreNorm(qkv_bias=False, out_bias=False), "position": "sincos2d", "pool": "mean"}
-_TELLING = ("to_patch_embedding.2.weight", "transformer.layers.0.0.to_qkv.weight")
+_TELLING = ("to_patch_embedding.2.weight", "transformer.layers.*.0.to_qkv.weight")
 FORMS = (
     Form(
         "vit-pytorch",
@@ -141,7 +141,7 @@ FORMS = (
     Form(
         "vit-pytorch simple",
         "vit-pytorch's SimpleViT",
-        (*_TELLING, "transformer.layers.0.0.to_out.weight"),
+        (*_TELLING, "transformer.layers.*.0.to_out.weight"),
         look,
         table_for,
         preprocessing,
