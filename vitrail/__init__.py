@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from vitrail.checkpoints.hub import push
     from vitrail.checkpoints.loading import load, save
+    from vitrail.checkpoints.push import push
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.models.build import build, build_from, configure
     from vitrail.models.vit import ViT, ViTConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Preprocessing": "vitrail.data.preprocessing",
     "load": "vitrail.checkpoints.loading",
-    "push": "vitrail.checkpoints.hub",
+    "push": "vitrail.checkpoints.push",
     "save": "vitrail.checkpoints.loading",
     "build": "vitrail.models.build",
     "build_from": "vitrail.models.build",

@@ -5,7 +5,7 @@ from typing import Any
 
 from vitrail.checkpoints import timm
 from vitrail.checkpoints.artifact import Contract
-from vitrail.checkpoints.convert import as_said, expressible, said
+from vitrail.checkpoints.convert import as_said, expressible
 from vitrail.models.build import Config
 from vitrail.models.sizes import RESNETS, SIZES
 from vitrail.models.vit import ViTConfig
@@ -69,7 +69,7 @@ def card(contract: Contract, repo: str, params: int) -> str:
         f"A Vision Transformer ({model_name(config)}) in one file that vitrail reads: "
         "weights, labels and preprocessing together, with checksums.",
         _table("Architecture", rows),
-        "## Preprocessing\n\n" + (said(contract.preprocessing) if contract.preprocessing else "Not recorded."),
+        "## Preprocessing\n\n" + (contract.preprocessing.in_words() if contract.preprocessing else "Not recorded."),
         _labels(contract),
         _facts("Data", about.get("data")),
         _facts("Recipe", about.get("recipe")),
@@ -117,7 +117,7 @@ def use(contract: Contract, repo: str) -> str:
     ]
     for to, title in (("timm", "timm"), ("hf", "transformers")):
         try:
-            expressible(to, contract.config)
+            expressible(to, contract.config, contract.preprocessing)
         except ValueError as error:
             parts.append(f"In {title}: not possible. {str(error)[:1].upper()}{str(error)[1:]}.")
             continue

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Proof:
     largest_logit: float
     largest_difference: float
     notes: list[str] = field(default_factory=list)
+    compared: str = "logits"  # or features, where a new head is still zero
     as_read_by_strangers: float | None = None  # the difference where nobody tells what the file does not say
 
     def as_dict(self) -> dict[str, Any]:
@@ -160,11 +161,15 @@ def convert(
         raise ValueError(f"unknown form {to!r}: use {', '.join(NAMES)}")
     out = Path(out)
     with open_and_recognise(resolve(source), assume, take) as checkpoint:
-        expressible(to, _changed(checkpoint.contract, classes, image_size, channels).config)
+        changed = _changed(checkpoint.contract, classes, image_size, channels)
+        expressible(to, changed.config, changed.preprocessing)
         check_name(to, out)
         state = checkpoint.state(allow_missing, progress)
         contract = checkpoint.contract
-    notes = [f"random, because they were allowed to be missing: {some(checkpoint.random)}"] if checkpoint.random else []
+    notes = []
+    if checkpoint.random:
+        notes.append(f"random, because they were allowed to be missing: {', '.join(checkpoint.random)}")
+        contract = replace(contract, card=contract.card | {"random": checkpoint.random})
     contract, state = adapted(contract, state, classes, image_size, channels)
     if labels is not None:
         if len(labels) != contract.config.classes:
@@ -190,10 +195,12 @@ def check_name(to: str, out: Path) -> None:
         raise ValueError(f"{out}: for {to} give the name of a new directory, it holds several files")
 
 
-def expressible(to: str, config: Config) -> None:
+def expressible(to: str, config: Config, pipeline: Preprocessing | None = None) -> None:
     """Nothing, or an error with the reasons why this form cannot say what the model is."""
     if to == "vitrail":
         return
+    if to == "hf" and pipeline is not None:
+        transformers.processor(pipeline)
     target = TARGETS[to]
     if isinstance(config, BiTConfig):
         if not target.resnets:
@@ -250,7 +257,7 @@ def write_and_prove(
 
     Only what passed takes the name `out`.
     """
-    expressible(to, contract.config)
+    expressible(to, contract.config, contract.preprocessing)
     check_name(to, out)
     image = prepared(picture, contract)
     with staged(out) as place:
@@ -281,22 +288,28 @@ def _prove(contract: Contract, state: State, out: Path, to: str, image: Tensor, 
         state = stated
     with open_and_recognise(out, assume) as again:
         back = again.state()
-        read_as = again.contract
+        read_as, count = again.contract, len(again.source.specs)
     _same(out, state, back)
     if to == "vitrail" and read_as != contract:
         raise ValueError("the artifact did not bring back its contract: please report this")
     expected = logits(assembled(original, first, torch.float32), image)
-    found = logits(
+    compared = "logits"
+    if not expected.any():  # a new head, which is zero: what comes to it tells more
+        compared, bare = "features", replace(original, labels=None)
+        expected = features(assembled(bare, first, torch.float32), image)
+    answer = logits if compared == "logits" else features
+    found = answer(
         assembled(replace(contract, config=_told(read_as.config, contract.config)), back, torch.float32), image
     )
     proof = Proof(
         out,
         to,
-        len(back),
+        count,
         sum(tensor.numel() * tensor.element_size() for tensor in back.values()),
         float(expected.abs().max()),
         float((found - expected).abs().max()),
         notes,
+        compared=compared,
     )
     if not proof.largest_difference <= TOLERANCE * max(1.0, proof.largest_logit):
         raise ValueError(
@@ -381,7 +394,9 @@ def _strangers(proof: Proof, out: Path, contract: Contract, expected: Tensor, im
         with open_and_recognise(out) as checkpoint:
             config, pipeline = checkpoint.contract.config, checkpoint.contract.preprocessing
             missed = _missed(config, contract.config)
-            if missed:
+            if missed and proof.compared == "features":
+                proof.notes.append(f"the file does not say {', '.join(missed)}: whoever opens it must")
+            elif missed:
                 proof.notes.append(f"the file does not say {', '.join(missed)}: whoever opens it must")
                 stranger = replace(checkpoint.contract, config=config)
                 found = logits(assembled(stranger, checkpoint.state(), torch.float32), image)
@@ -390,8 +405,14 @@ def _strangers(proof: Proof, out: Path, contract: Contract, expected: Tensor, im
         proof.notes.append(f"without being told, it cannot be read: {str(error).split(': ', 1)[-1]}")
         return
     if contract.preprocessing is not None and pipeline != contract.preprocessing:
-        where = "rounds the crop down and resizes with torch" if proof.target == "hf" else "does not say all of it"
-        proof.notes.append(f"preprocessing is {said(contract.preprocessing)}: the file {where}")
+        if proof.target != "hf" or pipeline is None:
+            other = "the file does not say all of it"
+        else:
+            names = [
+                f.name for f in fields(pipeline) if getattr(pipeline, f.name) != getattr(contract.preprocessing, f.name)
+            ]
+            other = "transformers does otherwise: " + ", ".join(f"{name} {getattr(pipeline, name)}" for name in names)
+        proof.notes.append(f"preprocessing is {contract.preprocessing.in_words()}; {other}")
     if contract.labels is not None and proof.target != "hf":
         proof.notes.append(f"the {len(contract.labels)} labels are not in the file, which has no place for them")
 
@@ -407,24 +428,6 @@ def _missed(read: Config, wanted: Config) -> list[str]:
         f"the image size {wanted.image_size[0]}×{wanted.image_size[1]}": read.image_size == wanted.image_size,
     }
     return [fact for fact, same in facts.items() if not same]
-
-
-def said(pipeline: Preprocessing) -> str:
-    """A pipeline in a line."""
-    (h, w), (rh, rw) = pipeline.size, pipeline.resize
-    how = (
-        f"squashed to {rh}×{rw}"
-        if pipeline.fit == "squash"
-        else f"smaller side to {rh}"
-        if rh == rw
-        else f"over {rh}×{rw}"
-    )
-    crop = "" if pipeline.fit == "squash" and (h, w) == (rh, rw) else f", middle {h}×{w}"
-    filter = pipeline.interpolation + ("" if pipeline.antialias else " without antialias")
-    numbers = (
-        "mean " + ", ".join(f"{v:g}" for v in pipeline.mean) + "; std " + ", ".join(f"{v:g}" for v in pipeline.std)
-    )
-    return f"{how} {filter} ({pipeline.engine}){crop}; {numbers}"
 
 
 def prepared(picture: Path, contract: Contract) -> Tensor:
@@ -443,4 +446,11 @@ def prepared(picture: Path, contract: Contract) -> Tensor:
 
 @torch.inference_mode()
 def logits(model: ViT | BiT, image: Tensor) -> Tensor:
+    return model(image)
+
+
+@torch.inference_mode()
+def features(model: ViT | BiT, image: Tensor) -> Tensor:
+    """What comes to the head."""
+    model.head = torch.nn.Identity()
     return model(image)

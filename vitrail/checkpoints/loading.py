@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.checkpoints.artifact import MOST, Contract, save_artifact
 from vitrail.checkpoints.checkpoint import Checkpoint, Progress, finite, no_progress, open_and_recognise
+from vitrail.checkpoints.hub import download
 from vitrail.checkpoints.keys import layout, some
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_channels, with_classes, with_size
@@ -60,8 +61,6 @@ def load(
 def resolve(path: str | Path, revision: str | None = None) -> Path:
     """A path on this machine for a file, a directory or `hf://owner/name`."""
     if isinstance(path, str) and path.startswith("hf://"):
-        from vitrail.checkpoints.hub import download
-
         return download(path, revision)
     if revision is not None:
         raise ValueError(f"{path} is a file, which has no revision: use hf://owner/name")

@@ -6,7 +6,6 @@ from typing import Any
 
 from vitrail.checkpoints.card import architecture
 from vitrail.checkpoints.checkpoint import Checkpoint, Progress
-from vitrail.checkpoints.convert import said
 from vitrail.checkpoints.keys import layout, some
 from vitrail.models.written import to_json
 
@@ -46,7 +45,7 @@ def report(checkpoint: Checkpoint, progress: Progress | None) -> dict[str, Any]:
         "labels": None if contract.labels is None else list(contract.labels),
         "labels_from": checkpoint.labels_from,
         "preprocessing": None if contract.preprocessing is None else to_json(contract.preprocessing),
-        "preprocessing_in_words": None if contract.preprocessing is None else said(contract.preprocessing),
+        "preprocessing_in_words": None if contract.preprocessing is None else contract.preprocessing.in_words(),
         "preprocessing_from": checkpoint.preprocessing_from,
         "card": contract.card,
     }
@@ -96,4 +95,6 @@ def text(report: dict[str, Any], most: int = 12) -> str:
     width = max(len(key) for key, _ in rows) + 2
     body = [f"{key:<{width}}{value}" for key, value in rows]
     end = "It loads whole." if report["loads"] else "It would not be loaded."
+    if report["loads"] and bad is None:
+        end = "Every tensor has its place; their values were not read."
     return "\n".join([report["path"], "", *body, "", end])

@@ -377,7 +377,9 @@ def processor(pipeline: Preprocessing) -> dict[str, Any]:
     numbers = {name: number for number, name in RESAMPLE.items()}
     crop = pipeline.size != pipeline.resize or pipeline.fit == "cover"
     if pipeline.fit == "cover" and pipeline.resize[0] != pipeline.resize[1]:
-        raise ValueError("transformers cannot cover an oblong with the proportions kept: use a square size")
+        raise ValueError(
+            "transformers cannot express this model: its pipelines do not cover an oblong with the proportions kept"
+        )
     height, width = pipeline.resize
     made: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor" if crop else "ViTImageProcessor",

@@ -86,7 +86,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print(f"{options.source} → {proof.path} ({proof.target})")
     print(f"  {proof.tensors} tensors, {bytes_of(proof.bytes)}, written and read back the same, bit for bit")
-    print(f"  logits on a photograph: largest difference {proof.largest_difference:.3g}, of {proof.largest_logit:.3g}")
+    print(
+        f"  {proof.compared} on a photograph: largest difference {proof.largest_difference:.3g}, of {proof.largest_logit:.3g}"
+    )
     if proof.as_read_by_strangers is not None:
         print(f"  read by someone who is told nothing: largest difference {proof.as_read_by_strangers:.3g}")
     for note in proof.notes:

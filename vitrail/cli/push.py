@@ -5,6 +5,8 @@ The token is the one that `hf auth login` stored, or HF_TOKEN. Needs huggingface
 
 import argparse
 import json
+from pathlib import Path
+from typing import Any
 
 from vitrail.cli import reading
 
@@ -16,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repo", metavar="OWNER/NAME", help="on the Hub; made if it is not there")
     parser.add_argument("--private", action="store_true", help="if it is made, for you alone")
     parser.add_argument("--licence", metavar="TEXT", help="for the card, as the Hub spells it: apache-2.0")
+    parser.add_argument(
+        "--about", type=Path, metavar="FILE", help="JSON for the card: data, recipe, metrics, provenance"
+    )
     parser.add_argument("--message", metavar="TEXT", help="of the commit")
     parser.add_argument("--json", action="store_true", help="the address for machines")
     reading.add_arguments(parser.add_argument_group("how it is read"))
@@ -23,9 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Pushes, and prints the address."""
-    from vitrail.checkpoints.hub import push
+    from vitrail.checkpoints.push import push
 
-    about = {"licence": options.licence} if options.licence else {}
+    about: dict[str, Any] = {}
+    if options.about:
+        try:
+            about = json.loads(options.about.read_text(encoding="utf-8-sig"))
+            unknown = set(about) - {"data", "recipe", "metrics", "provenance", "licence"}
+        except (ValueError, RecursionError, TypeError) as error:
+            raise ValueError(f"{options.about}: not readable as JSON ({error})") from None
+        if unknown or not isinstance(about, dict):
+            raise ValueError(f"{options.about}: a card has data, recipe, metrics, provenance and licence")
+    if options.licence:
+        about["licence"] = options.licence
     where = push(
         options.source,
         options.repo,

@@ -34,5 +34,5 @@ def add_missing(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="make these tensors at random if they are missing (head.*); the report names them",
+        help="make these tensors at random if they are missing ('blocks.11.*'); they are all named then",
     )

@@ -140,6 +140,16 @@ class Preprocessing:
                 pixels = np.take(pixels, range(start, start + want), axis)
         return pixels
 
+    def in_words(self) -> str:
+        """The pipeline in a line."""
+        (h, w), (rh, rw) = self.size, self.resize
+        how = f"squashed to {rh}×{rw}" if self.fit == "squash" else f"over {rh}×{rw}"
+        how = f"smaller side to {rh}" if self.fit == "cover" and rh == rw else how
+        crop = "" if self.fit == "squash" and (h, w) == (rh, rw) else f", middle {h}×{w}"
+        filter = self.interpolation + ("" if self.antialias else " without antialias")
+        mean, std = (", ".join(f"{v:g}" for v in values) for values in (self.mean, self.std))
+        return f"{how} {filter} ({self.engine}){crop}; mean {mean}; std {std}"
+
     def at(self, size: Pair) -> "Preprocessing":
         """The same for a model of another image size: as much of the image is seen."""
         resize = (round(self.resize[0] * size[0] / self.size[0]), round(self.resize[1] * size[1] / self.size[1]))

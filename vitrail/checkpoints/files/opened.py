@@ -13,7 +13,7 @@ from vitrail.checkpoints.files.source import Source, read_json, refuse, settings
 # What libraries call the weights in a directory, the safest first.
 WHOLE = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".pkl")
+BY_SAFETY = (*WHOLE[:2], INDEXES[0], *WHOLE[2:], INDEXES[1])
 
 
 class Shards(Source):
@@ -67,7 +67,7 @@ def is_plain_name(value: Any) -> bool:
 def open_checkpoint(path: Path, take: str | None = None) -> Source:
     """A file or a directory of weights, open. `take` names one of several models in a PyTorch file."""
     if path.is_dir():
-        names = [name for name in (*WHOLE[:2], INDEXES[0], *WHOLE[2:], INDEXES[1]) if (path / name).is_file()]
+        names = [name for name in BY_SAFETY if (path / name).is_file()]
         if not names:
             raise refuse(path, f"a directory without weights: none of {', '.join((*WHOLE, *INDEXES))} is in it")
         path = path / names[0]
