@@ -243,7 +243,7 @@ def test_two_thousand_damaged_artifacts_are_all_noticed(tmp_path):
 def test_every_single_flipped_byte_of_an_artifacts_header_is_noticed(tmp_path):
     data = small_artifact(tmp_path / "whole.safetensors").read_bytes()
     path, header = tmp_path / "flipped.safetensors", 8 + struct.unpack("<Q", data[:8])[0]
-    for at in range(0, header, 3):
+    for at in range(header):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :])
         with pytest.raises(ValueError, match=r"flipped.safetensors"):
             describe(path)
@@ -252,7 +252,8 @@ def test_every_single_flipped_byte_of_an_artifacts_header_is_noticed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".pth", "-old.pth"])
 def test_damaged_files_of_others_are_read_right_or_refused(suffix, tmp_path):
-    """No crash, no hang, no other error. What still loads is a whole model: these formats cannot notice a changed value."""
+    """No crash, no hang, no other error. What still loads is a whole model; that a value in it was changed goes unnoticed,
+    which is why the artifact has checksums."""
     from vitrail.checkpoints import google, timm
     from vitrail.checkpoints.keys import write
 

@@ -38,6 +38,7 @@ class Made:
     image: Tensor
     answer: Tensor
     assume: dict[str, Any] = field(default_factory=dict)
+    peer: Any = None  # the model that made it, where its makers' code is to open what we write
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def timm_named(name: str, size: int = 64, **arguments: Any) -> Callable[[Path], 
     def make(folder: Path) -> Made:
         model = spread(timm.create_model(name, **arguments), 0.02)
         image = images(size)
-        return Made(saved(folder, model.state_dict()), image, answer(model, image))
+        return Made(saved(folder, model.state_dict()), image, answer(model, image), peer=model)
 
     return make
 
@@ -97,7 +98,7 @@ def timm_distilled(folder: Path) -> Made:
 
 def timm_relative(folder: Path) -> Made:
     model = VisionTransformerRelPos(**SMALL, rel_pos_type="bias", class_token=False, global_pool="avg", fc_norm=True)
-    return Made(saved(folder, spread(model).state_dict()), images(), answer(model, images()))
+    return Made(saved(folder, spread(model).state_dict()), images(), answer(model, images()), peer=model)
 
 
 def timm_pre_logits(folder: Path) -> Made:
@@ -194,7 +195,7 @@ def openclip(folder: Path) -> Made:
     text = {"context_length": 8, "vocab_size": 50, "width": 32, "heads": 2, "layers": 1}
     model = spread(open_clip.CLIP(embed_dim=24, vision_cfg=vision, text_cfg=text))
     path = saved(folder, model.state_dict(), "open_clip_model.safetensors")
-    return Made(path, images(), answer(model.visual, images()))
+    return Made(path, images(), answer(model.visual, images()), peer=model.visual)
 
 
 def openai_clip(folder: Path) -> Made:
@@ -209,7 +210,7 @@ def openai_clip(folder: Path) -> Made:
     state = dict(model.state_dict())
     state |= {"input_resolution": torch.tensor(64), "context_length": torch.tensor(8), "vocab_size": torch.tensor(50)}
     path = saved(folder, state, "ViT-tiny.pt")
-    return Made(path, images(), answer(model.float().visual, images()))
+    return Made(path, images(), answer(model.float().visual, images()), peer=model.float().visual)
 
 
 # --- transformers ---
@@ -410,7 +411,7 @@ def vit_pytorch(kind: str, **arguments: Any) -> Callable[[Path], Made]:
         }
         model = spread(getattr(module, kind)(**{**given, **arguments}))
         assume = {"size": 64} if kind == "SimpleViT" else {}
-        return Made(saved(folder, model.state_dict(), "vit.pt"), images(), answer(model, images()), assume)
+        return Made(saved(folder, model.state_dict(), "vit.pt"), images(), answer(model, images()), assume, model)
 
     return make
 

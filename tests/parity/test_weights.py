@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import vitrail
 from tests.parity.made import CASES, Case
@@ -53,12 +54,63 @@ def test_a_checkpoint_of_others_gives_their_logits_and_goes_there_and_back(case:
             again = vitrail.load(out, assume=told)
             with torch.inference_mode():
                 assert relative(again(made.image), made.answer) <= 1e-4
-        opened = OPENED.get(to)
-        if opened is not None and (answered := opened(out, model, made.image)) is not None:
+        if (answered := opened_by_peer(to, out, model, made)) is not None:
             assert relative(answered, made.answer) <= 1e-4
+
+    own_form = HOMES[case.form]  # and back to where it came from, against the file itself
+    if own_form in case.targets.split():
+        convert(tmp_path / "vitrail.safetensors", tmp_path / f"back-{out_for(tmp_path, own_form).name}", own_form)
+        back_path = tmp_path / f"back-{out_for(tmp_path, own_form).name}"
+        with describe(made.path, made.assume) as first, describe(back_path, untold(model.config)) as last:
+            assert last.reading.whole
+            theirs = {name.removeprefix(first.reading.root): first.source.read(name) for name in first.reading.loaded}
+            ours = {name.removeprefix(last.reading.root): last.source.read(name) for name in last.reading.loaded}
+            if not SAID_OTHERWISE.get(case.form):
+                assert set(ours) == set(theirs)
+            for name in set(ours) & set(theirs):
+                assert same_bits(ours[name], theirs[name]), name
+
+
+# Where a checkpoint's own form is written, and the two that are written in another spelling of it.
+HOMES = {
+    "timm": "timm",
+    "timm bit": "timm",
+    "deit3": "timm",
+    "dinov2": "dinov2",
+    "clip": "clip",
+    "transformers vit": "hf",
+    "transformers vit_msn": "hf",
+    "transformers deit": "hf",
+    "transformers dinov2": "hf",
+    "transformers dinov2_with_registers": "hf",
+    "vision_transformer": "big_vision",
+    "big_vision": "big_vision",
+    "big_vision scanned": "big_vision",
+    "torchvision": "torchvision",
+    "torchvision old": "torchvision",
+    "vit-pytorch": "vit-pytorch",
+    "vit-pytorch simple": "vit-pytorch",
+}
+SAID_OTHERWISE = {"deit3": True, "big_vision scanned": True, "torchvision old": True}
 
 
 # --- what others make of what we wrote ---
+
+
+def opened_by_peer(to, path, model, made):
+    """What the other project's own code answers with what we wrote; None where it has no code for it."""
+    if made.peer is not None and (to, type(made.peer).__module__.partition(".")[0]) in STRICT:
+        state = torch.load(path, weights_only=True) if path.suffix == ".pth" else load_file(path)
+        for parameter in made.peer.parameters():
+            torch.nn.init.zeros_(parameter)
+        made.peer.load_state_dict(state, strict=True)
+        with torch.inference_mode():
+            return made.peer.eval()(made.image)
+    opened = OPENED.get(to)
+    return None if opened is None else opened(path, model, made.image)
+
+
+STRICT = {("timm", "timm"), ("clip", "open_clip"), ("vit-pytorch", "vit_pytorch")}
 
 
 def by_timm(path, model, image):
@@ -68,7 +120,6 @@ def by_timm(path, model, image):
         return None
     from functools import partial
 
-    from safetensors.torch import load_file
     from timm.models.deit import VisionTransformerDistilled
     from timm.models.vision_transformer import VisionTransformer
 
@@ -162,3 +213,44 @@ def test_bfloat16_arrays_of_jax_are_read(tmp_path):
     model = vitrail.load(tmp_path / "half.npz")
     weight = "blocks.0.msa.qkv.weight"
     assert torch.equal(model.state_dict()[weight], whole.state_dict()[weight].bfloat16().float())
+
+
+def test_pipelines_of_torchvisions_published_weights_are_its_own():
+    torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
+    from vitrail.checkpoints.torchvision import preprocessing
+
+    sizes = {"b": "B", "l": "L", "h": "H"}
+    seen = 0
+    for name in ("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"):
+        _, letter, patch = name.split("_")
+        for weights in torchvision.models.get_model_weights(name):
+            theirs = weights.transforms()
+            config = vitrail.configure(f"{sizes[letter]}/{patch}", image_size=theirs.crop_size[0])
+            ours, _ = preprocessing(config, weights.url.rpartition("/")[2].removesuffix(".pth"))
+            assert ours.size == (theirs.crop_size[0],) * 2
+            assert ours.resize == (theirs.resize_size[0],) * 2, weights
+            assert ours.interpolation == theirs.interpolation.value
+            assert (list(ours.mean), list(ours.std)) == (theirs.mean, theirs.std)
+            seen += 1
+    assert seen == 10
+
+
+def test_a_processor_that_is_smaller_than_its_model_is_kept(tmp_path):
+    """DINOv2's models are of 518 pixels and its processor gives 224: positions are resampled, there as here."""
+    import json
+
+    made = CASES["transformers DINOv2"].make(tmp_path)
+    settings = {"crop_size": 48, "size": {"shortest_edge": 56}, "do_center_crop": True, "resample": 3}
+    settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (made.path / "preprocessor_config.json").write_text(json.dumps(settings))
+    model = vitrail.load(made.path)
+    assert model.config.image_size == (64, 64)
+    assert (model.preprocessing.size, model.preprocessing.resize) == ((48, 48), (56, 56))
+    assert model(torch.randn(1, 3, 48, 48)).shape == (1, 7)
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224", "eva02_base"])
+def test_a_files_name_can_tell_that_its_arithmetic_is_not_among_ours(name, tmp_path):
+    made = CASES["timm AugReg"].make(tmp_path)
+    with pytest.raises(ValueError, match=f"the file's name says {name}"):
+        vitrail.load(made.path.rename(tmp_path / f"{name}.safetensors"))
