@@ -354,3 +354,34 @@ def test_writing_where_there_is_no_place_is_one_line(tmp_path):
         safetensors.write(tmp_path / "nowhere" / "a.safetensors", TENSORS, {})
     with pytest.raises(IsADirectoryError, match=r"is a directory"):
         safetensors.write(tmp_path, TENSORS, {})
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no kill -9")
+@pytest.mark.parametrize("to", ["vitrail", "hf"])
+def test_a_conversion_killed_before_its_proof_leaves_what_was_there(to, tmp_path):
+    out = tmp_path / ("out" if to == "hf" else "out.safetensors")
+    if to == "vitrail":
+        out.write_bytes(b"the old file")
+    source = small_artifact(tmp_path / "in.safetensors")
+    script = f"""
+import os, signal
+from vitrail.checkpoints import convert
+convert.logits = lambda model, image: os.kill(os.getpid(), signal.SIGKILL)
+convert.convert({str(source)!r}, {str(out)!r}, {to!r})
+"""
+    result = subprocess.run([sys.executable, "-c", script])
+    assert result.returncode == -signal.SIGKILL
+    assert out.read_bytes() == b"the old file" if to == "vitrail" else not out.exists()
+
+
+def test_an_interrupted_conversion_leaves_nothing_behind(tmp_path, monkeypatch):
+    from vitrail.checkpoints import convert
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    source = small_artifact(tmp_path / "in.safetensors")
+    monkeypatch.setattr(convert, "logits", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        convert.convert(source, tmp_path / "out", "hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
