@@ -33,6 +33,30 @@ TOLERANCE = 1e-4  # of the largest logit, between what was read and what was wri
 State = dict[str, Tensor]
 
 
+def write_file(out: Path, theirs: Mapping[str, Tensor], contract: Contract) -> None:
+    """One file, of the kind that its name says."""
+    if out.suffix == ".safetensors":
+        safetensors.write(out, theirs, {"format": "pt"})
+    else:
+        pickled.write(out, theirs)
+
+
+def write_arrays(out: Path, theirs: Mapping[str, Tensor], contract: Contract) -> None:
+    """NumPy's archive."""
+    npz.write(out, theirs)
+
+
+def write_directory(out: Path, theirs: Mapping[str, Tensor], contract: Contract) -> None:
+    """Weights with transformers' settings beside them."""
+    assert isinstance(contract.config, ViTConfig)
+    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in theirs.values()}
+    kind = kinds.pop() if len(kinds) == 1 else "float32"
+    out.mkdir()
+    safetensors.write(out / "model.safetensors", theirs, {"format": "pt"})
+    for name, content in transformers.settings(contract.config, contract.labels, contract.preprocessing, kind).items():
+        (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 @dataclass(frozen=True)
 class Target:
     """A form to write: what it cannot express, its key table, and how its files are made."""
@@ -41,7 +65,8 @@ class Target:
     reasons: Callable[[ViTConfig], list[str]]
     table: Callable[[Any], Table]
     positions: Callable[[ViTConfig], str] = lambda config: "outputs"  # the prefix tokens whose positions it has
-    suffixes: tuple[str, ...] = (".safetensors", ".pth", ".pt", ".bin")
+    suffixes: tuple[str, ...] = (".safetensors", ".pth", ".pt", ".bin")  # none for a directory
+    write: Callable[[Path, Mapping[str, Tensor], Contract], None] = write_file
     resnets: bool = False
     gated: bool = False  # whether it has SwiGLU
     projections: bool = True  # whether it can leave CLIP's projection without a bias
@@ -115,6 +140,7 @@ TARGETS: dict[str, Target] = {
         lambda config: transformers.vit(config, transformers.family_of(config)),
         positions=lambda config: "all" if transformers.family_of(config) == "deit" else "outputs",
         suffixes=(),
+        write=write_directory,
         gated=True,
         unused=transformers.unused,
     ),
@@ -124,6 +150,7 @@ TARGETS: dict[str, Target] = {
         lambda config: google.vit(config, google.spelling_of(config)),
         positions=lambda config: getattr(config.position, "prefix", "none"),
         suffixes=(".npz",),
+        write=write_arrays,
         fixed_positions=True,
     ),
     "torchvision": Target("torchvision", torchvision.reasons, torchvision.vit),
@@ -283,7 +310,7 @@ def _prove(contract: Contract, state: State, out: Path, to: str, image: Tensor, 
         if isinstance(contract.config, ViTConfig):
             kind = next(iter(theirs.values())).dtype
             theirs |= {n: torch.zeros(shape, dtype=kind) for n, shape in target.unused(contract.config).items()}
-        _write(out, to, theirs, contract)
+        target.write(out, theirs, contract)
         assume = untold(contract.config)
         state = stated
     with open_and_recognise(out, assume) as again:
@@ -337,24 +364,6 @@ def _restatements(before: ViTConfig, after: ViTConfig) -> list[str]:
     if before.head != after.head:
         found.append(f"the projection is written as a head of {after.classes} classes whose bias is zero")
     return found
-
-
-def _write(out: Path, to: str, theirs: Mapping[str, Tensor], contract: Contract) -> None:
-    if to == "big_vision":
-        npz.write(out, theirs)
-    elif to == "hf":
-        assert isinstance(contract.config, ViTConfig)
-        kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in theirs.values()}
-        kind = kinds.pop() if len(kinds) == 1 else "float32"
-        files = transformers.settings(contract.config, contract.labels, contract.preprocessing, kind)
-        out.mkdir()
-        safetensors.write(out / "model.safetensors", theirs, {"format": "pt"})
-        for name, content in files.items():
-            (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    elif out.suffix == ".safetensors":
-        safetensors.write(out, theirs, {"format": "pt"})
-    else:
-        pickled.write(out, theirs)
 
 
 def untold(config: Config) -> dict[str, Any]:
