@@ -249,8 +249,14 @@ def test_a_processor_that_is_smaller_than_its_model_is_kept(tmp_path):
     assert model(torch.randn(1, 3, 48, 48)).shape == (1, 7)
 
 
-@pytest.mark.parametrize("name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224", "eva02_base"])
+@pytest.mark.parametrize(
+    "name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224", "eva02_base_patch14_224"]
+)
 def test_a_files_name_can_tell_that_its_arithmetic_is_not_among_ours(name, tmp_path):
     made = CASES["timm AugReg"].make(tmp_path)
     with pytest.raises(ValueError, match=f"the file's name says {name}"):
         vitrail.load(made.path.rename(tmp_path / f"{name}.safetensors"))
+    harmless = tmp_path / f"{name}.safetensors"
+    for other in ("europe", "a_parallel_run", "evaluation", "dinosaurs"):
+        harmless = harmless.rename(tmp_path / f"{other}.safetensors")
+        assert vitrail.load(harmless).preprocessing.mean == (0.5, 0.5, 0.5)

@@ -313,7 +313,7 @@ def preprocessing(config: Config, name: str) -> tuple[Preprocessing, str]:
         return _cropped(size, fraction, "bicubic", IMAGENET), "timm's default for a distillation token (DeiT)"
     if isinstance(config.pool, Mean) and config.pool.norm_after and isinstance(config.position, Learned1D):
         return _cropped(size, fraction, "bicubic", IMAGENET), "timm's default for fc_norm (MAE)"
-    if named := re.search(r"(?<![a-z])(deit|dino|mae)", name.lower()):
+    if named := re.search(r"(?<![a-z])(deit3?|dino(?:v2)?|mae)(?![a-z])", name.lower()):
         return (
             _cropped(size, fraction, "bicubic", IMAGENET),
             f"timm's default for {named[1]}, which the file's name says",
@@ -340,6 +340,8 @@ def release(config: Config, name: str, who: str) -> tuple[Preprocessing, str]:
     return pipeline.larger(256 / 224), f"{who}'s default"
 
 
+# Architectures whose tensors have the same names and whose arithmetic is another.
+STRANGE = re.compile(r"_rpn_|_rope|^vit_pe_|^eva\d*_|_parallel_|_xp_|naflex|^beit")
 # Architectures whose heads are not the usual number for their width.
 ODD_HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_": 16}
 
@@ -350,7 +352,7 @@ def told(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     config = config if isinstance(config, dict) and "pretrained_cfg" in config else {}
     source = "config.json" if config else "the file's name"
     architecture = str(config.get("architecture") or settings.get(FILE_NAME, ""))
-    if strange := re.search(r"_rpn_|rope|vit_pe_|^eva|parallel|_xp_|naflex|beit", architecture):
+    if (config or "_patch" in architecture) and (strange := STRANGE.search(architecture)):
         raise Differs(f"{source} says {architecture}, whose {strange[0].strip('_')} is not among the models here")
     found: dict[str, tuple[Any, str]] = {}
     arguments, cfg = config.get("model_args"), config.get("pretrained_cfg")
