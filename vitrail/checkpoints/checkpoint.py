@@ -239,15 +239,14 @@ def find_preprocessing(source: Source, reading: Reading, assume: dict[str, Any])
     if found is None:
         found, why = form.preprocessing(config, source.path.stem)
     stride = getattr(config, "embed", Patches(1)).stride
-    if (
-        found.size[0] % stride or found.size[1] % stride
-    ):  # else the model resamples its positions to it, as its makers' does
+    # Where the pipeline gives another size than the model's, positions are resampled to it, here as by its makers' code.
+    if found.size[0] % stride or found.size[1] % stride:
         found, why = found.at(size), f"{why}, for the image size {size[0]}×{size[1]}"
     if config.channels != found.channels:
         found, why = found.with_channels(config.channels), f"{why}, for {config.channels} channels"
     changes: dict[str, Any] = {name: assume[name] for name in ("mean", "std", "fit", "interpolation") if name in assume}
     if "crop" in assume:
-        changes["resize"] = tuple(math.floor(side / assume["crop"]) for side in size)
+        changes["resize"] = tuple(math.floor(side / assume["crop"]) for side in found.size)
     for name in ("mean", "std"):
         if len(changes.get(name, found.mean)) != config.channels:
             raise ValueError(f"{len(changes[name])} values for {name}, and the model takes {config.channels} channels")
