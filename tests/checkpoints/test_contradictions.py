@@ -280,7 +280,9 @@ def test_oblong_grids_of_every_form_come_back(tmp_path):
     for slots in ({"image_size": (48, 80)}, {"image_size": (16, 80), "position": "relative"}):
         vitrail.save(tiny(**slots), tmp_path / "m.safetensors")
         for to in ("timm", "big_vision") if "position" not in slots else ("timm",):
-            convert(tmp_path / "m.safetensors", tmp_path / {"timm": "o.pth", "big_vision": "o.npz"}[to], to)
+            out = tmp_path / {"timm": "o.pth", "big_vision": "o.npz"}[to]
+            convert(tmp_path / "m.safetensors", out, to)
+            assert vitrail.load(out, assume={"size": slots["image_size"]}).config.image_size == slots["image_size"]
 
 
 def test_absurd_changes_are_refused(tmp_path):

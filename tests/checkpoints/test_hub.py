@@ -75,6 +75,19 @@ def test_a_model_is_loaded_from_the_hub_cached_and_there_when_offline(hub, model
 
 
 @pytest.mark.slow
+def test_a_repository_with_one_archive_is_there_when_offline_too(hub, model, tmp_path):
+    vitrail.save(model, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", tmp_path / "only.npz", "big_vision")
+    hub.add("me/flax", {"only.npz": (tmp_path / "only.npz").read_bytes()})
+    online = run(hub, tmp_path, LOAD.format(address="hf://me/flax"))
+    assert online.stdout.startswith("3 None"), online.stderr
+    hub.close()
+    assert run(hub, tmp_path, LOAD.format(address="hf://me/flax"), offline=True).stdout == online.stdout
+    absent = run(hub, tmp_path, LOAD.format(address="hf://me/never"), offline=True)
+    assert "not in the cache, and the Hub's offline mode is on" in absent.stderr
+
+
+@pytest.mark.slow
 def test_revisions_are_kept_apart_and_what_is_not_there_is_said(hub, model, tmp_path):
     for revision, value in (("main", 1.0), ("v1", 2.0)):
         with torch.no_grad():

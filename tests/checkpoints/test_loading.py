@@ -403,7 +403,14 @@ def test_classes_of_every_head():
         model = vitrail.build(**{**SMALL, **slots})
         for classes in (9, None) if slots != {"prefix": "class+distillation"} else (9,):
             config, state = with_classes(model.config, model.state_dict(), classes)
-            vitrail.build_from(config).load_state_dict(state)
+            changed = vitrail.build_from(config)
+            changed.load_state_dict(state)
+            answer = changed.eval()(torch.randn(2, 3, *config.image_size))
+            features = 64 if slots == {"pool": "class+mean"} else 32
+            assert answer.shape == (2, features if classes is None else classes)
+            assert answer.any() == (classes is None)  # a new head is zero, features are not
+            kept = [name for name in state if not name.startswith("head.") or "pre_logits" in name]
+            assert all(torch.equal(state[name], model.state_dict()[name]) for name in kept)
 
 
 def test_a_kept_file_is_not_touched_by_a_failed_conversion(tmp_path, theirs):
