@@ -1,0 +1,88 @@
+"""Pictures with their labels: what every source of data looks like to the rest of the house."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+SPLITS = ("train", "validation", "test")
+
+
+class Store(Protocol):
+    """Where pictures lie: files in a folder, members of tar shards, rows of a table, an array of pixels."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, item: int) -> str:
+        """What to call a picture in a message: its path, or the file and the place in it."""
+        ...
+
+    def open(self, item: int) -> Image.Image:
+        """The picture, decoded no further than its format demands: a JPEG can still be asked for a smaller scale."""
+        ...
+
+    def data(self, item: int) -> bytes:
+        """The picture's bytes as they are stored."""
+        ...
+
+    def stamp(self, item: int) -> tuple[int, int] | None:
+        """Size in bytes and time of change in nanoseconds, to know it again by; None where there is no such thing."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """One split: pictures of a store in a fixed order, each with its label, or its labels."""
+
+    store: Store
+    items: np.ndarray  # [n] int64: which pictures of the store
+    targets: np.ndarray  # [n] int64 into `classes`; or, where a picture has several labels, [n, K] uint8 of 0 and 1
+    classes: tuple[str, ...]  # sorted
+    split: str = "train"
+    shards: np.ndarray | None = None  # [n] int64: where reading shard by shard is quicker, the shard of each picture
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def several(self) -> bool:
+        """Whether a picture may have several labels."""
+        return self.targets.ndim == 2
+
+    def name(self, index: int) -> str:
+        return self.store.name(int(self.items[index]))
+
+    def open(self, index: int) -> Image.Image:
+        return self.store.open(int(self.items[index]))
+
+    def counts(self) -> np.ndarray:
+        """Pictures of each class, [K]."""
+        if self.several:
+            return self.targets.sum(0, dtype=np.int64)
+        return np.bincount(self.targets, minlength=len(self.classes))
+
+    def only(self, chosen: np.ndarray | Sequence[int], split: str | None = None) -> "Pictures":
+        """Some of the pictures: indices, or a mask."""
+        chosen = np.asarray(chosen, dtype=None if len(chosen) else np.int64)
+        return replace(
+            self,
+            items=self.items[chosen],
+            targets=self.targets[chosen],
+            split=split or self.split,
+            shards=None if self.shards is None else self.shards[chosen],
+        )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a name, a folder or a file stands for: its splits, by name. Every split has the classes that *it* names."""
+
+    where: str  # as the user wrote it
+    kind: str  # "folder", "manifest", "parquet", "tar", "idx", "cifar", "digits"
+    splits: dict[str, Pictures]
+    notes: tuple[str, ...] = ()  # what a user should know of how it was read: "split by content: 80 % train …"
+
+    def __getitem__(self, split: str) -> Pictures:
+        return self.splits[split]
