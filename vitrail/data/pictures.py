@@ -39,7 +39,7 @@ class Pictures:
     store: Store
     items: np.ndarray  # [n] int64: which pictures of the store
     targets: np.ndarray  # [n] int64 into `classes`; or, where a picture has several labels, [n, K] uint8 of 0 and 1
-    classes: tuple[str, ...]  # sorted
+    classes: tuple[str, ...]  # sorted, numbers by value; in the publisher's order where the data states one
     split: str = "train"
     shards: np.ndarray | None = None  # [n] int64: where reading shard by shard is quicker, the shard of each picture
 
@@ -83,6 +83,7 @@ class Dataset:
     kind: str  # "folder", "manifest", "parquet", "tar", "idx", "cifar", "digits"
     splits: dict[str, Pictures]
     notes: tuple[str, ...] = ()  # what a user should know of how it was read: "split by content: 80 % train …"
+    passed_over: tuple[tuple[str, str], ...] = ()  # what lies there and was not taken: path and reason
 
     def __getitem__(self, split: str) -> Pictures:
         return self.splits[split]
