@@ -1,6 +1,7 @@
 """Picture files: a million paths in a few arrays, without an object for each."""
 
 import os
+from array import array
 from collections.abc import Iterable
 
 import numpy as np
@@ -17,6 +18,18 @@ class Files:
         self.folder = folder  # [n] int32: the folder of each file
         self.names = names  # all file names, one after another
         self.ends = ends  # [n] int64: where each name ends
+
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> "Files":
+        """The store of these paths, in their order."""
+        folders: dict[str, int] = {}
+        folder, names, ends = array("i"), bytearray(), array("q")
+        for path in paths:
+            above, name = os.path.split(path)
+            folder.append(folders.setdefault(above, len(folders)))
+            names += os.fsencode(name)
+            ends.append(len(names))
+        return cls(list(folders), np.array(folder, dtype=np.int32), bytes(names), np.array(ends, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.ends)
