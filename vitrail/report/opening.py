@@ -1,0 +1,147 @@
+"""The top of a run's page: the sentence, what was trained on what, and the numbers that count."""
+
+from typing import Any
+
+from vitrail.report.charts import bar
+from vitrail.report.headline import data_name, headline
+from vitrail.report.markup import Markup, h, join, name, table
+from vitrail.report.run import Run
+from vitrail.report.words import count, duration, is_interval, is_number, large, number, percent, span, when
+
+MEASURES = {  # in words, and whether it is a share
+    "top1": ("Right (top-1)", True),
+    "map": ("Mean average precision (mAP)", True),
+    "top5": ("Right among the first five (top-5)", True),
+    "balanced_accuracy": ("Right, every class counting the same", True),
+    "f1": ("F1, mean over classes", True),
+    "micro_f1": ("F1 over all labels", True),
+    "calibration_error": ("Calibration error", True),
+    "loss": ("Cross-entropy", False),
+}
+INTERVALS = {
+    "top1": "interval",
+    "map": "interval",
+    "top5": "top5_interval",
+    "balanced_accuracy": "balanced_accuracy_interval",
+}
+
+
+def opening(run: Run) -> list[Markup | None]:
+    """Kicker, headline, what was done, warnings."""
+    begun = run.part("started")
+    kicker = [text for text in (run.part("recipe_name"), run.name, when(begun) if begun else None) if text]
+    return [
+        h("p", [h("span", name(text)) for text in kicker], class_="kicker"),
+        h("h1", headline(run)),
+        h("p", told(run), class_="lead"),
+        _state(run),
+        _problems(run),
+    ]
+
+
+def told(run: Run) -> Markup:
+    """What was trained on what, in a few sentences."""
+    model, sentences = run.part("model") or {}, []
+    if model.get("name"):
+        size = model.get("image_size")
+        seen = f" on pictures of {size[0]}×{size[1]}" if isinstance(size, list) and len(size) == 2 else ""
+        weights = f" with {large(model.get('parameters'))} parameters" if model.get("parameters") else ""
+        begin = [", begun from ", name(model["init"])] if model.get("init") else [", begun from random weights"]
+        sentences.append(join([name(model["name"]), weights, seen, begin, "."]))
+    splits = run.part("data", "splits")
+    if isinstance(splits, dict) and splits:
+        parts = [f"{count((split or {}).get('images'))} for {key}" for key, split in splits.items()]
+        labels = run.part("labels")
+        kinds = f" in {len(labels):,} classes" if isinstance(labels, list) else ""
+        task = ", several labels for a picture" if run.several else ""
+        sentences.append(join([name(data_name(run)), f": {', '.join(parts)}{kinds}{task}."]))
+    summary = run.summary or {}
+    if summary.get("steps"):
+        early = ", stopped early as it no longer improved" if summary.get("stopped") == "early" else ""
+        kept = {"ema": ", the averaged weights (EMA) kept", "best": ", the best weights kept"}.get(
+            str(summary.get("weights")), ""
+        )
+        sentences.append(f"{count(summary['steps'])} steps in {duration(summary.get('seconds'))}{early}{kept}.")
+    return join(sentences, " ")
+
+
+def _state(run: Run) -> Markup | None:
+    if run.finished:
+        return None
+    rows = run.training or run.validation
+    far = f" up to step {count(rows[-1]['step'])}" if rows else ""
+    return h("p", h("strong", "This run has not finished."), f" The page shows what it wrote{far}.", class_="notice")
+
+
+def _problems(run: Run) -> Markup | None:
+    problems = list(run.problems)
+    if run.summary and run.evaluation:
+        written, found = run.summary.get(run.score_name), run.evaluation.measures[run.score_name]
+        if is_number(written) and abs(float(written or 0) - found) > 5e-4:
+            problems.append(
+                f"summary.json says {percent(written, 2)}, the kept logits give {percent(found, 2)}: the latter is shown"
+            )
+    if not problems:
+        return None
+    return h(
+        "div",
+        h("strong", "Not all of the run could be read."),
+        h("ul", [h("li", p) for p in problems]),
+        class_="notice",
+    )
+
+
+def tiles(run: Run) -> Markup | None:
+    """The few numbers to take away."""
+    measured, summary = run.measured(run.split or ""), run.summary or {}
+    made = []
+    for key in (run.score_name, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
+        if not is_number(measured.get(key)):
+            continue
+        made.append(
+            _tile(MEASURES[key][0], percent(measured[key]), measured[key], measured.get(INTERVALS.get(key, "")))
+        )
+    if is_number(summary.get("seconds")):
+        speed = summary.get("images_per_second")
+        under = f"{number(speed)} pictures a second" if is_number(speed) else ""
+        made.append(_tile("Time", duration(summary["seconds"]), None, None, under))
+    return h("div", made, class_="tiles") if made else None
+
+
+def _tile(label: str, shown: str, share: float | None, interval: Any, under: str = "") -> Markup:
+    within = (float(interval[0]), float(interval[1])) if is_interval(interval) else None
+    below: list[Any] = [under] if under else []
+    if within:
+        below = [f"95{chr(160)}%: {span(within)}"]
+    return h(
+        "div",
+        h("p", label, class_="what"),
+        h("p", shown, class_="value"),
+        bar(share, 1, within) if share is not None else None,
+        h("p", below, class_="under") if below else None,
+        class_="tile",
+    )
+
+
+def numbers(run: Run) -> Markup | None:
+    """Every measure of every split that was evaluated, with its interval."""
+    splits = [split for split in ("validation", "test", "train") if _has_score(run, split)]
+    if not splits:
+        return None
+    found = {split: run.measured(split) for split in splits}
+    rows = [["Pictures", *(count(found[split].get("images")) for split in splits)]]
+    for key, (label, share) in MEASURES.items():
+        if any(is_number(found[split].get(key)) for split in splits):
+            rows.append([label, *(_measure(found[split], key, share) for split in splits)])
+    return table(["", *splits], rows, caption="Measures of each split", numbers=1)
+
+
+def _has_score(run: Run, split: str) -> bool:
+    return is_number(run.measured(split).get(run.score_name))
+
+
+def _measure(measured: dict[str, Any], key: str, share: bool) -> Markup:
+    value = measured.get(key)
+    interval = measured.get(INTERVALS.get(key, ""))
+    shown = percent(value, 2 if key == "calibration_error" else 1) if share else number(value, 4)
+    return join([h("b", shown), h("span", f" {span(interval)}", class_="quiet") if is_interval(interval) else None])

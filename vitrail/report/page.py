@@ -1,0 +1,147 @@
+"""A run's page as a whole."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import vitrail
+from vitrail.checkpoints.files.atomic import atomic
+from vitrail.evaluate.calibration import reliability
+from vitrail.report import classes, curves, facts, mistakes, opening
+from vitrail.report.headline import headline, what
+from vitrail.report.markup import Markup, h, join
+from vitrail.report.reliability import reliability_chart
+from vitrail.report.run import Evaluation, Run, read_run
+from vitrail.report.window import window
+from vitrail.report.words import percent
+
+
+def write_report(run_directory: str | Path) -> Path:
+    """Reads a run and writes its page, report.html, into it. Gives the page's path."""
+    run = read_run(run_directory)
+    path = run.directory / "report.html"
+    write_page(page(run), path)
+    return path
+
+
+def write_page(text: str, path: Path) -> None:
+    """The page on the disk, whole or not at all."""
+    with atomic(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def page(run: Run) -> str:
+    """The page of one run."""
+    seed = json.dumps(run.recipe, sort_keys=True) if run.recipe else what(run)
+    return document(headline(run), seed, [*opening.opening(run), opening.tiles(run)], sections(run))
+
+
+Part = tuple[str, str, list[Markup]]  # its id, its title, what it holds
+
+
+def sections(run: Run) -> list[Part]:
+    """The parts of the page that the run has something for."""
+    evaluation = run.evaluation
+    told = f"on {evaluation.split}" if evaluation else ""
+    parts: list[tuple[str, str, Iterable[Any]]] = [
+        ("results", "Results", [opening.numbers(run), _intervals_note(run)]),
+        ("curves", "How training went", [_charts(curves.curves(run))]),
+    ]
+    if evaluation:
+        parts.append(("classes", f"Class by class, {told}", classes.classes(run, evaluation)))
+        if not evaluation.several and evaluation.logits.shape[1] > 1:
+            parts.append(("confusion", "What is taken for what", classes.confusion(run, evaluation)))
+    shown = mistakes.chosen(run)
+    if shown:
+        parts.append(("mistakes", "The surest mistakes", mistakes.mistakes(run, shown)))
+    if evaluation:
+        parts.append(("calibration", "Can its sureness be trusted?", _calibration(evaluation)))
+    parts += [
+        ("data", "The data", facts.data(run)),
+        ("model", "The model", [facts.model(run)]),
+        ("speed", "Speed", facts.speed(run)),
+        ("environment", "Where it ran", [facts.environment(run)]),
+        ("chosen", "What was chosen, and why", [facts.chosen(run)]),
+        ("recipe", "The recipe, and how to run it again", facts.recipe(run)),
+    ]
+    found = [(key, title, [part for part in content if part]) for key, title, content in parts]
+    return [part for part in found if part[2]]
+
+
+def _charts(charts: list[Markup]) -> Markup | None:
+    return h("div", charts, class_="charts") if charts else None
+
+
+def _intervals_note(run: Run) -> Markup | None:
+    if not run.evaluation:
+        return None
+    how = "Grey is the 95 % interval: Wilson’s for shares of pictures, "
+    how += "a bootstrap over pictures for mAP." if run.several else "a bootstrap over pictures for the balanced one."
+    return h("p", how, class_="note")
+
+
+def _calibration(evaluation: Evaluation) -> list[Markup]:
+    if evaluation.several:
+        from vitrail.evaluate.several import probabilities
+
+        chance = probabilities(evaluation.logits).ravel()
+        bins = reliability(chance, (evaluation.targets > 0).ravel())
+        words = "For every label: of those given a probability, how many pictures really have it. A bar should end on the line."
+        return [h("p", words), reliability_chart(bins)]
+    verdicts = evaluation.verdicts
+    error, sure, right = evaluation.measures["calibration_error"], verdicts.sure.mean(), verdicts.right.mean()
+    lean = "surer than it is right" if sure > right else "right more often than it is sure"
+    words = (
+        f"On average it was {percent(float(sure))} sure and {percent(float(right))} right: {lean}. The expected calibration "
+        f"error is {percent(error)}. A bar should end on the dashed line; the thin lines are 95 % intervals."
+    )
+    return [h("p", words), reliability_chart(reliability(verdicts.sure, verdicts.right))]
+
+
+def document(title: str, seed: str, top: list[Markup | None], parts: list[Part]) -> str:
+    """A whole page: nothing in it asks the network for anything, and no script but ours can run."""
+    script = _resource("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = [
+        h("meta", charset="utf-8"),
+        h("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        h("meta", http_equiv="Content-Security-Policy", content=policy),
+        h("meta", name="color-scheme", content="light dark"),
+        h("meta", name="generator", content=f"vitrail {vitrail.__version__}"),
+        h("title", title),
+        h("style", Markup(_resource("page.css"))),
+    ]
+    links = [h("a", title.split(",")[0], href=f"#{key}") for key, title, _ in parts]
+    body = [
+        h("a", "To the results", href="#main", class_="skip"),
+        h("header", window(seed), h("div", top, class_="inside")),
+        h("nav", h("div", links, class_="inside"), aria_label="Parts of this page"),
+        h(
+            "main",
+            [h("section", h("h2", title), content, id=key, aria_label=title) for key, title, content in parts],
+            id="main",
+            class_="inside",
+        ),
+        h(
+            "footer",
+            h(
+                "p",
+                f"Written by vitrail {vitrail.__version__}. The window is drawn from the recipe.",
+            ),
+            class_="inside",
+        ),
+        h("script", Markup(script)),
+    ]
+    whole = h("html", h("head", join(head, "\n")), Markup("\n"), h("body", join(body, "\n")), lang="en")
+    return f"<!doctype html>\n{whole}\n"
+
+
+@cache
+def _resource(name: str) -> str:
+    return (files("vitrail.report") / name).read_text(encoding="utf-8").strip()

@@ -1,0 +1,59 @@
+"""The reliability diagram: how sure the model was against how often it was right."""
+
+from vitrail.evaluate.calibration import Bin
+from vitrail.evaluate.intervals import wilson
+from vitrail.report.charts import grid, plot, strip
+from vitrail.report.markup import Markup, h
+from vitrail.report.scale import Scale
+from vitrail.report.words import count, percent
+
+QUARTERS = Scale(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
+
+
+def whole_percent(value: float) -> str:
+    return percent(value, 0)
+
+
+def reliability_chart(bins: list[Bin]) -> Markup:
+    """Bars of how often it was right, with intervals, against the diagonal; below, how many pictures each bar stands for."""
+    full = [bin for bin in bins if bin.count]
+    drawn, over, histogram = [grid(QUARTERS)], [], []
+    most = max(bin.count for bin in full)
+    for bin in full:
+        left, width = 1000 * bin.low + 6, 1000 * (bin.high - bin.low) - 12
+        low, high = wilson(round(bin.right * bin.count), bin.count)
+        middle = 500 * (bin.low + bin.high)
+        drawn.append(
+            h(
+                "rect",
+                x=f"{left:.1f}",
+                y=f"{1000 - 1000 * bin.right:.1f}",
+                width=f"{width:.1f}",
+                height=f"{1000 * bin.right:.1f}",
+                class_="block c1",
+            )
+        )
+        drawn.append(h("path", d=f"M{middle:.1f} {1000 - 1000 * low:.1f}V{1000 - 1000 * high:.1f}", class_="error"))
+        height = 100 * bin.count / most
+        histogram.append(
+            h("rect", x=f"{left:.1f}", y=f"{100 - height:.2f}", width=f"{width:.1f}", height=f"{height:.2f}")
+        )
+        rows = [
+            h("b", f"{100 * bin.low:.0f}–{percent(bin.high, 0)} sure"),
+            h("span", f"{count(bin.count)} picture{'' if bin.count == 1 else 's'}"),
+            h("span", f"sure {percent(bin.sure)}, right {percent(bin.right)}"),
+        ]
+        over.append(strip(bin.low, bin.high, (bin.low + bin.high) / 2, rows))
+    drawn.append(h("path", d="M0 1000L1000 0", class_="diagonal"))
+    said = "How often it was right, by how sure it was: " + "; ".join(
+        f"{percent(bin.sure, 0)} sure, {percent(bin.right, 0)} right ({bin.count})" for bin in full
+    )
+    below = h("svg", histogram, viewBox="0 0 1000 100", preserveAspectRatio="none", aria_hidden="true")
+    return h(
+        "figure",
+        h("figcaption", h("h3", "How often it was right, by how sure it was")),
+        plot(drawn, QUARTERS, QUARTERS, whole_percent, whole_percent, said, over),
+        h("div", below, class_="counts"),
+        h("p", "how sure it was; below, how many pictures", class_="axis"),
+        class_="chart square",
+    )
