@@ -1,0 +1,185 @@
+"""Batches of pictures: the same ones in the same order, whatever the number of workers and processes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.memory import Progress, budget
+from vitrail.data.order import balanced, checked
+from vitrail.data.pictures import Pictures
+from vitrail.data.pipeline import Evaluation, Prepare
+from vitrail.data.work import Prepared, Request, Work
+from vitrail.data.workers import Crew
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some pictures, ready for a model."""
+
+    pixels: Tensor  # uint8 [B, C, H, W]
+    targets: Tensor  # int64 [B]; or float32 [B, K], where a picture has several labels
+    indices: Tensor  # int64 [B]: places in the Pictures
+
+
+class Loader:
+    """Pictures of one split in batches, for training epoch by epoch or once for evaluation.
+
+    `batch_size` counts the pictures of all processes together; each gets its part of every batch. `weights` for each
+    picture or each class, or "balanced", draw with replacement. `memory` is how many bytes of decoded pictures may be kept;
+    None for two gigabytes, or a quarter of what is free. Nothing of this changes what a batch holds but `weights`.
+    `unreadable` has the names of pictures that could not be read, with the reason: in an epoch another takes their place.
+    """
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        targets: np.ndarray | Tensor | None,
+        prepare: Prepare,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 0,
+        weights: np.ndarray | Literal["balanced"] | None = None,
+        memory: int | None = None,
+        epochs: int | None = None,
+        start_method: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        found = np.asarray(pictures.targets if targets is None else targets)
+        if len(found) != len(pictures):
+            raise ValueError(f"{len(found)} targets for {len(pictures)} pictures: give one for each")
+        if batch_size < 1:
+            raise ValueError(f"batch size {batch_size}: use 1 or more")
+        if not 0 <= rank < world:
+            raise ValueError(f"process {rank} of {world}: the first is 0")
+        if batch_size % world:
+            raise ValueError(f"batch size {batch_size} over {world} processes: use a multiple of {world}")
+        if workers < 0:
+            raise ValueError(f"{workers} workers: use 0 or more")
+        if isinstance(weights, str):
+            if weights != "balanced":
+                raise ValueError(f"sampling weights {weights!r}: use 'balanced', or numbers")
+            weights = balanced(found)
+        elif weights is not None:
+            weights = checked(weights, found)
+        self.pictures, self.batch_size, self.rank, self.world = pictures, batch_size, rank, world
+        self.targets = torch.from_numpy(found.astype(np.int64 if found.ndim == 1 else np.float32))
+        self.unreadable: dict[str, str] = {}
+        self._work = Work(pictures, prepare, seed, weights, memory)
+        self._shares = _Shares(self._work, batch_size, rank, world, epochs)
+        self._workers, self._method, self._progress = workers, start_method, progress
+        self._running: _Running | None = None
+        self._crew: Crew | None = None
+        self._evaluated: list[Prepared] | None = None
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def steps(self) -> int:
+        """Whole batches in an epoch; what is left over waits for another epoch's order."""
+        return len(self.pictures) // self.batch_size
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The epoch's pictures in order, int64 [n]."""
+        return self._work.order(epoch) % max(1, len(self))
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """This process's part of every batch of a training epoch, from step `start` on; skipped steps are not read."""
+        if not self.steps:
+            raise ValueError(f"a batch of {self.batch_size} of {len(self)} pictures: use a smaller batch size")
+        if self._running is None or (self._running.epoch, self._running.step) != (epoch, start):
+            self._running = _Running(self._made(self._shares.training(epoch, start)), epoch, start)
+        running = self._running
+        for _ in range(start, self.steps):
+            if running is not self._running:
+                raise RuntimeError("another epoch was begun while this one was being read")
+            prepared = next(running.made)
+            running.step += 1
+            if running.step == self.steps:
+                running.epoch, running.step = running.epoch + 1, 0
+            yield self._batch(prepared)
+
+    def once(self) -> Iterator[Batch]:
+        """Every picture once, in order, this process's part of every batch; the last batch is smaller.
+
+        All processes get as many batches, so in the last one a process may get none: pixels of [0, C, H, W]. What cannot
+        be read is left out, and named.
+        """
+        if self._evaluated is None:
+            kept: list[Prepared] | None = []
+            most, taken = budget() if self._work.most is None else self._work.most, 0
+            for prepared in self._made(self._shares.once()):
+                yield self._batch(prepared)
+                taken += prepared.pixels.numel()
+                if kept is not None:
+                    kept = [*kept, prepared] if taken <= most else None
+            if kept is not None and isinstance(self._work.prepare, Evaluation):
+                self._evaluated = kept  # nothing is left to chance, so the next time is the same
+                self.close()
+        else:
+            yield from map(self._batch, self._evaluated)
+
+    def close(self) -> None:
+        """Ends the worker processes; asking for more starts others."""
+        self._running = None
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+    def _batch(self, prepared: Prepared) -> Batch:
+        self.unreadable.update(prepared.unreadable)
+        if prepared.failure is not None:
+            raise OSError(prepared.failure)
+        indices = torch.from_numpy(prepared.indices)
+        return Batch(prepared.pixels, self.targets[indices], indices)
+
+    def _made(self, requests: Iterator[Request]) -> Iterator[Prepared]:
+        self._work.ready(self._progress)
+        if not self._workers:
+            return map(self._work.alone, requests)
+        if self._crew is None:
+            self._crew = Crew(self._work, self._workers, self._method)
+        return self._crew.run(requests)
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Which pictures make up this process's part of every batch."""
+
+    work: Work
+    batch_size: int
+    rank: int
+    world: int
+    epochs: int | None
+
+    def training(self, epoch: int, start: int) -> Iterator[Request]:
+        """From this step on over all epochs, so that workers need not wait for a new one to begin."""
+        part, first = self.batch_size // self.world, epoch
+        while epoch == first or self.epochs is None or epoch < self.epochs:
+            order = self.work.order(epoch)
+            for step in range(start, self.work.count // self.batch_size):
+                place = step * self.batch_size + self.rank * part
+                yield Request(order[place : place + part], epoch, place)
+            epoch, start = epoch + 1, 0
+
+    def once(self) -> Iterator[Request]:
+        """All pictures in order."""
+        for start in range(0, self.work.count, self.batch_size):
+            batch = np.arange(start, min(start + self.batch_size, self.work.count))
+            yield Request(np.array_split(batch, self.world)[self.rank])
+
+
+@dataclass
+class _Running:
+    """Batches that are being made, and which comes next."""
+
+    made: Iterator[Prepared]
+    epoch: int
+    step: int

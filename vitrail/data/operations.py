@@ -1,0 +1,196 @@
+"""What is done to pixels, by parameters that somebody else has chosen: uint8 in, uint8 out, [..., C, H, W].
+
+The arithmetic is Pillow's, which timm and torchvision use: blends and tables are cut off, not rounded. A fourth channel, the
+opacity, keeps its values and moves with the rest. Factors are numbers, or tensors [B, 1, 1, 1] for the pictures of a batch.
+"""
+
+import math
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.preprocessing import FILTERS
+
+Factor = float | Tensor
+Matrix = tuple[
+    float, float, float, float, float, float
+]  # x' = a x + b y + c, y' = d x + e y + f: from where a pixel comes
+
+
+def luma(pixels: Tensor) -> Tensor:
+    """Brightness as ITU-R 601-2 weighs the colours, uint8 [..., 1, H, W]."""
+    if pixels.shape[-3] == 1:
+        return pixels
+    red, green, blue = (pixels[..., i : i + 1, :, :].to(torch.int32) for i in range(3))
+    return (red.mul_(19_595).add_(green.mul_(38_470)).add_(blue.mul_(7_471)).add_(0x8000) >> 16).to(torch.uint8)
+
+
+def blend(base: Tensor | float, pixels: Tensor, factor: Factor) -> Tensor:
+    """The base at factor 0, the pixels at 1, and on from there beyond."""
+    base = base.float() if isinstance(base, Tensor) else base
+    return pixels.float().sub_(base).mul_(factor).add_(base).clamp_(0, 255).to(torch.uint8)
+
+
+def coloured(pixels: Tensor, changed: Tensor) -> Tensor:
+    """What was changed of the colours, with the opacity that the pixels had."""
+    if pixels.shape[-3] == changed.shape[-3]:
+        return changed
+    return torch.cat((changed, pixels[..., changed.shape[-3] :, :, :]), dim=-3)
+
+
+def colours(pixels: Tensor) -> Tensor:
+    """Without opacity."""
+    return pixels[..., :3, :, :] if pixels.shape[-3] > 3 else pixels
+
+
+def brightness(pixels: Tensor, factor: Factor) -> Tensor:
+    return coloured(pixels, colours(pixels).float().mul_(factor).clamp_(0, 255).to(torch.uint8))
+
+
+def contrast(pixels: Tensor, factor: Factor) -> Tensor:
+    """Away from, or towards, the mean brightness."""
+    total = luma(pixels).sum(dim=(-3, -2, -1), keepdim=True, dtype=torch.int64)
+    mean = (total.double() / (pixels.shape[-1] * pixels.shape[-2]) + 0.5).floor().float()
+    return coloured(pixels, blend(mean, colours(pixels), factor))
+
+
+def saturation(pixels: Tensor, factor: Factor) -> Tensor:
+    """Away from, or towards, grey."""
+    if pixels.shape[-3] == 1:
+        return pixels
+    return coloured(pixels, blend(luma(pixels), colours(pixels), factor))
+
+
+def grey(pixels: Tensor) -> Tensor:
+    """Without colour, in as many channels."""
+    if pixels.shape[-3] == 1:
+        return pixels
+    return coloured(pixels, luma(pixels).expand_as(colours(pixels)).contiguous())
+
+
+def hue(pixels: Tensor, shift: Factor) -> Tensor:
+    """Colours turned around the wheel by so much of a full turn."""
+    if pixels.shape[-3] == 1:
+        return pixels
+    rgb = colours(pixels).float() / 255
+    top, low = rgb.amax(-3, keepdim=True), rgb.amin(-3, keepdim=True)
+    spread = top - low
+    red, green, blue = rgb.split(1, dim=-3)
+    whole = spread.clamp(min=1e-12)
+    angle = torch.where(
+        top == red,
+        (green - blue) / whole,
+        torch.where(top == green, 2 + (blue - red) / whole, 4 + (red - green) / whole),
+    )
+    angle = angle + 6 * shift
+    wanted = []
+    for start in (5, 3, 1):  # red, green and blue, by Smith's hexagon
+        place = (start + angle).remainder(6)
+        wanted.append(top - spread * torch.minimum(place, 4 - place).clamp(0, 1))
+    return coloured(pixels, (torch.cat(wanted, dim=-3) * 255 + 0.5).clamp_(0, 255).to(torch.uint8))
+
+
+def sharpness(pixels: Tensor, factor: Factor) -> Tensor:
+    """Away from, or towards, a smoothed picture; the outermost pixels are left alone."""
+    if min(pixels.shape[-2:]) < 3:
+        return pixels
+    inner = colours(pixels)
+    rows = inner[..., :-2, :].to(torch.int16) + inner[..., 1:-1, :] + inner[..., 2:, :]
+    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner[..., 1:-1, 1:-1].to(torch.int16)
+    smooth = total.float().div_(13).add_(0.5).floor_()
+    out = inner.clone()
+    out[..., 1:-1, 1:-1] = blend(smooth, inner[..., 1:-1, 1:-1], factor)
+    return coloured(pixels, out)
+
+
+def invert(pixels: Tensor) -> Tensor:
+    return coloured(pixels, 255 - colours(pixels))
+
+
+def solarise(pixels: Tensor, threshold: int) -> Tensor:
+    """What is at least so bright is inverted."""
+    inner = colours(pixels)
+    return coloured(pixels, torch.where(inner >= threshold, 255 - inner, inner)) if threshold < 256 else pixels
+
+
+def solarise_add(pixels: Tensor, add: int, threshold: int = 128) -> Tensor:
+    """What is darker than the threshold is made brighter."""
+    inner = colours(pixels)
+    return coloured(pixels, torch.where(inner < threshold, inner + min(add, 256 - threshold), inner))
+
+
+def posterise(pixels: Tensor, bits: int) -> Tensor:
+    """Only so many of the upper bits are kept."""
+    if bits >= 8:
+        return pixels
+    return coloured(pixels, colours(pixels) & (0xFF & ~(2 ** (8 - bits) - 1)))
+
+
+def autocontrast(pixels: Tensor) -> Tensor:
+    """Every colour stretched to the whole range; one picture [C, H, W]."""
+    inner = colours(pixels)
+    flat = inner.flatten(1)
+    values = np.arange(256)
+    tables = []
+    for low, high in zip(flat.amin(1).tolist(), flat.amax(1).tolist(), strict=True):
+        scale = 255.0 / (high - low) if high > low else 1.0
+        table = values * scale + (-low * scale if high > low else 0.0)
+        tables.append(table.clip(0, 255).astype(np.uint8))
+    return coloured(pixels, looked_up(inner, tables))
+
+
+def equalise(pixels: Tensor) -> Tensor:
+    """Every colour's values spread so that each is about as frequent; one picture [C, H, W]."""
+    inner = colours(pixels)
+    tables = []
+    for plane in inner:
+        counts = np.array(_as_image(plane).histogram())
+        found = counts[counts > 0]
+        step = int(found.sum() - found[-1]) // 255 if len(found) > 1 else 0
+        below = np.concatenate(([0], counts.cumsum()[:-1]))
+        table = (step // 2 + below) // step if step else np.arange(256)
+        tables.append(table.clip(0, 255).astype(np.uint8))
+    return coloured(pixels, looked_up(inner, tables))
+
+
+def looked_up(pixels: Tensor, tables: list[np.ndarray]) -> Tensor:
+    """Every value replaced by what the table of its channel says."""
+    out = bytearray()
+    for plane, table in zip(pixels, tables, strict=True):
+        out += plane.contiguous().numpy().tobytes().translate(table.tobytes())
+    return torch.frombuffer(out, dtype=torch.uint8).view(pixels.shape)
+
+
+def blur(pixels: Tensor, radius: float) -> Tensor:
+    """Pillow's Gaussian blur, one picture [C, H, W]."""
+    from PIL import ImageFilter
+
+    blurred = ImageFilter.GaussianBlur(radius)
+    planes = [np.asarray(_as_image(plane).filter(blurred)) for plane in colours(pixels)]
+    return coloured(pixels, torch.from_numpy(np.stack(planes)))
+
+
+def affine(pixels: Tensor, matrix: Matrix, interpolation: str, fill: int) -> Tensor:
+    """Every pixel from where the matrix says, one picture [C, H, W]; from outside comes the fill."""
+    size = (pixels.shape[2], pixels.shape[1])
+    planes = [
+        np.asarray(_as_image(p).transform(size, Image.Transform.AFFINE, matrix, FILTERS[interpolation], fillcolor=fill))
+        for p in pixels
+    ]
+    return torch.from_numpy(np.stack(planes))
+
+
+def rotation(degrees: float, height: int, width: int) -> Matrix:
+    """Counter-clockwise around the middle."""
+    angle = -math.radians(degrees % 360.0)
+    cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    x, y = width / 2, height / 2
+    return (cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y)
+
+
+def _as_image(plane: Tensor) -> Image.Image:
+    plane = plane.contiguous()
+    size = (plane.shape[1], plane.shape[0])
+    return Image.frombuffer("L", size, plane.numpy(), "raw", "L", 0, 1)  # pyright: ignore[reportArgumentType]
