@@ -8,6 +8,7 @@ from importlib import import_module
 import vitrail
 
 COMMANDS = {
+    "report": "a run's page anew, or several runs side by side",
     "describe": "what a checkpoint is; or what a model is made of and costs, before it exists",
     "convert": "a checkpoint to another project's form, proven bit for bit",
     "push": "a model to the Hugging Face Hub, with its card",

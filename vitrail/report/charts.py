@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from vitrail.report.markup import Markup, escape, h, name
+from vitrail.report.markup import Markup, h, name
 from vitrail.report.scale import Scale, scale
 from vitrail.report.words import is_number, number
 
@@ -64,7 +64,7 @@ def line_chart(
     for line in lines:
         drawn += _drawn(line, across, up)
     if mark:
-        drawn.append(_dot(across.place(mark[0]), up.place(mark[1]), "mark"))
+        drawn += [_dot(across.place(mark[0]), up.place(mark[1]), kind) for kind in ("mark", "mark inner", "dot c1")]
     said = "; ".join(f"{line.label} from {value(line.points[0][1])} to {value(line.points[-1][1])}" for line in lines)
     spread = f"{x_name} {x_value(across.low)} to {x_value(across.high)}"
     area = plot(drawn, across, up, value, x_value, f"{title} over {spread}: {said}", tips(lines, across, x_name, value))
@@ -92,8 +92,13 @@ def plot(
 ) -> Markup:
     """The drawing with its axes. `said` is what it shows, for those who do not see it."""
     svg = h("svg", drawn, viewBox="0 0 1000 1000", preserveAspectRatio="none", aria_hidden="true")
-    ups = [h("span", _same_digits(up, value, tick), style=f"bottom:{100 * up.place(tick):.2f}%") for tick in up.ticks]
-    acrosses = [h("span", x_value(tick), style=f"left:{100 * across.place(tick):.2f}%") for tick in across.ticks]
+    value, x_value = ticks_as(value, up), ticks_as(x_value, across)
+    ups = [h("span", value(tick), style=f"bottom:{100 * up.place(tick):.2f}%") for tick in up.ticks]
+    places = [(tick, 100 * across.place(tick)) for tick in across.ticks]
+    acrosses = [
+        h("span", x_value(tick), style=f"left:{place:.2f}%", class_="last" if place > 97 else None)
+        for tick, place in places
+    ]
     return h(
         "div",
         h("div", ups, class_="up"),
@@ -105,13 +110,15 @@ def plot(
     )
 
 
-def _same_digits(up: Scale, value: Callable[[float], str], tick: float) -> str:
-    """Ticks of one axis with equally many decimals, where they are plain numbers."""
-    if value is not number or not up.ticks or max(map(abs, up.ticks)) < 1e-3 or max(map(abs, up.ticks)) >= 1e5:
-        return value(tick) if tick else value(0.0)
-    step = up.ticks[1] - up.ticks[0] if len(up.ticks) > 1 else 1.0
-    digits = next((d for d in range(6) if abs(step * 10**d - round(step * 10**d)) < 1e-6), 6)
-    return f"{tick:,.{digits}f}"
+def ticks_as(value: Callable[[float], str], axis: Scale) -> Callable[[float], str]:
+    """How to write an axis's ticks: plain numbers with no more decimals than their step needs."""
+    if value is not number:
+        return value
+    step = axis.ticks[1] - axis.ticks[0] if len(axis.ticks) > 1 else max(1e-9, *axis.ticks, 0)
+    digits = next((d for d in range(6) if abs(step * 10**d - round(step * 10**d)) < 1e-6 * 10**d * step), None)
+    if digits is None:
+        return lambda tick: f"{tick:.2g}"
+    return lambda tick: f"{tick:,.{digits}f}"
 
 
 def grid(up: Scale) -> Markup:
@@ -195,8 +202,3 @@ def bar(share: float, colour: int = 1, interval: tuple[float, float] | None = No
         class_="bar",
         aria_hidden="true",
     )
-
-
-def legend_note(text: str) -> Markup:
-    """A line of explanation under a drawing."""
-    return h("p", escape(text), class_="note")

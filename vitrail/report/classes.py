@@ -1,5 +1,7 @@
 """Results class by class, and which classes are taken for which."""
 
+from typing import Any
+
 import numpy as np
 
 from vitrail.evaluate import several, single
@@ -72,7 +74,7 @@ def _several(evaluation: Evaluation, labels: list[str]) -> list[list]:
     ]
 
 
-def _share(value: float, within: tuple[float, float] | None = None, bars: bool = False) -> tuple[Markup | str, float]:
+def _share(value: Any, within: tuple[float, float] | None = None, bars: bool = False) -> tuple[Markup | str, float]:
     if np.isnan(value):
         return "–", -1.0
     if within is None and not bars:

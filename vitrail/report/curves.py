@@ -40,13 +40,13 @@ def score_chart(run: Run) -> Markup | None:
         title,
         [Line("mAP" if run.several else "right", points, 1, dots=True, band=band)],
         x_name="epoch",
-        value=percent if best[1] - min(y for _, y in points) < 0.05 else whole_percent_ticks,
+        value=percent_ticks,
         mark=(*best, f"best: {percent(best[1])} after epoch {best[0]:,.0f}"),
         note=f"The band is the 95 % interval for {images:,} pictures." if band else "",
     )
 
 
-def whole_percent_ticks(value: float) -> str:
+def percent_ticks(value: float) -> str:
     """One decimal where there is one."""
     return percent(value, 0 if abs(100 * value - round(100 * value)) < 1e-9 else 1)
 

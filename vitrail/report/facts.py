@@ -7,7 +7,7 @@ from typing import Any
 from vitrail.report.charts import Line, bar, line_chart, of_rows
 from vitrail.report.markup import Markup, escape, h, join, name, table
 from vitrail.report.run import Run
-from vitrail.report.words import count, is_number
+from vitrail.report.words import count, is_number, number
 
 MOST_BARS = 40
 MOST_SKIPPED = 200
@@ -35,7 +35,7 @@ def _split(key: str, split: dict[str, Any]) -> list[Any]:
     if not counts:
         return [key, count(split.get("images")), "–", "–", "–"]
     least, most = min(counts, key=lambda label: counts[label]), max(counts, key=lambda label: counts[label])
-    ends = [join([name(label), f" {counts[label]:,}"]) for label in (least, most)]
+    ends = [join([name(label), f", {counts[label]:,}"]) for label in (least, most)]
     return [key, count(split.get("images")), count(len(counts)), *ends]
 
 
@@ -78,7 +78,9 @@ def speed(run: Run) -> list[Markup | None]:
     """Pictures a second over the run."""
     points = of_rows(run.timing, "step", "images_per_second")
     chart = line_chart("Pictures a second", [Line("pictures a second", points, 3)], x_name="step", x_value=count)
-    return [chart]
+    overall = (run.summary or {}).get("images_per_second")
+    told = f"{number(overall)} pictures a second over the whole run." if is_number(overall) else ""
+    return [h("p", told) if told else None, chart]
 
 
 def environment(run: Run) -> Markup | None:

@@ -55,11 +55,17 @@ def name(text: Any, **attributes: Any) -> Markup:
 
 
 def table(
-    head: list[Any], rows: list[list[Any]], *, caption: str, numbers: int | None = None, sortable: bool = False
+    head: list[Any],
+    rows: list[list[Any]],
+    *,
+    caption: str,
+    numbers: int | None = None,
+    sortable: bool = False,
+    fit: bool = False,
 ) -> Markup:
     """A table in a box of its own that scrolls when it is wide. From column `numbers` on, cells are aligned right.
 
-    A cell may be a pair of what is shown and what it is sorted by.
+    With `fit` it is no wider than it needs. A cell may be a pair of what is shown and what it is sorted by.
     """
     first = len(head) if numbers is None else numbers
 
@@ -79,4 +85,4 @@ def table(
         h("tbody", body),
         class_="sortable" if sortable else None,
     )
-    return h("div", made, class_="wide", tabindex="0", role="region", aria_label=caption)
+    return h("div", made, class_="wide fit" if fit else "wide", tabindex="0", role="region", aria_label=caption)

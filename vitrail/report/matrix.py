@@ -20,15 +20,15 @@ def confusion_matrix(matrix: np.ndarray, labels: list[str]) -> Markup:
         h("caption", "Pictures of each class (rows) by what was said of them (columns)", class_="unseen"),
         h("thead", h("tr", h("td", h("span", "is ↓", " ", "said →"), class_="corner"), columns)),
         h("tbody", rows),
-        class_="matrix",
+        class_="matrix roomy" if len(labels) <= 12 else "matrix",
     )
-    return h("div", made, class_="wide", tabindex="0", role="region", aria_label="Confusion matrix")
+    return h("div", made, class_="wide fit", tabindex="0", role="region", aria_label="Confusion matrix")
 
 
 def _cell(count: int, share: float, right: bool, truth: str, said: str) -> Markup:
     if not count:
         return h("td", class_="none")
     # From a trace to half the colour: text on it stays legible.
-    depth = 8 + 44 * share
+    depth = 8 + 44 * share**0.6
     title = f"{count:,} of “{truth}” ({100 * share:.0f} %) " + ("got right" if right else f"taken for “{said}”")
     return h("td", f"{count:,}", class_="hit" if right else "miss", style=f"--v:{depth:.0f}%", title=title)

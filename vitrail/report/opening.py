@@ -1,12 +1,13 @@
 """The top of a run's page: the sentence, what was trained on what, and the numbers that count."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from vitrail.report.charts import bar
 from vitrail.report.headline import data_name, headline
 from vitrail.report.markup import Markup, h, join, name, table
 from vitrail.report.run import Run
-from vitrail.report.words import count, duration, is_interval, is_number, large, number, percent, span, when
+from vitrail.report.words import SPACE, count, duration, is_interval, is_number, large, number, percent, span, when
 
 MEASURES = {  # in words, and whether it is a share
     "top1": ("Right (top-1)", True),
@@ -50,11 +51,11 @@ def told(run: Run) -> Markup:
         sentences.append(join([name(model["name"]), weights, seen, begin, "."]))
     splits = run.part("data", "splits")
     if isinstance(splits, dict) and splits:
-        parts = [f"{count((split or {}).get('images'))} for {key}" for key, split in splits.items()]
+        parts = [f"{count((split or {}).get('images'))} for {_purpose(key)}" for key, split in splits.items()]
         labels = run.part("labels")
-        kinds = f" in {len(labels):,} classes" if isinstance(labels, list) else ""
-        task = ", several labels for a picture" if run.several else ""
-        sentences.append(join([name(data_name(run)), f": {', '.join(parts)}{kinds}{task}."]))
+        kinds = f", in {len(labels):,} classes" if isinstance(labels, list) else ""
+        task = ", several labels to a picture" if run.several else ""
+        sentences.append(join(["Pictures of ", name(data_name(run)), f": {' and '.join(parts)}{kinds}{task}."]))
     summary = run.summary or {}
     if summary.get("steps"):
         early = ", stopped early as it no longer improved" if summary.get("stopped") == "early" else ""
@@ -63,6 +64,10 @@ def told(run: Run) -> Markup:
         )
         sentences.append(f"{count(summary['steps'])} steps in {duration(summary.get('seconds'))}{early}{kept}.")
     return join(sentences, " ")
+
+
+def _purpose(split: str) -> str:
+    return {"train": "training", "test": "the test"}.get(split, split)
 
 
 def _state(run: Run) -> Markup | None:
@@ -98,9 +103,8 @@ def tiles(run: Run) -> Markup | None:
     for key in (run.score_name, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
         if not is_number(measured.get(key)):
             continue
-        made.append(
-            _tile(MEASURES[key][0], percent(measured[key]), measured[key], measured.get(INTERVALS.get(key, "")))
-        )
+        bar_of = measured[key] if key in INTERVALS else None
+        made.append(_tile(MEASURES[key][0], percent(measured[key]), bar_of, measured.get(INTERVALS.get(key, ""))))
     if is_number(summary.get("seconds")):
         speed = summary.get("images_per_second")
         under = f"{number(speed)} pictures a second" if is_number(speed) else ""
@@ -112,7 +116,7 @@ def _tile(label: str, shown: str, share: float | None, interval: Any, under: str
     within = (float(interval[0]), float(interval[1])) if is_interval(interval) else None
     below: list[Any] = [under] if under else []
     if within:
-        below = [f"95{chr(160)}%: {span(within)}"]
+        below = [f"95{SPACE}%: {span(within)}"]
     return h(
         "div",
         h("p", label, class_="what"),
@@ -129,19 +133,23 @@ def numbers(run: Run) -> Markup | None:
     if not splits:
         return None
     found = {split: run.measured(split) for split in splits}
-    rows = [["Pictures", *(count(found[split].get("images")) for split in splits)]]
+    rows: list[list[Any]] = [["Pictures", *_spread([count(found[split].get("images")), ""] for split in splits)]]
     for key, (label, share) in MEASURES.items():
         if any(is_number(found[split].get(key)) for split in splits):
-            rows.append([label, *(_measure(found[split], key, share) for split in splits)])
-    return table(["", *splits], rows, caption="Measures of each split", numbers=1)
+            rows.append([label, *_spread(_measure(found[split], key, share) for split in splits)])
+    head = ["", *_spread([split, f"95{SPACE}%"] for split in splits)]
+    return table(head, rows, caption="Measures of each split", numbers=1, fit=True)
+
+
+def _spread(pairs: Iterable[list[Any]]) -> list[Any]:
+    return [cell for pair in pairs for cell in pair]
 
 
 def _has_score(run: Run, split: str) -> bool:
     return is_number(run.measured(split).get(run.score_name))
 
 
-def _measure(measured: dict[str, Any], key: str, share: bool) -> Markup:
-    value = measured.get(key)
-    interval = measured.get(INTERVALS.get(key, ""))
+def _measure(measured: dict[str, Any], key: str, share: bool) -> list[Any]:
+    value, interval = measured.get(key), measured.get(INTERVALS.get(key, ""))
     shown = percent(value, 2 if key == "calibration_error" else 1) if share else number(value, 4)
-    return join([h("b", shown), h("span", f" {span(interval)}", class_="quiet") if is_interval(interval) else None])
+    return [h("b", shown), h("span", span(interval), class_="quiet")]

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -41,36 +41,35 @@ def page(run: Run) -> str:
     return document(headline(run), seed, [*opening.opening(run), opening.tiles(run)], sections(run))
 
 
-Part = tuple[str, str, list[Markup]]  # its id, its title, what it holds
+Part = tuple[str, str, str, Iterable[Any]]  # its id, its name in the list of parts, its title, what it holds
 
 
 def sections(run: Run) -> list[Part]:
     """The parts of the page that the run has something for."""
     evaluation = run.evaluation
     told = f"on {evaluation.split}" if evaluation else ""
-    parts: list[tuple[str, str, Iterable[Any]]] = [
-        ("results", "Results", [opening.numbers(run), _intervals_note(run)]),
-        ("curves", "How training went", [_charts(curves.curves(run))]),
+    parts: list[Part] = [
+        ("results", "Results", "Results", [opening.numbers(run), _intervals_note(run)]),
+        ("curves", "Training", "How training went", [_charts(curves.curves(run))]),
     ]
     if evaluation:
-        parts.append(("classes", f"Class by class, {told}", classes.classes(run, evaluation)))
+        parts.append(("classes", "Classes", f"Class by class, {told}", classes.classes(run, evaluation)))
         if not evaluation.several and evaluation.logits.shape[1] > 1:
-            parts.append(("confusion", "What is taken for what", classes.confusion(run, evaluation)))
+            parts.append(("confusion", "Confusion", "What is taken for what", classes.confusion(run, evaluation)))
     shown = mistakes.chosen(run)
     if shown:
-        parts.append(("mistakes", "The surest mistakes", mistakes.mistakes(run, shown)))
+        parts.append(("mistakes", "Mistakes", "The surest mistakes", mistakes.mistakes(run, shown)))
     if evaluation:
-        parts.append(("calibration", "Can its sureness be trusted?", _calibration(evaluation)))
-    parts += [
-        ("data", "The data", facts.data(run)),
-        ("model", "The model", [facts.model(run)]),
-        ("speed", "Speed", facts.speed(run)),
-        ("environment", "Where it ran", [facts.environment(run)]),
-        ("chosen", "What was chosen, and why", [facts.chosen(run)]),
-        ("recipe", "The recipe, and how to run it again", facts.recipe(run)),
+        parts.append(("calibration", "Calibration", "Can its sureness be trusted?", _calibration(evaluation)))
+    return [
+        *parts,
+        ("data", "Data", "The data", facts.data(run)),
+        ("model", "Model", "The model", [facts.model(run)]),
+        ("speed", "Speed", "Speed", facts.speed(run)),
+        ("environment", "Machine", "Where it ran", [facts.environment(run)]),
+        ("chosen", "Choices", "What was chosen, and why", [facts.chosen(run)]),
+        ("recipe", "Recipe", "The recipe, and how to run it again", facts.recipe(run)),
     ]
-    found = [(key, title, [part for part in content if part]) for key, title, content in parts]
-    return [part for part in found if part[2]]
 
 
 def _charts(charts: list[Markup]) -> Markup | None:
@@ -80,7 +79,7 @@ def _charts(charts: list[Markup]) -> Markup | None:
 def _intervals_note(run: Run) -> Markup | None:
     if not run.evaluation:
         return None
-    how = "Grey is the 95 % interval: Wilson’s for shares of pictures, "
+    how = "The 95 % interval is Wilson’s for shares of pictures, and "
     how += "a bootstrap over pictures for mAP." if run.several else "a bootstrap over pictures for the balanced one."
     return h("p", how, class_="note")
 
@@ -92,7 +91,7 @@ def _calibration(evaluation: Evaluation) -> list[Markup]:
         chance = probabilities(evaluation.logits).ravel()
         bins = reliability(chance, (evaluation.targets > 0).ravel())
         words = "For every label: of those given a probability, how many pictures really have it. A bar should end on the line."
-        return [h("p", words), reliability_chart(bins)]
+        return [h("div", h("p", words), reliability_chart(bins), class_="beside")]
     verdicts = evaluation.verdicts
     error, sure, right = evaluation.measures["calibration_error"], verdicts.sure.mean(), verdicts.right.mean()
     lean = "surer than it is right" if sure > right else "right more often than it is sure"
@@ -100,10 +99,11 @@ def _calibration(evaluation: Evaluation) -> list[Markup]:
         f"On average it was {percent(float(sure))} sure and {percent(float(right))} right: {lean}. The expected calibration "
         f"error is {percent(error)}. A bar should end on the dashed line; the thin lines are 95 % intervals."
     )
-    return [h("p", words), reliability_chart(reliability(verdicts.sure, verdicts.right))]
+    chart = reliability_chart(reliability(verdicts.sure, verdicts.right))
+    return [h("div", h("p", words), chart, class_="beside")]
 
 
-def document(title: str, seed: str, top: list[Markup | None], parts: list[Part]) -> str:
+def document(title: str, seed: str, top: Sequence[Markup | None], parts: list[Part]) -> str:
     """A whole page: nothing in it asks the network for anything, and no script but ours can run."""
     script = _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
@@ -117,14 +117,16 @@ def document(title: str, seed: str, top: list[Markup | None], parts: list[Part])
         h("title", title),
         h("style", Markup(_resource("page.css"))),
     ]
-    links = [h("a", title.split(",")[0], href=f"#{key}") for key, title, _ in parts]
+    found = [(key, short, title, [part for part in content if part]) for key, short, title, content in parts]
+    found = [part for part in found if part[3]]
+    links = [h("a", short, href=f"#{key}") for key, short, *_ in found]
     body = [
         h("a", "To the results", href="#main", class_="skip"),
         h("header", window(seed), h("div", top, class_="inside")),
         h("nav", h("div", links, class_="inside"), aria_label="Parts of this page"),
         h(
             "main",
-            [h("section", h("h2", title), content, id=key, aria_label=title) for key, title, content in parts],
+            [h("section", h("h2", title), content, id=key, aria_label=title) for key, _, title, content in found],
             id="main",
             class_="inside",
         ),

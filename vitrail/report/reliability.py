@@ -7,6 +7,7 @@ from vitrail.report.markup import Markup, h
 from vitrail.report.scale import Scale
 from vitrail.report.words import count, percent
 
+FEW = 10  # pictures in a bar that tell little
 QUARTERS = Scale(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
 
 
@@ -30,7 +31,7 @@ def reliability_chart(bins: list[Bin]) -> Markup:
                 y=f"{1000 - 1000 * bin.right:.1f}",
                 width=f"{width:.1f}",
                 height=f"{1000 * bin.right:.1f}",
-                class_="block c1",
+                class_="block c1" if bin.count >= FEW else "block c1 few",
             )
         )
         drawn.append(h("path", d=f"M{middle:.1f} {1000 - 1000 * low:.1f}V{1000 - 1000 * high:.1f}", class_="error"))

@@ -7,7 +7,7 @@ from vitrail.report.markup import Markup, h
 
 COLUMNS, ROWS = 22, 3
 WIDTH, HEIGHT = 1320, 132
-COLOURS = 8
+WEIGHTS = (5, 5, 4, 1.5, 2, 1.5, 3, 0.8)  # blues and ruby, as in Chartres; little of the light ones
 
 
 def window(seed: str) -> Markup:
@@ -31,7 +31,8 @@ def window(seed: str) -> Markup:
                 shapes = [(a, b, c), (a, c, d)] if chance.random() < 0.5 else [(a, b, d), (b, c, d)]
             for shape in shapes:
                 near = {colours.get((column - 1, row)), colours.get((column, row - 1)), colours.get((column, row))}
-                colour = chance.choice([k for k in range(COLOURS) if k not in near])
+                free = [k for k in range(len(WEIGHTS)) if k not in near]
+                colour = chance.choices(free, [WEIGHTS[k] for k in free])[0]
                 colours[column, row] = colour
                 points = " ".join(f"{x:.0f},{y:.0f}" for x, y in shape)
                 panes.append(h("polygon", points=points, class_=f"g{colour}"))
