@@ -19,7 +19,7 @@ from vitrail.data.sources.gathered import Label, gathered, split_of
 
 IMAGES = ("image", "img", "picture", "jpg", "png", "bytes")
 LABELS = ("label", "labels", "fine_label", "class", "target", "category")
-KEPT = 2**28  # bytes of row groups that a process keeps
+KEPT = 2**29  # bytes of row groups that a process keeps: the window that training mixes should fit
 
 
 def library() -> Any:
