@@ -8,6 +8,9 @@ from importlib import import_module
 import vitrail
 
 COMMANDS = {
+    "train": "a folder of pictures to a model that can be trusted",
+    "recipes": "the recipes that training follows, and what to expect of them",
+    "check": "what is wrong with a dataset, before it is trained on",
     "report": "a run's page anew, or several runs side by side",
     "describe": "what a checkpoint is; or what a model is made of and costs, before it exists",
     "convert": "a checkpoint to another project's form, proven bit for bit",

@@ -118,8 +118,8 @@ class ViT(Model):
             z = run(block, self.recompute, z, place, read if layer == len(self.blocks) else None)  # eq. 2, 3
             yield z
 
-    def forward(self, image: Tensor) -> Tensor:
-        z = self.encode(self.tokens(image), self.embed.grid(image), read=self.pool.reads)
+    def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
+        z = self.encode(self.tokens(image, keep), self.embed.grid(image), keep, read=self.pool.reads)
         return self.head(self.pool(z))  # eq. 4, then K logits
 
     def features(self, image: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:

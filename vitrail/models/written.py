@@ -30,6 +30,11 @@ def dataclass_from_json(data: Any, kind: type, where: str) -> Any:
     return _read(data, kind, where)
 
 
+def read_value(data: Any, kind: Any, where: str) -> Any:
+    """A value of any kind that a configuration may hold."""
+    return _read(data, kind, where)
+
+
 def _read(data: Any, kind: Any, where: str) -> Any:
     """`data` as a value of this kind, or an error that says where it is not one."""
     origin, parts = get_origin(kind), get_args(kind)

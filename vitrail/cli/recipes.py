@@ -1,0 +1,31 @@
+"""The recipes that come with vitrail, and what to expect of each.
+
+`vitrail recipes NAME` shows one in full; `vitrail train DATA --recipe NAME` runs it.
+"""
+
+import argparse
+import json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which one, if one."""
+    parser.epilog = "examples:\n  vitrail recipes\n  vitrail recipes finetune\n"
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show this one in full")
+    parser.add_argument("--json", action="store_true", help="the same for machines")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Lists them, or shows one."""
+    from vitrail.recipes import NAMES, described
+
+    names = [options.name] if options.name else list(NAMES)
+    if options.json:
+        print(json.dumps([{"name": name, "text": described(name)[1]} for name in names], indent=2, ensure_ascii=False))
+    elif options.name:
+        print(described(options.name)[1])
+    else:
+        for name in names:
+            line, text = described(name)
+            expected = text[text.index("Expected:") :].replace("\n", " ").strip()
+            print(f"{name:<16}{line}\n{'':<16}{expected}\n")
+    return 0

@@ -1,0 +1,167 @@
+"""A folder of pictures to a model that can be trusted.
+
+DATA is a folder of class folders, a CSV or Parquet table, tar shards, or a name: digits, fashion-mnist, cifar-10, cifar-100. It
+is checked first; bad files are left out by name. With --init a trained model is fine-tuned, without it one is trained from
+scratch. The run directory ends with model.safetensors, report.html, summary.json, metrics.jsonl and recipe.json.
+"""
+
+import argparse
+import json
+from typing import Any
+
+from vitrail.cli.describe import size
+from vitrail.cli.live import Live, duration
+
+
+def fractions(text: str) -> tuple[float, float, float]:
+    """0.8,0.1,0.1 as numbers."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if len(found) == 2:
+        found = (*found, 0.0)
+    if len(found) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r}: write the shares of train, validation and test as 0.8,0.1,0.1")
+    return found[0], found[1], found[2]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to train on, what to begin with, and everything that can be changed."""
+    parser.epilog = (
+        "examples:\n"
+        "  vitrail train digits                                        a minute on a laptop\n"
+        "  vitrail train photos --init deit_tiny.safetensors           fine-tune on a folder\n"
+        "  vitrail train photos --init hf://facebook/deit-tiny-patch16-224 --tune lora --epochs 10\n"
+        "  vitrail train imagenet --recipe deit --model B/16 --set optimizer.lr=1e-3\n"
+        "  vitrail train --recipe runs/photos-finetune-1/recipe.json   the same again\n"
+        "  vitrail train --resume runs/photos-finetune-1               go on after a stop or a crash\n"
+        "  torchrun --nproc-per-node 8 -m vitrail train imagenet --recipe deit --out runs/deit\n"
+    )
+    parser.add_argument("data", nargs="?", metavar="DATA", help="a folder, a file or a name")
+    parser.add_argument(
+        "--init", metavar="FILE", help="a checkpoint to begin with: a file, a directory, hf://owner/name"
+    )
+    parser.add_argument("--recipe", metavar="NAME|FILE", help="see `vitrail recipes`; or a run's recipe.json")
+    parser.add_argument("--out", metavar="RUN", help="the run directory; runs/DATA-RECIPE-N unless given")
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="change the recipe: optimizer.lr=3e-4, ema=EMA"
+    )
+    common = parser.add_argument_group("what the recipe adapts to")
+    common.add_argument("--epochs", type=float, metavar="N")
+    common.add_argument("--steps", type=int, metavar="N")
+    common.add_argument("--batch-size", type=int, metavar="N", help="over all processes; the learning rate follows")
+    common.add_argument("--lr", type=float, metavar="RATE")
+    common.add_argument("--model", metavar="NAME", help="S/16, B/32 …, for training from scratch")
+    common.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures as the model sees them")
+    common.add_argument("--tune", metavar="HOW", help="full, head, last-N, lora or lora-R")
+    common.add_argument("--seed", type=int, metavar="N")
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--split",
+        type=fractions,
+        metavar="A,B,C",
+        help="train, validation, test, where the data has no splits (0.8,0.2,0)",
+    )
+    data.add_argument("--task", choices=("auto", "single", "multi"), default="auto", help="one label each, or several")
+    data.add_argument(
+        "--balance",
+        choices=("none", "weights", "sampling"),
+        default="none",
+        help="make up for classes with few pictures",
+    )
+    data.add_argument(
+        "--allow-class-mismatch", action="store_true", help="warn of classes that differ between splits, do not refuse"
+    )
+    data.add_argument(
+        "--quarantine", metavar="FILE", help="pictures to leave out, as `vitrail check --quarantine` lists them"
+    )
+    how = parser.add_argument_group("how it is computed")
+    how.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps")
+    how.add_argument(
+        "--precision", choices=("fp32", "bf16", "fp16"), help="of matrix products; fp32 unless the device is cuda"
+    )
+    how.add_argument("--workers", type=int, metavar="N", help="processes that prepare pictures")
+    how.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp", help="with torchrun: copies, or shards")
+    how.add_argument("--compile", action="store_true", help="torch.compile: slow to start, then faster")
+    how.add_argument("--skip-nonfinite", type=int, metavar="N", help="leave out up to N steps whose loss is no number")
+    how.add_argument(
+        "--patience", type=int, metavar="N", help="stop after N validations without improvement; keep the best"
+    )
+    how.add_argument("--save-seconds", type=float, default=300.0, metavar="N", help="a checkpoint at least this often")
+    how.add_argument("--keep-checkpoints", type=int, default=2, metavar="N", help="the last N are kept, and the best")
+    how.add_argument(
+        "--log", action="append", default=[], choices=("tensorboard", "wandb", "mlflow"), help="tell these too"
+    )
+    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print the summary for machines at the end")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains or goes on, and says where the result is."""
+    if options.resume and (options.data or options.recipe or options.init or options.set):
+        raise ValueError("--resume goes on with a run as it was begun: leave out DATA, --recipe, --init and --set")
+
+    from vitrail.engine.loop import Stopped
+    from vitrail.recipe import Data, Machine
+    from vitrail.train import resume, train
+
+    live = Live(options.quiet)
+    machine = Machine(
+        device=options.device,
+        workers=options.workers,
+        parallel=options.parallel,
+        compile=options.compile,
+        save_seconds=options.save_seconds,
+        keep_checkpoints=options.keep_checkpoints,
+    )
+    settings = list(options.set)
+    settings += [f"skip_nonfinite={options.skip_nonfinite}"] if options.skip_nonfinite is not None else []
+    settings += [f"patience={options.patience}"] if options.patience is not None else []
+    shared: dict[str, Any] = {
+        "machine": machine,
+        "listeners": (live.hear,),
+        "trackers": tuple(options.log),
+        "progress": live.progress,
+    }
+    wishes = {
+        name: getattr(options, name)
+        for name in ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
+    }
+    try:
+        if options.resume:
+            directory, summary = resume(options.resume, **shared)
+        else:
+            data = options.data and Data(
+                options.data,
+                fractions=options.split,
+                task=options.task,
+                balance=options.balance,
+                allow_class_mismatch=options.allow_class_mismatch,
+                quarantine=options.quarantine,
+            )
+            directory, summary = train(
+                data,
+                init=options.init,
+                recipe=options.recipe,
+                out=options.out,
+                settings=settings,
+                wishes=wishes,
+                **shared,
+            )
+    except Stopped as stopped:
+        live.say(f"{stopped}. Go on with: vitrail train --resume {options.resume or stopped.run}")
+        return 128 + stopped.number
+    live.clear()
+    if options.json:
+        print(json.dumps(summary, indent=2, ensure_ascii=False))
+    elif not options.quiet:
+        name, value = ("mAP", summary["map"]) if "map" in summary else ("top-1", summary["top1"])
+        low, high = summary["interval"]
+        print(
+            f"{name} {100 * value:.2f} % ({100 * low:.1f}–{100 * high:.1f}) on {summary['images']:,} {summary['split']} "
+            f"pictures, after {duration(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"
+        )
+        print(f"model   {directory / 'model.safetensors'}\nreport  {directory / 'report.html'}")
+    return 0

@@ -1,0 +1,1 @@
+"""Training: one loop for every objective, on one process or on many machines."""

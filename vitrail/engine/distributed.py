@@ -1,0 +1,134 @@
+"""The processes that train one model together: the one place that knows of process groups, DDP and FSDP2."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+Parallel = Literal["ddp", "fsdp"]
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes what is there, in the order cuda, mps, cpu; a device that is not there is refused."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    kind = name.split(":")[0]
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+        return torch.device(name if ":" in name else f"cuda:{local}")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("--device mps: this machine has no Metal device; use --device cpu")
+    if kind not in ("cpu", "mps"):
+        raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda or mps")
+    return torch.device(name)
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process and those it trains with; a team of one needs no process group."""
+
+    rank: int
+    world: int
+    device: torch.device
+    parallel: Parallel = "ddp"
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes logs and talks to people."""
+        return self.rank == 0
+
+    def wrap(self, task: nn.Module) -> nn.Module:
+        """The task as it is called in training: its gradients are those of the whole batch."""
+        if self.world == 1:
+            return task
+        if self.parallel == "fsdp":
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh(self.device.type, (self.world,))
+            for block in getattr(task.model, "blocks", ()):
+                fully_shard(block, mesh=mesh)
+            fully_shard(task, mesh=mesh)
+            return task
+        places = [self.device.index] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(task, device_ids=places)
+
+    @contextmanager
+    def gathering(self, wrapped: nn.Module, last: bool) -> Iterator[None]:
+        """Gradients are exchanged with the last part of a batch only."""
+        if self.world > 1 and self.parallel == "fsdp":
+            getattr(wrapped, "set_requires_gradient_sync")(last)  # noqa: B009 (a method that fully_shard adds)
+            yield
+        else:
+            apart = self.world > 1 and not last
+            with getattr(wrapped, "no_sync")() if apart else nullcontext():  # noqa: B009
+                yield
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Each flag, raised for all if it is raised for one."""
+        if self.world == 1:
+            return flags
+        agreed = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        return tuple(bool(flag) for flag in agreed.tolist())
+
+    def mean(self, value: Tensor) -> Tensor:
+        """A number's mean over the processes."""
+        if self.world == 1:
+            return value
+        total = value.detach().clone()
+        dist.all_reduce(total)
+        return total / self.world
+
+    def said_by_first(self, value: Any) -> Any:
+        """What the first process says, for all."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def everybody(self, value: Any) -> list[Any]:
+        """What each process says, in order."""
+        if self.world == 1:
+            return [value]
+        boxes: list[Any] = [None] * self.world
+        dist.all_gather_object(boxes, value)
+        return boxes
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be sharded, put together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def joined(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
+    """The team that `torchrun` started this process in; a team of one without it."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    place = pick_device(device)
+    if world == 1:
+        yield Team(0, 1, place, parallel)
+        return
+    if place.type == "mps":
+        raise ValueError("several processes on Metal are not supported by PyTorch: use --device cpu")
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
+    try:
+        yield Team(dist.get_rank(), world, place, parallel)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,215 @@
+"""A recipe: everything that decides what a training run computes, as one value. And how it is changed and written down."""
+
+import difflib
+import json
+import math
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from vitrail.data.augment import AugmentSlot
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.engine.ema import EMA
+from vitrail.engine.optim import OptimizerSlot
+from vitrail.engine.schedule import ScheduleSlot
+from vitrail.models.bit import BiTConfig
+from vitrail.models.build import Config
+from vitrail.models.tuning import check_tune
+from vitrail.models.vit import ViTConfig
+from vitrail.models.written import dataclass_from_json, read_value, to_json
+from vitrail.objectives.classification import Classification
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where pictures come from, and how their labels are treated."""
+
+    where: str
+    fractions: tuple[float, float, float] | None = None  # train, validation, test, where the data has no splits
+    task: Literal["auto", "single", "multi"] = "auto"
+    balance: Literal["none", "weights", "sampling"] = "none"  # for classes with few pictures
+    allow_class_mismatch: bool = False
+    quarantine: str | None = None  # a file that names pictures to leave out
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run as a value. Two runs of one recipe on one kind of machine give the same weights, bit for bit."""
+
+    name: str
+    data: Data
+    model: ViTConfig | BiTConfig
+    preprocessing: Preprocessing  # of evaluation, and of everything after training
+    augment: tuple[AugmentSlot, ...]
+    objective: Classification
+    optimizer: OptimizerSlot
+    schedule: ScheduleSlot
+    batch_size: int  # over all processes
+    epochs: float | None = None  # this or `steps`
+    steps: int | None = None
+    init: str | None = None  # a checkpoint to begin with
+    tune: str = "full"
+    ema: EMA | None = None
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    accumulate: int = 1
+    validate_every: float = 1.0  # epochs
+    patience: int | None = None  # validations without improvement before training stops
+    keep: Literal["last", "best"] = "last"  # which weights become the model
+    skip_nonfinite: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("a recipe has either epochs or steps: set one, and the other to none")
+        for name in ("batch_size", "epochs", "steps", "accumulate", "patience"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}: it is above 0")
+        if not self.validate_every > 0:
+            raise ValueError(f"validate_every is {self.validate_every}: it is above 0")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed {self.seed}: give 0 to {2**31 - 1}")
+        if self.preprocessing.size != self.model.image_size:
+            raise ValueError(
+                f"the model takes {self.model.image_size} and the preprocessing gives {self.preprocessing.size}"
+            )
+        check_tune(self.tune)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Steps from the first to the last."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * steps_per_epoch))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run is computed on: it changes how long it takes, not what it is."""
+
+    device: str = "auto"
+    workers: int | None = None  # processes that prepare pictures; None to choose
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    compile: bool = False
+    save_seconds: float = 300.0
+    keep_checkpoints: int = 2
+
+
+@dataclass
+class Facts:
+    """What a recipe may adapt to, and the reasons that it gives for what it chose."""
+
+    images: int  # to train on
+    classes: int
+    several: bool
+    side: tuple[int, int]  # of the pictures, height and width: the median
+    channels: int
+    several_sizes: bool  # whether pictures differ in size, as photographs do
+    init: Config | None = None  # what the checkpoint to begin with is
+    init_preprocessing: Preprocessing | None = None
+    wishes: dict[str, Any] = field(default_factory=dict)  # what the user asked for: batch_size, epochs, model, size…
+    chosen: list[str] = field(default_factory=list)
+
+    @property
+    def loss(self) -> Literal["softmax", "sigmoid"]:
+        """A sigmoid for each class where a picture may have several labels."""
+        return "sigmoid" if self.several else "softmax"
+
+    def steps(self, epochs: float, batch: int) -> int:
+        """Steps in so many epochs."""
+        return round(epochs * max(1, self.images // batch))
+
+    def lasting(self, *, steps: int | None = None, epochs: float | None = None, why: str) -> dict[str, Any]:
+        """`epochs` or `steps` of a recipe: what the user asked for, or else what it says."""
+        for name in ("epochs", "steps"):
+            if self.wishes.get(name) is not None:
+                return {name: self.choose(name, None, "")}
+        return {"steps": self.choose("steps", steps, why)} if steps else {"epochs": self.choose("epochs", epochs, why)}
+
+    def choose(self, name: str, value: Any, why: str) -> Any:
+        """The user's wish, or the recipe's value with its reason."""
+        wish = self.wishes.get(name)
+        if wish is not None:
+            self.chosen.append(f"{name.replace('_', ' ')} {shown(wish)}: as asked")
+            return wish
+        self.chosen.append(f"{name.replace('_', ' ')} {shown(value)}: {why}")
+        return value
+
+
+def shown(value: Any) -> str:
+    """A value in a line for people."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    path.write_text(json.dumps(to_json(recipe), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe of a run, or one that was edited by hand; whatever does not fit is an error that says where."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no recipe ({error})") from None
+    try:
+        return dataclass_from_json(data, Recipe, "recipe")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
+    """A recipe changed in places: `optimizer.lr=3e-4`, `augment.0.scale=[0.3,1]`, `ema=none`, `optimizer=Muon`."""
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set {setting}: write it as NAME=VALUE, optimizer.lr=3e-4 for example")
+        try:
+            recipe = changed(recipe, Recipe, path.strip().split("."), text.strip(), path.strip())
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"--set {setting}: {error}") from None
+    return recipe
+
+
+def changed(value: Any, kind: Any, path: list[str], text: str, whole: str) -> Any:
+    """`value` with what lies at the end of the path replaced."""
+    if not path:
+        return parsed(value, kind, text, whole)
+    name = path[0]
+    if isinstance(value, tuple):
+        if not name.isdecimal() or int(name) >= len(value):
+            raise ValueError(f"{whole} has the places 0 to {len(value) - 1}, not {name!r}")
+        inner = get_args(kind)[0]
+        place = int(name)
+        return (*value[:place], changed(value[place], inner, path[1:], text, whole), *value[place + 1 :])
+    if not is_dataclass(value):
+        raise ValueError(f"{whole}: there is nothing inside {shown(value)}; set it to a kind first")
+    known = [f.name for f in fields(value)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        likely = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no {name!r} in {type(value).__name__}: {likely}It has {', '.join(known)}")
+    inner = get_type_hints(type(value))[name]
+    return replace(value, **{name: changed(getattr(value, name), inner, path[1:], text, whole)})  # type: ignore[type-var]
+
+
+def parsed(old: Any, kind: Any, text: str, where: str) -> Any:
+    """A value as it is typed on a command line: JSON, a bare word, none, or the name of a kind with its own defaults."""
+    if text.lower() in ("none", "null"):
+        return read_value(None, kind, where)
+    kinds: dict[str, Any] = {k.__name__.lower(): k for k in get_args(kind) if is_dataclass(k)} | (
+        {kind.__name__.lower(): kind} if is_dataclass(kind) else {}
+    )
+    if kinds and not text.startswith("{"):
+        if text.lower() not in kinds:
+            near = difflib.get_close_matches(text.lower(), kinds, n=1, cutoff=0.4)
+            likely = f"did you mean {kinds[near[0]].__name__}? " if near else ""
+            raise ValueError(f"no kind {text!r}: {likely}Known: {', '.join(k.__name__ for k in kinds.values())}")
+        made: Any = kinds[text.lower()]
+        shared = {f.name for f in fields(made)} & ({f.name for f in fields(old)} if is_dataclass(old) else set())
+        return made(**{name: getattr(old, name) for name in shared if name != "betas"})
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = text
+    return read_value(data, kind, where)

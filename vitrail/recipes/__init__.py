@@ -1,0 +1,34 @@
+"""Named recipes: each a module with what to expect in its docstring, and a function of the facts of the data."""
+
+import ast
+import difflib
+from importlib import import_module
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitrail.recipe import Data, Facts, Recipe
+
+NAMES = ("scratch-small", "finetune", "paper-imagenet", "paper-finetune", "plain-s16", "augreg", "deit", "deit3")
+
+
+def check_name(name: str) -> None:
+    """Refuses a name that is none of them, with the closest."""
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
+        likely = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown recipe {name!r}: {likely}Known: {', '.join(NAMES)}; or a recipe.json")
+
+
+def described(name: str) -> tuple[str, str]:
+    """What a recipe is in a line, and all that its page says. Read, not imported: listing recipes needs no PyTorch."""
+    check_name(name)
+    source = (files(__name__) / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+    text = ast.get_docstring(ast.parse(source)) or ""
+    return text.splitlines()[0], text
+
+
+def made(name: str, facts: "Facts", data: "Data") -> "Recipe":
+    """A named recipe for this data."""
+    check_name(name)
+    return import_module(f"vitrail.recipes.{name.replace('-', '_')}").recipe(facts, data)

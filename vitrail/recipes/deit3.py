@@ -1,0 +1,44 @@
+"""DeiT III on ImageNet-1k, "Revenge of the ViT" (Touvron et al. 2022).
+
+    vitrail train imagenet/ --recipe deit3
+    vitrail train imagenet/ --recipe deit3 --model B/16 --set model.stochastic_depth=0.2
+
+LAMB at 3e-3, batch 2,048, weight decay 0.02, 800 epochs, 5 of warm-up, 3-Augment, mixup 0.8 and CutMix 1.0, a sigmoid for each
+class instead of a softmax, LayerScale from 1e-4, class positions left out. Repeated augmentation is not done.
+Expected: 81.4 % top-1 for S/16, 83.8 % for B/16 at 224² (published; not run here).
+"""
+
+from vitrail.data.augment import Flip, ThreeAugment
+from vitrail.data.crops import RandomResizedCrop
+from vitrail.data.preprocessing import IMAGENET, Preprocessing
+from vitrail.engine.optim import Lamb
+from vitrail.engine.schedule import Cosine
+from vitrail.models.build import configure_vit
+from vitrail.nn.position import Learned1D
+from vitrail.objectives.classification import Classification
+from vitrail.recipe import Data, Facts, Recipe
+
+
+def recipe(facts: Facts, data: Data) -> Recipe:
+    size = facts.choose("size", (224, 224), "the authors'")
+    batch = facts.choose("batch_size", 2048, "the authors'")
+    return Recipe(
+        name="deit3",
+        data=data,
+        model=configure_vit(
+            facts.choose("model", "S/16", "the authors' smallest"),
+            init="deit",
+            position=Learned1D(prefix="none"),
+            layer_scale=1e-4,
+            stochastic_depth=0.05,
+            classes=facts.classes,
+            image_size=size,
+        ),
+        preprocessing=Preprocessing(size, size, turn=True, **IMAGENET),
+        augment=(RandomResizedCrop(size), ThreeAugment(jitter=0.3), Flip()),
+        objective=Classification(loss="sigmoid", mixup=0.8, cutmix=1.0),
+        optimizer=Lamb(lr=3e-3, weight_decay=0.02, clip=None),
+        schedule=Cosine(warmup=facts.steps(5, batch)),
+        batch_size=batch,
+        **facts.lasting(epochs=800.0, why="the authors'"),
+    )

@@ -1,0 +1,95 @@
+"""Data made ready for training: read, audited, its labels fixed and held against every split."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from vitrail.data.audit import UNUSABLE, Audit, audit
+from vitrail.data.labels import LabelMap
+from vitrail.data.pictures import Dataset, Pictures
+from vitrail.data.sources import read
+from vitrail.recipe import Data, Facts
+
+Progress = Callable[[str, int, int], None]
+LOOKED_AT = 64  # pictures whose size and mode stand for all
+GREY = ("1", "L", "LA", "I", "F")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run is given to learn from and to be judged by."""
+
+    dataset: Dataset  # without the pictures that cannot be read
+    labels: LabelMap
+    splits: dict[str, Pictures]  # their targets are the label map's indices
+    audit: Audit
+    skipped: list[tuple[str, str]]  # path and reason
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def train(self) -> Pictures:
+        return self.splits["train"]
+
+    def facts(self) -> Facts:
+        """What recipes adapt to."""
+        sample = np.linspace(0, len(self.train) - 1, min(LOOKED_AT, len(self.train))).round().astype(int)
+        sizes, modes = [], []
+        for index in sample:
+            with self.train.open(int(index)) as picture:
+                sizes.append((picture.height, picture.width))
+                modes.append(picture.mode)
+        return Facts(
+            images=len(self.train),
+            classes=len(self.labels),
+            several=self.train.several,
+            side=(int(median(h for h, _ in sizes)), int(median(w for _, w in sizes))),
+            channels=1 if all(mode.split(";")[0] in GREY for mode in modes) else 3,
+            several_sizes=len(set(sizes)) > 1,
+        )
+
+
+def prepare(data: Data, progress: Progress | None = None, cache: bool = True) -> Prepared:
+    """Reads and audits a dataset. Pictures that would fail are left out by name; what cannot be mended that way is an error."""
+    several = {"auto": None, "single": False, "multi": True}[data.task]
+    dataset = read(data.where, fractions=data.fractions, several=several, progress=progress)
+    if "train" not in dataset.splits:
+        raise ValueError(f"{data.where} has no training split: it has {', '.join(dataset.splits)}")
+    found = audit(dataset, cache=cache, progress=progress)
+    clean = found.clean()
+    skipped = [(finding.path, finding.detail) for finding in found.of(UNUSABLE)]
+    warnings: list[str] = []
+    if data.quarantine:
+        clean, named = without(clean, Path(data.quarantine))
+        skipped += [(name, f"named in {data.quarantine}") for name in named]
+    allow = data.allow_class_mismatch
+    labels = LabelMap.of(clean["train"], allow=allow)
+    if len(labels) < 2 and not clean["train"].several:
+        raise ValueError(f"{data.where} has one class, {labels.names[0]!r}: there is nothing to tell apart")
+    splits = {}
+    for split, pictures in clean.splits.items():
+        if len(pictures):
+            applied = labels.apply(pictures, allow=allow)
+            warnings += applied.warnings
+            splits[split] = applied.pictures
+    if "validation" not in splits:
+        raise ValueError(f"{data.where} has no picture to validate on: give --split 0.8,0.2,0 or a validation folder")
+    return Prepared(clean, labels, splits, found, skipped, warnings)
+
+
+def without(dataset: Dataset, quarantine: Path) -> tuple[Dataset, list[str]]:
+    """The dataset without the pictures that a file names, one to a line (a tab and a reason may follow)."""
+    try:
+        lines = quarantine.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{quarantine}: not a list of paths in UTF-8 ({error})") from None
+    named = {line.split("\t")[0] for line in lines if line.strip() and not line.startswith("#")}
+    left, splits = [], {}
+    for split, pictures in dataset.splits.items():
+        names = [pictures.name(index) for index in range(len(pictures))]
+        keep = np.array([name not in named for name in names], dtype=bool)
+        left += [name for name in names if name in named]
+        splits[split] = pictures.only(keep)
+    return Dataset(dataset.where, dataset.kind, splits, dataset.notes, dataset.passed_over), left

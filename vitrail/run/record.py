@@ -1,0 +1,114 @@
+"""`run.json`: what a run is, written before its first step. And what has to be the same when it goes on."""
+
+import hashlib
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import vitrail
+from vitrail.checkpoints.files.atomic import atomic
+from vitrail.data.pictures import Pictures
+from vitrail.engine.distributed import Team
+from vitrail.models.vit import ViT
+from vitrail.recipe import Machine, Recipe
+from vitrail.run.environment import environment
+from vitrail.run.prepare import Prepared
+
+
+def record(
+    recipe: Recipe, prepared: Prepared, machine: Machine, team: Team, model: Any, chosen: list[str]
+) -> dict[str, Any]:
+    """Everything worth knowing of a run before it begins."""
+    labels = prepared.labels.names
+    return {
+        "vitrail": vitrail.__version__,
+        "command": ["vitrail", *sys.argv[1:]],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe_name": recipe.name,
+        "task": "multi" if prepared.train.several else "single",
+        "labels": list(labels),
+        "data": {
+            "where": recipe.data.where,
+            "kind": prepared.dataset.kind,
+            "splits": {
+                split: {"images": len(p), "classes": dict(zip(labels, p.counts().tolist(), strict=True))}
+                for split, p in prepared.splits.items()
+            },
+            "skipped": [{"path": path, "detail": detail} for path, detail in prepared.skipped],
+            "notes": [*prepared.dataset.notes, *prepared.warnings],
+            "fingerprint": fingerprint(prepared.train),
+        },
+        "model": {
+            "name": named(model),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "init": recipe.init,
+            "image_size": list(recipe.model.image_size),
+            "channels": recipe.model.channels,
+            "preprocessing": recipe.preprocessing.in_words(),
+        },
+        "environment": environment(team, recipe.precision) | {"compile": machine.compile},
+        "chosen": chosen,
+    }
+
+
+def named(model: Any) -> str:
+    """A model in a word or two: its published name, or its measures."""
+    if not isinstance(model, ViT):
+        return f"ResNet of {sum(model.config.stages)} blocks"
+    from vitrail.models.sizes import SIZES
+
+    config, patch = model.config, model.config.embed.stride
+    for name, size in SIZES.items():
+        if (size.depth, size.width, size.mlp, size.heads) == (
+            config.size.depth,
+            config.size.width,
+            config.size.mlp,
+            config.size.heads,
+        ):
+            return f"{name}/{patch}"
+    return f"ViT of width {config.size.width}, depth {config.size.depth}, patch {patch}"
+
+
+def fingerprint(pictures: Pictures) -> str:
+    """What tells whether a training split is the one that a run began with: its names and labels in their order."""
+    found = hashlib.sha256(pictures.targets.tobytes())
+    for index in range(len(pictures)):
+        found.update(pictures.name(index).encode("utf-8", "surrogatepass") + b"\0")
+    return found.hexdigest()
+
+
+def same(directory: Path, prepared: Prepared) -> None:
+    """Refuses to go on with other data than a run began with."""
+    before = read_json(directory / "run.json")
+    was, now = before["labels"], list(prepared.labels.names)
+    if was != now:
+        gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
+        raise ValueError(
+            f"{directory} was begun with other classes: {', '.join(gone) or 'none'} are gone, "
+            f"{', '.join(new) or 'none'} are new. Bring them back, or begin a new run"
+        )
+    if before["data"]["fingerprint"] != fingerprint(prepared.train):
+        count = before["data"]["splits"]["train"]["images"]
+        raise ValueError(
+            f"{directory} was begun with {count:,} training pictures and there are {len(prepared.train):,} now, or other "
+            "ones: bring the same back, or begin a new run"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.parent} is no run that can be read: {path.name}: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is no table")
+    return data
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """All of it or nothing."""
+    with atomic(path) as file:
+        file.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,247 @@
+"""A recipe on prepared data, from its first step or from a checkpoint, to a finished run directory."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.checkpoints.loading import load, save
+from vitrail.data.loader import Loader
+from vitrail.data.pictures import Pictures
+from vitrail.data.pipeline import Evaluation
+from vitrail.data.pipeline import Training as Augmentation
+from vitrail.data.sources.pixels import Pixels
+from vitrail.engine.distributed import Team, whole
+from vitrail.engine.journal import Journal, Listener
+from vitrail.engine.loop import Metrics, Plan, Training
+from vitrail.engine.state import Checkpoints
+from vitrail.engine.trackers import TRACKERS
+from vitrail.evaluate import score_name
+from vitrail.models.bit import BiT
+from vitrail.models.build import build_from
+from vitrail.models.tuning import merged, tune
+from vitrail.models.vit import ViT
+from vitrail.models.written import to_json
+from vitrail.recipe import Machine, Recipe, write_recipe
+from vitrail.run.finish import finish, score
+from vitrail.run.judge import answers
+from vitrail.run.prepare import Prepared
+from vitrail.run.record import record, same, write_json
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Run:
+    """One recipe on its way through one directory."""
+
+    recipe: Recipe
+    prepared: Prepared
+    directory: Path
+    machine: Machine
+    team: Team
+    chosen: list[str] = field(default_factory=list)
+    listeners: tuple[Listener, ...] = ()
+    trackers: tuple[str, ...] = ()
+    progress: Progress | None = None
+
+    def start(self) -> dict[str, Any]:
+        """Trains from the beginning."""
+        model = begun(self.recipe)
+        tune(model, self.recipe.tune)
+        if self.team.leads:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_recipe(self.recipe, self.directory / "recipe.json")
+            about = record(self.recipe, self.prepared, self.machine, self.team, model, self.chosen)
+            write_json(self.directory / "run.json", about)
+        return self.go(model, None)
+
+    def resume(self) -> dict[str, Any]:
+        """Goes on from the newest checkpoint that is whole; from the beginning where there is none yet."""
+        same(self.directory, self.prepared)
+        newest, complaints = Checkpoints(self.directory / "checkpoints", self.team).newest()
+        for complaint in complaints:
+            self.tell(complaint)
+        if newest is None:
+            self.tell("no whole checkpoint: starting from the beginning")
+        model = begun(self.recipe) if newest is None else fresh(self.recipe)
+        tune(model, self.recipe.tune)
+        return self.go(model, newest)
+
+    def go(self, model: ViT | BiT, checkpoint: Path | None) -> dict[str, Any]:
+        """The loop, and what follows it."""
+        recipe, machine, team, train = self.recipe, self.machine, self.team, self.prepared.train
+        self.loaders: dict[str, Loader] = {}
+        loader = self.training_loader()
+        validation = self.loader("validation")
+        if machine.compile:
+            model.compile()
+        task = recipe.objective.build(model, self.class_weights())
+        steps, per_epoch = recipe.length(loader.steps), loader.steps
+        plan = Plan(
+            steps=steps,
+            validate_every=max(1, round(recipe.validate_every * per_epoch)),
+            log_every=max(1, min(50, per_epoch // 10)),
+            save_seconds=machine.save_seconds,
+            accumulate=recipe.accumulate,
+            precision=recipe.precision,
+            seed=recipe.seed,
+            patience=recipe.patience,
+            skip_nonfinite=recipe.skip_nonfinite,
+            score=score_name(train.several),
+        )
+
+        def validate() -> Metrics:
+            logits = answers(lambda x: task(x)["logits"], validation, recipe.preprocessing.normalise, team)
+            return score(logits, validation.pictures.targets)
+
+        self.training = Training(
+            task=task,
+            loader=loader,
+            normalise=recipe.preprocessing.normalise,
+            optim=recipe.optimizer,
+            schedule=recipe.schedule,
+            plan=plan,
+            team=team,
+            journal=Journal(self.directory if team.leads else None, self.heard()),
+            checkpoints=Checkpoints(self.directory / "checkpoints", team, machine.keep_checkpoints),
+            validate=validate,
+            improved=lambda: self.save_model("best.safetensors"),
+            ema=recipe.ema,
+        )
+        if checkpoint is not None:
+            self.training.resume(checkpoint)
+            self.tell(f"resuming at step {self.training.progress.step:,} of {steps:,}")
+        self.training.journal.tell({"kind": "begin", "steps": steps, "steps_per_epoch": per_epoch})
+        self.training.run()
+        return finish(self)
+
+    def training_loader(self) -> Loader:
+        """Pictures in a new order every epoch, augmented."""
+        recipe, team, train = self.recipe, self.team, self.prepared.train
+        batch = recipe.batch_size
+        if batch > len(train):
+            batch = max(team.world, len(train) // team.world * team.world)
+            self.tell(f"batch size {batch} instead of {recipe.batch_size}: there are {len(train)} training pictures")
+        if batch % team.world:
+            raise ValueError(f"a batch of {batch} cannot be shared equally by {team.world} processes")
+        prepare = Augmentation(
+            recipe.augment, recipe.preprocessing.size, recipe.preprocessing.channels, recipe.preprocessing.turn
+        )
+        return Loader(
+            train,
+            None,
+            prepare,
+            batch_size=batch,
+            seed=recipe.seed,
+            rank=team.rank,
+            world=team.world,
+            workers=self.workers(train),
+            weights="balanced" if recipe.data.balance == "sampling" else None,
+            progress=self.decoding,
+        )
+
+    def loader(self, split: str) -> Loader:
+        """Every picture of a split, in its order, as the model will see pictures ever after."""
+        if split not in self.loaders:
+            self.loaders[split] = Loader(
+                self.prepared.splits[split],
+                None,
+                Evaluation(self.recipe.preprocessing),
+                batch_size=min(256, max(16, self.recipe.batch_size)) * self.team.world,
+                seed=self.recipe.seed,
+                rank=self.team.rank,
+                world=self.team.world,
+                workers=self.workers(self.prepared.splits[split]),
+                progress=self.decoding,
+            )
+        return self.loaders[split]
+
+    def workers(self, pictures: Pictures) -> int:
+        """Processes that prepare pictures: none for pixels that lie in memory, few beside a model on the same cores."""
+        if self.machine.workers is not None:
+            return self.machine.workers
+        if isinstance(pictures.store, Pixels):
+            return 0
+        cores = (os.cpu_count() or 1) // self.team.world
+        return max(1, min(8, cores if self.team.device.type == "cuda" else cores // 2))
+
+    def decoding(self, done: int, total: int) -> None:
+        if self.progress is not None and self.team.leads:
+            self.progress("decoding", done, total)
+
+    def class_weights(self) -> torch.Tensor | None:
+        """Rare classes count more: inversely to their pictures, one on average over the pictures."""
+        if self.recipe.data.balance != "weights":
+            return None
+        counts = torch.from_numpy(self.prepared.train.counts()).float().clamp(min=1)
+        weights = 1 / counts
+        return weights * counts.sum() / (weights * counts).sum()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's tensors as they stand now, put together from all processes."""
+        task = self.training.task
+        return {
+            name.removeprefix("model."): whole(tensor.detach()).cpu().clone()
+            for name, tensor in task.state_dict().items()
+            if name.startswith("model.")
+        }
+
+    def model(self) -> ViT | BiT:
+        """A plain model with the weights as they stand now, its labels and its preprocessing."""
+        model = fresh(self.recipe)
+        tune(model, self.recipe.tune)
+        model.load_state_dict(self.weights())
+        merged(model)
+        model.labels, model.preprocessing = self.prepared.labels.names, self.recipe.preprocessing
+        for parameter in model.parameters():
+            parameter.requires_grad = True
+        return model.eval()
+
+    def save_model(self, name: str, **card: Any) -> None:
+        """The model as it stands now, as an artifact."""
+        model = self.model()
+        if self.team.leads:
+            save(model, self.directory / name, recipe=to_json(self.recipe), **card)
+
+    def tell(self, text: str) -> None:
+        """A line for whoever watches."""
+        if self.team.leads:
+            for listener in self.listeners:
+                listener({"kind": "note", "text": text})
+
+    def heard(self) -> tuple[Listener, ...]:
+        """Those who hear of every record: on the process that leads, and there alone."""
+        if not self.team.leads:
+            return ()
+        name, settings = self.directory.name, to_json(self.recipe)
+        return (*self.listeners, *(TRACKERS[t](self.directory, name, settings) for t in self.trackers))
+
+
+def fresh(recipe: Recipe) -> ViT | BiT:
+    """A model with weights from the recipe's seed."""
+    torch.manual_seed(recipe.seed)
+    return build_from(recipe.model)
+
+
+def begun(recipe: Recipe) -> ViT | BiT:
+    """The model as training finds it: fresh, or with the weights of a checkpoint and a new head."""
+    model = fresh(recipe)
+    if recipe.init is None:
+        return model
+    config = recipe.model
+    # Not mapped: pages of a file are aligned otherwise than memory, and sums could differ in their last bit.
+    source = load(
+        recipe.init, classes=config.classes, image_size=config.image_size, channels=config.channels, mapped=False
+    )
+    theirs, ours = source.state_dict(), model.state_dict()
+    differ = sorted(n for n in {*theirs, *ours} if n not in theirs or n not in ours or theirs[n].shape != ours[n].shape)
+    if differ:
+        raise ValueError(
+            f"{recipe.init} is another model than the recipe's: {len(differ)} tensors differ, {', '.join(differ[:3])} among them"
+        )
+    model.load_state_dict(theirs)
+    return model
