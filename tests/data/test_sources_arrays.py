@@ -89,7 +89,9 @@ def test_damaged_idx_files_are_refused_by_name(tmp_path, name, data, says):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-20], lambda d: b"nothing" + d, lambda d: d[:30] + b"\xff" * 30 + d[60:]])
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-20], lambda d: b"nothing" + d, lambda d: d[:30] + b"\xff" * 30 + d[60:]]
+)
 def test_damaged_packed_files_are_refused_by_name(tmp_path, damage):
     root = mnist(tmp_path / "m", packed=True)
     file = root / "train-images-idx3-ubyte.gz"

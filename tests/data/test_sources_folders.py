@@ -58,7 +58,10 @@ def test_classes_that_are_numbers_are_in_the_order_of_their_values(tmp_path):
 def test_hidden_and_tool_folders_are_no_classes_and_are_told(tmp_path):
     tree(tmp_path, {"train/cat/1.png": 1, "train/cat/.hidden.png": 2, "train/cat/Thumbs.db": b"x", "val/cat/2.png": 3})
     tree(tmp_path, {"train/.git/3.png": 4, "train/.ipynb_checkpoints/1.png": 5, "train/__MACOSX/._1.png": 6})
-    tree(tmp_path, {"train/@eaDir/1.png": 7, ".DS_Store": b"x", "train/cat/__pycache__/x.png": 8, "train/desktop.ini": b"x"})
+    tree(
+        tmp_path,
+        {"train/@eaDir/1.png": 7, ".DS_Store": b"x", "train/cat/__pycache__/x.png": 8, "train/desktop.ini": b"x"},
+    )
     found = read(tmp_path)
     assert found["train"].classes == ("cat",)
     assert len(found["train"]) == 1

@@ -11,7 +11,9 @@ from vitrail.data.sources.parts import assign, checked
 
 UNIQUE = st.integers(0, 2**64 - 1)
 HASHES = st.lists(st.tuples(UNIQUE, st.integers(0, 3)), min_size=1, max_size=60)
-FRACTIONS = st.sampled_from([(0.8, 0.2, 0.0), (0.7, 0.15, 0.15), (0.5, 0.5, 0.0), (0.01, 0.98, 0.01), (0.98, 0.01, 0.01)])
+FRACTIONS = st.sampled_from(
+    [(0.8, 0.2, 0.0), (0.7, 0.15, 0.15), (0.5, 0.5, 0.0), (0.01, 0.98, 0.01), (0.98, 0.01, 0.01)]
+)
 
 
 def sides(rows, fractions):
@@ -46,8 +48,13 @@ def test_adding_pictures_moves_no_other(hashed, more, fractions):
 
 def test_order_and_names_of_files_do_not_matter(tmp_path):
     first = tree(tmp_path / "one", {f"a/{i}.png": i for i in range(40)})
-    second = tree(tmp_path / "two", {f"a/{99 - i}.png": i for i in range(40)} | {f"a/more{i}.png": 100 + i for i in range(40)})
-    held = [{read(root)["validation"].store.data(int(i)) for i in read(root)["validation"].items} for root in (first, second)]
+    second = tree(
+        tmp_path / "two", {f"a/{99 - i}.png": i for i in range(40)} | {f"a/more{i}.png": 100 + i for i in range(40)}
+    )
+    held = [
+        {read(root)["validation"].store.data(int(i)) for i in read(root)["validation"].items}
+        for root in (first, second)
+    ]
     old = {encoded(i) for i in range(40)}
     assert held[0] == held[1] & old
 

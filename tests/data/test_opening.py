@@ -1,0 +1,82 @@
+"""Broken pictures raise what can be caught, with their name."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data.making import encoded, tree
+from vitrail.data.opening import BROKEN, named, opened
+from vitrail.data.sources import read
+
+FINE = (OSError, ValueError, Image.DecompressionBombError)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_a_bomb_is_refused_in_words():
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
+    data = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    with pytest.raises(Image.DecompressionBombError, match=r"bomb\.png: too large to decode safely"):
+        opened(io.BytesIO(data), "bomb.png")
+
+
+def test_other_programs_are_never_started_for_a_picture():
+    with pytest.raises(OSError, match=r"trick\.jpg: not an image"):
+        opened(io.BytesIO(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n"), "trick.jpg")
+
+
+def test_missing_and_empty_and_foreign_files_are_named(tmp_path):
+    tree(tmp_path, {"train/a/0.png": b"", "train/a/1.png": b"<html></html>", "train/a/2.png": 1, "val/a/3.png": 2})
+    pictures = read(tmp_path)["train"]
+    for index in (0, 1):
+        with pytest.raises(OSError, match=rf"a/{index}\.png: not an image"):
+            pictures.open(index)
+    (tmp_path / "train/a/2.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"2\.png"):
+        pictures.open(2)
+
+
+def test_modes_are_not_changed(tmp_path):
+    (tmp_path / "train/a").mkdir(parents=True)
+    Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "train/a/1.png")
+    Image.new("CMYK", (4, 4)).save(tmp_path / "train/a/2.jpg")
+    Image.new("P", (4, 4)).save(tmp_path / "train/a/3.gif")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (8, 4)).save(tmp_path / "train/a/4.jpg", exif=turned)
+    tree(tmp_path, {"val/a/1.png": 1})
+    pictures = read(tmp_path)["train"]
+    assert [pictures.open(i).mode for i in range(4)] == ["I;16", "CMYK", "P", "RGB"]
+    assert pictures.open(3).size == (8, 4)
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_readers_let_out_becomes_an_error_with_the_name(kind):
+    with pytest.raises(OSError, match=r"x\.png: broken"), named("x.png"):
+        raise kind("odd")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow says what it skips
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"]), st.data())
+def test_damaged_pictures_raise_nothing_odd(kind, data):
+    whole = bytearray(encoded(1, kind))
+    for _ in range(data.draw(st.integers(0, 6))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    cut = whole[: data.draw(st.integers(0, len(whole)))]
+    said = ""
+    try:
+        image = opened(io.BytesIO(bytes(cut)), "x.bin")
+        with named("x.bin"):
+            image.load()
+    except FINE as error:
+        said = str(error)
+    assert not said or "x.bin" in said
