@@ -92,6 +92,4 @@ def several(logits: np.ndarray, targets: np.ndarray, intervals: bool) -> Iterato
     yield "f1", float(of_class["f1"][there].mean())
     right, said, support = (int(of_class[name].sum()) for name in ("right", "said", "support"))
     yield "micro_f1", 2 * right / (said + support)
-    chance = probabilities(logits).ravel()
-    sure = np.maximum(chance, 1 - chance)
-    yield "calibration_error", calibration_error(sure, ((logits >= 0) == (targets > 0)).ravel())
+    yield "calibration_error", calibration_error(probabilities(logits).ravel(), (targets > 0).ravel())

@@ -57,7 +57,8 @@ def line_chart(
     lines = [line for line in lines if line.points]
     if not lines:
         return None
-    across = scale((x for line in lines for x, _ in line.points), parts=5, whole=x_whole, tight=True)
+    places = [x for line in lines for x, _ in line.points]
+    across = scale(places, parts=5, whole=x_whole and not 0 < max(places) - min(places) < 2, tight=True)
     values = [y for line in lines for _, y in line.points] + [y for line in lines for *_, y in line.band]
     up = scale([*values, *(y for line in lines for _, y, _ in line.band)])
     drawn = [grid(up)]
@@ -134,6 +135,10 @@ def _drawn(line: Line, across: Scale, up: Scale) -> list[Markup]:
         there = [f"{1000 * across.place(x):.1f} {1000 - 1000 * up.place(y):.1f}" for x, y, _ in line.band]
         back = [f"{1000 * across.place(x):.1f} {1000 - 1000 * up.place(y):.1f}" for x, _, y in reversed(line.band)]
         made.append(h("path", d="M" + "L".join([*there, *back]) + "Z", class_=f"band c{line.colour}"))
+    elif line.band:
+        x, low, high = line.band[0]
+        ends = f"{1000 - 1000 * up.place(low):.1f}V{1000 - 1000 * up.place(high):.1f}"
+        made.append(h("path", d=f"M{1000 * across.place(x):.1f} {ends}", class_=f"line c{line.colour}"))
     if len(places) > 1:
         path = "M" + "L".join(f"{1000 * x:.1f} {1000 - 1000 * y:.1f}" for x, y in places)
         made.append(h("path", d=path, class_=f"line c{line.colour}", stroke_dasharray=line.dashes or None))

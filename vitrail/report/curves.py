@@ -42,7 +42,7 @@ def score_chart(run: Run) -> Markup | None:
         x_name="epoch",
         value=percent_ticks,
         mark=(*best, f"best: {percent(best[1])} after epoch {best[0]:,.0f}"),
-        note=f"The band is the 95 % interval for {images:,} pictures." if band else "",
+        note=f"The {'band' if len(band) > 1 else 'line'} is the 95 % interval for {images:,} pictures." if band else "",
     )
 
 

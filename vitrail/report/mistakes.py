@@ -45,7 +45,7 @@ def _card(evaluation: Evaluation, index: int, labels: list[str], with_picture: b
     shown = None
     if with_picture:
         shown = (
-            h("img", src=source, alt=f"The picture {file}", loading="lazy", decoding="async")
+            h("img", src=source, alt=f"The picture {file}")
             if source
             else h("span", "no picture kept", class_="lacking")
         )

@@ -12,6 +12,7 @@ from typing import Any
 import vitrail
 from vitrail.checkpoints.files.atomic import atomic
 from vitrail.evaluate.calibration import reliability
+from vitrail.evaluate.several import probabilities
 from vitrail.report import classes, curves, facts, mistakes, opening
 from vitrail.report.headline import headline, what
 from vitrail.report.markup import Markup, h, join
@@ -79,27 +80,33 @@ def _charts(charts: list[Markup]) -> Markup | None:
 def _intervals_note(run: Run) -> Markup | None:
     if not run.evaluation:
         return None
-    how = "The 95 % interval is Wilson’s for shares of pictures, and "
-    how += "a bootstrap over pictures for mAP." if run.several else "a bootstrap over pictures for the balanced one."
+    how = (
+        "The 95 % intervals: Wilson’s for shares of pictures; where classes count the same, a bootstrap over pictures."
+    )
+    if run.several:
+        how = "The 95 % interval is from a bootstrap over pictures."
     return h("p", how, class_="note")
 
 
 def _calibration(evaluation: Evaluation) -> list[Markup]:
+    error = percent(evaluation.measures["calibration_error"])
     if evaluation.several:
-        from vitrail.evaluate.several import probabilities
-
-        chance = probabilities(evaluation.logits).ravel()
-        bins = reliability(chance, (evaluation.targets > 0).ravel())
-        words = "For every label: of those given a probability, how many pictures really have it. A bar should end on the line."
-        return [h("div", h("p", words), reliability_chart(bins), class_="beside")]
+        bins = reliability(probabilities(evaluation.logits).ravel(), (evaluation.targets > 0).ravel())
+        words = (
+            "Every label of every picture counts: of those that were given a probability, how many really are there. "
+            f"The expected calibration error is {error}. A bar should end on the dashed line."
+        )
+        chart = reliability_chart(bins, "How many have the label, by the probability given", "label")
+        return [h("div", h("p", words), chart, class_="beside")]
     verdicts = evaluation.verdicts
-    error, sure, right = evaluation.measures["calibration_error"], verdicts.sure.mean(), verdicts.right.mean()
+    sure, right = verdicts.sure.mean(), verdicts.right.mean()
     lean = "surer than it is right" if sure > right else "right more often than it is sure"
     words = (
         f"On average it was {percent(float(sure))} sure and {percent(float(right))} right: {lean}. The expected calibration "
-        f"error is {percent(error)}. A bar should end on the dashed line; the thin lines are 95 % intervals."
+        f"error is {error}. A bar should end on the dashed line; the thin lines are 95 % intervals."
     )
-    chart = reliability_chart(reliability(verdicts.sure, verdicts.right))
+    bins = reliability(verdicts.sure, verdicts.right)
+    chart = reliability_chart(bins, "How often it was right, by how sure it was", "picture")
     return [h("div", h("p", words), chart, class_="beside")]
 
 

@@ -15,8 +15,8 @@ def whole_percent(value: float) -> str:
     return percent(value, 0)
 
 
-def reliability_chart(bins: list[Bin]) -> Markup:
-    """Bars of how often it was right, with intervals, against the diagonal; below, how many pictures each bar stands for."""
+def reliability_chart(bins: list[Bin], title: str, what: str) -> Markup:
+    """Bars of how often it was right, with intervals, against the diagonal; below, how many each bar stands for."""
     full = [bin for bin in bins if bin.count]
     drawn, over, histogram = [grid(QUARTERS)], [], []
     most = max(bin.count for bin in full)
@@ -41,20 +41,20 @@ def reliability_chart(bins: list[Bin]) -> Markup:
         )
         rows = [
             h("b", f"{100 * bin.low:.0f}–{percent(bin.high, 0)} sure"),
-            h("span", f"{count(bin.count)} picture{'' if bin.count == 1 else 's'}"),
+            h("span", f"{count(bin.count)} {what}{'' if bin.count == 1 else 's'}"),
             h("span", f"sure {percent(bin.sure)}, right {percent(bin.right)}"),
         ]
         over.append(strip(bin.low, bin.high, (bin.low + bin.high) / 2, rows))
     drawn.append(h("path", d="M0 1000L1000 0", class_="diagonal"))
-    said = "How often it was right, by how sure it was: " + "; ".join(
+    said = f"{title}: " + "; ".join(
         f"{percent(bin.sure, 0)} sure, {percent(bin.right, 0)} right ({bin.count})" for bin in full
     )
     below = h("svg", histogram, viewBox="0 0 1000 100", preserveAspectRatio="none", aria_hidden="true")
     return h(
         "figure",
-        h("figcaption", h("h3", "How often it was right, by how sure it was")),
+        h("figcaption", h("h3", title)),
         plot(drawn, QUARTERS, QUARTERS, whole_percent, whole_percent, said, over),
         h("div", below, class_="counts"),
-        h("p", "how sure it was; below, how many pictures", class_="axis"),
+        h("p", f"how sure it was; below, how many {what}s", class_="axis"),
         class_="chart square",
     )

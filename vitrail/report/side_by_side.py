@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitrail.report.charts import Line, bar, line_chart, of_rows
+from vitrail.report.charts import Line, bar, line_chart, of_rows, thinned
 from vitrail.report.compare import Comparison, Pair
 from vitrail.report.curves import percent_ticks
 from vitrail.report.differences import brief
@@ -11,6 +11,7 @@ from vitrail.report.markup import Markup, h, join, name, plain, table
 from vitrail.report.words import count, duration, number, percent, span
 
 DASHES = ("", "7 4", "2 4", "10 3 2 3")
+MOST_POINTS = 100  # of a line: several noisy ones over each other hide what differs
 MOST_WIDTH = 36  # of a recipe's value in the terminal
 
 
@@ -77,8 +78,11 @@ def verdict(pair: Pair, names: list[str]) -> str:
     if not points and not any(only):
         return f"{first} and {second} get the same pictures right."
     counted = f"it alone gets {only[0]:,} of {found.pictures:,} {pair.split} pictures right, {behind} alone {only[1]:,}"
-    likely = "" if found.chance is None else f"; McNemar’s mid-p {number(found.chance, 2)}"
-    return f"{ahead} is {points:.1f} points ahead of {behind} ({low:.1f} to {high:.1f}), {said}: {counted}{likely}."
+    likely = ""
+    if found.chance is not None:
+        likely = f"; McNemar’s mid-p {'below 0.001' if found.chance < 0.001 else f'{found.chance:.3f}'}"
+    within = f"{low:.1f} to {high:.1f}".replace("-", "−")
+    return f"{ahead} is {points:.1f} points ahead of {behind} ({within}), {said}: {counted}{likely}."
 
 
 def _verdicts(comparison: Comparison) -> list[Markup | None]:
@@ -90,10 +94,11 @@ def _verdicts(comparison: Comparison) -> list[Markup | None]:
         )
         for pair in comparison.pairs
     ]
+    what = "It is two trained models that are judged here: another seed of the same recipe may differ by as much."
     many = None
     if sum(pair.found is not None for pair in comparison.pairs) > 3:
         many = h("p", "Of so many comparisons, one in twenty is beyond chance by chance alone.", class_="note")
-    return [h("ul", items, class_="verdicts"), many]
+    return [h("ul", items, class_="verdicts"), h("p", what, class_="note"), many]
 
 
 def _differences(comparison: Comparison) -> Markup:
@@ -112,7 +117,7 @@ def _curves(comparison: Comparison) -> list[Markup | None]:
         return [
             Line(
                 each,
-                of_rows(getattr(run, rows), "epoch", y or run.score_name),
+                thinned(of_rows(getattr(run, rows), "epoch", y or run.score_name), MOST_POINTS),
                 1 + place % 6,
                 dashes=DASHES[place // 6 % len(DASHES)] if len(comparison.runs) > 6 else DASHES[place % len(DASHES)],
             )
