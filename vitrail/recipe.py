@@ -197,9 +197,8 @@ def parsed(old: Any, kind: Any, text: str, where: str) -> Any:
     """A value as it is typed on a command line: JSON, a bare word, none, or the name of a kind with its own defaults."""
     if text.lower() in ("none", "null"):
         return read_value(None, kind, where)
-    kinds: dict[str, Any] = {k.__name__.lower(): k for k in get_args(kind) if is_dataclass(k)} | (
-        {kind.__name__.lower(): kind} if is_dataclass(kind) else {}
-    )
+    alternatives: tuple[Any, ...] = (kind, *get_args(kind))
+    kinds: dict[str, Any] = {each.__name__.lower(): each for each in alternatives if is_dataclass(each)}  # type: ignore[union-attr]
     if kinds and not text.startswith("{"):
         if text.lower() not in kinds:
             near = difflib.get_close_matches(text.lower(), kinds, n=1, cutoff=0.4)

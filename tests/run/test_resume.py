@@ -1,0 +1,144 @@
+"""A run that is killed, stopped or damaged goes on as if nothing had happened."""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.run.runs import SMALL, assert_same, command, environment, interrupted, newest, summary, train, trained
+
+LENGTH = ("--steps", "60")
+
+
+@pytest.fixture(scope="module")
+def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp: Path) -> Path:
+    """A run that nobody disturbed."""
+    trained(tmp, "digits", "--out", "whole", *SMALL, *LENGTH)
+    return tmp / "whole"
+
+
+def test_finished_run_holds_everything(whole: Path) -> None:
+    names = {path.name for path in whole.iterdir()}
+    assert {"model.safetensors", "recipe.json", "run.json", "metrics.jsonl", "summary.json", "report.html"} <= names
+    found = summary(whole)
+    assert {"top1", "split", "seconds", "steps", "images_per_second"} <= set(found)
+    assert found["steps"] == 60
+    assert found["split"] == "test"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_step", [1, 23, 59])
+def test_killed_run_resumes_to_the_same_weights(tmp: Path, whole: Path, at_step: int) -> None:
+    run = tmp / f"killed-{at_step}"
+    frequent = ("--save-seconds", "0")
+    code = interrupted(tmp, run, signal.SIGKILL, at_step, "digits", "--out", run.name, *SMALL, *LENGTH, *frequent)
+    assert code == -signal.SIGKILL
+    assert not (run / "summary.json").exists()
+    trained(tmp, "--resume", run.name)
+    assert_same(run, whole)
+    assert (run / "model.safetensors").stat().st_size == (whole / "model.safetensors").stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stopped_run_saves_and_resumes(tmp: Path, whole: Path, number: signal.Signals, code: int) -> None:
+    run = tmp / f"stopped-{code}"
+    assert interrupted(tmp, run, number, 20, "digits", "--out", run.name, *SMALL, *LENGTH, "--save-seconds", "0") == code
+    stood = newest(run)
+    assert 20 <= stood < 60
+    trained(tmp, "--resume", run.name)
+    assert_same(run, whole)
+
+
+def test_corrupt_latest_checkpoint_falls_back_to_the_one_before(tmp: Path, whole: Path) -> None:
+    run = tmp / "corrupt"
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    latest = run / "checkpoints" / f"step-{newest(run):08d}"
+    victim = max(latest.iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    done = trained(tmp, "--resume", run.name)
+    assert "is damaged" in done.stderr
+    assert "falling back" in done.stderr
+    assert_same(run, whole)
+
+
+def test_half_written_log_line_is_written_again(tmp: Path, whole: Path) -> None:
+    run = tmp / "halfline"
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "train", "st')
+    trained(tmp, "--resume", run.name)
+    assert_same(run, whole)
+
+
+def test_resuming_a_finished_run_says_so(tmp: Path, whole: Path) -> None:
+    assert "finished already" in trained(tmp, "--resume", whole.name).stderr
+
+
+def test_run_directory_is_never_overwritten(tmp: Path, whole: Path) -> None:
+    done = train(tmp, "digits", "--out", whole.name, *SMALL, *LENGTH)
+    assert done.returncode == 2
+    assert "not empty" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_resuming_no_run_is_one_line(tmp: Path) -> None:
+    done = train(tmp, "--resume", "nowhere")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_full_disk_stops_the_run_and_leaves_what_was_there(tmp: Path, whole: Path) -> None:
+    run = tmp / "full"
+    assert interrupted(tmp, run, signal.SIGTERM, 20, "digits", "--out", run.name, *SMALL, *LENGTH, "--save-seconds", "0") == 143
+    stood = newest(run)
+    limit = 100_000  # bytes of a file: less than a checkpoint, more than a log
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = subprocess.run(
+        command("--resume", run.name, "--save-seconds", "0"),
+        cwd=tmp,
+        env=environment(tmp),
+        preexec_fn=small_files,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "was not written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert newest(run) == stood
+    trained(tmp, "--resume", run.name)
+    assert_same(run, whole)
+
+
+def test_other_data_is_refused(tmp: Path, whole: Path) -> None:
+    run = tmp / "other"
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    text = (run / "run.json").read_text().replace('"fingerprint": "', '"fingerprint": "0')
+    (run / "run.json").write_text(text)
+    done = train(tmp, "--resume", run.name)
+    assert done.returncode == 2
+    assert "begun with" in done.stderr
+
+
+def test_saved_recipe_runs_again_to_the_same_weights(tmp: Path, whole: Path) -> None:
+    trained(tmp, "--recipe", os.path.join(whole.name, "recipe.json"), "--out", "again")
+    assert_same(tmp / "again", whole)
