@@ -66,7 +66,7 @@ class Listing:
 
     def add(self, folder: str, names: Iterable[str]) -> int:
         """The files of one folder; how many they are."""
-        coded = [os.fsencode(name) for name in names]
+        coded = os.fsencode("\0".join(names)).split(b"\0")
         ends = np.cumsum([len(name) for name in coded], dtype=np.int64) + len(self.names)
         self.names += b"".join(coded)
         self.ends.append(ends)

@@ -29,7 +29,7 @@ def is_tools(name: str) -> bool:
 
 def is_picture(name: str) -> bool:
     """Whether a file's name ends like a picture's."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    return name[name.rfind(".") :].lower() in SUFFIXES
 
 
 def reason(name: str) -> str:
@@ -67,11 +67,13 @@ class Walk:
         found = Level()
         with os.scandir(folder) as entries:
             for entry in entries:
+                name = entry.name
                 if entry.is_dir():
-                    (found.others if is_tools(entry.name) else found.folders).append(entry.name)
+                    (found.others if is_tools(name) else found.folders).append(name)
+                elif name[0] != "." and name[name.rfind(".") :].lower() in SUFFIXES:  # is_picture, a million times
+                    found.pictures.append(name)
                 else:
-                    taken = is_picture(entry.name) and not is_tools(entry.name)
-                    (found.pictures if taken else found.others).append(entry.name)
+                    found.others.append(name)
         for names in (found.folders, found.pictures, found.others):
             names.sort()
         return found
