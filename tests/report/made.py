@@ -215,4 +215,4 @@ def _drawn(index: int) -> Image.Image:
 
 
 def _write(path: Path, data: dict) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False), encoding="utf-8")
+    path.write_text(json.dumps(data, indent=2), encoding="utf-8")

@@ -18,7 +18,7 @@ ABSENT = Absent()
 
 def differences(values: list[Any], path: str = "") -> Iterator[tuple[str, list[Any]]]:
     """Fields by their path, `optimizer.lr`, with each one's value. Objects of different types are shown whole."""
-    if all(type(value) is type(values[0]) and value == values[0] for value in values):
+    if all(same(value, values[0]) for value in values):
         return
     if all(isinstance(value, dict) for value in values) and len({str(value.get("type")) for value in values}) == 1:
         for key in dict.fromkeys(key for value in values for key in value):
@@ -32,6 +32,15 @@ def differences(values: list[Any], path: str = "") -> Iterator[tuple[str, list[A
             yield path, values
     else:
         yield path, values
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, where 1 and 1.0 are, but 1 and true are not."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return isinstance(a, bool) is isinstance(b, bool) and a == b
 
 
 def brief(value: Any) -> str:
