@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data import operations
+from vitrail.data.affine import affine, rotation
 from vitrail.data.chance import Chance, Chances, bits
 from vitrail.data.crops import ATTEMPTS, Fit, RandomResizedCrop, SimpleCrop, check_range, reflected
 
@@ -89,27 +90,38 @@ class ColourJitter:
                 raise ValueError(f"colour jitter {name} {getattr(self, name)}: use a number from 0 to {most:g}")
 
     def picture(self, pixels: Tensor, chance: Chance) -> Tensor:
-        return self.batch(pixels[None], Chances.single(chance))[0]
+        order, factors = self._choices(Chances.single(chance))
+        for kind in order[0].tolist():
+            if self.amounts[kind]:
+                pixels = JITTERS[kind](pixels, float(factors[0, kind]))
+        return pixels
+
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        return self.brightness, self.contrast, self.saturation, self.hue
+
+    def _choices(self, chances: Chances) -> tuple[np.ndarray, np.ndarray]:
+        """Which change comes when, and how much of it: both [B, 4]."""
+        draws = chances.uniforms(8)
+        amounts = np.array(self.amounts[:3])
+        low, high = np.maximum(0, 1 - amounts), 1 + amounts
+        factors = np.concatenate((low + (high - low) * draws[:, 4:7], self.hue * (2 * draws[:, 7:] - 1)), axis=1)
+        return draws[:, :4].argsort(1, kind="stable"), factors.astype(np.float32)
 
     def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
-        draws = chances.uniforms(8)
-        order = draws[:, :4].argsort(1, kind="stable")  # [B, 4]: which change comes when
-        amounts = np.array((self.brightness, self.contrast, self.saturation))
-        low, high = np.maximum(0, 1 - amounts), 1 + amounts
-        factors = np.concatenate(
-            (low + (high - low) * draws[:, 4:7], self.hue * (2 * draws[:, 7:] - 1)), axis=1
-        )  # [B, 4]
-        kinds = (operations.brightness, operations.contrast, operations.saturation, operations.hue)
-        wanted = (*amounts, self.hue)
+        order, factors = self._choices(chances)
         out = pixels.clone()
         for turn in range(4):
-            for kind, change in enumerate(kinds):
+            for kind, change in enumerate(JITTERS):
                 chosen = np.flatnonzero(order[:, turn] == kind)
-                if wanted[kind] and len(chosen):
-                    factor = torch.from_numpy(factors[chosen, kind]).float()[:, None, None, None]
+                if self.amounts[kind] and len(chosen):
+                    factor = torch.from_numpy(factors[chosen, kind])[:, None, None, None]
                     place = torch.from_numpy(chosen)
                     out[place] = change(out[place], factor)
         return out
+
+
+JITTERS = (operations.brightness, operations.contrast, operations.saturation, operations.hue)
 
 
 @dataclass(frozen=True)
@@ -224,8 +236,8 @@ class RandAugment:
             case "invert":
                 return operations.invert(pixels)
             case "posterise":
-                bits_kept = max(0, 4 - int(4 * level)) if self.increasing else int(4 * level)
-                return operations.posterise(pixels, bits_kept)
+                kept = 4 - int(4 * level) if self.increasing else int(4 * level)
+                return operations.posterise(pixels, max(1, kept))  # none kept would be a black picture
             case "solarise":
                 threshold = min(256, int(256 * level))
                 return operations.solarise(pixels, 256 - threshold if self.increasing else threshold)
@@ -240,7 +252,7 @@ class RandAugment:
             case "sharpness":
                 return operations.sharpness(pixels, factor)
             case "rotate":
-                matrix = operations.rotation(sign * 30 * level, height, width)
+                matrix = rotation(sign * 30 * level, height, width)
             case "shear-x":
                 matrix = (1, sign * 0.3 * level, 0, 0, 1, 0)
             case "shear-y":
@@ -249,7 +261,7 @@ class RandAugment:
                 matrix = (1, 0, sign * 0.45 * level * width, 0, 1, 0)
             case _:
                 matrix = (1, 0, 0, 0, 1, sign * 0.45 * level * height)
-        return operations.affine(pixels, matrix, self.interpolation, self.fill)
+        return affine(pixels, matrix, self.interpolation, self.fill)
 
 
 CHANGES = (

@@ -4,19 +4,13 @@ The arithmetic is Pillow's, which timm and torchvision use: blends and tables ar
 opacity, keeps its values and moves with the rest. Factors are numbers, or tensors [B, 1, 1, 1] for the pictures of a batch.
 """
 
-import math
-
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.preprocessing import FILTERS
-
 Factor = float | Tensor
-Matrix = tuple[
-    float, float, float, float, float, float
-]  # x' = a x + b y + c, y' = d x + e y + f: from where a pixel comes
+VALUES = torch.arange(256, dtype=torch.uint8)
 
 
 def luma(pixels: Tensor) -> Tensor:
@@ -46,14 +40,22 @@ def colours(pixels: Tensor) -> Tensor:
 
 
 def brightness(pixels: Tensor, factor: Factor) -> Tensor:
-    return coloured(pixels, colours(pixels).float().mul_(factor).clamp_(0, 255).to(torch.uint8))
+    if isinstance(factor, Tensor):
+        return coloured(pixels, _brighter(colours(pixels), factor))
+    return by_table(pixels, _brighter(VALUES, factor))
+
+
+def _brighter(values: Tensor, factor: Factor) -> Tensor:
+    return values.float().mul_(factor).clamp_(0, 255).to(torch.uint8)
 
 
 def contrast(pixels: Tensor, factor: Factor) -> Tensor:
     """Away from, or towards, the mean brightness."""
     total = luma(pixels).sum(dim=(-3, -2, -1), keepdim=True, dtype=torch.int64)
     mean = (total.double() / (pixels.shape[-1] * pixels.shape[-2]) + 0.5).floor().float()
-    return coloured(pixels, blend(mean, colours(pixels), factor))
+    if isinstance(factor, Tensor):
+        return coloured(pixels, blend(mean, colours(pixels), factor))
+    return by_table(pixels, blend(mean.flatten(), VALUES, factor))
 
 
 def saturation(pixels: Tensor, factor: Factor) -> Tensor:
@@ -111,14 +113,13 @@ def invert(pixels: Tensor) -> Tensor:
 
 def solarise(pixels: Tensor, threshold: int) -> Tensor:
     """What is at least so bright is inverted."""
-    inner = colours(pixels)
-    return coloured(pixels, torch.where(inner >= threshold, 255 - inner, inner)) if threshold < 256 else pixels
+    return by_table(pixels, torch.where(threshold <= VALUES, 255 - VALUES, VALUES))
 
 
 def solarise_add(pixels: Tensor, add: int, threshold: int = 128) -> Tensor:
     """What is darker than the threshold is made brighter."""
-    inner = colours(pixels)
-    return coloured(pixels, torch.where(inner < threshold, inner + min(add, 256 - threshold), inner))
+    brighter = (VALUES.int() + add).clamp(max=255).to(torch.uint8)
+    return by_table(pixels, torch.where(threshold > VALUES, brighter, VALUES))
 
 
 def posterise(pixels: Tensor, bits: int) -> Tensor:
@@ -146,7 +147,7 @@ def equalise(pixels: Tensor) -> Tensor:
     inner = colours(pixels)
     tables = []
     for plane in inner:
-        counts = np.array(_as_image(plane).histogram())
+        counts = np.array(as_image(plane).histogram())
         found = counts[counts > 0]
         step = int(found.sum() - found[-1]) // 255 if len(found) > 1 else 0
         below = np.concatenate(([0], counts.cumsum()[:-1]))
@@ -156,11 +157,18 @@ def equalise(pixels: Tensor) -> Tensor:
 
 
 def looked_up(pixels: Tensor, tables: list[np.ndarray]) -> Tensor:
-    """Every value replaced by what the table of its channel says."""
+    """Every value replaced by what the table of its channel says, one picture [C, H, W]."""
     out = bytearray()
     for plane, table in zip(pixels, tables, strict=True):
         out += plane.contiguous().numpy().tobytes().translate(table.tobytes())
     return torch.frombuffer(out, dtype=torch.uint8).view(pixels.shape)
+
+
+def by_table(pixels: Tensor, table: Tensor) -> Tensor:
+    """Every value of every colour replaced by what the table [256] says: what could be computed is looked up."""
+    inner = colours(pixels)
+    out = bytearray(inner.contiguous().numpy().data).translate(table.numpy().tobytes())
+    return coloured(pixels, torch.frombuffer(out, dtype=torch.uint8).view(inner.shape))
 
 
 def blur(pixels: Tensor, radius: float) -> Tensor:
@@ -168,29 +176,12 @@ def blur(pixels: Tensor, radius: float) -> Tensor:
     from PIL import ImageFilter
 
     blurred = ImageFilter.GaussianBlur(radius)
-    planes = [np.asarray(_as_image(plane).filter(blurred)) for plane in colours(pixels)]
+    planes = [np.asarray(as_image(plane).filter(blurred)) for plane in colours(pixels)]
     return coloured(pixels, torch.from_numpy(np.stack(planes)))
 
 
-def affine(pixels: Tensor, matrix: Matrix, interpolation: str, fill: int) -> Tensor:
-    """Every pixel from where the matrix says, one picture [C, H, W]; from outside comes the fill."""
-    size = (pixels.shape[2], pixels.shape[1])
-    planes = [
-        np.asarray(_as_image(p).transform(size, Image.Transform.AFFINE, matrix, FILTERS[interpolation], fillcolor=fill))
-        for p in pixels
-    ]
-    return torch.from_numpy(np.stack(planes))
-
-
-def rotation(degrees: float, height: int, width: int) -> Matrix:
-    """Counter-clockwise around the middle."""
-    angle = -math.radians(degrees % 360.0)
-    cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
-    x, y = width / 2, height / 2
-    return (cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y)
-
-
-def _as_image(plane: Tensor) -> Image.Image:
+def as_image(plane: Tensor) -> Image.Image:
+    """A plane [H, W] as a grey picture of the same memory."""
     plane = plane.contiguous()
     size = (plane.shape[1], plane.shape[0])
     return Image.frombuffer("L", size, plane.numpy(), "raw", "L", 0, 1)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,105 @@
+"""Preparing photographs for training, in one process, beside timm's transforms.
+
+    python benchmarks/preparing.py
+
+Every contestant goes from the file to a random resized crop of 224×224 by bicubic, flipped half of the time, with RandAugment
+of two layers and magnitude 9: uint8 [3, 224, 224]. timm takes its own transforms (`rand-m9-n2`, the pixels left as bytes for
+its prefetcher; and, a second row, normalised by the worker as without it). Two sets of files: photographs of about 400×534,
+and the same enlarged to 4000×3000. One thread; the contestants take turns in one process.
+"""
+
+import argparse
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+import torch
+from PIL import Image
+
+PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "clothing" / "train"
+TARGETS = {"400×534": 1.5, "12 megapixels": 4.0}
+
+
+def photographs(count: int) -> list[Path]:
+    """Some of the photographs, of every class."""
+    found = sorted(PHOTOGRAPHS.glob("*/*"))
+    if not found:
+        raise SystemExit(f"no photographs in {PHOTOGRAPHS}")
+    return found[:: max(1, len(found) // count)][:count]
+
+
+def enlarged(paths: list[Path], folder: Path) -> list[Path]:
+    """The photographs as a camera of 12 megapixels would have written them."""
+    made = []
+    for path in paths:
+        with Image.open(path) as image:
+            upright = image.height > image.width
+            large = image.convert("RGB").resize((3000, 4000) if upright else (4000, 3000), Image.Resampling.BICUBIC)
+        made.append(folder / f"{path.stem}.jpg")
+        large.save(made[-1], quality=90)
+    return made
+
+
+def contestants(paths: list[Path]) -> dict[str, Any]:
+    """What each does with all files once; every time with other chances."""
+    from timm.data import create_transform
+
+    from vitrail.data.augment import Flip, RandAugment, RandomResizedCrop
+    from vitrail.data.chance import Chance
+    from vitrail.data.pipeline import Training
+
+    def of_timm(prefetcher: bool) -> Any:
+        transform = create_transform(
+            224, is_training=True, auto_augment="rand-m9-n2", interpolation="bicubic", use_prefetcher=prefetcher
+        )
+
+        def run() -> None:
+            for path in paths:
+                with Image.open(path) as image:
+                    transform(image.convert("RGB"))
+
+        return run
+
+    prepare = Training((RandomResizedCrop((224, 224)), Flip(), RandAugment(2, 9)))
+    epoch = iter(range(1_000_000))
+
+    def vitrail() -> None:
+        now = next(epoch)
+        for index, path in enumerate(paths):
+            with Image.open(path) as image:
+                prepare(image, Chance(0, now, index))
+
+    return {"vitrail": vitrail, "timm, bytes": of_timm(True), "timm, normalised": of_timm(False)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--pictures", type=int, default=160)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    random.seed(0)
+    np.random.seed(0)
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        chosen = photographs(options.pictures)
+        large = enlarged(chosen[:: max(1, len(chosen) // 12)], Path(name))
+        for what, paths in {"400×534": chosen, "12 megapixels": large}.items():
+            seconds = measure.interleave(contestants(paths), options.rounds)
+            took = {who: measure.median(times) / len(paths) for who, times in seconds.items()}
+            row = {"pictures": what, "files": len(paths), "milliseconds": {who: 1e3 * s for who, s in took.items()}}
+            row["ratio"] = {who: took[who] / took["vitrail"] for who in took if who != "vitrail"}
+            row["target"] = TARGETS[what]
+            rows.append(row)
+            for who, each in took.items():
+                ratio = "" if who == "vitrail" else f"{row['ratio'][who]:8.2f} × vitrail"
+                print(f"{what:<16}{who:<20}{1e3 * each:8.2f} ms a picture{ratio}")
+            print(f"{what:<16}{'target':<20}{TARGETS[what]:24.2f}")
+    print(f"written to {measure.save('preparing', rows)}")
+
+
+if __name__ == "__main__":
+    main()
