@@ -77,10 +77,10 @@ def test_run_of_two_resumes_on_one(tmp: Path, alone: Path) -> None:
         cwd=tmp,
         env=environment(tmp),
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
     wait_for(tmp / "two", 10, process)
-    os.killpg(process.pid, signal.SIGKILL)
+    for worker in (process.pid, *workers(process)):
+        os.kill(worker, signal.SIGKILL)
     process.wait(30)
     stood = newest(tmp / "two")
     assert 10 <= stood < 24
@@ -99,13 +99,25 @@ def test_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(tmp: 
         stderr=subprocess.DEVNULL,
     )
     wait_for(tmp / "hurt", 5, process)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    assert len(children) == 2
-    os.kill(int(children[1]), signal.SIGKILL)
+    os.kill(workers(process)[1], signal.SIGKILL)
     assert process.wait(240) == 0
     ours, theirs = last(tmp / "hurt"), last(tmp / "pair")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert (tmp / "hurt" / "metrics.jsonl").read_bytes() == (tmp / "pair" / "metrics.jsonl").read_bytes()
+
+
+def workers(process: subprocess.Popen[bytes]) -> list[int]:
+    """The processes that torchrun started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(fields[1]) == process.pid:
+            found.append(int(status.parent.name))
+    assert len(found) == 2
+    return sorted(found)
 
 
 def wait_for(run: Path, step: int, process: subprocess.Popen[bytes]) -> None:

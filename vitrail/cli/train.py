@@ -7,6 +7,7 @@ scratch. The run directory ends with model.safetensors, report.html, summary.jso
 
 import argparse
 import json
+import os
 from typing import Any
 
 from vitrail.cli.describe import size
@@ -107,7 +108,9 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.recipe import Data, Machine
     from vitrail.train import resume, train
 
-    live = Live(options.quiet)
+    # Of several processes, the first one talks.
+    leads = os.environ.get("RANK", "0") == "0"
+    live = Live(options.quiet or not leads)
     machine = Machine(
         device=options.device,
         workers=options.workers,
@@ -154,6 +157,8 @@ def run(options: argparse.Namespace) -> int:
         live.say(f"{stopped}. Go on with: vitrail train --resume {options.resume or stopped.run}")
         return 128 + stopped.number
     live.clear()
+    if not leads:
+        return 0
     if options.json:
         print(json.dumps(summary, indent=2, ensure_ascii=False))
     elif not options.quiet:
