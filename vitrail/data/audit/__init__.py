@@ -17,7 +17,7 @@ import numpy as np
 from vitrail.data.audit.classes import FAR, classes
 from vitrail.data.audit.duplicates import NEAR
 from vitrail.data.audit.findings import KINDS, SEVERITIES, UNUSABLE, Finding, finding
-from vitrail.data.audit.remarks import TINY, remarks
+from vitrail.data.audit.remarks import TINY, passed_over, remarks
 from vitrail.data.audit.repeats import repeats
 from vitrail.data.audit.seen import Progress, see
 from vitrail.data.pictures import Dataset
@@ -122,7 +122,7 @@ def audit(
     broken: only their labels and copies are looked at.
     """
     seen = see(dataset, cache, workers, progress)
-    found = [finding("passed-over", path, why) for path, why in dataset.passed_over]
+    found = [finding(passed_over(why), path, why) for path, why in dataset.passed_over]
     for split, each in seen.items():
         found += remarks(split, each, tiny)
     found += [*classes(dataset, seen, imbalance), *repeats(seen, near)]

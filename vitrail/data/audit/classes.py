@@ -45,13 +45,14 @@ def _presence(name: str, counts: dict[str, dict[str, int]], divided: bool) -> It
     for split, each in counts.items():
         if each.get(name):
             continue
-        held = f"{counts[inside[0]][name]:,} pictures in {inside[0]}"
+        count = counts[inside[0]][name]
+        held = f"{count:,} picture{'s' if count > 1 else ''} in {inside[0]}"
         if divided:
-            yield finding("thin-class", f"{split}/{name}", f"{held}, none left for {split}")
+            yield finding("thin-class", f"{inside[0]}/{name}", f"{held}, none left for {split}")
         elif name in each:
             yield finding("empty-class", f"{split}/{name}", f"{held}, none that can be used in {split}")
         else:
-            yield finding("classes-differ", f"{split}/{name}", f"{held}, no such class in {split}")
+            yield finding("classes-differ", f"{inside[0]}/{name}", f"{held}, no such class in {split}")
 
 
 def _weights(counts: dict[str, int], imbalance: float) -> Iterator[Finding]:

@@ -1,20 +1,23 @@
 """Which pictures are the same, and which look it: groups by digest, and pairs by a hash of the looks.
 
 A picture's looks are its SIDE × SIDE grey values. Whether each is brighter than its neighbour to the right, and than the one
-below, are 128 bits that another size, format or quality hardly changes. Pairs that share one of eight bands of these bits
-are compared: up to seven bits of difference none is missed, and few beyond. Plain backgrounds agree in many bits by chance,
-so the grey values have the last word: they must rise and fall together.
+below, are 128 bits that another size, format or quality hardly changes. Dealt out to six
+bands, twice in different orders, they make twelve keys; pairs that share one are compared. Up to five bits of difference no
+pair is missed, and few are up to twelve. Plain backgrounds agree in many bits by chance, so the grey values have the last
+word: they must rise and fall together.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from vitrail.data.audit.look import SIDE
 
-BANDS, BITS = 8, 16
+BANDS, WIDTH = 6, 21  # bits of a band: enough that a million pictures rarely share one by chance
 NEAR = 12  # bits of 128 that may differ
 ALIKE = 0.99  # correlation of the grey values, at least
 FLAT = 8  # difference of the lightest and the darkest value: below, there is nothing to compare
-HEAP = 200  # in a band that very many share, each is compared with so many neighbours
+HEAP = 64  # in a band that very many share, each is compared with so many neighbours
 CHUNK = 1 << 18  # pairs at a time
 ONES = np.array([value.bit_count() for value in range(2**16)], dtype=np.uint8)
 
@@ -35,29 +38,43 @@ def alike(thumbs: np.ndarray, near: int = NEAR) -> np.ndarray:
     """Pairs that look the same, [m, 3] int64: two places, the smaller first, and in how many bits they differ."""
     values = thumbs.reshape(-1, SIDE, SIDE)
     used = np.flatnonzero(np.ptp(thumbs, axis=1) >= FLAT) if len(thumbs) else np.zeros(0, dtype=np.int64)
-    bits = _bits(values[used])
-    words = bits.view(np.uint64)  # [n, 2]
-    found: list[np.ndarray] = []
-    for band in range(BANDS):
-        key = bits.view(np.uint16)[:, band]
+    bits = _bits(values[used])  # [n, 128]
+    words = np.packbits(bits, axis=1).view(np.uint64)  # [n, 2]
+    pairs = np.zeros(0, dtype=np.int64)  # two places as one number: quick to sort
+    for key in _keys(bits):
         order = np.lexsort((words[:, 1], words[:, 0], key))
-        found += list(_neighbours(key[order], order, words, near))
-    pairs = np.concatenate([np.zeros((0, 3), dtype=np.int64), *found])
-    pairs = np.unique(pairs, axis=0)
-    pairs[:, :2] = used[pairs[:, :2]]
-    return pairs[_together(thumbs, pairs)]
+        pairs = np.sort(np.concatenate([pairs, *_neighbours(key[order], words[order], order, near)]))
+        pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+    first, second = np.divmod(pairs, max(1, len(used)))
+    found = np.stack([used[first], used[second], _distance(words, first, second)], axis=1)
+    return found[_together(thumbs, found)]
+
+
+def _distance(words: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """In how many bits each pair differs."""
+    return ONES[(words[a] ^ words[b]).view(np.uint16)].sum(1, dtype=np.int64)
 
 
 def _bits(values: np.ndarray) -> np.ndarray:
-    """[n, 16] uint8. A band takes its bits from all over the picture, so that no band is one plain corner."""
+    """Whether each value is above the one to its right, and above the one below, [n, 128]."""
     corner = values[:, :-1, :-1]
     right, below = corner > values[:, :-1, 1:], corner > values[:, 1:, :-1]
-    flat = np.concatenate([right.reshape(len(values), 64), below.reshape(len(values), 64)], axis=1)
-    return np.packbits(flat.reshape(len(values), BITS, BANDS).transpose(0, 2, 1).reshape(len(values), 128), axis=1)
+    return np.concatenate([right.reshape(len(values), 64), below.reshape(len(values), 64)], axis=1)
 
 
-def _neighbours(key: np.ndarray, order: np.ndarray, words: np.ndarray, near: int):
-    """Pairs with equal keys that differ in few bits: each with the next, those left with the one after it, and so on."""
+def _keys(bits: np.ndarray) -> Iterator[np.ndarray]:
+    """Each band's bits as a number, [n]. They are from all over the picture, so that no band is one plain corner."""
+    for turn in range(2):
+        dealt = np.random.default_rng(turn).permutation(128)
+        for band in range(BANDS):
+            key = np.zeros(len(bits), dtype=np.uint32)
+            for bit in dealt[band * WIDTH : (band + 1) * WIDTH]:
+                key = (key << np.uint32(1)) | bits[:, bit]
+            yield key
+
+
+def _neighbours(key: np.ndarray, words: np.ndarray, order: np.ndarray, near: int) -> Iterator[np.ndarray]:
+    """Pairs with equal keys, sorted, that differ in few bits: each with the next, then with the one after it, and so on."""
     alive = np.arange(len(key))
     for step in range(1, HEAP + 1):
         alive = alive[alive + step < len(key)]
@@ -65,12 +82,11 @@ def _neighbours(key: np.ndarray, order: np.ndarray, words: np.ndarray, near: int
         if not len(alive):
             return
         for start in range(0, len(alive), CHUNK):
-            part = alive[start : start + CHUNK]
-            a, b = order[part], order[part + step]
-            distance = ONES[(words[a] ^ words[b]).view(np.uint16)].sum(1, dtype=np.int64)
-            close = distance <= near
-            a, b = a[close], b[close]
-            yield np.stack([np.minimum(a, b), np.maximum(a, b), distance[close]], axis=1)
+            here = alive[start : start + CHUNK]
+            here = here[ONES[(words[here, 0] ^ words[here + step, 0]).view(np.uint16)].reshape(-1, 4).sum(1) <= near]
+            here = here[_distance(words, here, here + step) <= near]
+            a, b = order[here], order[here + step]
+            yield np.minimum(a, b) * len(key) + np.maximum(a, b)
 
 
 def _together(thumbs: np.ndarray, pairs: np.ndarray) -> np.ndarray:

@@ -39,12 +39,17 @@ KINDS = {
     "thin-class": Kind(
         "warning", "classes too small to be split", "add pictures: one cannot be both trained and tested"
     ),
+    "outside": Kind(
+        "warning", "pictures that are not taken", "move them into a folder of their class, or convert them"
+    ),
     "imbalance": Kind("warning", "some classes far larger", "balance the sampling or weigh the classes"),
     "near-duplicate": Kind("note", "nearly the same inside a split", "keep the better one, if both are one photograph"),
     "wrong-suffix": Kind("note", "named as another format", "harmless: the content decides; rename to be clean"),
-    "mode": Kind("note", "unusual kinds of pixels", "harmless: converted when read; transparency becomes black"),
+    "mode": Kind("note", "unusual kinds of pixels", "harmless: converted when read"),
     "turned": Kind("note", "turned by their EXIF entry", "harmless: turned upright when read"),
-    "animated": Kind("note", "animated", "harmless: the first frame is used"),
+    "animated": Kind("note", "animated, or of several pages", "harmless: the first is used"),
+    "hidden": Kind("note", "hidden, or left behind by a tool", "harmless: not taken as classes or pictures"),
+    "other-file": Kind("note", "files that are no pictures", "harmless: not taken"),
     "passed-over": Kind("note", "lying there and not taken", "harmless, if none of it was meant to be trained on"),
 }
 UNUSABLE = ("zero-byte", "truncated", "unreadable", "not-an-image", "bomb")  # what cannot become a picture

@@ -3,10 +3,11 @@
 import hashlib
 import io
 import os
+import re
 import stat
 import warnings
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from PIL import Image, UnidentifiedImageError
 
@@ -95,27 +96,29 @@ def looked_at(data: bytes) -> Look:
     if not data:
         return Look("zero-byte", "no content")
     digest = hashlib.blake2b(data, digest_size=16).digest()
-    kind, width, height = sniffed(data), 0, 0
+    kind = sniffed(data)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the size is judged with the other findings; the rest is Pillow's to say
             picture = Image.open(io.BytesIO(data), formats=formats())
-            width, height = picture.size
-            facts = {"format": picture.format or kind, "mode": _mode(picture), "width": width, "height": height}
+            seen = Look("", "", digest, b"", picture.format or kind, _mode(picture), *picture.size)
             if cut := _cut(data, kind):
-                return Look(*cut, digest, **facts)
-            facts |= {"turned": _turned(picture), "animated": getattr(picture, "is_animated", False) and kind != "JPEG"}
-            return Look("", "", digest, _thumb(picture), **facts)
+                return replace(seen, problem=cut[0], detail=cut[1])
+            animated = (
+                bool(getattr(picture, "is_animated", False)) and kind != "JPEG"
+            )  # a camera's JPEG may hold a preview
+            return replace(seen, turned=_turned(picture), animated=animated, thumb=_thumb(picture))
     except Image.DecompressionBombError as error:
-        return Look("bomb", _words(error), digest)
+        return Look("bomb", _pixels(error), digest)
     except UnidentifiedImageError:
         if kind in FORMATS:
             return Look("unreadable", f"begins like {kind} and does not go on like it", digest)
         return Look("not-an-image", kind, digest)
     except (OSError, ValueError, MemoryError, *BROKEN) as error:
         text = _words(error)
-        short = "truncated" in text.lower() or bool(_cut(data, kind)) or "broken data stream" in text
-        return Look("truncated" if short else "unreadable", text, digest, width=width, height=height)
+        if "truncated" in text.lower() or "broken data stream" in text or _cut(data, kind):
+            return Look("truncated", f"ends after {len(data):,} bytes, before the picture does", digest)
+        return Look("unreadable", text, digest)
 
 
 def sniffed(data: bytes) -> str:
@@ -207,9 +210,17 @@ def _turned(picture: Image.Image) -> bool:
         return False  # a picture with a broken EXIF entry is as good as one without
 
 
+def _pixels(error: Image.DecompressionBombError) -> str:
+    """Pillow's refusal, which names the pixels and its limit, in millions."""
+    numbers = [f"{int(number) / 1e6:,.0f}" for number in re.findall(r"\d+", str(error))]
+    return "{} megapixels: above {}, nothing is decoded".format(*numbers) if len(numbers) == 2 else _words(error)
+
+
 def _words(error: BaseException) -> str:
     """An error in one short line."""
     if isinstance(error, MemoryError):
         return "too large for the memory"
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file, or it links to nowhere"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split())[:160] or type(error).__name__

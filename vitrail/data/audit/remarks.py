@@ -8,6 +8,7 @@ from PIL import Image
 from vitrail.data.audit.findings import Finding, finding
 from vitrail.data.audit.look import Look
 from vitrail.data.audit.seen import Seen, in_memory
+from vitrail.data.sources.folders import HIDDEN, NOT_AN_IMAGE, OUTSIDE
 
 TINY = 8  # pixels: a side below this is no photograph
 MODES = {  # in words
@@ -47,6 +48,15 @@ def remarks(split: str, seen: Seen, tiny: int = TINY) -> Iterator[Finding]:
             width, height = seen.sizes[index].tolist()
             detail = f"{width}×{height}, {width * height / 1e6:,.0f} megapixels"
             yield finding("large", pictures.name(index), detail, (split, index))
+
+
+def passed_over(why: str) -> str:
+    """The kind of what a source did not take, by the reason that it gives."""
+    if why == HIDDEN:
+        return "hidden"
+    if why == OUTSIDE or "HEIC" in why:
+        return "outside"
+    return "other-file" if why.startswith(NOT_AN_IMAGE) else "passed-over"
 
 
 def _said(one: Look) -> Iterator[tuple[str, str]]:
