@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.making import encoded, pixels
+from tests.data.making import encoded, pixels, tree
 from vitrail.data.sources import read
 from vitrail.data.sources.patterns import braces
 
@@ -205,3 +205,11 @@ def test_a_shard_that_became_shorter_is_named(tmp_path):
 def test_a_store_survives_pickling(tmp_path):
     pictures = pickle.loads(pickle.dumps(read(written(tmp_path))["train"]))
     assert np.array_equal(np.asarray(pictures.open(7)), pixels(7))
+
+
+def test_an_archive_beside_the_folders_it_was_unpacked_to_is_no_shard(tmp_path):
+    tree(tmp_path, {"train/a/1.png": 1, "val/a/2.png": 2})
+    shard(tmp_path / "train.tar", [("train/a/1.png", encoded(1))])
+    found = read(tmp_path)
+    assert found.kind == "folder"
+    assert found.passed_over == ((f"{tmp_path}/train.tar", "not an image"),)

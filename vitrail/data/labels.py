@@ -6,7 +6,8 @@ LabelMap(model.labels).apply(pictures)             # the same for a model that w
 """
 
 import unicodedata
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -47,7 +48,7 @@ class LabelMap:
         object.__setattr__(self, "names", tuple(self.names))
         if not self.names:
             raise ValueError("no classes: a label map needs one at least")
-        if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
+        if twice := sorted(name for name, count in Counter(self.names).items() if count > 1):
             raise ValueError(f"classes named twice: {listed(twice)}")
 
     @classmethod
@@ -84,7 +85,7 @@ class LabelMap:
         missing = [name for name in self.names if not counts.get(name)]
         differences = []
         if new:
-            differences.append(f"has classes that training did not: {listed(map(self.unknown, new))}")
+            differences.append(f"has classes that training did not: {listed(new, self.unknown)}")
         if missing:
             differences.append(f"has no picture of {listed(missing)}")
         if differences and not allow:
@@ -118,8 +119,7 @@ class LabelMap:
         return f"{name!r} (like {folded[near[0]]!r}?)" if near else repr(name)
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
+def listed(names: Iterable[str], say: Callable[[str], str] = repr, most: int = 8) -> str:
     """The first of some names, and how many more there are."""
     names = list(names)
-    quoted = [name if name.startswith(("'", '"')) else repr(name) for name in names[:most]]
-    return ", ".join(quoted) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(map(say, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

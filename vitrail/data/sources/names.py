@@ -71,21 +71,22 @@ def home() -> Path:
     """Where downloads go: $VITRAIL_DATA, or the user's cache."""
     if told := os.environ.get("VITRAIL_DATA"):
         return Path(told).expanduser()
+    return cache()
+
+
+def cache() -> Path:
+    """The user's cache of data."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitrail" / "data"
 
 
 def located(name: str) -> str | None:
     """The folder or file of a name on this machine, if it is whole; None if it has to be downloaded."""
     published = PUBLISHED[name]
-    for place in dict.fromkeys((home(), _cache(), SYSTEM)):
+    for place in dict.fromkeys((home(), cache(), SYSTEM)):
         for inside in (name, *(f"{name}/{other}" for other in published.also), *published.also):
             if holds(place / inside, published):
                 return str(place / inside)
     return None
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitrail" / "data"
 
 
 def holds(path: Path, published: Published) -> bool:

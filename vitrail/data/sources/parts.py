@@ -114,13 +114,16 @@ def hashes(store: Store, items: np.ndarray, progress: Progress | None = None) ->
 
     size = max(1, min(256, len(items) // (4 * (os.cpu_count() or 1)) + 1))
     found = np.empty(len(items), dtype=np.uint64)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # reading and hashing both happen outside Python's lock
+    pool = ThreadPoolExecutor(os.cpu_count())  # reading and hashing both happen outside Python's lock
+    try:
         done = 0
         for values in pool.map(part, (items[start : start + size] for start in range(0, len(items), size))):
             found[done : done + len(values)] = values
             done += len(values)
             if progress:
                 progress("splitting by content", done, len(items))
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupted reading does not wait for the rest
     return found
 
 

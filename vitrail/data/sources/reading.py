@@ -64,9 +64,12 @@ def in_folder(
         return cifar.read(folder, fractions, progress)
     if found := manifest.beside(folder, inside):
         return in_files(folder, [found], fractions, several, progress)
-    for suffix in (".parquet", ".tar"):
-        if shards := shards_in(folder, inside, suffix):
-            return in_files(folder, shards, fractions, several, progress)
+    if tables := shards_in(folder, inside, ".parquet"):
+        return in_files(folder, tables, fractions, several, progress)
+    # A tar file beside folders is the archive that they were unpacked from; shards have no other folders beside them.
+    shards = shards_in(folder, inside, ".tar")
+    if shards and not class_folders(folder, inside, shards):
+        return in_files(folder, shards, fractions, several, progress)
     return folders.read(folder, fractions, progress)
 
 
@@ -83,6 +86,12 @@ def shards_in(folder: str, inside: Sequence[str], suffix: str) -> list[str]:
                 below = [each for each in below if each.lower().endswith(suffix)]
             found += shards_in(path, below, suffix)
     return found
+
+
+def class_folders(folder: str, inside: Sequence[str], shards: Sequence[str]) -> bool:
+    """Whether there are folders in which no shard lies."""
+    below = [os.path.join(folder, name) for name in inside if not folders.is_tools(name)]
+    return any(os.path.isdir(path) and not any(each.startswith(path + os.sep) for each in shards) for path in below)
 
 
 def in_files(
