@@ -5,6 +5,7 @@ pixel in place of Pillow's sixteen, and all pixels at once. What is left, rotati
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -44,9 +45,8 @@ def along_rows(pixels: Tensor, slope: float, shift: float, interpolation: str, f
         (channels, height, width + 3), dtype=np.uint8
     )  # each row from one neighbour before it to two after
     source = pixels.numpy()
-    begins = np.flatnonzero(np.diff(whole, prepend=whole[0] - 1))
-    for top, bottom in zip(begins.tolist(), [*begins[1:].tolist(), height], strict=True):  # rows of one whole shift
-        first = int(whole[top]) - 1
+    for top, bottom, begin in runs(whole):
+        first = begin - 1
         left, right = min(max(0, -first), width + 3), max(min(width + 3, width - first), 0)
         rows = source[:, top:bottom]
         if left < right:
@@ -64,8 +64,17 @@ def along_rows(pixels: Tensor, slope: float, shift: float, interpolation: str, f
         out.addcmul_(near[..., 2 : width + 2], part + square - cube)
         out.addcmul_(near[..., 3 : width + 3], cube - square)
     out = out.add_(BARELY).clamp_(0, 255).to(torch.uint8)
-    centres = np.arange(width) + 0.5 + offsets[:, None]  # [H, W]
-    return out.masked_fill_(torch.from_numpy((centres < 0) | (centres >= width)), fill)
+    for top, bottom, nearest in runs(np.floor(offsets + 0.5).astype(np.int64)):  # pixels whose centre is outside
+        if nearest:
+            outside = slice(0, -nearest) if nearest < 0 else slice(max(0, width - nearest), width)
+            out[:, top:bottom, outside] = fill
+    return out
+
+
+def runs(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Where equal values begin and end, and the value."""
+    begins = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    yield from zip(begins[:-1], begins[1:], values[begins[:-1]].tolist(), strict=True)
 
 
 def rotation(degrees: float, height: int, width: int) -> Matrix:

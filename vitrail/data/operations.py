@@ -113,7 +113,7 @@ def invert(pixels: Tensor) -> Tensor:
 
 def solarise(pixels: Tensor, threshold: int) -> Tensor:
     """What is at least so bright is inverted."""
-    return by_table(pixels, torch.where(threshold <= VALUES, 255 - VALUES, VALUES))
+    return by_table(pixels, torch.where(VALUES.int() >= threshold, 255 - VALUES, VALUES))
 
 
 def solarise_add(pixels: Tensor, add: int, threshold: int = 128) -> Tensor:
