@@ -89,7 +89,7 @@ def confusion(run: Run, evaluation: Evaluation) -> list[Markup]:
     pairs = single.confused_pairs(verdicts, 3 if verdicts.classes <= MOST_MATRIX else PAIRS)
     if verdicts.classes <= MOST_MATRIX:
         worst = []
-        if pairs and verdicts.classes > 2:
+        if pairs and verdicts.classes > 2 and pairs[0][2] > 1:
             truth, said, often = pairs[0]
             worst = [
                 h(

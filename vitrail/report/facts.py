@@ -5,6 +5,7 @@ import shlex
 from typing import Any
 
 from vitrail.report.charts import Line, bar, line_chart, of_rows
+from vitrail.report.differences import brief
 from vitrail.report.markup import Markup, escape, h, join, name, table
 from vitrail.report.run import Run
 from vitrail.report.words import count, is_number, number
@@ -35,7 +36,7 @@ def _split(key: str, split: dict[str, Any]) -> list[Any]:
     if not counts:
         return [key, count(split.get("images")), "–", "–", "–"]
     least, most = min(counts, key=lambda label: counts[label]), max(counts, key=lambda label: counts[label])
-    ends = [join([name(label), f", {counts[label]:,}"]) for label in (least, most)]
+    ends = [join([f"{counts[label]:,} (", name(label), ")"]) for label in (least, most)]
     return [key, count(split.get("images")), count(len(counts)), *ends]
 
 
@@ -93,12 +94,13 @@ def environment(run: Run) -> Markup | None:
 
 
 def definitions(facts: dict[str, Any]) -> Markup | None:
-    """Terms and what they are."""
-    if not facts:
+    """Terms and what they are; what says nothing is left out."""
+    told = {
+        str(key).replace("_", " "): brief(value) for key, value in facts.items() if value is not None and value != ""
+    }
+    if not told:
         return None
-    return h(
-        "dl", [h("div", h("dt", str(key).replace("_", " ")), h("dd", name(value))) for key, value in facts.items()]
-    )
+    return h("dl", [h("div", h("dt", key), h("dd", name(value))) for key, value in told.items()])
 
 
 def chosen(run: Run) -> Markup | None:

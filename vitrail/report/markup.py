@@ -15,7 +15,10 @@ class Markup(str):
 
 def plain(value: Any) -> str:
     """Text without what no page can show: control characters, and halves of characters from undecodable file names."""
-    text = str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    text = str(value)
+    if text.isascii() and text.isprintable():
+        return text
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(c if c >= " " and c != "\x7f" else {"\n": "⏎", "\t": " "}.get(c, "�") for c in text)
 
 

@@ -8,7 +8,8 @@ from vitrail.report.markup import Markup, h, name
 def confusion_matrix(matrix: np.ndarray, labels: list[str]) -> Markup:
     """A row for each class and a column for each answer; the deeper a cell, the larger its share of the row."""
     totals = np.maximum(1, matrix.sum(1))
-    columns = [h("th", name(label, class_="turned", title=label), scope="col") for label in labels]
+    turned = "turned" if max(map(len, labels)) > 3 else None
+    columns = [h("th", name(label, class_=turned, title=label), scope="col") for label in labels]
     rows = []
     for k, label in enumerate(labels):
         cells = [

@@ -1,9 +1,11 @@
 """The pictures that the model was surest about and wrong: the quickest way to what is amiss with model or data."""
 
 import base64
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from vitrail.evaluate.mistakes import surest_mistakes, worst_label
 from vitrail.evaluate.several import probabilities
@@ -12,7 +14,8 @@ from vitrail.report.run import Evaluation, Run
 from vitrail.report.words import count, percent
 
 MOST = 24
-KINDS = {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
+KINDS = ("JPEG", "PNG", "WEBP")
+FEW_PIXELS = 48  # wide or high: enlarged, such a picture shows its pixels
 
 
 def chosen(run: Run) -> Evaluation | None:
@@ -39,16 +42,11 @@ def mistakes(run: Run, evaluation: Evaluation) -> list[Markup]:
 
 def _card(evaluation: Evaluation, index: int, labels: list[str], with_picture: bool) -> Markup:
     words = _several(evaluation, index, labels) if evaluation.several else _single(evaluation, index, labels)
-    picture = evaluation.pictures.get(index)
-    source = data_uri(picture) if picture else None
     file = evaluation.name(index)
     shown = None
     if with_picture:
-        shown = (
-            h("img", src=source, alt=f"The picture {file}")
-            if source
-            else h("span", "no picture kept", class_="lacking")
-        )
+        shown = shown_picture(evaluation.pictures.get(index), f"The picture {file}")
+        shown = shown or h("span", "no picture kept", class_="lacking")
         shown = h("div", shown, class_="frame")
     return h("figure", shown, h("figcaption", words, h("p", name(file), class_="file")), class_="card")
 
@@ -86,11 +84,17 @@ def _several(evaluation: Evaluation, index: int, labels: list[str]) -> Markup:
     )
 
 
-def data_uri(path: Path) -> str | None:
-    """A small picture as text, or None where it is not one that a browser shows."""
+def shown_picture(path: Path | None, alt: str) -> Markup | None:
+    """A small picture as part of the page, or None where it is not one that a browser shows."""
+    if path is None:
+        return None
     try:
         data = path.read_bytes()
-    except OSError:
+        with Image.open(BytesIO(data)) as picture:
+            kind, size = picture.format, picture.size
+    except (OSError, ValueError):  # not a picture, or not to be read: the card says that there is none
         return None
-    kind = next((kind for magic, kind in KINDS.items() if data.startswith(magic)), None)
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}" if kind else None
+    if kind not in KINDS:
+        return None
+    source = f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode('ascii')}"
+    return h("img", src=source, alt=alt, class_="few-pixels" if max(size) <= FEW_PIXELS else None)

@@ -10,7 +10,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const value = (row) => row.cells[column].dataset.by ?? row.cells[column].textContent;
       const rows = [...table.tBodies[0].rows].sort((a, b) => {
         const [x, y] = [value(a), value(b)];
-        const order = column === 0 || isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
+        const order = column === 0 || isNaN(x) || isNaN(y) ? x.localeCompare(y, undefined, { numeric: true }) : x - y;
         return up ? order : -order;
       });
       heads.forEach((other) => other.removeAttribute("aria-sort"));
