@@ -348,10 +348,17 @@ def test_a_file_without_permission_is_unreadable(tmp_path):
 
 
 def test_a_quarantine_comes_back_whatever_the_names_hold(tmp_path):
-    names = {"a\nb\tc.jpg": "zero-byte: no\ncontent", "back\\nslash.jpg": "bomb", "é 犬.png": "leak", "\\": "x"}
+    names = {
+        "a\nb\tc.jpg": "zero-byte: no\ncontent",
+        "back\\nslash.jpg": "bomb",
+        "é 犬.png": "leak",
+        "\\": "x",
+        "#1.jpg": "y",
+    }
     file = tmp_path / "bad.txt"
     file.write_text(written(names), encoding="utf-8")
-    assert len(file.read_text(encoding="utf-8").splitlines()) == 4
+    assert len(file.read_text(encoding="utf-8").splitlines()) == 5
+    file.write_text("# looked through on Monday\n\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
     assert read_quarantine(file).keys() == names.keys()
 
 

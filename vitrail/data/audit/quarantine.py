@@ -1,4 +1,7 @@
-"""A list of pictures to leave out, for a person to look through and for training to obey: a path, a tab, the reason."""
+"""A list of pictures to leave out, for a person to look through and for training to obey: a path, a tab, the reason.
+
+Lines that begin with # are a person's own remarks.
+"""
 
 import os
 import re
@@ -11,7 +14,7 @@ import numpy as np
 from vitrail.data.pictures import Dataset
 
 ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}  # a name may hold any of them
-PLAIN = {escape: character for character, escape in ESCAPES.items()}
+PLAIN = {escape: character for character, escape in ESCAPES.items()} | {"\\#": "#"}
 
 
 def written(pictures: Mapping[str, str]) -> str:
@@ -25,7 +28,7 @@ def read_quarantine(file: Path) -> dict[str, str]:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{file} is not a list of paths in UTF-8") from None
-    pairs = (line.rstrip("\r").partition("\t") for line in lines if line.strip())
+    pairs = (line.rstrip("\r").partition("\t") for line in lines if line.strip() and line[0] != "#")
     return {_plain(path): why for path, _, why in pairs}
 
 
@@ -51,7 +54,8 @@ def without(dataset: Dataset, names: Collection[str]) -> tuple[Dataset, list[str
 
 
 def _escaped(path: str) -> str:
-    return "".join(ESCAPES.get(character, character) for character in path)
+    plain = "".join(ESCAPES.get(character, character) for character in path)
+    return "\\" + plain if plain.startswith("#") else plain
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,277 @@
+"""vitrail check as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.spoilt import encoded, good, odd_names, photograph, put, spoilt
+from vitrail.cli import check
+from vitrail.data import audit
+
+CLOTHING = Path(__file__).parents[3] / "shared" / "data" / "clothing"
+needs_clothing = pytest.mark.skipif(
+    not CLOTHING.exists(), reason="no photographs beside this checkout (../shared/data)"
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def vitrail(*arguments, **options):
+    command = [sys.executable, "-m", "vitrail", "check", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_spoilt_data_ends_with_1_and_every_kind_with_a_count_a_path_and_a_remedy(tmp_path):
+    result = vitrail(spoilt(tmp_path / "photos"))
+    assert result.returncode == 1
+    assert result.stderr == ""
+    text = result.stdout
+    assert "photos: 36 pictures of 4 classes" in text
+    for part in (
+        "error         2  truncated: pictures that end too soon\n",
+        "          train/cat/zero.jpg  no content\n",
+        "train/cat/words.jpg  text: '404: there was no such picture'",
+        "train/cat/bomb.png  3,600 megapixels",
+        "warning       1  duplicate: copies inside a split\n          train/dog/copy.jpg  the same as train/dog/0.jpg\n",
+        "note          4  mode: unusual kinds of pixels\n",
+        "          … and 1 more\n          → harmless: converted when read\n",
+        "10 errors, 3 warnings, 11 notes: mend the errors before training.",
+    ):
+        assert part in text
+    assert "\033" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_good_data_ends_with_0(tmp_path):
+    result = vitrail(good(tmp_path))
+    assert result.returncode == 0
+    assert result.stdout.endswith("Nothing found: ready to train on.\n")
+
+
+def test_json_has_the_counts_and_every_problem(tmp_path):
+    result = vitrail(spoilt(tmp_path), "--json")
+    assert result.returncode == 1
+    found = json.loads(result.stdout)
+    assert (found["images"], found["ok"]) == (36, False)
+    assert sorted(found["classes"]) == ["cat", "dog", "fox", "owl"]
+    assert found["splits"]["train"] == {"images": 27, "classes": {"cat": 18, "dog": 9, "owl": 0}}
+    assert {frozenset(problem) for problem in found["problems"]} == {frozenset({"kind", "path", "detail", "severity"})}
+    zero = next(problem for problem in found["problems"] if problem["kind"] == "zero-byte")
+    assert zero["path"] == str(tmp_path / "train/cat/zero.jpg")
+    good_result = json.loads(vitrail(good(tmp_path / "good"), "--json").stdout)
+    assert (good_result["ok"], good_result["problems"]) == (True, [])
+
+
+def test_without_what_is_in_quarantine_nothing_hurts(tmp_path):
+    root = spoilt(tmp_path / "photos")
+    result = vitrail(root, "--quarantine", tmp_path / "bad.txt")
+    assert result.stdout.endswith("bad.txt: 8 to leave out\n")
+    lines = (tmp_path / "bad.txt").read_text().splitlines()
+    assert f"{root}/train/cat/zero.jpg\tzero-byte: no content" in lines
+    for line in lines:
+        os.remove(line.split("\t")[0])
+    for folder in ("train/owl", "validation/owl"):
+        (root / folder).rmdir()
+    put(root / "train/fox/a.jpg", encoded(photograph(900)))
+    assert vitrail(root).returncode == 0
+
+
+def test_odd_names_break_neither_the_table_nor_json_nor_the_list(tmp_path):
+    root = odd_names(tmp_path / "photos")
+    result = vitrail(root, "--quarantine", tmp_path / "bad.txt", "--examples", "10")
+    assert result.returncode == 1
+    assert "train/犬/two\\nlines\\tand a tab.jpg  no content\n" in result.stdout
+    assert "train/犬/\\x1b[31mred.jpg  no content\n" in result.stdout
+    assert "pipe.jpg  not a file: a pipe" in result.stdout
+    assert "nowhere.jpg  there is no such file, or it links to nowhere" in result.stdout
+    assert len((tmp_path / "bad.txt").read_text(encoding="utf-8").splitlines()) == 6
+    problems = json.loads(vitrail(root, "--json").stdout)["problems"]
+    assert str(root / "train/犬/two\nlines\tand a tab.jpg") in {problem["path"] for problem in problems}
+
+
+def test_pictures_that_are_nobodys_utf8_are_named(tmp_path):
+    good(tmp_path)
+    with open(os.fsencode(tmp_path) + b"/train/cat/\xff\xfe.jpg", "wb"):
+        pass
+    result = vitrail(tmp_path)
+    assert "train/cat/\\xff\\xfe.jpg  no content" in result.stdout
+    assert json.loads(vitrail(tmp_path, "--json").stdout)["problems"][0]["kind"] == "zero-byte"
+
+
+def test_it_fits_a_terminal_of_80_columns(tmp_path):
+    spoilt(tmp_path / "photos")
+    result = vitrail("photos", cwd=tmp_path, env={**os.environ, "COLUMNS": "80"})
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_colours_and_progress_are_for_terminals_alone(tmp_path):
+    good(tmp_path, each=2)
+    command = f"{sys.executable} -m vitrail check {tmp_path}"
+    script = f"import os, pty, sys\ncode = pty.spawn({command.split()!r})\nsys.exit(os.waitstatus_to_exitcode(code))"
+    environment = {**os.environ, "TERM": "xterm"}
+    environment.pop("NO_COLOR", None)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, env=environment)
+    assert result.returncode == 0
+    assert b"\033[1m" in result.stdout
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, timeout=60, env={**environment, "NO_COLOR": "1"}
+    )
+    assert b"\033[1m" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere"),
+        ([], "DATA"),
+        (["{data}", "--near", "many"], "'many' is not a number of bits"),
+        (["{data}", "--workers", "-1"], "--workers"),
+        (["{data}", "--imbalance", "1"], "'1' is not a ratio"),
+        (["{data}", "--quarantine", "{data}/no/such/list.txt"], "list.txt was not written: No such file or directory"),
+        (["{data}/empty"], "empty"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(tmp_path, arguments, message):
+    good(tmp_path, each=1)
+    (tmp_path / "empty").mkdir()
+    result = vitrail(*(argument.format(data=tmp_path) for argument in arguments))
+    assert result.returncode == 2
+    assert message in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_digits_are_checked_in_memory():
+    found = json.loads(vitrail("digits", "--json").stdout)
+    assert (found["images"], len(found["classes"]), found["ok"]) == (1797, 10, True)
+
+
+def test_a_manifest_that_names_missing_files_and_two_labels(tmp_path):
+    for number in range(6):
+        put(tmp_path / f"{number}.jpg", encoded(photograph(number)))
+    rows = ["path,label,split", "0.jpg,a,train", "1.jpg,b,train", "gone.jpg,b,train", "2.jpg,b,train"]
+    rows += ["3.jpg,a,validation", "4.jpg,b,validation", "2.jpg,a,validation"]
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    found = json.loads(vitrail(tmp_path / "labels.csv", "--json").stdout)
+    kinds = [(problem["kind"], os.path.basename(problem["path"])) for problem in found["problems"]]
+    assert kinds == [("unreadable", "gone.jpg"), ("contradiction", "2.jpg"), ("contradiction", "2.jpg")]
+
+
+def test_tar_shards_are_read_to_the_end_of_every_member(tmp_path):
+    import tarfile
+
+    for split, seed in (("train", 0), ("val", 10)):
+        with tarfile.open(tmp_path / f"{split}-000000.tar", "w") as tar:
+            for number in range(4):
+                data = encoded(photograph(seed + number))
+                files = {
+                    "jpg": data[:-900] if (split, number) == ("train", 2) else data,
+                    "cls": b"01"[number % 2 : number % 2 + 1],
+                }
+                for suffix, content in files.items():
+                    put(tmp_path / "member", content)
+                    tar.add(tmp_path / "member", f"{number:06}.{suffix}")
+    os.remove(tmp_path / "member")
+    found = json.loads(vitrail(tmp_path, "--json").stdout)
+    assert found["images"] == 8
+    assert [problem["kind"] for problem in found["problems"]] == ["truncated"]
+    assert "000002" in found["problems"][0]["path"]
+
+
+def test_parquet_with_pictures_inside(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow: pip install 'vitrail[parquet]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for split, seed in (("train", 0), ("validation", 100)):
+        pictures = [encoded(photograph(seed + number)) for number in range(40)]
+        if split == "train":
+            pictures[7] = b"no picture"
+        table = pyarrow.table({"image": pictures, "label": [f"class {n % 2}" for n in range(40)]})
+        parquet.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet", row_group_size=16)
+    for _ in range(2):  # the second from the cache
+        found = json.loads(vitrail(tmp_path, "--json", "--workers", "2").stdout)
+        assert [problem["kind"] for problem in found["problems"]] == ["not-an-image"]
+        assert found["problems"][0]["path"].endswith("train-00000-of-00001.parquet[7]")
+
+
+def many(root: Path, count: int = 1200) -> Path:
+    """More pictures than can be looked at in a few seconds: links to one, which is looked at again under every name."""
+    pixels = np.random.default_rng(0).integers(0, 256, (1200, 1600, 3), dtype=np.uint8)
+    first = put(root / "train/cat/first.jpg", encoded(Image.fromarray(pixels)))
+    for split in ("train", "validation"):
+        for label in ("cat", "dog"):
+            (root / split / label).mkdir(parents=True, exist_ok=True)
+            for number in range(count // 4):
+                os.link(first, root / split / label / f"{number}.jpg")
+    return root
+
+
+def session(leader: int) -> list[int]:
+    """The processes that began with this one and are there still."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_ended_early_it_leaves_no_process_behind(tmp_path, how):
+    many(tmp_path)
+    command = [sys.executable, "-m", "vitrail", "check", str(tmp_path), "--workers", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_until(lambda: len(session(process.pid)) == 3)
+    time.sleep(0.5)
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)  # a terminal sends it to all
+    else:
+        process.send_signal(how)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -how)
+    assert (out, error) == ("", "vitrail check: interrupted\n" if how == signal.SIGINT else "")
+    wait_until(lambda: not session(process.pid))
+
+
+def wait_until(true, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_help_knows_the_defaults_of_the_audit():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    check.add_arguments(parser)
+    options = parser.parse_args(["data"])
+    defaults = {name: audit.audit.__kwdefaults__[name] for name in ("near", "tiny", "imbalance")}
+    assert {name: getattr(options, name) for name in defaults} == defaults
+
+
+@needs_clothing
+@pytest.mark.slow
+def test_the_clothing_photographs_are_sound_but_for_one_pair(tmp_path):
+    result = vitrail(CLOTHING)
+    assert result.returncode == 0
+    assert "1,141 pictures of 10 classes" in result.stdout
+    assert "near-contradiction" in result.stdout
+    assert "1 warning: nothing that would hurt." in result.stdout
