@@ -141,6 +141,7 @@ class Loader:
         return Batch(prepared.pixels, self.targets[indices], indices)
 
     def _made(self, requests: Iterator[Request]) -> Iterator[Prepared]:
+        self._running = None  # what else was under way loses its workers
         self._work.ready(self._progress)
         if not self._workers:
             return map(self._work.alone, requests)

@@ -1,5 +1,6 @@
 """What a worker does: from a request, a few numbers, to the pixels of a batch. It runs in this process or in another."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ class Request:
     """Which pictures, by their draws: index + n times how often the picture came before in this epoch."""
 
     draws: np.ndarray  # [B]
-    epoch: int = 0
+    epoch: int | None = None  # None for every picture once: then nothing takes the place of what cannot be read
     place: int = 0  # of the first in the epoch's order
 
 
@@ -100,59 +101,81 @@ class Work:
 
     def made(self, request: Request) -> Prepared:
         """The batch that was asked for."""
-        if isinstance(self.prepare, Evaluation):
-            return self._evaluated(self.prepare, request)
-        return self._trained(self.prepare, request)
-
-    def _trained(self, prepare: Training, request: Request) -> Prepared:
-        indices = request.draws % self.count
-        chances = Chances(self.seed, request.epoch, request.draws)
-        if self.array is not None and self.items is not None and prepare.in_batches and self._fits(prepare):
-            pixels = self.array[torch.from_numpy(self.items[indices])].permute(0, 3, 1, 2).contiguous()
-            return Prepared(prepare.batch(with_channels(pixels, prepare.channels), chances), indices)
+        prepare, indices = self.prepare, request.draws % self.count
+        epoch = request.epoch or 0
+        chances = Chances(self.seed, epoch, request.draws)
+        by_batch = isinstance(prepare, Training) and prepare.in_batches
+        if (by_batch or isinstance(prepare, Evaluation)) and self._fits():
+            pixels = self._gathered(indices)
+            return Prepared(prepare.batch(pixels, chances) if isinstance(prepare, Training) else pixels, indices)
         pixels = torch.empty((len(indices), prepare.channels, *prepare.size), dtype=torch.uint8)
-        whole = not prepare.in_batches
+        kept: list[int] = []
         unreadable: dict[str, str] = {}
-        failed = 0
         for row, draw in enumerate(request.draws.tolist()):
-            chance = Chance(self.seed, request.epoch, draw)
-            for attempt in range(TRIES):
-                if attempt:
-                    order = self.order(request.epoch)
-                    indices[row] = order[(request.place + row + attempt) % self.count] % self.count
-                found = self._one(prepare, int(indices[row]), chance, whole)
-                if isinstance(found, Tensor):
-                    pixels[row] = found
-                    break
+            found = self._one(int(indices[row]), Chance(self.seed, epoch, draw))
+            if isinstance(found, tuple):
                 unreadable |= (found,)
-                failed += attempt == 0
-            else:
-                return Prepared(pixels[:0], indices[:0], tuple(unreadable.items()), gone(unreadable, TRIES))
-        if failed > max(FEW, len(indices) // 2):
-            return Prepared(pixels[:0], indices[:0], tuple(unreadable.items()), gone(unreadable, len(indices)))
-        if not whole:
-            pixels = prepare.batch(pixels, chances)
-        return Prepared(pixels, indices, tuple(unreadable.items()))
+                if request.epoch is None:
+                    continue
+                for further in range(1, min(TRIES, self.count)):
+                    order = self.order(request.epoch)
+                    indices[row] = order[(request.place + row + further) % self.count] % self.count
+                    found = self._one(int(indices[row]), Chance(self.seed, epoch, draw))
+                    if isinstance(found, Tensor):
+                        break
+                    unreadable |= (found,)
+            if isinstance(found, Tensor):
+                pixels[row] = found
+                kept.append(row)
+        lost = len(unreadable)
+        failure = gone(unreadable) if lost > max(FEW, len(indices) // 2) or (lost and not kept) else None
+        if len(kept) < len(indices):
+            pixels, indices = pixels[kept], indices[kept]
+        if by_batch and not failure:
+            assert isinstance(prepare, Training)
+            pixels = prepare.batch(pixels, Chances(self.seed, epoch, request.draws[kept]))
+        return Prepared(pixels, indices, tuple(unreadable.items()), failure)
 
-    def _fits(self, prepare: Training) -> bool:
+    def _fits(self) -> bool:
         """Whether there is nothing to cut: pictures are of the size wanted, and all of each is."""
-        assert self.array is not None
-        return isinstance(prepare.crop, Fit) and tuple(self.array.shape[1:3]) == tuple(prepare.size)
+        if self.array is None:
+            return False
+        size = (self.array.shape[1], self.array.shape[2])
+        if isinstance(self.prepare, Evaluation):
+            return self.prepare.preprocessing.resized(*size) == size == tuple(self.prepare.size)
+        return isinstance(self.prepare.crop, Fit) and size == tuple(self.prepare.size)
 
-    def _one(self, prepare: Training, index: int, chance: Chance, whole: bool) -> Tensor | tuple[str, str]:
-        """One picture, or its name and the reason why there is none."""
-        make = prepare.picture if whole else prepare.cropped
+    def _gathered(self, indices: np.ndarray) -> Tensor:
+        """Whole pictures of the array, [B, C, H, W]."""
+        assert self.array is not None
+        assert self.items is not None
+        pixels = self.array[torch.from_numpy(self.items[indices])].permute(0, 3, 1, 2)
+        return with_channels(pixels, self.prepare.channels).contiguous()
+
+    def _one(self, index: int, chance: Chance) -> Tensor | tuple[str, str]:
+        """One picture, or its name and the reason why there is none. What batches are changed by is left to them."""
+        prepare = self.prepare
+        if isinstance(prepare, Evaluation):
+            if self.array is not None and self.items is not None:
+                return prepare(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
+            return self._read(index, prepare)
         held = self._in_memory(index, prepare.channels)
         if held is not None:
-            return make(held, chance)
+            cropped = prepare.cropped(held, chance)
+        else:
+            cropped = self._read(
+                index, lambda image: prepare.cropped(opened(image, prepare.channels, prepare.turn), chance)
+            )
+        return cropped if isinstance(cropped, tuple) or prepare.in_batches else prepare.changed(cropped, chance)
+
+    def _read(self, index: int, make: Callable[[Image.Image], Tensor]) -> Tensor | tuple[str, str]:
         assert self.pictures is not None
         name = self.pictures.name(index)
         try:
             with named(name), self.pictures.open(index) as image:
-                cropped = prepare.cropped(opened(image, prepare.channels, prepare.turn), chance)
+                return make(image)
         except UNREADABLE as error:
             return name, reason(error, name)
-        return prepare.changed(cropped, chance) if whole else cropped
 
     def _in_memory(self, index: int, channels: int) -> Decoded | None:
         if self.array is not None and self.items is not None:
@@ -162,36 +185,6 @@ class Work:
             return Decoded(pixels)
         return self.held.get(index) if self.held is not None else None
 
-    def _evaluated(self, prepare: Evaluation, request: Request) -> Prepared:
-        preprocessing = prepare.preprocessing
-        if self.array is not None and self.items is not None:
-            items = self.items[request.draws]
-            size = (self.array.shape[1], self.array.shape[2])
-            if preprocessing.resized(*size) == size == tuple(preprocessing.size):
-                pixels = self.array[torch.from_numpy(items)].permute(0, 3, 1, 2).contiguous()
-                return Prepared(with_channels(pixels, prepare.channels), request.draws)
-            images = (self.array[int(i)].squeeze(-1).numpy() for i in items)
-            rows = [prepare(Image.fromarray(image)) for image in images]
-            return Prepared(stacked(rows, prepare), request.draws)
-        assert self.pictures is not None
-        rows, kept, unreadable = [], [], []
-        for index in request.draws.tolist():
-            name = self.pictures.name(index)
-            try:
-                with named(name), self.pictures.open(index) as image:
-                    rows.append(prepare(image))
-                kept.append(index)
-            except UNREADABLE as error:
-                unreadable.append((name, reason(error, name)))
-        failure = None
-        if len(unreadable) > max(FEW, len(request.draws) // 2):
-            failure = gone(dict(unreadable), len(request.draws))
-        return Prepared(stacked(rows, prepare), np.array(kept, dtype=np.int64), tuple(unreadable), failure)
-
-
-def stacked(rows: list[Tensor], prepare: Prepare) -> Tensor:
-    return torch.stack(rows) if rows else torch.empty((0, prepare.channels, *prepare.size), dtype=torch.uint8)
-
 
 def reason(error: BaseException, name: str) -> str:
     """Why, in one line without the name."""
@@ -199,10 +192,7 @@ def reason(error: BaseException, name: str) -> str:
     return text.removeprefix(f"{name}: ")
 
 
-def gone(unreadable: dict[str, str], count: int) -> str:
+def gone(unreadable: dict[str, str]) -> str:
     """What to say when so much cannot be read that something must have happened."""
     name, why = next(iter(unreadable.items()))
-    return (
-        f"{len(unreadable)} of {count} pictures in a row could not be read, {name} among them ({why}): "
-        "has the data gone away?"
-    )
+    return f"{len(unreadable)} pictures of one batch cannot be read, {name} first ({why}): has the data gone away?"

@@ -38,10 +38,15 @@ class Crew:
         self._requests.now = requests
         try:
             yield from self._loader
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, OSError, EOFError) as error:
+            if str(error).startswith("Caught "):  # raised by the work itself
                 raise
-            why = " ".join(str(error).split())
+            died = isinstance(error, (ConnectionError, EOFError, FileNotFoundError)) or "DataLoader worker" in str(
+                error
+            )
+            if not died:
+                raise
+            why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             raise OSError(
                 f"a worker process that loads pictures died ({why}): often for lack of memory; use fewer workers"
             ) from error
