@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.models.build import build, build_from, configure
     from vitrail.models.vit import ViT, ViTConfig
+    from vitrail.training import resume, train
 
 _HOMES = {
     "Preprocessing": "vitrail.data.preprocessing",
     "load": "vitrail.checkpoints.loading",
     "push": "vitrail.checkpoints.push",
+    "resume": "vitrail.training",
     "save": "vitrail.checkpoints.loading",
+    "train": "vitrail.training",
     "build": "vitrail.models.build",
     "build_from": "vitrail.models.build",
     "configure": "vitrail.models.build",
@@ -37,7 +40,9 @@ __all__ = [
     "configure",
     "load",
     "push",
+    "resume",
     "save",
+    "train",
 ]
 
 

@@ -14,7 +14,14 @@ from tests.run.runs import environment, last, newest, train, trained
 
 # Without stochastic depth: what modules draw is drawn by each process for itself.
 SMALL = ("--batch-size", "32", "--set", "model.size.depth=2", "--set", "ema=EMA", "--steps", "24")
-LINEAR = ("--set", "model.embed=Patches", "--set", "optimizer=AdamW", "--set", "optimizer.lr=1e-3")  # no batch statistics
+LINEAR = (
+    "--set",
+    "model.embed=Patches",
+    "--set",
+    "optimizer=AdamW",
+    "--set",
+    "optimizer.lr=1e-3",
+)  # no batch statistics
 pytestmark = pytest.mark.slow
 
 
@@ -58,7 +65,9 @@ def assert_near(run: Path, other: Path) -> None:
     assert set(ours) == set(theirs)
     for name in ours:
         if not name.startswith("optimizer."):
-            torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                ours[name], theirs[name], rtol=0, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}"
+            )
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -129,6 +138,8 @@ def wait_for(run: Path, step: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def test_several_processes_must_be_told_a_directory(tmp: Path) -> None:
-    done = train(tmp, "digits", *SMALL, WORLD_SIZE="2", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1", LOCAL_RANK="0")
+    done = train(
+        tmp, "digits", *SMALL, WORLD_SIZE="2", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1", LOCAL_RANK="0"
+    )
     assert done.returncode == 2
     assert "--out" in done.stderr

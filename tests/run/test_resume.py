@@ -52,7 +52,9 @@ def test_killed_run_resumes_to_the_same_weights(tmp: Path, whole: Path, at_step:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_stopped_run_saves_and_resumes(tmp: Path, whole: Path, number: signal.Signals, code: int) -> None:
     run = tmp / f"stopped-{code}"
-    assert interrupted(tmp, run, number, 20, "digits", "--out", run.name, *SMALL, *LENGTH, "--save-seconds", "0") == code
+    assert (
+        interrupted(tmp, run, number, 20, "digits", "--out", run.name, *SMALL, *LENGTH, "--save-seconds", "0") == code
+    )
     stood = newest(run)
     assert 20 <= stood < 60
     trained(tmp, "--resume", run.name)
@@ -103,7 +105,10 @@ def test_resuming_no_run_is_one_line(tmp: Path) -> None:
 
 def test_full_disk_stops_the_run_and_leaves_what_was_there(tmp: Path, whole: Path) -> None:
     run = tmp / "full"
-    assert interrupted(tmp, run, signal.SIGTERM, 20, "digits", "--out", run.name, *SMALL, *LENGTH, "--save-seconds", "0") == 143
+    assert (
+        interrupted(tmp, run, signal.SIGTERM, 20, "digits", "--out", run.name, *SMALL, *LENGTH, "--save-seconds", "0")
+        == 143
+    )
     stood = newest(run)
     limit = 100_000  # bytes of a file: less than a checkpoint, more than a log
 

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
     from vitrail.engine.loop import Stopped
     from vitrail.recipe import Data, Machine
-    from vitrail.train import resume, train
+    from vitrail.training import resume, train
 
     # Of several processes, the first one talks.
     leads = os.environ.get("RANK", "0") == "0"

@@ -48,8 +48,10 @@ def train(
     if data is None and given is None:
         raise ValueError("what to train on? Give a folder, a file or a name: vitrail train digits")
     source = Data(data) if isinstance(data, str) else data if data is not None else given.data  # type: ignore[union-attr]
+    if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("several processes must agree on a directory: give --out RUN")
     with joined(machine.device, machine.parallel) as team:
-        directory = Path(out) if out is not None else unused(team, source.where, given.name if given else recipe, init)
+        directory = Path(out) if out is not None else unused(source.where, given.name if given else recipe, init)
         if restarted(directory):
             return resumed(directory, machine, team, listeners, trackers, progress)
         if directory.is_dir() and any(directory.iterdir()):
@@ -145,10 +147,8 @@ def restarted(directory: Path) -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (directory / "recipe.json").is_file()
 
 
-def unused(team: Team, where: str, recipe: Any, init: str | None) -> Path:
+def unused(where: str, recipe: Any, init: str | None) -> Path:
     """A name for the run that is not taken: runs/photos-finetune-1."""
-    if team.world > 1:
-        raise ValueError("several processes must agree on a directory: give --out RUN")
     data = re.sub(r"[^\w.-]+", "-", Path(where).resolve().name if Path(where).exists() else where).strip("-.") or "data"
     kind = recipe if isinstance(recipe, str) else "scratch-small" if init is None else "finetune"
     number = 1

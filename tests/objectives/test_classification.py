@@ -1,0 +1,92 @@
+"""Losses, mixing and patch dropout: what is learnt, whoever computes which part."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.engine.made import batch, draw, task
+from vitrail.objectives.classification import Classification
+from vitrail.objectives.mixing import mix
+
+
+def test_softmax_loss_is_pytorchs_with_smoothing() -> None:
+    made = task(Classification(smoothing=0.1))
+    images, targets = batch()
+    expected = F.cross_entropy(made.model(images), targets, label_smoothing=0.1)
+    torch.testing.assert_close(made(images, targets, draw())["loss"], expected)
+
+
+def test_weighted_loss_counts_rare_classes_more() -> None:
+    made = task()
+    images, targets = batch()
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    weighted = Classification().build(made.model, weights)
+    expected = F.cross_entropy(made.model(images), targets, weight=weights, reduction="none").mean()
+    torch.testing.assert_close(weighted(images, targets, draw())["loss"], expected)
+
+
+def test_sigmoid_loss_is_pytorchs_summed_over_classes() -> None:
+    made = task(Classification(loss="sigmoid"))
+    images, _ = batch()
+    several = (torch.rand(8, 5) > 0.5).float()
+    expected = F.binary_cross_entropy_with_logits(made.model(images), several, reduction="none").sum(1).mean()
+    torch.testing.assert_close(made(images, several, draw())["loss"], expected)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_mixed_targets_say_what_the_picture_holds(mixup: float, cutmix: float) -> None:
+    """Pictures that are all of one value, their own number: the mean of a mixed one tells how much of whom is in it."""
+    b = 16
+    images = torch.arange(b).float().view(b, 1, 1, 1).expand(b, 1, 32, 32).clone()
+    mixed, targets = mix(images, torch.eye(b), mixup, cutmix, draw(b))
+    numbers = torch.arange(b).float()
+    torch.testing.assert_close(mixed.mean((1, 2, 3)), targets @ numbers, rtol=0, atol=1e-4)
+    torch.testing.assert_close(targets.sum(1), torch.ones(b))
+    for row in range(b):
+        assert set(torch.nonzero(targets[row]).flatten().tolist()) <= {row, row ^ 1}
+    assert (targets.diagonal() < 1).any()
+
+
+def test_last_picture_without_a_partner_stays_as_it_is() -> None:
+    images = torch.randn(5, 1, 8, 8)
+    mixed, targets = mix(images, torch.eye(5), 0.8, 1.0, draw(5))
+    torch.testing.assert_close(mixed[4], images[4])
+    torch.testing.assert_close(targets[4], torch.eye(5)[4])
+
+
+def test_parts_of_a_batch_mix_and_drop_as_the_whole_does() -> None:
+    spec = Classification(mixup=0.8, cutmix=1.0, patch_dropout=0.5)
+    made = task(spec).eval()
+    images, targets = batch()
+    whole = made(images, targets, draw(8))["loss"]
+    halves = [made(images[a : a + 4], targets[a : a + 4], draw(4, first=a, total=8))["loss"] for a in (0, 4)]
+    torch.testing.assert_close(torch.stack(halves).mean(), whole)
+
+
+def test_patch_dropout_keeps_other_patches_each_step() -> None:
+    made = task(Classification(patch_dropout=0.75))
+    images, _ = batch()
+    first, second = made.kept(images, draw(step=0)), made.kept(images, draw(step=1))
+    assert first.shape == (8, 4)
+    assert (first.diff(dim=1) > 0).all()
+    assert not torch.equal(first, second)
+
+
+def test_patch_dropout_is_for_training_alone() -> None:
+    made = task(Classification(patch_dropout=0.5)).eval()
+    images, _ = batch()
+    torch.testing.assert_close(made(images)["logits"], made.model(images))
+
+
+def test_resnets_have_no_patches_to_drop() -> None:
+    import vitrail
+
+    model = vitrail.build("R14x0.25", classes=5, image_size=32, root="small")
+    with pytest.raises(ValueError, match="no patches"):
+        Classification(patch_dropout=0.5).build(model)
+
+
+@pytest.mark.parametrize("wrong", [{"loss": "hinge"}, {"smoothing": 1.0}, {"mixup": -1.0}, {"patch_dropout": 1.0}])
+def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Classification(**wrong)
