@@ -199,6 +199,9 @@ STEPS: list[AugmentSlot] = [
     ColourJitter(0.4, 0.4, 0.4, 0.2),
     RandomErasing(0.8),
     RandomErasing(0.8, mode="zeros"),
+    RandAugment(2, 9, rate=1.0),
+    RandAugment(2, 9, rate=0.5, increasing=True, interpolation="bilinear"),
+    RandAugment(2, 9, spread=0.5),
 ]
 
 
@@ -216,6 +219,17 @@ def test_a_batch_is_its_pictures_one_by_one(step, channels):
         step.batch(pixels[part], Chances(5, 1, np.arange(100, 140)[part], 2)) for part in (slice(0, 7), slice(7, 40))
     ]
     assert (whole == torch.cat(halves)).all()
+
+
+@pytest.mark.parametrize(
+    "crop", [RandomResizedCrop((20, 22)), RandomResizedCrop((9, 7), interpolation="box"), Fit((9, 7))]
+)
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_batch_of_crops_is_its_crops_one_by_one(crop, channels):
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (40, 20, 24, channels), dtype=np.uint8))
+    whole = crop.batch(pixels, Chances(5, 1, np.arange(100, 140)))
+    single = [crop.picture(Decoded(each), Chance(5, 1, 100 + place)) for place, each in enumerate(pixels)]
+    assert (whole == torch.stack(single)).all()
 
 
 def test_flips_happen_at_their_rate():

@@ -20,14 +20,17 @@ BARELY = 2e-4  # what single precision may lack of a whole number, before the re
 
 
 def affine(pixels: Tensor, matrix: Matrix, interpolation: str, fill: int) -> Tensor:
-    """uint8 [C, H, W] from where the matrix says; from outside comes the fill."""
+    """uint8 [..., C, H, W] from where the matrix says; from outside comes the fill."""
     a, b, c, d, e, f = matrix
     if interpolation != "nearest" and a == e == 1:
+        planes = pixels.flatten(0, -3)
         if d == f == 0:
-            return along_rows(pixels, b, c, interpolation, fill)
+            return along_rows(planes, b, c, interpolation, fill).view(pixels.shape)
         if b == c == 0:
-            flipped = along_rows(pixels.transpose(1, 2).contiguous(), d, f, interpolation, fill)
-            return flipped.transpose(1, 2).contiguous()
+            flipped = along_rows(planes.transpose(1, 2).contiguous(), d, f, interpolation, fill)
+            return flipped.transpose(1, 2).contiguous().view(pixels.shape)
+    if pixels.ndim == 4:
+        return torch.stack([affine(each, matrix, interpolation, fill) for each in pixels])
     image = Image.fromarray(_channels_last(pixels))
     filling = fill if pixels.shape[0] == 1 else (fill,) * pixels.shape[0]
     size, affinely = (pixels.shape[2], pixels.shape[1]), Image.Transform.AFFINE

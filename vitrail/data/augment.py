@@ -1,7 +1,7 @@
 """What happens to a picture once its part is cut out: slots that choose by chance and leave the doing to `operations`.
 
-Every slot takes one picture or a whole batch. Those that can do a batch at once have the same numbers for both, since a
-picture is a batch of one; RandAugment and 3-Augment do something else to every picture and go one by one.
+Every slot takes one picture or a whole batch, with the same numbers for both. 3-Augment, made for photographs, takes pictures
+one by one.
 """
 
 import math
@@ -223,6 +223,23 @@ class RandAugment:
                 change = CHANGES[int(kind * len(CHANGES))]
                 pixels = self.changed(pixels, change, magnitude / 10, 1 if sign < 0.5 else -1)
         return pixels
+
+    def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
+        """Pictures that have the same change in the same layer go together."""
+        if self.spread:
+            alone = (Chance(chances.seed, chances.epoch, i, chances.stream) for i in chances.indices.tolist())
+            return torch.stack([self.picture(each, chance) for each, chance in zip(pixels, alone, strict=True)])
+        draws = chances.uniforms(5 * self.layers).reshape(len(pixels), self.layers, 5)
+        kinds = (draws[..., 0] * len(CHANGES)).astype(np.int64) * 2 + (draws[..., 2] >= 0.5)
+        kinds[draws[..., 1] >= self.rate] = -1
+        out = pixels.clone()
+        for layer in range(self.layers):
+            for kind in np.unique(kinds[:, layer]).tolist():
+                if kind >= 0:
+                    rows = torch.from_numpy(np.flatnonzero(kinds[:, layer] == kind))
+                    sign = -1 if kind % 2 else 1
+                    out[rows] = self.changed(out[rows], CHANGES[kind // 2], self.magnitude / 10, sign)
+        return out
 
     def changed(self, pixels: Tensor, change: str, level: float, sign: int) -> Tensor:
         """One change at a level: 1 is magnitude 10. `sign` is where it could go either way."""

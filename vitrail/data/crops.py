@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.chance import Chance
-from vitrail.data.decode import Box, Decoded, Opened, cut
+from vitrail.data.chance import Chance, Chances
+from vitrail.data.decode import Box, Decoded, Opened, cut, resize
 from vitrail.data.preprocessing import FILTERS, Pair
 
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
@@ -60,6 +60,20 @@ class RandomResizedCrop:
     def picture(self, source: Opened | Decoded, chance: Chance) -> Tensor:
         return cut(source, self.box(*source.size, chance), self.size, self.interpolation)
 
+    def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
+        """The same for pictures of one size, uint8 [B, H, W, C] to [B, C, h, w]: boxes of one size are resized at once."""
+        alike: dict[Pair, list[tuple[int, Box]]] = {}
+        for row, index in enumerate(chances.indices.tolist()):
+            chance = Chance(chances.seed, chances.epoch, index, chances.stream)
+            box = self.box(pixels.shape[1], pixels.shape[2], chance)
+            alike.setdefault((box.height, box.width), []).append((row, box))
+        out = torch.empty((len(pixels), pixels.shape[3], *self.size), dtype=torch.uint8)
+        for (h, w), found in alike.items():
+            parts = [pixels[row, b.top : b.top + h, b.left : b.left + w] for row, b in found]
+            rows = torch.tensor([row for row, _ in found])
+            out[rows] = resize(torch.stack(parts), self.size, self.interpolation)
+        return out
+
 
 @dataclass(frozen=True)
 class SimpleCrop:
@@ -101,6 +115,12 @@ class Fit:
     def picture(self, source: Opened | Decoded, chance: Chance) -> Tensor:
         height, width = source.size
         return cut(source, middle(height, width, self.size[1] / self.size[0]), self.size, self.interpolation)
+
+    def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
+        """The same for pictures of one size, uint8 [B, H, W, C] to [B, C, h, w]."""
+        box = middle(pixels.shape[1], pixels.shape[2], self.size[1] / self.size[0])
+        part = pixels[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        return resize(part, self.size, self.interpolation)
 
 
 CropSlot = RandomResizedCrop | SimpleCrop | Fit

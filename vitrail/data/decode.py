@@ -154,15 +154,19 @@ def cut(source: Opened | Decoded, box: Box, size: Pair, interpolation: str) -> T
 
 
 def resize(pixels: Tensor, size: Pair, interpolation: str) -> Tensor:
-    """uint8 [H, W, C] to uint8 [C, h, w], averaging what it shrinks.
+    """uint8 [..., H, W, C] to uint8 [..., C, h, w], averaging what it shrinks.
 
     torch's kernels for bytes do what Pillow's do, to 1 of 255 mostly, several times faster.
     """
-    if tuple(pixels.shape[:2]) == size:
-        return pixels.permute(2, 0, 1).contiguous()
+    first = pixels.movedim(-1, -3)
+    if tuple(first.shape[-2:]) == tuple(size):
+        return first.contiguous()
     if interpolation in ("bilinear", "bicubic"):
-        image = pixels.permute(2, 0, 1).unsqueeze(0)
-        return F.interpolate(image, size=size, mode=interpolation, antialias=True)[0].contiguous()
+        images = first if first.ndim == 4 else first.unsqueeze(0)
+        resized = F.interpolate(images, size=size, mode=interpolation, antialias=True)
+        return (resized if first.ndim == 4 else resized[0]).contiguous()
+    if pixels.ndim == 4:
+        return torch.stack([resize(each, size, interpolation) for each in pixels])
     array = pixels[..., 0].numpy() if pixels.shape[2] == 1 else np.ascontiguousarray(pixels.numpy())
     image = Image.fromarray(array).resize((size[1], size[0]), FILTERS[interpolation])
     return as_tensor(image).permute(2, 0, 1).contiguous()

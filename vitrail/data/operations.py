@@ -53,7 +53,7 @@ def contrast(pixels: Tensor, factor: Factor) -> Tensor:
     """Away from, or towards, the mean brightness."""
     total = luma(pixels).sum(dim=(-3, -2, -1), keepdim=True, dtype=torch.int64)
     mean = (total.double() / (pixels.shape[-1] * pixels.shape[-2]) + 0.5).floor().float()
-    if isinstance(factor, Tensor):
+    if isinstance(factor, Tensor) or pixels.ndim == 4:
         return coloured(pixels, blend(mean, colours(pixels), factor))
     return by_table(pixels, blend(mean.flatten(), VALUES, factor))
 
@@ -130,7 +130,9 @@ def posterise(pixels: Tensor, bits: int) -> Tensor:
 
 
 def autocontrast(pixels: Tensor) -> Tensor:
-    """Every colour stretched to the whole range; one picture [C, H, W]."""
+    """Every colour stretched to the whole range."""
+    if pixels.ndim == 4:
+        return torch.stack([autocontrast(each) for each in pixels])
     inner = colours(pixels)
     flat = inner.flatten(1)
     values = np.arange(256)
@@ -143,7 +145,9 @@ def autocontrast(pixels: Tensor) -> Tensor:
 
 
 def equalise(pixels: Tensor) -> Tensor:
-    """Every colour's values spread so that each is about as frequent; one picture [C, H, W]."""
+    """Every colour's values spread so that each is about as frequent."""
+    if pixels.ndim == 4:
+        return torch.stack([equalise(each) for each in pixels])
     inner = colours(pixels)
     tables = []
     for plane in inner:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from vitrail.data import memory
 from vitrail.data.chance import Chance, Chances
-from vitrail.data.crops import Fit
+from vitrail.data.crops import SimpleCrop
 from vitrail.data.decode import UNREADABLE, Decoded, opened
 from vitrail.data.opening import named
 from vitrail.data.order import drawn, shuffled
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation, Prepare, Training, with_channels
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.pixels import Pixels
 
 TRIES = 50  # pictures in a row that cannot be read, until the data counts as gone
@@ -105,9 +106,12 @@ class Work:
         epoch = request.epoch or 0
         chances = Chances(self.seed, epoch, request.draws)
         by_batch = isinstance(prepare, Training) and prepare.in_batches
-        if (by_batch or isinstance(prepare, Evaluation)) and self._fits():
-            pixels = self._gathered(indices)
-            return Prepared(prepare.batch(pixels, chances) if isinstance(prepare, Training) else pixels, indices)
+        if isinstance(prepare, Training) and by_batch and self.array is not None:
+            if not isinstance(prepare.crop, SimpleCrop):
+                cropped = prepare.crop.batch(self._gathered(indices), chances.of(0))
+                return Prepared(prepare.batch(cropped, chances), indices)
+        elif isinstance(prepare, Evaluation) and self._fits(prepare.preprocessing):
+            return Prepared(self._gathered(indices).permute(0, 3, 1, 2).contiguous(), indices)
         pixels = torch.empty((len(indices), prepare.channels, *prepare.size), dtype=torch.uint8)
         kept: list[int] = []
         unreadable: dict[str, str] = {}
@@ -136,21 +140,21 @@ class Work:
             pixels = prepare.batch(pixels, Chances(self.seed, epoch, request.draws[kept]))
         return Prepared(pixels, indices, tuple(unreadable.items()), failure)
 
-    def _fits(self) -> bool:
-        """Whether there is nothing to cut: pictures are of the size wanted, and all of each is."""
+    def _fits(self, preprocessing: Preprocessing) -> bool:
+        """Whether there is nothing to resize or to cut."""
         if self.array is None:
             return False
         size = (self.array.shape[1], self.array.shape[2])
-        if isinstance(self.prepare, Evaluation):
-            return self.prepare.preprocessing.resized(*size) == size == tuple(self.prepare.size)
-        return isinstance(self.prepare.crop, Fit) and size == tuple(self.prepare.size)
+        return preprocessing.resized(*size) == size == tuple(preprocessing.size)
 
     def _gathered(self, indices: np.ndarray) -> Tensor:
-        """Whole pictures of the array, [B, C, H, W]."""
+        """Whole pictures of the array, [B, H, W, C]."""
         assert self.array is not None
         assert self.items is not None
-        pixels = self.array[torch.from_numpy(self.items[indices])].permute(0, 3, 1, 2)
-        return with_channels(pixels, self.prepare.channels).contiguous()
+        pixels = self.array[torch.from_numpy(self.items[indices])]
+        if pixels.shape[-1] == self.prepare.channels:
+            return pixels
+        return with_channels(pixels.movedim(-1, -3), self.prepare.channels).movedim(-3, -1)
 
     def _one(self, index: int, chance: Chance) -> Tensor | tuple[str, str]:
         """One picture, or its name and the reason why there is none. What batches are changed by is left to them."""
