@@ -1,5 +1,7 @@
 """One set of worker processes for a whole run, and what to do when one of them dies."""
 
+import atexit
+import os
 import signal
 import sys
 import weakref
@@ -72,9 +74,17 @@ def _as_it_is(made: Any) -> Any:
 
 def _begin(_worker: int) -> None:
     """Signals to the whole group are the main process's affair: it saves, and then lets its workers go."""
+    atexit.register(_leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "alarm"):
         signal.signal(signal.SIGTERM, _later)
+
+
+def _leave() -> None:
+    """Ends a spawned worker that has nothing left to do, without PyTorch's destructors: they abort where threads still wait."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _later(_signal: int, _frame: object) -> None:
