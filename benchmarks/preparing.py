@@ -5,7 +5,8 @@
 Every contestant goes from the file to a random resized crop of 224×224 by bicubic, flipped half of the time, with RandAugment
 of two layers and magnitude 9: uint8 [3, 224, 224]. timm takes its own transforms (`rand-m9-n2`, the pixels left as bytes for
 its prefetcher; and, a second row, normalised by the worker as without it). Two sets of files: photographs of about 400×534,
-and the same enlarged to 4000×3000. One thread; the contestants take turns in one process.
+and the same enlarged to 4000×3000, smooth as enlarging makes them, and with the grain of a sensor, which makes larger files
+that take longer to read at any scale. One thread; the contestants take turns in one process.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 from PIL import Image
 
 PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "clothing" / "train"
-TARGETS = {"400×534": 1.5, "12 megapixels": 4.0}
+TARGETS = {"400×534": 1.5, "12 megapixels": 4.0, "12 megapixels, grain": 4.0}
 
 
 def photographs(count: int) -> list[Path]:
@@ -31,13 +32,17 @@ def photographs(count: int) -> list[Path]:
     return found[:: max(1, len(found) // count)][:count]
 
 
-def enlarged(paths: list[Path], folder: Path) -> list[Path]:
+def enlarged(paths: list[Path], folder: Path, grain: float) -> list[Path]:
     """The photographs as a camera of 12 megapixels would have written them."""
-    made = []
+    made, noise = [], np.random.default_rng(0)
+    folder.mkdir()
     for path in paths:
         with Image.open(path) as image:
             upright = image.height > image.width
             large = image.convert("RGB").resize((3000, 4000) if upright else (4000, 3000), Image.Resampling.BICUBIC)
+        if grain:
+            values = np.asarray(large) + noise.normal(0, grain, (large.height, large.width, 3))
+            large = Image.fromarray(values.clip(0, 255).astype(np.uint8))
         made.append(folder / f"{path.stem}.jpg")
         large.save(made[-1], quality=90)
     return made
@@ -86,18 +91,28 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         chosen = photographs(options.pictures)
-        large = enlarged(chosen[:: max(1, len(chosen) // 12)], Path(name))
-        for what, paths in {"400×534": chosen, "12 megapixels": large}.items():
+        few = chosen[:: max(1, len(chosen) // 12)]
+        sets = {
+            "400×534": chosen,
+            "12 megapixels": enlarged(few, Path(name) / "smooth", 0),
+            "12 megapixels, grain": enlarged(few, Path(name) / "grain", 5),
+        }
+        for what, paths in sets.items():
             seconds = measure.interleave(contestants(paths), options.rounds)
             took = {who: measure.median(times) / len(paths) for who, times in seconds.items()}
-            row = {"pictures": what, "files": len(paths), "milliseconds": {who: 1e3 * s for who, s in took.items()}}
+            row = {
+                "pictures": what,
+                "files": len(paths),
+                "bytes": sum(path.stat().st_size for path in paths),
+                "milliseconds": {who: 1e3 * s for who, s in took.items()},
+            }
             row["ratio"] = {who: took[who] / took["vitrail"] for who in took if who != "vitrail"}
             row["target"] = TARGETS[what]
             rows.append(row)
             for who, each in took.items():
                 ratio = "" if who == "vitrail" else f"{row['ratio'][who]:8.2f} × vitrail"
-                print(f"{what:<16}{who:<20}{1e3 * each:8.2f} ms a picture{ratio}")
-            print(f"{what:<16}{'target':<20}{TARGETS[what]:24.2f}")
+                print(f"{what:<22}{who:<20}{1e3 * each:8.2f} ms a picture{ratio}")
+            print(f"{what:<22}{'target':<20}{TARGETS[what]:24.2f}")
     print(f"written to {measure.save('preparing', rows)}")
 
 

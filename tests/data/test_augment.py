@@ -10,7 +10,6 @@ from PIL import Image, ImageFilter, ImageOps
 from vitrail.data import operations
 from vitrail.data.affine import affine, rotation
 from vitrail.data.augment import (
-    CHANGES,
     AugmentSlot,
     ColourJitter,
     Flip,
@@ -24,6 +23,7 @@ from vitrail.data.crops import Fit, RandomResizedCrop, SimpleCrop
 from vitrail.data.decode import Decoded, as_tensor
 from vitrail.data.pipeline import Evaluation, Training, with_channels
 from vitrail.data.preprocessing import Preprocessing, plain
+from vitrail.data.randaugment import CHANGES
 from vitrail.models.written import dataclass_from_json, to_json
 
 

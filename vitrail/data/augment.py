@@ -14,17 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data import operations
-from vitrail.data.affine import affine, rotation
 from vitrail.data.chance import Chance, Chances, bits
-from vitrail.data.crops import ATTEMPTS, Fit, RandomResizedCrop, SimpleCrop, check_range, reflected
+from vitrail.data.crops import ATTEMPTS, Fit, RandomResizedCrop, SimpleCrop, check_range, check_rate, reflected
+from vitrail.data.randaugment import RandAugment
 
 WITHIN = 2**16  # streams of a slot's own parts
-
-
-def check_rate(what: str, rate: float) -> None:
-    """Refuses what is no probability."""
-    if not 0 <= rate <= 1:
-        raise ValueError(f"{what} rate {rate}: use a number from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -179,112 +173,6 @@ class RandomErasing:
         spread = 0.225 * 255 / math.sqrt(4 * (256**2 - 1) / 12)
         values = 0.45 * 255 + (sums - 510) * spread
         return torch.from_numpy(values.round().clip(0, 255).astype(np.uint8).reshape(shape))
-
-
-@dataclass(frozen=True)
-class RandAugment:
-    """`layers` random changes out of fifteen, all of one magnitude (Cubuk et al. 2020), by timm's scales.
-
-    A magnitude of 10 is as far as the paper's ranges go; more goes on beyond. Each layer happens at `rate`: 0.5 is timm's,
-    1 the paper's and big_vision's. With `spread`, the magnitude is drawn around its value by that deviation. `increasing`
-    lets every change grow with the magnitude; without it, posterise and solarise grow weaker, and colour, contrast,
-    brightness and sharpness go from weaker over unchanged to stronger, as in the first implementations.
-    """
-
-    layers: int = 2
-    magnitude: float = 9.0
-    spread: float = 0.0
-    rate: float = 0.5
-    increasing: bool = False
-    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
-    fill: int = 128
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.layers <= 20:
-            raise ValueError(f"RandAugment with {self.layers} layers: use 0 to 20")
-        if not 0 <= self.magnitude <= 30:
-            raise ValueError(f"RandAugment of magnitude {self.magnitude}: use a number from 0 to 30; 10 is much")
-        if not 0 <= self.spread <= 30:
-            raise ValueError(f"RandAugment of spread {self.spread}: use a number from 0 to 30")
-        check_rate("RandAugment", self.rate)
-        if self.interpolation not in ("nearest", "bilinear", "bicubic"):
-            raise ValueError(f"unknown interpolation {self.interpolation!r}: use nearest, bilinear or bicubic")
-        if not 0 <= self.fill <= 255:
-            raise ValueError(f"RandAugment fills with {self.fill}: use 0 to 255")
-
-    def picture(self, pixels: Tensor, chance: Chance) -> Tensor:
-        for layer in range(self.layers):
-            kind, happens, sign, near, far = (chance.at(5 * layer + place) for place in range(5))
-            if happens < self.rate:
-                magnitude = self.magnitude
-                if self.spread:
-                    bell = math.sqrt(-2 * math.log(1 - near)) * math.cos(2 * math.pi * far)
-                    magnitude = min(max(magnitude + self.spread * bell, 0.0), max(10.0, self.magnitude))
-                change = CHANGES[int(kind * len(CHANGES))]
-                pixels = self.changed(pixels, change, magnitude / 10, 1 if sign < 0.5 else -1)
-        return pixels
-
-    def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
-        """Pictures that have the same change in the same layer go together."""
-        if self.spread:
-            alone = (Chance(chances.seed, chances.epoch, i, chances.stream) for i in chances.indices.tolist())
-            return torch.stack([self.picture(each, chance) for each, chance in zip(pixels, alone, strict=True)])
-        draws = chances.uniforms(5 * self.layers).reshape(len(pixels), self.layers, 5)
-        kinds = (draws[..., 0] * len(CHANGES)).astype(np.int64) * 2 + (draws[..., 2] >= 0.5)
-        kinds[draws[..., 1] >= self.rate] = -1
-        out = pixels.clone()
-        for layer in range(self.layers):
-            for kind in np.unique(kinds[:, layer]).tolist():
-                if kind >= 0:
-                    rows = torch.from_numpy(np.flatnonzero(kinds[:, layer] == kind))
-                    sign = -1 if kind % 2 else 1
-                    out[rows] = self.changed(out[rows], CHANGES[kind // 2], self.magnitude / 10, sign)
-        return out
-
-    def changed(self, pixels: Tensor, change: str, level: float, sign: int) -> Tensor:
-        """One change at a level: 1 is magnitude 10. `sign` is where it could go either way."""
-        height, width = pixels.shape[-2:]
-        factor = max(0.1, 1 + sign * 0.9 * level) if self.increasing else 0.1 + 1.8 * level
-        match change:
-            case "autocontrast":
-                return operations.autocontrast(pixels)
-            case "equalise":
-                return operations.equalise(pixels)
-            case "invert":
-                return operations.invert(pixels)
-            case "posterise":
-                kept = 4 - int(4 * level) if self.increasing else int(4 * level)
-                return operations.posterise(pixels, max(1, kept))  # none kept would be a black picture
-            case "solarise":
-                threshold = min(256, int(256 * level))
-                return operations.solarise(pixels, 256 - threshold if self.increasing else threshold)
-            case "solarise-add":
-                return operations.solarise_add(pixels, min(128, int(110 * level)))
-            case "colour":
-                return operations.saturation(pixels, factor)
-            case "contrast":
-                return operations.contrast(pixels, factor)
-            case "brightness":
-                return operations.brightness(pixels, factor)
-            case "sharpness":
-                return operations.sharpness(pixels, factor)
-            case "rotate":
-                matrix = rotation(sign * 30 * level, height, width)
-            case "shear-x":
-                matrix = (1, sign * 0.3 * level, 0, 0, 1, 0)
-            case "shear-y":
-                matrix = (1, 0, 0, sign * 0.3 * level, 1, 0)
-            case "translate-x":
-                matrix = (1, 0, sign * 0.45 * level * width, 0, 1, 0)
-            case _:
-                matrix = (1, 0, 0, 0, 1, sign * 0.45 * level * height)
-        return affine(pixels, matrix, self.interpolation, self.fill)
-
-
-CHANGES = (
-    *("autocontrast", "equalise", "invert", "rotate", "posterise", "solarise", "solarise-add", "colour", "contrast"),
-    *("brightness", "sharpness", "shear-x", "shear-y", "translate-x", "translate-y"),
-)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,12 @@ def check_range(what: str, pair: tuple[float, float], low: float, high: float) -
         raise ValueError(f"{what} {pair}: two numbers above {low:g}, up to {high:g}, the smaller first")
 
 
+def check_rate(what: str, rate: float) -> None:
+    """Refuses what is no probability."""
+    if not 0 <= rate <= 1:
+        raise ValueError(f"{what} rate {rate}: use a number from 0 to 1")
+
+
 @dataclass(frozen=True)
 class RandomResizedCrop:
     """A part of random area and proportions, resized (Szegedy et al. 2015). `scale` is of the area, `ratio` width to height."""

@@ -30,7 +30,7 @@ class Loader:
 
     `batch_size` counts the pictures of all processes together; each gets its part of every batch. `weights` for each
     picture or each class, or "balanced", draw with replacement. `memory` is how many bytes of decoded pictures may be kept;
-    None for two gigabytes, or a quarter of what is free. Nothing of this changes what a batch holds but `weights`.
+    None for two gigabytes, or a quarter of what is free, over all processes. Only `weights` change what a batch holds.
     `unreadable` has the names of pictures that could not be read, with the reason: in an epoch another takes their place.
     """
 
@@ -71,7 +71,8 @@ class Loader:
         self.pictures, self.batch_size, self.rank, self.world = pictures, batch_size, rank, world
         self.targets = torch.from_numpy(found.astype(np.int64 if found.ndim == 1 else np.float32))
         self.unreadable: dict[str, str] = {}
-        self._work = Work(pictures, prepare, seed, weights, memory)
+        most = budget() // world if memory is None else memory  # the processes of a machine each keep their own
+        self._work = Work(pictures, prepare, seed, weights, most)
         self._shares = _Shares(self._work, batch_size, rank, world, epochs)
         self._workers, self._method, self._progress = workers, start_method, progress
         self._running: _Running | None = None
@@ -114,12 +115,14 @@ class Loader:
         """
         if self._evaluated is None:
             kept: list[Prepared] | None = []
-            most, taken = budget() if self._work.most is None else self._work.most, 0
+            taken = 0
             for prepared in self._made(self._shares.once()):
                 yield self._batch(prepared)
                 taken += prepared.pixels.numel()
-                if kept is not None:
-                    kept = [*kept, prepared] if taken <= most else None
+                if taken > self._work.most:
+                    kept = None
+                elif kept is not None:
+                    kept.append(prepared)
             if kept is not None and isinstance(self._work.prepare, Evaluation):
                 self._evaluated = kept  # nothing is left to chance, so the next time is the same
                 self.close()

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from vitrail.data.opening import named
 from vitrail.data.pictures import Pictures
 from vitrail.data.preprocessing import Pair
 
+CONTAINER = Path("/sys/fs/cgroup")
 MOST = 2 * 2**30  # bytes, unless told otherwise
 ELSEWHERE = -1  # begins nowhere: is read from its store every time
 
@@ -42,11 +45,22 @@ class Held:
 
 def budget() -> int:
     """What may be kept without being asked: two gigabytes, or a quarter of what is free."""
+    return min(MOST, available() // 4)
+
+
+def available() -> int:
+    """Bytes of memory that this process could still take, as far as the system says; a container's limit counts."""
+    free = MOST
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return MOST // 4
-    return min(MOST, free // 4)
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError, IndexError):  # not Linux
+        with suppress(AttributeError, ValueError, OSError):
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        most, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, most - used))
+    return free
 
 
 def hold(

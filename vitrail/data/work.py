@@ -46,9 +46,7 @@ class Prepared:
 class Work:
     """Everything that is needed to make a batch, small enough to be sent to a worker: large memory is shared."""
 
-    def __init__(
-        self, pictures: Pictures, prepare: Prepare, seed: int, weights: np.ndarray | None, most: int | None
-    ) -> None:
+    def __init__(self, pictures: Pictures, prepare: Prepare, seed: int, weights: np.ndarray | None, most: int) -> None:
         self.prepare, self.seed, self.weights = prepare, seed, weights
         self.count, self.shards = len(pictures), pictures.shards
         self.array: Tensor | None = None  # [N, H, W, c], pictures that are pixels from the start
@@ -70,10 +68,11 @@ class Work:
             return
         self._ready = True
         if self.pictures is not None and isinstance(self.prepare, Training):
-            most = memory.budget() if self.most is None else self.most
-            if most > 0:
-                prepare = self.prepare
-                self.held = memory.hold(self.pictures, prepare.channels, prepare.size, prepare.turn, most, progress)
+            prepare = self.prepare
+            if self.most > 0:
+                self.held = memory.hold(
+                    self.pictures, prepare.channels, prepare.size, prepare.turn, self.most, progress
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_order": None}
