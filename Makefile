@@ -3,17 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CORE := $(VENV)/.core
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-fast check format bench docs clean
+.PHONY: help demo install test test-fast check format bench docs clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,peers,hub]'
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable .
 	touch $@
+
+$(STAMP): $(CORE)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,peers,hub,parquet,tensorboard]'
+	touch $@
+
+demo: $(CORE) ## install, check data, train a small ViT on handwritten digits, and write its report
+	$(BIN)/vitrail check digits
+	$(BIN)/vitrail train digits
 
 install: $(STAMP) ## make .venv with everything pinned
 
@@ -34,10 +43,15 @@ format: $(STAMP) ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure against the peers, interleaved; about 35 minutes on two cores
+bench: $(STAMP) ## measure against the peers, interleaved; about two hours on two cores
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/weights.py
+	$(BIN)/python benchmarks/listing.py
+	$(BIN)/python benchmarks/check.py
+	$(BIN)/python benchmarks/preparing.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/time_to_accuracy.py
 
 docs: $(STAMP) ## write the pages that are pulled from the source
 	$(BIN)/python docs/annotate.py

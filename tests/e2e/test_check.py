@@ -275,3 +275,13 @@ def test_the_clothing_photographs_are_sound_but_for_one_pair(tmp_path):
     assert "1,141 pictures of 10 classes" in result.stdout
     assert "near-contradiction" in result.stdout
     assert "1 warning: nothing that would hurt." in result.stdout
+
+
+def test_pipe_among_pictures_without_splits_does_not_hang(tmp_path):
+    """Such a folder is divided by content, which reads every file before the audit looks at it."""
+    for number in range(8):
+        put(tmp_path / ("one", "two")[number % 2] / f"{number}.png", encoded(photograph(number), "PNG"))
+    os.mkfifo(tmp_path / "one" / "pipe.jpg")
+    result = vitrail(tmp_path)
+    assert result.returncode == 1
+    assert "pipe.jpg" in result.stdout

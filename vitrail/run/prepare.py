@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 
 from vitrail.data.audit import UNUSABLE, Audit, audit
+from vitrail.data.audit.quarantine import read_quarantine, without
 from vitrail.data.labels import LabelMap
 from vitrail.data.pictures import Dataset, Pictures
 from vitrail.data.sources import read
@@ -62,8 +63,9 @@ def prepare(data: Data, progress: Progress | None = None, cache: bool = True) ->
     skipped = [(finding.path, finding.detail) for finding in found.of(UNUSABLE)]
     warnings: list[str] = []
     if data.quarantine:
-        clean, named = without(clean, Path(data.quarantine))
-        skipped += [(name, f"named in {data.quarantine}") for name in named]
+        reasons = read_quarantine(Path(data.quarantine))
+        clean, left_out = without(clean, reasons)
+        skipped += [(name, f"named in {data.quarantine}") for name in left_out]
     allow = data.allow_class_mismatch
     labels = LabelMap.of(clean["train"], allow=allow)
     if len(labels) < 2 and not clean["train"].several:
@@ -78,18 +80,3 @@ def prepare(data: Data, progress: Progress | None = None, cache: bool = True) ->
         raise ValueError(f"{data.where} has no picture to validate on: give --split 0.8,0.2,0 or a validation folder")
     return Prepared(clean, labels, splits, found, skipped, warnings)
 
-
-def without(dataset: Dataset, quarantine: Path) -> tuple[Dataset, list[str]]:
-    """The dataset without the pictures that a file names, one to a line (a tab and a reason may follow)."""
-    try:
-        lines = quarantine.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{quarantine}: not a list of paths in UTF-8 ({error})") from None
-    named = {line.split("\t")[0] for line in lines if line.strip() and not line.startswith("#")}
-    left, splits = [], {}
-    for split, pictures in dataset.splits.items():
-        names = [pictures.name(index) for index in range(len(pictures))]
-        keep = np.array([name not in named for name in names], dtype=bool)
-        left += [name for name in names if name in named]
-        splits[split] = pictures.only(keep)
-    return Dataset(dataset.where, dataset.kind, splits, dataset.notes, dataset.passed_over), left

@@ -1,6 +1,7 @@
 """Picture files: a million paths in a few arrays, without an object for each."""
 
 import os
+import stat
 from array import array
 from collections.abc import Iterable
 
@@ -43,11 +44,18 @@ class Files:
         return printable(self.path(item))
 
     def open(self, item: int) -> Image.Image:
-        return opened(self.path(item), self.name(item))
+        return opened(self.regular(item), self.name(item))
 
     def data(self, item: int) -> bytes:
-        with open(self.path(item), "rb") as file:
+        with open(self.regular(item), "rb") as file:
             return file.read()
+
+    def regular(self, item: int) -> str:
+        """The path, if a file is behind it: opening a pipe would wait for ever."""
+        path = self.path(item)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(f"{self.name(item)}: no file, but a pipe, a socket or a device")
+        return path
 
     def stamp(self, item: int) -> tuple[int, int] | None:
         found = os.stat(self.path(item))
