@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail.checkpoints.loading import describe
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.distributed import Team, joined
 from vitrail.engine.journal import Listener
+from vitrail.engine.trackers import needed
 from vitrail.recipe import Data, Facts, Machine, Recipe, read_recipe, with_settings
 from vitrail.recipes import check_name, made
 from vitrail.report import write_report
@@ -48,6 +51,8 @@ def train(
     if data is None and given is None:
         raise ValueError("what to train on? Give a folder, a file or a name: vitrail train digits")
     source = Data(data) if isinstance(data, str) else data if data is not None else given.data  # type: ignore[union-attr]
+    for tracker in trackers:
+        needed(tracker)  # before anything else is done
     if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("several processes must agree on a directory: give --out RUN")
     with joined(machine.device, machine.parallel) as team:
@@ -68,7 +73,11 @@ def train(
                     f"--set model.classes={len(prepared.labels)}, or use a named recipe"
                 )
         else:
-            chosen = named(str(recipe) if recipe else None, facts, source, init, dict(wishes or {}))
+            asked = dict(wishes or {})
+            chosen = named(str(recipe) if recipe else None, facts, source, init, asked)
+            if team.device.type == "cuda" and asked.get("precision") is None:
+                best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+                chosen = replace(chosen, precision=facts.choose("precision", best, "what this GPU is fast at"))
         chosen = with_settings(chosen, list(settings))
         run = Run(chosen, prepared, directory, machine, team, facts.chosen, listeners, trackers, progress)
         for line in announcement(chosen, prepared, facts, directory):

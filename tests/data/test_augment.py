@@ -17,6 +17,7 @@ from vitrail.data.augment import (
     RandAugment,
     RandomErasing,
     ThreeAugment,
+    Warp,
 )
 from vitrail.data.chance import Chance, Chances
 from vitrail.data.crops import Fit, RandomResizedCrop, SimpleCrop
@@ -196,6 +197,8 @@ STEPS: list[AugmentSlot] = [
     Flip(),
     PadCrop(3),
     PadCrop(3, "reflect"),
+    Warp(),
+    Warp(180, 0.9, 1.0, 1.0),
     ColourJitter(0.4, 0.4, 0.4, 0.2),
     RandomErasing(0.8),
     RandomErasing(0.8, mode="zeros"),
@@ -323,6 +326,8 @@ def test_slots_are_written_and_read(step):
         lambda: SimpleCrop((8, 8), 8),
         lambda: Flip(1.5),
         lambda: PadCrop(-1),
+        lambda: Warp(turn=-1),
+        lambda: Warp(zoom=1.0),
         lambda: PadCrop(1, "blue"),  # pyright: ignore[reportArgumentType]
         lambda: ColourJitter(hue=0.7),
         lambda: RandomErasing(-0.1),
@@ -339,3 +344,22 @@ def test_slots_are_written_and_read(step):
 def test_what_makes_no_sense_is_refused_in_one_line(wrong):
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
         wrong()
+
+
+def test_warp_of_nothing_leaves_the_picture():
+    pixels = torch.randint(0, 256, (4, 3, 9, 12), dtype=torch.uint8)
+    assert torch.equal(Warp(0, 0, 0, 0).batch(pixels, Chances(0, 0, np.arange(4))), pixels)
+
+
+def test_warp_moves_by_no_more_than_its_amount():
+    """A bright dot in the middle, shifted alone: where it ends up tells by how much."""
+    pixels = torch.zeros(300, 1, 33, 33, dtype=torch.uint8)
+    pixels[:, 0, 16, 16] = 255
+    moved = Warp(0, 0, 0, 0.25).batch(pixels, Chances(0, 0, np.arange(300))).float()
+    places = torch.stack(
+        ((moved.sum(3)[:, 0] * torch.arange(33)).sum(1), (moved.sum(2)[:, 0] * torch.arange(33)).sum(1)), 1
+    )
+    offsets = places / moved.sum((1, 2, 3))[:, None] - 16
+    assert offsets.abs().max() <= 0.25 * 33 + 0.1
+    assert offsets.abs().max() > 0.2 * 33
+    assert offsets.mean().abs() < 1

@@ -66,6 +66,39 @@ class PadCrop:
 
 
 @dataclass(frozen=True)
+class Warp:
+    """A small turn, zoom, shear and shift at once, for small pictures of things that have no left and right, like digits.
+
+    Each is drawn evenly between its amount and the opposite. What comes in from outside is black.
+    """
+
+    turn: float = 12.0  # degrees
+    zoom: float = 0.12
+    shear: float = 0.1
+    shift: float = 0.06  # of the side
+
+    def __post_init__(self) -> None:
+        for name, most in (("turn", 180.0), ("zoom", 0.9), ("shear", 1.0), ("shift", 1.0)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"a warp's {name} of {getattr(self, name)}: use 0 to {most:g}")
+
+    def picture(self, pixels: Tensor, chance: Chance) -> Tensor:
+        return self.batch(pixels[None], Chances.single(chance))[0]
+
+    def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
+        height, width = pixels.shape[-2:]
+        amounts = np.array([math.radians(self.turn), self.zoom, self.shear, 2 * self.shift, 2 * self.shift])
+        drawn = torch.from_numpy((2 * chances.uniforms(5) - 1) * amounts).float()
+        turn, zoom, shear, across, down = drawn[:, :, None, None].unbind(1)  # [B, 1, 1] each
+        y = ((torch.arange(height) + 0.5) * 2 / height - 1)[None, :, None]
+        x = ((torch.arange(width) + 0.5) * 2 / width - 1)[None, None]
+        cos, sin = turn.cos() * (1 + zoom), turn.sin() * (1 + zoom)
+        places = torch.stack((cos * x + (shear - sin) * y + across, sin * x + cos * y + down), -1)  # [B, H, W, 2]
+        moved = F.grid_sample(pixels.float(), places, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return moved.round_().clamp_(0, 255).to(torch.uint8)
+
+
+@dataclass(frozen=True)
 class ColourJitter:
     """Brightness, contrast, saturation and hue, each by a random factor, in random order.
 
@@ -197,5 +230,5 @@ class ThreeAugment:
         return jitter.picture(pixels, chance.of(chance.stream + WITHIN))
 
 
-ChangeSlot = Flip | PadCrop | ColourJitter | RandomErasing | RandAugment | ThreeAugment
+ChangeSlot = Flip | PadCrop | Warp | ColourJitter | RandomErasing | RandAugment | ThreeAugment
 AugmentSlot = RandomResizedCrop | SimpleCrop | Fit | ChangeSlot

@@ -20,7 +20,7 @@ def numbers(record: Record) -> tuple[int, dict[str, float]]:
 
 
 def tensorboard(directory: Path, name: str, settings: dict[str, Any]) -> Listener:
-    writer = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(directory / "tensorboard"))
+    writer = needed("tensorboard").SummaryWriter(str(directory / "tensorboard"))
     writer.add_text("recipe", f"```\n{settings}\n```")
 
     def hear(record: Record) -> None:
@@ -34,7 +34,7 @@ def tensorboard(directory: Path, name: str, settings: dict[str, Any]) -> Listene
 
 
 def wandb(directory: Path, name: str, settings: dict[str, Any]) -> Listener:
-    run = needed("wandb", "wandb").init(
+    run = needed("wandb").init(
         project="vitrail", name=name, id=name, resume="allow", dir=str(directory), config=settings
     )
 
@@ -47,7 +47,7 @@ def wandb(directory: Path, name: str, settings: dict[str, Any]) -> Listener:
 
 
 def mlflow(directory: Path, name: str, settings: dict[str, Any]) -> Listener:
-    module = needed("mlflow", "mlflow")
+    module = needed("mlflow")
     module.set_experiment("vitrail")
     module.start_run(run_name=name)
     module.log_dict(settings, "recipe.json")
@@ -67,9 +67,9 @@ TRACKERS: dict[str, Callable[[Path, str, dict[str, Any]], Listener]] = {
 }
 
 
-def needed(module: str, extra: str) -> Any:
-    """A module of an extra, or the line that says how to get it."""
+def needed(extra: str) -> Any:
+    """The module of an extra, or the line that says how to get it."""
     try:
-        return import_module(module)
+        return import_module("torch.utils.tensorboard" if extra == "tensorboard" else extra)
     except ImportError as error:
         raise ValueError(f"--log {extra} needs the extra: pip install 'vitrail[{extra}]' ({error})") from None

@@ -19,25 +19,31 @@ from vitrail.objectives.classification import Classification
 from vitrail.recipe import Data, Facts, Recipe
 from vitrail.recipes.pieces import started
 
+FEW = 5_000  # pictures up to which small batches and many epochs are better
+
 
 def recipe(facts: Facts, data: Data) -> Recipe:
-    model = started(facts)
-    size = facts.choose("size", model.image_size, "the size that the checkpoint was trained at")
+    size = facts.choose("size", started(facts).image_size, "the size that the checkpoint was trained at")
     model = started(facts, size)
     pipeline = facts.init_preprocessing or Preprocessing(model.image_size, model.image_size)
-    batch = facts.choose("batch_size", 64 if facts.images < 20_000 else 256, f"for {facts.images:,} training pictures")
-    epochs = min(20.0, max(3.0, round(16_000 / facts.images)))
-    lasting = facts.lasting(epochs=epochs, why=f"for {facts.images:,} training pictures")
-    rate = facts.choose("lr", 5e-4 * (batch / 64) ** 0.5, "for this batch size")
+    batch = facts.choose("batch_size", 32 if facts.images < FEW else 128, f"{facts.images:,} training pictures")
+    epochs = float(min(24, max(4, round(16_000 / facts.images))))
+    lasting = facts.lasting(epochs=epochs, why=f"{facts.images:,} training pictures")
+    total = lasting.get("steps") or facts.steps(lasting["epochs"], batch)
+    rate = facts.choose("lr", 1e-3 * (batch / 32) ** 0.5, "for this batch size, lower for each layer below the head")
     return Recipe(
         name="finetune",
         data=data,
         model=model,
         preprocessing=replace(pipeline.at(size), turn=True),
         augment=(RandomResizedCrop(size, scale=(0.35, 1.0)), Flip()),
-        objective=Classification(loss=facts.loss, smoothing=0.0 if facts.several else 0.1),
-        optimizer=AdamW(lr=rate, weight_decay=0.05, layer_decay=0.75),
-        schedule=Cosine(warmup=max(1, facts.steps(epochs, batch) // 10)),
+        objective=Classification(
+            loss=facts.loss,
+            smoothing=0.0 if facts.several else 0.1,
+            patch_dropout=facts.choose("patch_dropout", 0.5, "twice as fast, and as good in the end"),
+        ),
+        optimizer=AdamW(lr=rate, weight_decay=0.05, layer_decay=0.65, betas=(0.9, 0.98)),
+        schedule=Cosine(warmup=max(1, total // 10)),
         batch_size=batch,
         **lasting,
     )

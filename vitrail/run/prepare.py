@@ -79,4 +79,3 @@ def prepare(data: Data, progress: Progress | None = None, cache: bool = True) ->
     if "validation" not in splits:
         raise ValueError(f"{data.where} has no picture to validate on: give --split 0.8,0.2,0 or a validation folder")
     return Prepared(clean, labels, splits, found, skipped, warnings)
-
