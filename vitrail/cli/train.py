@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how it is computed")
     how.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps")
     how.add_argument(
-        "--precision", choices=("fp32", "bf16", "fp16"), help="of matrix products; fp32 unless the device is cuda"
+        "--precision", choices=("fp32", "bf16", "fp16"), help="of matrix products; fp32, and on cuda what it is fast at"
     )
     how.add_argument("--workers", type=int, metavar="N", help="processes that prepare pictures")
     how.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp", help="with torchrun: copies, or shards")

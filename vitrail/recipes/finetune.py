@@ -13,6 +13,7 @@ from dataclasses import replace
 from vitrail.data.augment import Flip
 from vitrail.data.crops import RandomResizedCrop
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.engine.ema import EMA
 from vitrail.engine.optim import AdamW
 from vitrail.engine.schedule import Cosine
 from vitrail.objectives.classification import Classification
@@ -46,4 +47,5 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         schedule=Cosine(warmup=max(1, total // 10)),
         batch_size=batch,
         **lasting,
+        ema=EMA(0.98),
     )

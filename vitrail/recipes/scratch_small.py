@@ -10,7 +10,7 @@ Expected, on two cores without a GPU: digits 98 % in half a minute, Fashion-MNIS
 (measured: docs/results.md). With fewer than some thousand photographs, fine-tuning a trained model is far better.
 """
 
-from vitrail.data.augment import AugmentSlot, Fit, Flip, PadCrop, RandomResizedCrop, Warp
+from vitrail.data.augment import AugmentSlot, Fit, Flip, PadCrop, RandomErasing, RandomResizedCrop, Warp
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.optim import Muon
 from vitrail.engine.schedule import Linear
@@ -29,7 +29,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     model = architecture(facts, small)
     size = model.image_size
     batch = facts.choose("batch_size", 256 if many else 128, f"{facts.images:,} training pictures")
-    epochs = (12.0 if facts.channels == 1 else 20.0) if many else max(20.0, min(100.0, round(40_000 / facts.images)))
+    epochs = (10.0 if facts.channels == 1 else 15.0) if many else max(20.0, min(100.0, round(40_000 / facts.images)))
     lasting = facts.lasting(epochs=epochs, why=f"{facts.images:,} training pictures")
     total = lasting.get("steps") or facts.steps(lasting["epochs"], batch)
     half = (0.5,) * facts.channels
@@ -67,11 +67,13 @@ def architecture(facts: Facts, small: bool) -> ViTConfig:
     why = f"pictures of {facts.side[0]}×{facts.side[1]} pixels, a multiple of the patch" if small else "for photographs"
     size = facts.choose("size", (near, near), why)
     large = facts.images >= MANY
-    width = facts.choose("width", 96 if large else 64, f"{facts.images:,} training pictures")
+    count = f"{facts.images:,} training pictures"
+    width = facts.choose("width", (96 if facts.channels == 1 else 128) if large else 64, count)
+    depth = facts.choose("depth", 6 if large and facts.channels > 1 else 4, count)
     return configure_vit(
         patch=patch,
         width=width,
-        depth=facts.choose("depth", 4, "enough for it"),
+        depth=depth,
         heads=max(1, width // 32),
         embed="conv-stem",
         position="sincos2d",
@@ -88,5 +90,5 @@ def augmentation(facts: Facts, small: bool, size: tuple[int, int]) -> tuple[Augm
         return (RandomResizedCrop(size, scale=(0.25, 1.0)), Flip())
     fit = Fit(size, interpolation="bilinear")
     if facts.channels == 1:
-        return (fit, Warp()) if facts.images < MANY else (fit,)
+        return (fit, Warp()) if facts.images < MANY else (fit, PadCrop(2), RandomErasing(0.25))
     return (fit, PadCrop(4, "reflect"), Flip())

@@ -141,6 +141,7 @@ class Run:
             world=team.world,
             workers=self.workers(train),
             weights="balanced" if recipe.data.balance == "sampling" else None,
+            epochs=-(-recipe.length(len(train) // batch) // (len(train) // batch)),
             progress=self.decoding,
         )
 
