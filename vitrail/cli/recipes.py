@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import textwrap
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         for name in names:
             line, text = described(name)
-            expected = text[text.index("Expected:") :].replace("\n", " ").strip()
-            print(f"{name:<16}{line}\n{'':<16}{expected}\n")
+            expected = " ".join(text[text.index("Expected") :].split())
+            print(f"{name:<16}{line}")
+            print(textwrap.fill(expected, 110, initial_indent=" " * 16, subsequent_indent=" " * 16), end="\n\n")
     return 0
