@@ -40,7 +40,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         preprocessing=Preprocessing(
             size, size, interpolation="bilinear" if small else "bicubic", mean=half, std=half, turn=True
         ),
-        augment=augmentation(facts, small, size),
+        augment=augmentation(facts, small, size, total * batch / facts.images),
         objective=Classification(loss=facts.loss),
         optimizer=Muon(lr=facts.choose("lr", 1e-2, "suits Muon at this size"), matrix_lr=0.03, clip=None),
         schedule=Linear(warmup=max(1, total // 10)),
@@ -84,11 +84,16 @@ def architecture(facts: Facts, small: bool) -> ViTConfig:
     )
 
 
-def augmentation(facts: Facts, small: bool, size: tuple[int, int]) -> tuple[AugmentSlot, ...]:
-    """Small pictures are moved, photographs cropped. Mirrored only in colour: digits and letters have a left and a right."""
+def augmentation(facts: Facts, small: bool, size: tuple[int, int], epochs: float) -> tuple[AugmentSlot, ...]:
+    """Small pictures are moved, photographs cropped. Mirrored only in colour: digits and letters have a left and a right.
+
+    A picture that is seen two or three times needs no change: it is not learnt by heart.
+    """
     if not small:
         return (RandomResizedCrop(size, scale=(0.25, 1.0)), Flip())
     fit = Fit(size, interpolation="bilinear")
+    if epochs <= 3:
+        return (fit,)
     if facts.channels == 1:
         return (fit, Warp()) if facts.images < MANY else (fit, PadCrop(2), RandomErasing(0.25))
     return (fit, PadCrop(4, "reflect"), Flip())
