@@ -1,6 +1,5 @@
 """A recipe: everything that decides what a training run computes, as one value. And how it is changed and written down."""
 
-import difflib
 import json
 import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -14,6 +13,7 @@ from vitrail.engine.optim import OptimizerSlot
 from vitrail.engine.schedule import ScheduleSlot
 from vitrail.models.bit import BiTConfig
 from vitrail.models.build import Config
+from vitrail.models.sizes import closest
 from vitrail.models.tuning import check_tune
 from vitrail.models.vit import ViTConfig
 from vitrail.models.written import dataclass_from_json, read_value, to_json
@@ -186,9 +186,7 @@ def changed(value: Any, kind: Any, path: list[str], text: str, whole: str) -> An
         raise ValueError(f"{whole}: there is nothing inside {shown(value)}; set it to a kind first")
     known = [f.name for f in fields(value)]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        likely = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no {name!r} in {type(value).__name__}: {likely}It has {', '.join(known)}")
+        raise ValueError(f"no {name!r} in {type(value).__name__}: {closest(name, known)}")
     inner = get_type_hints(type(value))[name]
     return replace(value, **{name: changed(getattr(value, name), inner, path[1:], text, whole)})  # type: ignore[type-var]
 
@@ -201,9 +199,7 @@ def parsed(old: Any, kind: Any, text: str, where: str) -> Any:
     kinds: dict[str, Any] = {each.__name__.lower(): each for each in alternatives if is_dataclass(each)}  # type: ignore[union-attr]
     if kinds and not text.startswith("{"):
         if text.lower() not in kinds:
-            near = difflib.get_close_matches(text.lower(), kinds, n=1, cutoff=0.4)
-            likely = f"did you mean {kinds[near[0]].__name__}? " if near else ""
-            raise ValueError(f"no kind {text!r}: {likely}Known: {', '.join(k.__name__ for k in kinds.values())}")
+            raise ValueError(f"no kind {text!r}: {closest(text, [each.__name__ for each in kinds.values()])}")
         made: Any = kinds[text.lower()]
         shared = {f.name for f in fields(made)} & ({f.name for f in fields(old)} if is_dataclass(old) else set())
         return made(**{name: getattr(old, name) for name in shared if name != "betas"})

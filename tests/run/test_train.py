@@ -190,7 +190,7 @@ def test_tensorboard_gets_every_number(folder: Path, tmp_path: Path) -> None:
         (("photos", "--recipe", "finetun"), "did you mean 'finetune'"),
         (("photos", "--set", "optimizer.lrr=1"), "did you mean 'lr'"),
         (("photos", "--set", "optimizer.lr=fast"), "is not float"),
-        (("photos", "--set", "optimizer=Adamm"), "did you mean AdamW"),
+        (("photos", "--set", "optimizer=Adamm"), "did you mean 'AdamW'"),
         (("photos", "--set", "epochs"), "NAME=VALUE"),
         (("photos", "--recipe", "finetune"), "--init"),
         (("photoss",), "photoss"),

@@ -1,10 +1,11 @@
 """Named recipes: each a module with what to expect in its docstring, and a function of the facts of the data."""
 
 import ast
-import difflib
 from importlib import import_module
 from importlib.resources import files
 from typing import TYPE_CHECKING
+
+from vitrail.models.sizes import closest
 
 if TYPE_CHECKING:
     from vitrail.recipe import Data, Facts, Recipe
@@ -15,9 +16,7 @@ NAMES = ("scratch-small", "finetune", "paper-imagenet", "paper-finetune", "plain
 def check_name(name: str) -> None:
     """Refuses a name that is none of them, with the closest."""
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
-        likely = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown recipe {name!r}: {likely}Known: {', '.join(NAMES)}; or a recipe.json")
+        raise ValueError(f"unknown recipe {name!r}: {closest(name, list(NAMES))}; or a recipe.json")
 
 
 def described(name: str) -> tuple[str, str]:
