@@ -171,7 +171,7 @@ def of_vitrail(patch_dropout: float) -> Callable[[], None]:
         team=team,
         journal=Journal(None),
         checkpoints=Checkpoints(folder, team),
-        validate=lambda: {},
+        validate=dict,
         improved=lambda: None,
     )
     batches = training.batches()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.run.runs import environment, last, newest, train, trained
+from tests.run.runs import environment, last, newest, summary, train, trained
 
 # Without stochastic depth: what modules draw is drawn by each process for itself.
 SMALL = ("--batch-size", "32", "--set", "model.size.depth=2", "--set", "ema=EMA", "--steps", "24")
@@ -68,6 +68,12 @@ def assert_near(run: Path, other: Path) -> None:
             torch.testing.assert_close(
                 ours[name], theirs[name], rtol=0, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}"
             )
+
+
+def test_two_processes_train_with_muon_and_batch_statistics(tmp: Path) -> None:
+    """The default recipe: matrices are put together to be orthogonalised, running statistics are shared."""
+    run(tmp, 2, "digits", "--out", "muon", "--parallel", "fsdp", *SMALL, "--steps", "60")
+    assert summary(tmp / "muon")["top1"] > 0.5
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

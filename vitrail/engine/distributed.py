@@ -60,7 +60,7 @@ class Team:
             fully_shard(task, mesh=mesh)
             return task
         places = [self.device.index] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(task, device_ids=places)
+        return nn.parallel.DistributedDataParallel(task, device_ids=places, broadcast_buffers=False)
 
     @contextmanager
     def gathering(self, wrapped: nn.Module, last: bool) -> Iterator[None]:
@@ -72,6 +72,14 @@ class Team:
             apart = self.world > 1 and not last
             with getattr(wrapped, "no_sync")() if apart else nullcontext():  # noqa: B009
                 yield
+
+    def share_buffers(self, task: nn.Module) -> None:
+        """Running statistics, which each process took of its own part, become their mean on all."""
+        if self.world > 1:
+            for buffer in task.buffers():
+                if buffer.is_floating_point() and buffer.numel():
+                    dist.all_reduce(buffer)
+                    buffer.div_(self.world)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         """Each flag, raised for all if it is raised for one."""

@@ -7,6 +7,7 @@ checkpoint needs no replay and gives the same numbers.
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -166,6 +167,7 @@ class Training:
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
             self.scaler.update()
+            team.share_buffers(self.task)
             if self.average is not None:
                 self.average.update(step)
             self.progress.loss += value
@@ -270,6 +272,9 @@ class Training:
             self.signalled = number
             self.journal.tell({"kind": "stopping", "signal": number})
 
+        if threading.current_thread() is not threading.main_thread():  # signals are the main thread's affair
+            yield
+            return
         previous = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -74,6 +74,8 @@ class Run:
     def go(self, model: ViT | BiT, checkpoint: Path | None) -> dict[str, Any]:
         """The loop, and what follows it."""
         recipe, machine, team, train = self.recipe, self.machine, self.team, self.prepared.train
+        if recipe.tune.startswith("lora") and team.world > 1 and team.parallel == "fsdp":
+            raise ValueError("LoRA's matrices are too small to be sharded: use --parallel ddp")
         self.loaders: dict[str, Loader] = {}
         loader = self.training_loader()
         validation = self.loader("validation")
