@@ -64,13 +64,14 @@ class Recipe:
         for name in ("batch_size", "epochs", "steps", "accumulate", "patience"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}: it is above 0")
-        if not self.validate_every > 0:
+        if not 0 < self.validate_every < math.inf:
             raise ValueError(f"validate_every is {self.validate_every}: it is above 0")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed {self.seed}: give 0 to {2**31 - 1}")
         if self.preprocessing.size != self.model.image_size:
             raise ValueError(
-                f"the model takes {self.model.image_size} and the preprocessing gives {self.preprocessing.size}"
+                f"the model takes {self.model.image_size} and the preprocessing gives {self.preprocessing.size}: "
+                "use --size, which changes both"
             )
         check_tune(self.tune)
 
@@ -93,6 +94,14 @@ class Machine:
     save_seconds: float = 300.0
     keep_checkpoints: int = 2
 
+    def __post_init__(self) -> None:
+        if self.keep_checkpoints < 1:
+            raise ValueError(f"{self.keep_checkpoints} checkpoints to keep: keep 1 at least")
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"{self.workers} workers: use 0 or more")
+        if not self.save_seconds >= 0:
+            raise ValueError(f"a checkpoint every {self.save_seconds} seconds: use 0 or more")
+
 
 @dataclass
 class Facts:
@@ -108,6 +117,7 @@ class Facts:
     init_preprocessing: Preprocessing | None = None
     wishes: dict[str, Any] = field(default_factory=dict)  # what the user asked for: batch_size, epochs, model, size…
     chosen: list[str] = field(default_factory=list)
+    heard: set[str] = field(default_factory=set)  # the wishes that the recipe asked about
 
     @property
     def loss(self) -> Literal["softmax", "sigmoid"]:
@@ -128,6 +138,7 @@ class Facts:
     def choose(self, name: str, value: Any, why: str) -> Any:
         """The user's wish, or the recipe's value with its reason."""
         wish = self.wishes.get(name)
+        self.heard.add(name)
         if wish is not None:
             self.chosen.append(f"{name.replace('_', ' ')} {shown(wish)}: as asked")
             return wish
@@ -143,6 +154,7 @@ def shown(value: Any) -> str:
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
+    """A recipe as JSON."""
     path.write_text(json.dumps(to_json(recipe), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -160,7 +172,8 @@ def read_recipe(path: Path) -> Recipe:
 
 def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     """A recipe changed in places: `optimizer.lr=3e-4`, `augment.0.scale=[0.3,1]`, `ema=none`, `optimizer=Muon`."""
-    for setting in settings:
+    # What is taken away comes last: `epochs=none` makes sense once there are steps.
+    for setting in sorted(settings, key=lambda setting: setting.lower().endswith("=none")):
         path, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(f"--set {setting}: write it as NAME=VALUE, optimizer.lr=3e-4 for example")
@@ -188,6 +201,9 @@ def changed(value: Any, kind: Any, path: list[str], text: str, whole: str) -> An
     if name not in known:
         raise ValueError(f"no {name!r} in {type(value).__name__}: {closest(name, known)}")
     inner = get_type_hints(type(value))[name]
+    if isinstance(value, Recipe) and name in ("epochs", "steps") and text.lower() != "none":
+        length = {"epochs": None, "steps": None, name: parsed(None, inner, text, whole)}
+        return replace(value, **length)
     return replace(value, **{name: changed(getattr(value, name), inner, path[1:], text, whole)})  # type: ignore[type-var]
 
 

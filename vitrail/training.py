@@ -1,5 +1,6 @@
 """`vitrail.train`: data in, a finished run directory out. What the command line calls, and what Python users call."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.distributed import Team, joined
 from vitrail.engine.journal import Listener
 from vitrail.engine.trackers import needed
+from vitrail.models.sizes import closest
+from vitrail.models.written import dataclass_from_json
 from vitrail.recipe import Data, Facts, Machine, Recipe, read_recipe, with_settings
 from vitrail.recipes import check_name, made
 from vitrail.report import write_report
@@ -22,6 +25,10 @@ from vitrail.run.record import read_json
 from vitrail.run.running import Run
 
 Progress = Callable[[str, int, int], None]
+WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # that a named recipe adapts to
+WITHIN = ("width", "depth", "patch_dropout")  # that some adapt to
+ALWAYS = ("seed", "tune", "precision")  # that every recipe takes
+FROM_CHECKPOINT = ("finetune", "paper-finetune")
 
 
 def train(
@@ -59,6 +66,8 @@ def train(
         directory = Path(out) if out is not None else unused(source.where, given.name if given else recipe, init)
         if restarted(directory):
             return resumed(directory, machine, team, listeners, trackers, progress)
+        if directory.exists() and not directory.is_dir():
+            raise ValueError(f"{directory} is a file: give --out the name of a directory")
         if directory.is_dir() and any(directory.iterdir()):
             raise ValueError(
                 f"{directory} is there and not empty: give --out another name, or use --resume {directory}"
@@ -66,6 +75,9 @@ def train(
         prepared = together(team, source, progress)
         facts = prepared.facts()
         if given is not None:
+            if asked := [name for name, wish in (wishes or {}).items() if wish is not None]:
+                option = f"--{asked[0].replace('_', '-')}"
+                raise ValueError(f"{option} is for named recipes: this one is finished, change it with --set")
             chosen = replace(given, data=source, init=init or given.init)
             if chosen.model.classes != len(prepared.labels):
                 raise ValueError(
@@ -88,14 +100,30 @@ def train(
 def resume(
     directory: str | Path,
     *,
-    machine: Machine = Machine(),  # noqa: B008 (a value)
+    changes: Mapping[str, Any] | None = None,
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
     progress: Progress | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Goes on with a run that was stopped or killed, to the same weights that it would have had."""
+    """Goes on with a run that was stopped or killed, to the same weights that it would have had.
+
+    It is computed on what it began on; `changes` are fields of `Machine` that are to be others: {"workers": 2}.
+    """
+    directory = Path(directory)
+    for tracker in trackers:
+        needed(tracker)
+    machine = replace(begun_on(directory), **(changes or {}))
     with joined(machine.device, machine.parallel) as team:
-        return resumed(Path(directory), machine, team, listeners, trackers, progress)
+        return resumed(directory, machine, team, listeners, trackers, progress)
+
+
+def begun_on(directory: Path) -> Machine:
+    """What a run began on."""
+    if not (directory / "recipe.json").is_file():
+        raise ValueError(f"{directory} holds no run: there is no recipe.json in it")
+    return dataclass_from_json(
+        read_json(directory / "run.json").get("machine"), Machine, f"{directory / 'run.json'}: machine"
+    )
 
 
 def resumed(
@@ -106,12 +134,12 @@ def resumed(
     trackers: tuple[str, ...],
     progress: Progress | None,
 ) -> tuple[Path, dict[str, Any]]:
-    if not (directory / "recipe.json").is_file():
-        raise ValueError(f"{directory} holds no run: there is no recipe.json in it")
     if (directory / "summary.json").is_file():
         if team.leads:
             for listener in listeners:
                 listener({"kind": "note", "text": f"{directory} is finished already"})
+            if not (directory / "report.html").is_file():  # it was killed at the very end
+                write_report(directory)
         return directory, read_json(directory / "summary.json")
     recipe = read_recipe(directory / "recipe.json")
     prepared = together(team, recipe.data, progress)
@@ -128,27 +156,48 @@ def finished(run: Run, summary: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
 
 def named(name: str | None, facts: Facts, data: Data, init: str | None, wishes: dict[str, Any]) -> Recipe:
     """A named recipe for this data and this checkpoint."""
+    name = name or ("scratch-small" if init is None else "finetune")
+    if unknown := sorted(set(wishes) - {*WISHES, *ALWAYS, *WITHIN}):
+        raise ValueError(f"nobody knows what to do with {unknown[0]}: {closest(unknown[0], [*WISHES, *ALWAYS])}")
+    for wish in ("epochs", "steps", "batch_size", "lr"):
+        if wishes.get(wish) is not None and not 0 < wishes[wish] < math.inf:
+            raise ValueError(f"{wish.replace('_', ' ')} of {wishes[wish]}: it is above 0")
+    if wishes.get("epochs") is not None and wishes.get("steps") is not None:
+        raise ValueError("epochs and steps both say how long to train: give one of them")
+    if init is not None and name not in FROM_CHECKPOINT:
+        raise ValueError(f"the recipe {name} makes its own model: leave out --init, or use --recipe finetune")
     if init is not None:
         with describe(init) as checkpoint:
             facts.init = checkpoint.contract.config
             pipeline = checkpoint.contract.preprocessing
             facts.init_preprocessing = pipeline if isinstance(pipeline, Preprocessing) else None
     facts.wishes = wishes
-    name = name or ("scratch-small" if init is None else "finetune")
     recipe = made(name, facts, data)
-    return replace(
-        recipe, init=init, **{k: wishes[k] for k in ("seed", "tune", "precision") if wishes.get(k) is not None}
-    )
+    if wishes.get("lr") is not None and "lr" not in facts.heard:
+        recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=facts.choose("lr", None, "")))
+    deaf = [wish for wish in WISHES if wishes.get(wish) is not None and wish not in facts.heard]
+    if deaf:
+        raise ValueError(
+            f"--{deaf[0].replace('_', '-')} means nothing to the recipe {name}: leave it out, or use --set"
+        )
+    return replace(recipe, init=init, **{k: wishes[k] for k in ALWAYS if wishes.get(k) is not None})
 
 
 def together(team: Team, data: Data, progress: Progress | None) -> Prepared:
     """Prepared data on every process: the first one's audit fills the cache that the others read."""
-    if not team.leads:
-        team.wait()
-    prepared = prepare(data, progress if team.leads else None)
+    prepared: Prepared | None = None
+    problem = None
     if team.leads:
-        team.wait()
-    return prepared
+        try:
+            prepared = prepare(data, progress)
+        except (ValueError, OSError) as error:
+            problem = error
+    failed = team.said_by_first(problem is not None)
+    if problem is not None:
+        raise problem
+    if failed:
+        raise SystemExit(2)  # the first process says why
+    return prepared or prepare(data)
 
 
 def restarted(directory: Path) -> bool:

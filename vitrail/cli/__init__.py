@@ -55,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command. A mistake of the user's is one line and exit code 2; Ctrl-C is 130."""
+    for name in ("stdout", "stderr"):  # a daemon may have closed them, and not every terminal can show every letter
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (to the end)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     options = parser().parse_args(arguments)
     try:
         return options.run(options)

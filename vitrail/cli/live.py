@@ -40,7 +40,7 @@ class Live:
         elif kind == "skipped":
             self.say(f"step {record['step']} was skipped: {record['why']}")
         elif kind == "stopping":
-            self.say("stopping after this step; everything will be saved (Ctrl-C again to leave at once)")
+            self.say("stopped after this step; everything is saved")
         elif kind == "note":
             self.say(record["text"])
 
@@ -63,10 +63,10 @@ class Live:
         )
         if self.terminal:
             width = shutil.get_terminal_size().columns
-            print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
+            self.put(f"\r\033[K{line[: width - 1]}", end="")
         elif time.monotonic() - self.shown > 10 or step == self.steps:
             self.shown = time.monotonic()
-            print(line, file=sys.stderr, flush=True)
+            self.put(line)
 
     def progress(self, doing: str, done: int, total: int) -> None:
         """Something before or after training that takes long: listing, checking, decoding."""
@@ -77,15 +77,23 @@ class Live:
             return
         self.shown = now
         of = f" of {total:,}" if total else ""
-        print(f"\r\033[K{doing}: {done:,}{of}", end="", file=sys.stderr, flush=True)
+        self.put(f"\r\033[K{doing}: {done:,}{of}", end="")
 
     def say(self, line: str) -> None:
         """A line that stays."""
         if self.quiet:
             return
         self.clear()
-        print(line, file=sys.stderr, flush=True)
+        self.put(line)
 
     def clear(self) -> None:
-        if self.terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        """An empty line, for what comes next."""
+        if self.terminal and not self.quiet:
+            self.put("\r\033[K", end="")
+
+    def put(self, text: str, end: str = "\n") -> None:
+        """Says something; a run outlives its audience."""
+        try:
+            print(text, end=end, file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            self.quiet = True

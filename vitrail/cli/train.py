@@ -13,6 +13,21 @@ from typing import Any
 from vitrail.cli.describe import size
 from vitrail.cli.live import Live, duration
 
+WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
+DATA = ("split", "task", "balance", "allow_class_mismatch", "quarantine")
+MACHINE = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
+FIELDS = {"split": "fractions"}  # where a recipe calls it otherwise
+
+
+def told(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    """Those options that were given."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def option(name: str) -> str:
+    """An option as it is typed."""
+    return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
+
 
 def fractions(text: str) -> tuple[float, float, float]:
     """0.8,0.1,0.1 as numbers."""
@@ -65,33 +80,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,C",
         help="train, validation, test, where the data has no splits (0.8,0.2,0)",
     )
-    data.add_argument("--task", choices=("auto", "single", "multi"), default="auto", help="one label each, or several")
+    data.add_argument("--task", choices=("auto", "single", "multi"), help="one label each, or several")
     data.add_argument(
         "--balance",
         choices=("none", "weights", "sampling"),
-        default="none",
         help="make up for classes with few pictures",
     )
     data.add_argument(
-        "--allow-class-mismatch", action="store_true", help="warn of classes that differ between splits, do not refuse"
+        "--allow-class-mismatch",
+        action="store_true",
+        default=None,
+        help="warn of classes that differ between splits, do not refuse",
     )
     data.add_argument(
         "--quarantine", metavar="FILE", help="pictures to leave out, as `vitrail check --quarantine` lists them"
     )
     how = parser.add_argument_group("how it is computed")
-    how.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps")
+    how.add_argument("--device", metavar="auto|cpu|cuda|mps", help="auto unless given")
     how.add_argument(
         "--precision", choices=("fp32", "bf16", "fp16"), help="of matrix products; fp32, and on cuda what it is fast at"
     )
     how.add_argument("--workers", type=int, metavar="N", help="processes that prepare pictures")
-    how.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp", help="with torchrun: copies, or shards")
-    how.add_argument("--compile", action="store_true", help="torch.compile: slow to start, then faster")
+    how.add_argument("--parallel", choices=("ddp", "fsdp"), help="with torchrun: copies (ddp), or shards")
+    how.add_argument("--compile", action="store_true", default=None, help="torch.compile: slow to start, then faster")
     how.add_argument("--skip-nonfinite", type=int, metavar="N", help="leave out up to N steps whose loss is no number")
     how.add_argument(
         "--patience", type=int, metavar="N", help="stop after N validations without improvement; keep the best"
     )
-    how.add_argument("--save-seconds", type=float, default=300.0, metavar="N", help="a checkpoint at least this often")
-    how.add_argument("--keep-checkpoints", type=int, default=2, metavar="N", help="the last N are kept, and the best")
+    how.add_argument("--save-seconds", type=float, metavar="N", help="a checkpoint at least this often (300)")
+    how.add_argument("--keep-checkpoints", type=int, metavar="N", help="the last N (2) are kept, and the best")
     how.add_argument(
         "--log", action="append", default=[], choices=("tensorboard", "wandb", "mlflow"), help="tell these too"
     )
@@ -101,8 +118,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains or goes on, and says where the result is."""
-    if options.resume and (options.data or options.recipe or options.init or options.set):
-        raise ValueError("--resume goes on with a run as it was begun: leave out DATA, --recipe, --init and --set")
+    wishes = told(options, WISHES)
+    about = told(options, DATA)
+    changes = told(options, MACHINE)
+    other = {name: getattr(options, name) for name in ("init", "recipe", "out", "set", "patience", "skip_nonfinite")}
+    if options.resume and (
+        extra := [*wishes, *about, *(["data"] if options.data else []), *(n for n in other if other[n])]
+    ):
+        raise ValueError(f"--resume goes on with a run as it was begun: leave out {option(extra[0])}")
+    if about and not options.data:
+        raise ValueError(f"{option(next(iter(about)))} is about DATA: name it too")
 
     from vitrail.engine.loop import Stopped
     from vitrail.recipe import Data, Machine
@@ -111,38 +136,20 @@ def run(options: argparse.Namespace) -> int:
     # Of several processes, the first one talks.
     leads = os.environ.get("RANK", "0") == "0"
     live = Live(options.quiet or not leads)
-    machine = Machine(
-        device=options.device,
-        workers=options.workers,
-        parallel=options.parallel,
-        compile=options.compile,
-        save_seconds=options.save_seconds,
-        keep_checkpoints=options.keep_checkpoints,
-    )
     settings = list(options.set)
     settings += [f"skip_nonfinite={options.skip_nonfinite}"] if options.skip_nonfinite is not None else []
     settings += [f"patience={options.patience}"] if options.patience is not None else []
     shared: dict[str, Any] = {
-        "machine": machine,
         "listeners": (live.hear,),
         "trackers": tuple(options.log),
         "progress": live.progress,
     }
-    wishes = {
-        name: getattr(options, name)
-        for name in ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
-    }
     try:
         if options.resume:
-            directory, summary = resume(options.resume, **shared)
+            directory, summary = resume(options.resume, changes=changes, **shared)
         else:
             data = options.data and Data(
-                options.data,
-                fractions=options.split,
-                task=options.task,
-                balance=options.balance,
-                allow_class_mismatch=options.allow_class_mismatch,
-                quarantine=options.quarantine,
+                options.data, **{FIELDS.get(name, name): given for name, given in about.items()}
             )
             directory, summary = train(
                 data,
@@ -151,6 +158,7 @@ def run(options: argparse.Namespace) -> int:
                 out=options.out,
                 settings=settings,
                 wishes=wishes,
+                machine=Machine(**changes),
                 **shared,
             )
     except Stopped as stopped:
@@ -163,7 +171,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(summary, indent=2, ensure_ascii=False))
     elif not options.quiet:
         name, value = ("mAP", summary["map"]) if "map" in summary else ("top-1", summary["top1"])
-        low, high = summary["interval"]
+        low, high = summary.get("interval", (0.0, 1.0))
         print(
             f"{name} {100 * value:.2f} % ({100 * low:.1f}–{100 * high:.1f}) on {summary['images']:,} {summary['split']} "
             f"pictures, after {duration(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"

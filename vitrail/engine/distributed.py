@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 Parallel = Literal["ddp", "fsdp"]
+PATIENCE = timedelta(hours=6)  # others wait while the first process checks a large dataset
 
 
 def pick_device(name: str) -> torch.device:
@@ -29,7 +30,10 @@ def pick_device(name: str) -> torch.device:
         raise ValueError("--device mps: this machine has no Metal device; use --device cpu")
     if kind not in ("cpu", "mps"):
         raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda or mps")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda or mps") from None
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,9 @@ def joined(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
         raise ValueError("several processes on Metal are not supported by PyTorch: use --device cpu")
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
+    dist.init_process_group(
+        "nccl" if place.type == "cuda" else "gloo", timeout=timedelta(hours=6)
+    )  # others wait while the first one checks the data
     try:
         yield Team(dist.get_rank(), world, place, parallel)
     finally:

@@ -29,7 +29,9 @@ class Average:
 
     def __init__(self, spec: EMA, task: nn.Module) -> None:
         self.spec = spec
-        self.live = {name: p for name, p in task.named_parameters() if p.requires_grad}
+        # Running statistics belong to the weights they were taken with, so they are averaged too.
+        buffers = {name: b for name, b in task.named_buffers() if b.is_floating_point() and b.numel()}
+        self.live = {name: p for name, p in task.named_parameters() if p.requires_grad} | buffers
         self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in self.live.items()}
 
     @torch.no_grad()

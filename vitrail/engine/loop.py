@@ -127,6 +127,7 @@ class Training:
                     place = self.save()
                     saved = time.monotonic()
                     if stop:
+                        self.journal.tell({"kind": "stopping"})
                         number = max(n or 0 for n in self.team.everybody(self.signalled))
                         raise Stopped(number, place)
                 if self.tired:
@@ -156,14 +157,13 @@ class Training:
         rate = self.optim.lr * self.schedule.factor(step, plan.steps)
         set_rate(self.optimizers, rate)
         self.task.train()
+        statistics = [(buffer, buffer.clone()) for buffer in self.task.buffers() if buffer.is_floating_point()]
         loss = self.backward(step, batch)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf))
         value, length = team.mean(loss).item(), norm.item()
-        # In float16 a gradient out of range is the scaler's affair: it skips the step and scales less.
-        fine = math.isfinite(value) and (math.isfinite(length) or plan.precision == "fp16")
-        if fine:
+        if math.isfinite(value) and math.isfinite(length):
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
             self.scaler.update()
@@ -172,8 +172,13 @@ class Training:
                 self.average.update(step)
             self.progress.loss += value
             self.progress.losses += 1
-        else:
-            self.refuse(step, epoch, batch, rate, value, length)
+        else:  # nothing of this step may stay: not in the weights, and not in running statistics
+            for buffer, before in statistics:
+                buffer.copy_(before)
+            self.scaler.update()
+            # In float16 a gradient out of range is usual now and then: the loss is scaled less from here on.
+            if not (plan.precision == "fp16" and math.isfinite(value)):
+                self.refuse(step, epoch, batch, rate, value, length)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         self.last = {"lr": rate, "grad_norm": length}
@@ -185,7 +190,8 @@ class Training:
         parts = min(plan.accumulate, mine)
         first, total = team.rank * mine, team.world * mine
         loss = torch.zeros((), device=team.device)
-        bounds = [round(mine * part / parts) for part in range(parts + 1)]
+        # Even bounds: partners in mixing are neighbours, and stay together.
+        bounds = sorted({0, mine, *(2 * round(mine * part / parts / 2) for part in range(1, parts))})
         for a, b in pairwise(bounds):
             images = self.normalise(batch.pixels[a:b].to(team.device, non_blocking=True))
             targets = batch.targets[a:b].to(team.device, non_blocking=True)
@@ -240,9 +246,11 @@ class Training:
         with self.final():
             metrics = self.validate()
             epoch = round(progress.step / self.loader.steps, 4)
-            self.journal.write({"kind": "validation", "step": progress.step, "epoch": epoch, **metrics})
-            score = metrics.get(self.plan.score, -math.inf)
-            if progress.best is None or score > progress.best:
+            score = metrics[self.plan.score]
+            best = progress.best is None or score > progress.best
+            record = {"kind": "validation", "step": progress.step, "epoch": epoch, **metrics, "best": best}
+            self.journal.write(record)
+            if best:
                 progress.best, progress.best_step, progress.since_best = score, progress.step, 0
                 self.improved()
             else:
@@ -270,7 +278,6 @@ class Training:
             if self.signalled is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.signalled = number
-            self.journal.tell({"kind": "stopping", "signal": number})
 
         if threading.current_thread() is not threading.main_thread():  # signals are the main thread's affair
             yield

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,7 @@ from vitrail.engine.distributed import Team
 from vitrail.engine.ema import Average
 
 PARTIAL = ".partial"
+STEP = re.compile(r"step-\d{8}")
 
 
 @dataclass
@@ -53,8 +55,8 @@ class Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with open(Path(self.path) / ".metadata", "rb") as file:
             metadata = Contents(file).load()
-        assert isinstance(metadata, Metadata)
-        assert metadata.storage_meta is not None
+        if not isinstance(metadata, Metadata) or metadata.storage_meta is None:
+            raise ValueError("its table of contents is something else")
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
@@ -62,21 +64,26 @@ class Reader(FileSystemReader):
 class Contents(pickle.Unpickler):
     """Reads the names, shapes and places of tensors; refuses every other kind of object."""
 
-    modules = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-    others = (
-        ("torch", "Size"),
-        ("torch", "device"),
-        ("torch.serialization", "_get_layout"),
-        ("collections", "OrderedDict"),
-        ("pathlib", "PosixPath"),
-        ("pathlib", "WindowsPath"),
-        ("pathlib", "PurePosixPath"),
+    needed = frozenset(
+        {
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("pathlib", "PosixPath"),
+            ("pathlib", "WindowsPath"),
+        }
+        | {("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
+        | {
+            ("torch.distributed.checkpoint.metadata", name)
+            for name in (
+                *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+                *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+            )
+        }
     )
 
     def find_class(self, module: str, name: str) -> Any:
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        plain = "." not in name
-        if plain and (dtype or module in self.modules or (module, name) in self.others):
+        if dtype or (module, name) in self.needed:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
 
@@ -105,7 +112,8 @@ class Checkpoints:
         partial = final.with_name(final.name + PARTIAL)
         if self.team.leads:
             self.directory.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)
+            for stale in self.directory.glob(f"*{PARTIAL}"):  # a killed process may have left one
+                shutil.rmtree(stale, ignore_errors=True)
         self.team.wait()
         try:
             with warnings.catch_warnings():
@@ -155,6 +163,12 @@ class Checkpoints:
             complaints.append(f"{path} is damaged ({problem}): falling back to the one before")
         return None, complaints
 
+    def forget_after(self, step: int) -> None:
+        """Removes what is newer than the checkpoint that a run goes on from: it was found damaged."""
+        for path in self.steps():
+            if path.name > f"step-{step:08d}":
+                shutil.rmtree(path, ignore_errors=True)
+
 
 def load(path: Path, task: nn.Module, optimizers: list[Optimizer], average: Average | None, team: Team) -> Progress:
     """Fills a task, its optimisers and its average from a checkpoint that is whole."""
@@ -172,8 +186,10 @@ def load(path: Path, task: nn.Module, optimizers: list[Optimizer], average: Aver
                 raise ValueError(f"{path} remembers {owner}, which this run does not train: was its recipe changed?")
             like = entry.size == parameter.shape
             dtype = entry.properties.dtype
-            made = torch.empty_like(parameter, dtype=dtype) if like else torch.empty(entry.size, dtype=dtype)
-            home[parameter].state[parameter][key] = made
+            # PyTorch's fused optimisers count their steps on the device, others on the CPU.
+            place = parameter.device if home[parameter].defaults.get("fused") else torch.device("cpu")
+            small = torch.empty(entry.size, dtype=dtype, device=place)
+            home[parameter].state[parameter][key] = torch.empty_like(parameter, dtype=dtype) if like else small
     wanted = tensors_of(task, optimizers, average)
     if set(wanted) != set(stored):
         differ = sorted(set(wanted) ^ set(stored))
@@ -183,19 +199,29 @@ def load(path: Path, task: nn.Module, optimizers: list[Optimizer], average: Aver
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         read_shards({n: t.detach() for n, t in wanted.items()}, storage_reader=Reader(path), no_dist=team.world == 1)
-    return Progress(**json.loads((path / "progress.json").read_text(encoding="utf-8")))
+    return progress_in(path)
 
 
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint; None if every byte is as it was written."""
     try:
         sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
+        there = {file.name for file in path.iterdir()} - {"checksums.json"}
+        if not isinstance(sums, dict) or set(sums) != there or not {".metadata", "progress.json"} <= there:
+            return "its files are not those of its checksums"
         for name, expected in sums.items():
             if digest(path / name) != expected:
                 return f"{name} is not what was written"
-    except (OSError, ValueError, AttributeError) as error:
+        Reader(path).read_metadata()
+        progress_in(path)
+    except (OSError, ValueError, TypeError, pickle.UnpicklingError) as error:
         return str(error)
     return None
+
+
+def progress_in(path: Path) -> Progress:
+    """The small table of a checkpoint."""
+    return Progress(**json.loads((path / "progress.json").read_text(encoding="utf-8")))
 
 
 def digest(path: Path) -> str:

@@ -19,7 +19,7 @@ def numbers(record: Record) -> tuple[int, dict[str, float]]:
     return int(record.get("step", 0)), found
 
 
-def tensorboard(directory: Path, name: str, settings: dict[str, Any]) -> Listener:
+def tensorboard(directory: Path, identity: str, settings: dict[str, Any]) -> Listener:
     writer = needed("tensorboard").SummaryWriter(str(directory / "tensorboard"))
     writer.add_text("recipe", f"```\n{settings}\n```")
 
@@ -33,9 +33,9 @@ def tensorboard(directory: Path, name: str, settings: dict[str, Any]) -> Listene
     return hear
 
 
-def wandb(directory: Path, name: str, settings: dict[str, Any]) -> Listener:
+def wandb(directory: Path, identity: str, settings: dict[str, Any]) -> Listener:
     run = needed("wandb").init(
-        project="vitrail", name=name, id=name, resume="allow", dir=str(directory), config=settings
+        project="vitrail", name=directory.name, id=identity, resume="allow", dir=str(directory), config=settings
     )
 
     def hear(record: Record) -> None:
@@ -46,11 +46,15 @@ def wandb(directory: Path, name: str, settings: dict[str, Any]) -> Listener:
     return hear
 
 
-def mlflow(directory: Path, name: str, settings: dict[str, Any]) -> Listener:
+def mlflow(directory: Path, identity: str, settings: dict[str, Any]) -> Listener:
     module = needed("mlflow")
     module.set_experiment("vitrail")
-    module.start_run(run_name=name)
-    module.log_dict(settings, "recipe.json")
+    known = module.search_runs(filter_string=f"tags.vitrail = '{identity}'", output_format="list")
+    if known:  # the run goes on after a stop
+        module.start_run(run_id=known[0].info.run_id)
+    else:
+        module.start_run(run_name=directory.name, tags={"vitrail": identity})
+        module.log_dict(settings, "recipe.json")
 
     def hear(record: Record) -> None:
         step, found = numbers(record)

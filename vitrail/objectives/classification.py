@@ -6,7 +6,6 @@ B pictures, K classes, N patches.
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,7 +42,11 @@ class Classification:
                 raise ValueError(f"{name} is {getattr(self, name)}: it is at least 0")
 
     def build(self, model: ViT | BiT, weights: Tensor | None = None) -> "Classifier":
-        """The model with its objective, ready for a training loop; `weights`, [K], for classes that are rare."""
+        """The model with its objective, ready for a training loop.
+
+        `weights`, [K], are for classes that are rare: of a picture with that label, or, where pictures have several, of the
+        answer to that label where it is there.
+        """
         if self.patch_dropout and not isinstance(model, ViT):
             raise ValueError("a ResNet has no patches to leave out: set objective.patch_dropout=0")
         return Classifier(model, self, weights)
@@ -70,19 +73,19 @@ class Classifier(nn.Module):
         images, wanted = mix(images, wanted, spec.mixup, spec.cutmix, draw)
         keep = self.kept(images, draw) if spec.patch_dropout else None
         answers = self.model(images) if keep is None else self.model(images, keep)
-        losses = self.losses(answers.float(), wanted)  # [B]
+        losses = self.losses(answers.float(), wanted, several)  # [B]
+        if self.weights is not None and not several:
+            losses = losses * (wanted * self.weights).sum(1)
         return {"loss": losses.mean()}
 
-    def losses(self, answers: Tensor, wanted: Tensor) -> Tensor:
+    def losses(self, answers: Tensor, wanted: Tensor, several: bool) -> Tensor:
         """One loss for each picture."""
-        weights = torch.ones((), device=wanted.device) if self.weights is None else self.weights
         if self.spec.loss == "sigmoid":
-            return (F.binary_cross_entropy_with_logits(answers, wanted, reduction="none") * weights).sum(1)
-        wanted = wanted * weights
+            present = self.weights if several else None
+            each = F.binary_cross_entropy_with_logits(answers, wanted, reduction="none", pos_weight=present)
+            return each.sum(1)
         if self.spec.smoothing:
-            wanted = (
-                wanted * (1 - self.spec.smoothing) + wanted.sum(1, keepdim=True) * self.spec.smoothing / wanted.shape[1]
-            )
+            wanted = wanted * (1 - self.spec.smoothing) + self.spec.smoothing / wanted.shape[1]
         return -(wanted * answers.log_softmax(1)).sum(1)
 
     def kept(self, images: Tensor, draw: Draw) -> Tensor:

@@ -3,8 +3,9 @@
     vitrail train imagenet/ --recipe augreg
     vitrail train imagenet/ --recipe augreg --model B/16
 
-The "medium" settings that the authors recommend for ImageNet-1k: mixup 0.2, RandAugment (2, 15), dropout and stochastic depth
-0.1, weight decay 0.1, Adam at 1e-3, batch 4,096, 300 epochs.
+As the authors' own code trains the "medium" settings: mixup 0.5, RandAugment (2, 15), a sigmoid for each class, weight decay
+0.1, Adam at 1e-3, batch 4,096, 300 epochs, 10,000 steps of warm-up; dropout and stochastic depth 0.1 for B and L, where they
+helped. The bias that their code begins the head with (-6.9) is not set.
 Expected: about 80 % top-1 for B/16 at 224² (read from the authors' figures; not run here).
 """
 
@@ -20,13 +21,15 @@ from vitrail.recipe import Data, Facts, Recipe
 
 def recipe(facts: Facts, data: Data) -> Recipe:
     size = facts.choose("size", (224, 224), "the authors'")
+    name = facts.choose("model", "S/16", "the authors' smallest with these settings")
+    rate = 0.1 if name.startswith(("B", "L")) else 0.0
     return Recipe(
         name="augreg",
         data=data,
         model=configure_vit(
-            facts.choose("model", "S/16", "the smallest for which they recommend regularisation"),
-            dropout=0.1,
-            stochastic_depth=0.1,
+            name,
+            dropout=rate,
+            stochastic_depth=rate,
             classes=facts.classes,
             image_size=size,
         ),
@@ -36,7 +39,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
             Flip(),
             RandAugment(2, 15, rate=1.0),
         ),
-        objective=Classification(loss=facts.loss, mixup=0.2),
+        objective=Classification(loss="sigmoid", mixup=0.5),
         optimizer=AdamW(lr=1e-3, weight_decay=0.1, clip=1.0),
         schedule=Cosine(warmup=10_000),
         batch_size=facts.choose("batch_size", 4096, "the authors'"),

@@ -31,6 +31,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     epochs = float(min(24, max(4, round(16_000 / facts.images))))
     lasting = facts.lasting(epochs=epochs, why=f"{facts.images:,} training pictures")
     total = lasting.get("steps") or facts.steps(lasting["epochs"], batch)
+    whole = facts.wishes.get("tune") in (None, "full")
     rate = facts.choose("lr", 1e-3 * (batch / 32) ** 0.5, "for this batch size, lower for each layer below the head")
     return Recipe(
         name="finetune",
@@ -43,7 +44,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
             smoothing=0.0 if facts.several else 0.1,
             patch_dropout=facts.choose("patch_dropout", 0.5, "twice as fast, and as good in the end"),
         ),
-        optimizer=AdamW(lr=rate, weight_decay=0.05, layer_decay=0.65, betas=(0.9, 0.98)),
+        optimizer=AdamW(lr=rate, weight_decay=0.05, layer_decay=0.65 if whole else 1.0, betas=(0.9, 0.98)),
         schedule=Cosine(warmup=max(1, total // 10)),
         batch_size=batch,
         **lasting,

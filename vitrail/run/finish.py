@@ -22,15 +22,23 @@ MISTAKES, THUMBNAIL = 24, 192  # how many, and their longer side in pixels
 
 def score(logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     """The numbers of a validation that are worth a line of the log."""
-    found = measures(logits, targets, intervals=False)
+    found = summed(logits, targets, intervals=False)
     return {name: float(found[name]) for name in ("loss", "top1", "top5", "map") if found.get(name) is not None}
+
+
+def summed(logits: np.ndarray, targets: np.ndarray, intervals: bool = True) -> dict[str, Any]:
+    """All measures. Where pictures have several labels, `top1` is how often the surest answer is one of them."""
+    found = measures(logits, targets, intervals=intervals)
+    if targets.ndim == 2:
+        found["top1"] = float(np.take_along_axis(targets, logits.argmax(1)[:, None], 1).mean())
+    return found
 
 
 def finish(run: "Run") -> dict[str, Any]:
     """Writes what a finished run holds. What is judged is the file that was written, loaded as a stranger would load it."""
     training, recipe, team = run.training, run.recipe, run.team
     progress, file = training.progress, run.directory / "model.safetensors"
-    best = recipe.keep == "best" or training.stopped == "early"
+    best = (recipe.keep == "best" or training.stopped == "early") and run.best_is_ours()
     if not best:
         with training.final():
             run.save_model(file.name)
@@ -42,10 +50,12 @@ def finish(run: "Run") -> dict[str, Any]:
     for split in ("validation", "test"):
         if split in run.prepared.splits:
             loader = run.loader(split)
-            logits = answers(model, loader, recipe.preprocessing.normalise, team)
-            results[split] = measures(logits, loader.pictures.targets)
+            logits, read = answers(model, loader, recipe.preprocessing.normalise, team)
+            results[split] = summed(logits[read], loader.pictures.targets[read])
+            for found in team.everybody(loader.unreadable):
+                progress.unreadable |= found
             if team.leads:
-                write_answers(run, split, logits, loader.pictures)
+                write_answers(run, split, logits[read], loader.pictures.only(read))
     split = "test" if "test" in results else "validation"
     summary = {
         **results[split],
@@ -58,8 +68,8 @@ def finish(run: "Run") -> dict[str, Any]:
         "best_validation": progress.best,
         "best_step": progress.best_step,
         "skipped_nonfinite": progress.nonfinite,
-        "unreadable": progress.unreadable | run.loader("validation").unreadable,
-        "results": results,
+        "unreadable": progress.unreadable,
+        **results,
     }
     if team.leads:
         write_json(run.directory / "summary.json", summary)
@@ -75,7 +85,11 @@ def write_answers(run: "Run", split: str, logits: np.ndarray, pictures: Pictures
     names = [pictures.name(index) for index in range(len(pictures))]
     (folder / f"{split}.json").write_text(json.dumps({"names": names}, ensure_ascii=False), encoding="utf-8")
     for index in surest_mistakes(logits, pictures.targets, MISTAKES):
-        with pictures.open(int(index)) as picture:
-            small = plain(ImageOps.exif_transpose(picture), 3)
+        try:
+            with pictures.open(int(index)) as picture:
+                small = plain(ImageOps.exif_transpose(picture), 3)
+        except (OSError, ValueError) as error:
+            run.tell(f"no small picture of {pictures.name(int(index))}: {error}")
+            continue
         small.thumbnail((THUMBNAIL, THUMBNAIL))
         small.save(folder / "pictures" / f"{split}-{index:06d}.jpg", quality=88)

@@ -13,8 +13,8 @@ from vitrail.engine.distributed import Team
 @torch.no_grad()
 def answers(
     model: Callable[[Tensor], Tensor], loader: Loader, normalise: Callable[[Tensor], Tensor], team: Team
-) -> np.ndarray:
-    """Logits [n, K] for every picture of the split, on every process."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [n, K] for every picture of the split, on every process; and which pictures could be read, [n]."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for batch in loader.once():
         # A sharded model computes on all processes or on none, so one without a picture left computes on a blank one.
@@ -23,6 +23,7 @@ def answers(
         found.append((batch.indices.numpy(), logits[: len(batch.indices)]))
     parts = [part for some in team.everybody(found) for part in some]
     logits = np.zeros((len(loader.pictures), parts[0][1].shape[1]), dtype=np.float32)
+    read = np.zeros(len(loader.pictures), dtype=bool)
     for places, values in parts:
-        logits[places] = values
-    return logits
+        logits[places], read[places] = values, True
+    return logits, read

@@ -15,7 +15,7 @@ from vitrail.data.sources import read
 from vitrail.recipe import Data, Facts
 
 Progress = Callable[[str, int, int], None]
-LOOKED_AT = 64  # pictures whose size and mode stand for all
+LOOKED_AT = 1024  # pictures whose size and mode stand for all
 GREY = ("1", "L", "LA", "I", "F")
 
 

@@ -6,12 +6,14 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import vitrail
 from vitrail.checkpoints.files.atomic import atomic
 from vitrail.data.pictures import Pictures
 from vitrail.engine.distributed import Team
 from vitrail.models.vit import ViT
+from vitrail.models.written import to_json
 from vitrail.recipe import Machine, Recipe
 from vitrail.run.environment import environment
 from vitrail.run.prepare import Prepared
@@ -38,7 +40,7 @@ def record(
             },
             "skipped": [{"path": path, "detail": detail} for path, detail in prepared.skipped],
             "notes": [*prepared.dataset.notes, *prepared.warnings],
-            "fingerprint": fingerprint(prepared.train),
+            "fingerprints": fingerprints(prepared.splits),
         },
         "model": {
             "name": named(model),
@@ -50,6 +52,8 @@ def record(
             "preprocessing": recipe.preprocessing.in_words(),
         },
         "environment": environment(team, recipe.precision) | {"compile": machine.compile},
+        "machine": to_json(machine),
+        "id": uuid4().hex,
         "chosen": chosen,
     }
 
@@ -72,8 +76,13 @@ def named(model: Any) -> str:
     return f"ViT of width {config.size.width}, depth {config.size.depth}, patch {patch}"
 
 
+def fingerprints(splits: dict[str, Pictures]) -> dict[str, str]:
+    """What tells whether splits are those that a run began with."""
+    return {split: fingerprint(pictures) for split, pictures in splits.items()}
+
+
 def fingerprint(pictures: Pictures) -> str:
-    """What tells whether a training split is the one that a run began with: its names and labels in their order."""
+    """The names and labels of a split in their order, in short."""
     found = hashlib.sha256(pictures.targets.tobytes())
     for index in range(len(pictures)):
         found.update(pictures.name(index).encode("utf-8", "surrogatepass") + b"\0")
@@ -83,6 +92,8 @@ def fingerprint(pictures: Pictures) -> str:
 def same(directory: Path, prepared: Prepared) -> None:
     """Refuses to go on with other data than a run began with."""
     before = read_json(directory / "run.json")
+    if not isinstance(before.get("labels"), list) or not isinstance(before.get("data", {}).get("fingerprints"), dict):
+        raise ValueError(f"{directory / 'run.json'} is not what this version writes")
     was, now = before["labels"], list(prepared.labels.names)
     if was != now:
         gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
@@ -90,12 +101,15 @@ def same(directory: Path, prepared: Prepared) -> None:
             f"{directory} was begun with other classes: {', '.join(gone) or 'none'} are gone, "
             f"{', '.join(new) or 'none'} are new. Bring them back, or begin a new run"
         )
-    if before["data"]["fingerprint"] != fingerprint(prepared.train):
-        count = before["data"]["splits"]["train"]["images"]
-        raise ValueError(
-            f"{directory} was begun with {count:,} training pictures and there are {len(prepared.train):,} now, or other "
-            "ones: bring the same back, or begin a new run"
-        )
+    now_is = fingerprints(prepared.splits)
+    for split in {**before["data"]["fingerprints"], **now_is}:
+        if before["data"]["fingerprints"].get(split) != now_is.get(split):
+            count = before["data"]["splits"].get(split, {"images": 0})["images"]
+            there = len(prepared.splits[split]) if split in prepared.splits else 0
+            raise ValueError(
+                f"{directory} was begun with {count:,} {split} pictures and there are {there:,} now, or other ones: "
+                "bring the same back, or begin a new run"
+            )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitrail.checkpoints.loading import load, save
+from vitrail.checkpoints.files.atomic import staged
+from vitrail.checkpoints.loading import describe, load, save
 from vitrail.data.loader import Loader
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation
@@ -28,10 +30,12 @@ from vitrail.models.written import to_json
 from vitrail.recipe import Machine, Recipe, write_recipe
 from vitrail.run.finish import finish, score
 from vitrail.run.judge import answers
+from vitrail.run.lock import alone
 from vitrail.run.prepare import Prepared
-from vitrail.run.record import record, same, write_json
+from vitrail.run.record import fingerprints, read_json, record, same, write_json
 
 Progress = Callable[[str, int, int], None]
+BEST = "best.safetensors"  # what validated best
 
 
 @dataclass
@@ -50,28 +54,41 @@ class Run:
 
     def start(self) -> dict[str, Any]:
         """Trains from the beginning."""
-        model = begun(self.recipe)
+        self.agree()
+        model = self.begun()
         tune(model, self.recipe.tune)
         if self.team.leads:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            write_recipe(self.recipe, self.directory / "recipe.json")
-            about = record(self.recipe, self.prepared, self.machine, self.team, model, self.chosen)
-            write_json(self.directory / "run.json", about)
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            with staged(self.directory) as place:  # a kill leaves a whole run to go on with, or none
+                place.mkdir()
+                write_recipe(self.recipe, place / "recipe.json")
+                about = record(self.recipe, self.prepared, self.machine, self.team, model, self.chosen)
+                write_json(place / "run.json", about)
         return self.go(model, None)
 
     def resume(self) -> dict[str, Any]:
         """Goes on from the newest checkpoint that is whole; from the beginning where there is none yet."""
+        self.agree()
         same(self.directory, self.prepared)
-        newest, complaints = Checkpoints(self.directory / "checkpoints", self.team).newest()
+        checkpoints = Checkpoints(self.directory / "checkpoints", self.team)
+        newest, complaints = self.team.said_by_first(checkpoints.newest() if self.team.leads else None)
         for complaint in complaints:
             self.tell(complaint)
         if newest is None:
             self.tell("no whole checkpoint: starting from the beginning")
-        model = begun(self.recipe) if newest is None else fresh(self.recipe)
+        if self.team.leads and complaints:
+            checkpoints.forget_after(0 if newest is None else int(newest.name.removeprefix("step-")))
+        model = self.begun() if newest is None else fresh(self.recipe)
         tune(model, self.recipe.tune)
         return self.go(model, newest)
 
     def go(self, model: ViT | BiT, checkpoint: Path | None) -> dict[str, Any]:
+        """Trains, as the only one who writes here."""
+        with alone(self.directory) if self.team.leads else nullcontext():
+            self.team.wait()
+            return self.trained(model, checkpoint)
+
+    def trained(self, model: ViT | BiT, checkpoint: Path | None) -> dict[str, Any]:
         """The loop, and what follows it."""
         recipe, machine, team, train = self.recipe, self.machine, self.team, self.prepared.train
         if recipe.tune.startswith("lora") and team.world > 1 and team.parallel == "fsdp":
@@ -97,8 +114,8 @@ class Run:
         )
 
         def validate() -> Metrics:
-            logits = answers(lambda x: task(x)["logits"], validation, recipe.preprocessing.normalise, team)
-            return score(logits, validation.pictures.targets)
+            logits, read = answers(lambda x: task(x)["logits"], validation, recipe.preprocessing.normalise, team)
+            return score(logits[read], validation.pictures.targets[read])
 
         self.training = Training(
             task=task,
@@ -111,12 +128,17 @@ class Run:
             journal=Journal(self.directory if team.leads else None, self.heard()),
             checkpoints=Checkpoints(self.directory / "checkpoints", team, machine.keep_checkpoints),
             validate=validate,
-            improved=lambda: self.save_model("best.safetensors"),
+            improved=lambda: self.save_model(BEST, step=self.training.progress.step),
             ema=recipe.ema,
         )
         if checkpoint is not None:
             self.training.resume(checkpoint)
             self.tell(f"resuming at step {self.training.progress.step:,} of {steps:,}")
+        if recipe.schedule.warmup >= steps:
+            self.tell(
+                f"the warm-up of {recipe.schedule.warmup:,} steps is longer than the run of {steps:,}: the learning rate stays "
+                "below its full value; --set schedule.warmup=N changes it"
+            )
         self.training.journal.tell({"kind": "begin", "steps": steps, "steps_per_epoch": per_epoch})
         self.training.run()
         return finish(self)
@@ -125,11 +147,18 @@ class Run:
         """Pictures in a new order every epoch, augmented."""
         recipe, team, train = self.recipe, self.team, self.prepared.train
         batch = recipe.batch_size
+        if len(train) < team.world:
+            raise ValueError(f"{len(train)} training pictures for {team.world} processes: use fewer processes")
         if batch > len(train):
             batch = max(team.world, len(train) // team.world * team.world)
             self.tell(f"batch size {batch} instead of {recipe.batch_size}: there are {len(train)} training pictures")
         if batch % team.world:
             raise ValueError(f"a batch of {batch} cannot be shared equally by {team.world} processes")
+        mixes = recipe.objective.mixup or recipe.objective.cutmix
+        if mixes and team.world > 1 and batch // team.world % 2:
+            raise ValueError(
+                f"mixing needs pairs: a batch of {batch} gives each of {team.world} processes an odd number"
+            )
         prepare = Augmentation(
             recipe.augment, recipe.preprocessing.size, recipe.preprocessing.channels, recipe.preprocessing.turn
         )
@@ -177,12 +206,14 @@ class Run:
             self.progress("decoding", done, total)
 
     def class_weights(self) -> torch.Tensor | None:
-        """Rare classes count more: inversely to their pictures, one on average over the pictures."""
+        """Rare classes count more: inversely to their pictures, and one on average over the pictures."""
         if self.recipe.data.balance != "weights":
             return None
-        counts = torch.from_numpy(self.prepared.train.counts()).float().clamp(min=1)
-        weights = 1 / counts
-        return weights * counts.sum() / (weights * counts).sum()
+        train = self.prepared.train
+        counts = torch.from_numpy(train.counts()).float().clamp(min=1)
+        if train.several:  # as if a label were there as often as not
+            return ((len(train) - counts) / counts).clamp(1, 100)
+        return counts.sum() / len(counts) / counts
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's tensors as they stand now, put together from all processes."""
@@ -210,6 +241,46 @@ class Run:
         if self.team.leads:
             save(model, self.directory / name, recipe=to_json(self.recipe), **card)
 
+    def begun(self) -> ViT | BiT:
+        """The model as training finds it: fresh, or with the weights of a checkpoint and a head for these labels."""
+        model, init = fresh(self.recipe), self.recipe.init
+        if init is None:
+            return model
+        config = self.recipe.model
+        # Not mapped: pages of a file are aligned otherwise than memory, and sums could differ in their last bit.
+        source = load(
+            init, classes=config.classes, image_size=config.image_size, channels=config.channels, mapped=False
+        )
+        theirs, ours = source.state_dict(), model.state_dict()
+        differ = sorted(
+            n for n in {*theirs, *ours} if n not in theirs or n not in ours or theirs[n].shape != ours[n].shape
+        )
+        if differ:
+            raise ValueError(
+                f"{init} is another model than the recipe's: {len(differ)} tensors differ, {', '.join(differ[:3])} among them"
+            )
+        if source.labels == self.prepared.labels.names:
+            self.tell(f"{init} has these very labels: its head is kept")
+        else:  # a head for as many other classes knows nothing of these
+            last = [n for n in theirs if n.startswith("head.") and not n.startswith("head.pre_logits")]
+            theirs |= {name: torch.zeros_like(theirs[name]) for name in last}
+        model.load_state_dict(theirs)
+        return model
+
+    def agree(self) -> None:
+        """All processes see the same data, or none begins."""
+        prints = self.team.everybody(fingerprints(self.prepared.splits))
+        if any(other != prints[0] for other in prints):
+            raise ValueError("the processes do not see the same data: is it on a disk that all of them read?")
+
+    def best_is_ours(self) -> bool:
+        """Whether the file with the best weights is of this very run, not left by one that was killed and went otherwise."""
+        with describe(self.directory / BEST) as found:
+            ours = found.contract.card.get("step") == self.training.progress.best_step
+        if not ours:
+            self.tell(f"{BEST} is not of step {self.training.progress.best_step}: the last weights are kept instead")
+        return ours
+
     def tell(self, text: str) -> None:
         """A line for whoever watches."""
         if self.team.leads:
@@ -220,31 +291,11 @@ class Run:
         """Those who hear of every record: on the process that leads, and there alone."""
         if not self.team.leads:
             return ()
-        name, settings = self.directory.name, to_json(self.recipe)
-        return (*self.listeners, *(TRACKERS[t](self.directory, name, settings) for t in self.trackers))
+        settings, identity = to_json(self.recipe), read_json(self.directory / "run.json").get("id", self.directory.name)
+        return (*self.listeners, *(TRACKERS[t](self.directory, identity, settings) for t in self.trackers))
 
 
 def fresh(recipe: Recipe) -> ViT | BiT:
     """A model with weights from the recipe's seed."""
     torch.manual_seed(recipe.seed)
     return build_from(recipe.model)
-
-
-def begun(recipe: Recipe) -> ViT | BiT:
-    """The model as training finds it: fresh, or with the weights of a checkpoint and a new head."""
-    model = fresh(recipe)
-    if recipe.init is None:
-        return model
-    config = recipe.model
-    # Not mapped: pages of a file are aligned otherwise than memory, and sums could differ in their last bit.
-    source = load(
-        recipe.init, classes=config.classes, image_size=config.image_size, channels=config.channels, mapped=False
-    )
-    theirs, ours = source.state_dict(), model.state_dict()
-    differ = sorted(n for n in {*theirs, *ours} if n not in theirs or n not in ours or theirs[n].shape != ours[n].shape)
-    if differ:
-        raise ValueError(
-            f"{recipe.init} is another model than the recipe's: {len(differ)} tensors differ, {', '.join(differ[:3])} among them"
-        )
-    model.load_state_dict(theirs)
-    return model

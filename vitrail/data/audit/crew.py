@@ -55,7 +55,7 @@ def looks(splits: list[Pictures], tasks: Iterable[Task], workers: int) -> Iterat
                     how = worker.stop()
                     left.extend(rest)
                     if len(crashed[1]) == 1:
-                        yield crashed, [Look("unreadable", f"its decoder crashed ({how})")]
+                        yield crashed, [Look("unreadable", f"its decoder crashed ({how})", passing=True)]
                     else:
                         left.extend((crashed[0], [index]) for index in crashed[1])
                     continue

@@ -58,6 +58,7 @@ class Look:
     height: int = 0
     turned: bool = False  # by its EXIF orientation
     animated: bool = False
+    passing: bool = False  # it may be readable another time: permissions, a disk or a memory that was short
 
     def misnamed(self, path: str) -> bool:
         """Whether a path ends like another format's files."""
@@ -74,7 +75,7 @@ def look(pictures: Pictures, index: int) -> Look:
             return refusal
         data = pictures.store.data(item)
     except (OSError, ValueError, *BROKEN) as error:
-        return Look("unreadable", _words(error))
+        return Look("unreadable", _words(error), passing=True)
     return looked_at(data)
 
 
@@ -118,7 +119,7 @@ def looked_at(data: bytes) -> Look:
         text = _words(error)
         if "truncated" in text.lower() or "broken data stream" in text or _cut(data, kind):
             return Look("truncated", f"ends after {len(data):,} bytes, before the picture does", digest)
-        return Look("unreadable", text, digest)
+        return Look("unreadable", text, digest, passing=isinstance(error, MemoryError))
 
 
 def sniffed(data: bytes) -> str:

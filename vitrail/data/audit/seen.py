@@ -117,8 +117,10 @@ def _looked(
         names, stamps = zip(*(asked.pop((place, index)) for index in indices), strict=True)
         for index, name, one in zip(indices, names, found, strict=True):
             files[place].add(index, name, one)
-        if remembered:
-            remembered.put(names, stamps, found)
+        if remembered:  # what may be otherwise another time is looked at again
+            kept = [each for each in zip(names, stamps, found, strict=True) if not each[2].passing]
+            if kept:
+                remembered.put(*zip(*kept, strict=True))
         tell(len(indices))
 
 

@@ -82,6 +82,7 @@ def assign(hashed: np.ndarray, targets: np.ndarray, classes: int, fractions: Fra
     """The side of each picture (0 train, 1 validation, 2 test) by its hash: small ones to validation, large ones to train.
 
     A class with two pictures or more has one to train on, and one to validate on: the largest or the smallest is moved there.
+    With three it has one to test on, if there is a test split.
     """
     _, validation, test = checked(fractions)
     place = hashed / TOP
@@ -93,6 +94,10 @@ def assign(hashed: np.ndarray, targets: np.ndarray, classes: int, fractions: Fra
             sides[hashed == hashed[members[-1]]] = 0
         if validation and not (sides[members] == 1).any():
             sides[hashed == hashed[members[0]]] = 1
+        if test and not (sides[members] == 2).any():
+            training = members[sides[members] == 0]
+            if len(training) and hashed[training[0]] != hashed[training[-1]]:
+                sides[hashed == hashed[training[0]]] = 2
     return sides
 
 
