@@ -25,6 +25,26 @@ def test_weighted_loss_counts_rare_classes_more() -> None:
     torch.testing.assert_close(weighted(images, targets, draw())["loss"], expected)
 
 
+def test_weights_of_several_labels_count_where_the_label_is() -> None:
+    made = task(Classification(loss="sigmoid"))
+    images, _ = batch()
+    several, weights = (torch.rand(8, 5) > 0.5).float(), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    weighted = Classification(loss="sigmoid").build(made.model, weights)
+    expected = F.binary_cross_entropy_with_logits(made.model(images), several, reduction="none", pos_weight=weights)
+    torch.testing.assert_close(weighted(images, several, draw())["loss"], expected.sum(1).mean())
+
+
+def test_weights_of_single_labels_count_for_the_whole_picture() -> None:
+    made = task(Classification(loss="sigmoid"))
+    images, targets = batch()
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    weighted = Classification(loss="sigmoid").build(made.model, weights)
+    each = F.binary_cross_entropy_with_logits(made.model(images), F.one_hot(targets, 5).float(), reduction="none").sum(
+        1
+    )
+    torch.testing.assert_close(weighted(images, targets, draw())["loss"], (each * weights[targets]).mean())
+
+
 def test_sigmoid_loss_is_pytorchs_summed_over_classes() -> None:
     made = task(Classification(loss="sigmoid"))
     images, _ = batch()

@@ -1,6 +1,8 @@
 """A run that is killed, stopped or damaged goes on as if nothing had happened."""
 
+import json
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.run.runs import SMALL, assert_same, command, environment, interrupted, newest, summary, train, trained
+from vitrail.engine.state import digest
+from vitrail.run.lock import alone
 
 LENGTH = ("--steps", "60")
 
@@ -45,7 +49,8 @@ def test_killed_run_resumes_to_the_same_weights(tmp: Path, whole: Path, at_step:
     assert not (run / "summary.json").exists()
     trained(tmp, "--resume", run.name)
     assert_same(run, whole)
-    assert (run / "model.safetensors").stat().st_size == (whole / "model.safetensors").stat().st_size
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (run / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()
 
 
 @pytest.mark.slow
@@ -137,13 +142,99 @@ def test_other_data_is_refused(tmp: Path, whole: Path) -> None:
     run = tmp / "other"
     shutil.copytree(whole, run)
     (run / "summary.json").unlink()
-    text = (run / "run.json").read_text().replace('"fingerprint": "', '"fingerprint": "0')
-    (run / "run.json").write_text(text)
+    about = json.loads((run / "run.json").read_text())
+    about["data"]["fingerprints"]["validation"] = "0"
+    (run / "run.json").write_text(json.dumps(about))
     done = train(tmp, "--resume", run.name)
     assert done.returncode == 2
-    assert "begun with" in done.stderr
+    assert "validation pictures" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_saved_recipe_runs_again_to_the_same_weights(tmp: Path, whole: Path) -> None:
     trained(tmp, "--recipe", os.path.join(whole.name, "recipe.json"), "--out", "again")
     assert_same(tmp / "again", whole)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, ("touch pwned",)
+
+
+def unfinished(whole: Path, run: Path) -> Path:
+    """A copy of a run that stands before its end, and its newest checkpoint."""
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    return run / "checkpoints" / f"step-{newest(run):08d}"
+
+
+def sealed(checkpoint: Path) -> None:
+    """Checksums as if everything in it were meant."""
+    files = [path for path in checkpoint.iterdir() if path.name != "checksums.json"]
+    (checkpoint / "checksums.json").write_text(json.dumps({path.name: digest(path) for path in files}))
+
+
+@pytest.mark.parametrize("what", ["pickle", "other pickle", "progress", "no checksums"])
+def test_checkpoint_that_was_tampered_with_runs_nothing(tmp: Path, whole: Path, what: str) -> None:
+    run = tmp / f"evil-{what.replace(' ', '-')}"
+    latest = unfinished(whole, run)
+    if what == "pickle":
+        (latest / ".metadata").write_bytes(pickle.dumps(Evil()))
+    elif what == "other pickle":
+        (latest / ".metadata").write_bytes(pickle.dumps({"state_dict_metadata": {}}))
+    elif what == "progress":
+        (latest / "progress.json").write_text('{"step": 3, "magic": true}')
+    sealed(latest)
+    if what == "no checksums":
+        (latest / "checksums.json").write_text("{}")
+    done = trained(tmp, "--resume", run.name)
+    assert "falling back" in done.stderr
+    assert not (tmp / "pwned").exists()
+    assert_same(run, whole)
+
+
+def test_damaged_checkpoint_does_not_push_out_good_ones(tmp: Path, whole: Path) -> None:
+    run = tmp / "pushed"
+    latest = unfinished(whole, run)
+    (latest / "progress.json").write_text("")
+    trained(tmp, "--resume", run.name, "--keep-checkpoints", "1")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [latest.name]
+    assert_same(run, whole)
+
+
+def test_second_process_in_one_run_is_refused(tmp: Path, whole: Path) -> None:
+    run = tmp / "shared"
+    unfinished(whole, run)
+    with alone(run):
+        done = train(tmp, "--resume", run.name)
+    assert done.returncode == 2
+    assert "another process is training" in done.stderr
+
+
+def test_report_that_a_kill_prevented_is_written_later(tmp: Path, whole: Path) -> None:
+    run = tmp / "unreported"
+    shutil.copytree(whole, run)
+    (run / "report.html").unlink()
+    trained(tmp, "--resume", run.name)
+    assert (run / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "option", [("--epochs", "3"), ("--lr", "1"), ("--set", "seed=1"), ("--out", "x"), ("--balance", "weights")]
+)
+def test_options_that_resuming_cannot_honour_are_refused(tmp: Path, whole: Path, option: tuple[str, str]) -> None:
+    done = train(tmp, "--resume", whole.name, *option)
+    assert done.returncode == 2
+    assert option[0] in done.stderr
+
+
+@pytest.mark.slow
+def test_early_stopping_survives_a_kill(tmp: Path) -> None:
+    patient = ("--epochs", "40", "--patience", "2", "--set", "validate_every=0.2")
+    trained(tmp, "digits", "--out", "early", *SMALL, *patient)
+    run = tmp / "early-killed"
+    assert interrupted(tmp, run, signal.SIGKILL, 8, "digits", "--out", run.name, *SMALL, *patient) == -signal.SIGKILL
+    trained(tmp, "--resume", run.name)
+    assert summary(run)["steps"] == summary(tmp / "early")["steps"]
+    assert summary(run)["weights"] == "best"
+    assert (run / "model.safetensors").read_bytes() == (tmp / "early" / "model.safetensors").read_bytes()

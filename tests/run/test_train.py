@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from tests.run.runs import summary, train, trained
+from tests.run.runs import environment, summary, train, trained
 
 TINY = ("--set", "model.size.depth=1", "--set", "model.size.width=32", "--batch-size", "8", "--workers", "0")
 COLOURS = {"blue": (30, 40, 220), "green": (30, 200, 60), "red": (220, 40, 30)}
@@ -154,12 +156,16 @@ def test_training_stops_early_and_keeps_the_best(folder: Path, tmp_path: Path) -
     assert found["best_validation"] == found["top1"]
 
 
-def test_accumulation_gives_the_same_losses(folder: Path, tmp_path: Path) -> None:
-    plain = ("--set", "model.embed=Patches", "--set", "objective.mixup=0.2")  # no statistics over the batch
+def test_accumulation_gives_the_same_gradients(folder: Path, tmp_path: Path) -> None:
+    """Parts of unequal size, an optimiser that shows the size of a gradient, and mixing across the parts."""
+    plain = ("--set", "model.embed=Patches", "--set", "optimizer=SGD", "--set", "objective.mixup=0.2")
     trained(tmp_path, "photos", "--out", "one", "--steps", "4", *TINY, *plain)
-    trained(tmp_path, "photos", "--out", "four", "--steps", "4", "--set", "accumulate=4", *TINY, *plain)
-    one, four = ([row["loss"] for row in lines(tmp_path / run) if row["kind"] == "train"] for run in ("one", "four"))
-    assert one == pytest.approx(four, rel=1e-4)
+    trained(tmp_path, "photos", "--out", "three", "--steps", "4", "--set", "accumulate=3", *TINY, *plain)
+    for name in ("loss", "grad_norm"):
+        one, three = (
+            [row[name] for row in lines(tmp_path / run) if row["kind"] == "train"] for run in ("one", "three")
+        )
+        assert one == pytest.approx(three, rel=1e-3)
 
 
 def test_half_precision_trains(folder: Path, tmp_path: Path) -> None:
@@ -201,10 +207,18 @@ def test_tensorboard_gets_every_number(folder: Path, tmp_path: Path) -> None:
         (("photos", "--init", "missing.safetensors"), "missing.safetensors"),
         (("photos", "--lr", "-1"), "above 0"),
         (("photos", "--tune", "tail"), "unknown way to tune"),
+        (("photos", "--steps", "0"), "above 0"),
+        (("photos", "--epochs", "nan"), "above 0"),
+        (("photos", "--epochs", "2", "--steps", "3"), "give one of them"),
+        (("photos", "--device", "cpu:x"), "unknown device"),
+        (("photos", "--set", "validate_every=1e400"), "above 0"),
+        (("photos", "--keep-checkpoints", "0"), "keep 1 at least"),
+        (("photos", "--workers", "-1"), "0 or more"),
+        (("--balance", "weights"), "is about DATA"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    done = train(tmp_path, *arguments, *(TINY if arguments else ()))
+    done = train(tmp_path, *arguments)
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert said in last
@@ -218,3 +232,78 @@ def test_summary_for_machines_is_json_alone(folder: Path, tmp_path: Path) -> Non
     assert json.loads(done.stdout)["steps"] == 1
     assert done.stderr == ""
     assert (tmp_path / "runs" / "photos-scratch-small-1" / "report.html").is_file()
+
+
+def test_vanished_held_out_pictures_are_not_counted_as_right(folder: Path, tmp_path: Path) -> None:
+    """All of class 0: whoever scores a missing answer as zeros would call them right."""
+    code = (
+        "from pathlib import Path\nimport vitrail.training as t\nold = t.prepare\n"
+        "def prepare(*a, **k):\n    found = old(*a, **k)\n"
+        "    [p.unlink() for p in Path('photos/val/blue').glob('[012].png')]\n    return found\n"
+        "t.prepare = prepare\nt.train('photos', out='run', wishes={'steps': 2, 'batch_size': 8})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = summary(tmp_path / "run")
+    assert found["images"] == 9
+    assert len(found["unreadable"]) == 3
+
+
+def test_wishes_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        vitrail.train("digits", wishes={"batchsize": 7})
+
+
+def test_recipe_from_a_file_is_changed_with_set_alone(folder: Path, tmp_path: Path) -> None:
+    trained(tmp_path, "photos", "--out", "run", "--steps", "1", *TINY)
+    done = train(tmp_path, "--recipe", "run/recipe.json", "--lr", "1")
+    assert done.returncode == 2
+    assert "--set" in done.stderr
+    trained(tmp_path, "--recipe", "run/recipe.json", "--set", "epochs=1", "--out", "again")
+    assert summary(tmp_path / "again")["steps"] == 4
+
+
+def test_head_is_new_for_other_labels_and_kept_for_the_same(folder: Path, tmp_path: Path) -> None:
+    start = vitrail.build(None, patch=8, width=32, depth=1, heads=2, classes=3, image_size=24)
+    torch.nn.init.constant_(start.head.bias, 50.0)
+    pipeline = vitrail.Preprocessing((24, 24), (24, 24))
+    for labels in (("x", "y", "z"), ("blue", "green", "red")):
+        vitrail.save(start, tmp_path / "start.safetensors", labels=labels, preprocessing=pipeline)
+        slow = ("--init", "start.safetensors", "--lr", "1e-9", "--steps", "1", "--batch-size", "8")
+        done = trained(tmp_path, "photos", *slow, "--out", f"run-{labels[0]}")
+        bias = vitrail.load(tmp_path / f"run-{labels[0]}" / "model.safetensors").head.bias
+        assert torch.allclose(bias, torch.full((3,), 50.0 if labels[0] == "blue" else 0.0), atol=1e-3)
+        assert ("its head is kept" in done.stderr) == (labels[0] == "blue")
+
+
+def test_run_outlives_its_audience(folder: Path, tmp_path: Path) -> None:
+    """Standard error is closed, or nobody reads it, or it cannot show every letter."""
+    for name, redirect in (("closed", "2>&-"), ("unread", "2> >(head -c 1 > /dev/null)"), ("ascii", "")):
+        line = f"{sys.executable} -m vitrail train photos --out {name} --steps 2 {' '.join(TINY)} {redirect}"
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path,
+            env=environment(tmp_path) | {"PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, (name, done.stderr)
+        assert (tmp_path / name / "summary.json").is_file()
+
+
+def test_training_from_a_thread_works(folder: Path, tmp_path: Path) -> None:
+    code = (
+        "import threading, vitrail\n"
+        "t = threading.Thread(target=lambda: vitrail.train('photos', out='run', wishes={'steps': 2, 'batch_size': 8}))\n"
+        "t.start(); t.join()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(tmp_path), timeout=120, check=True)
+    assert (tmp_path / "run" / "summary.json").is_file()
