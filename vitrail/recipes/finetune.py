@@ -5,7 +5,7 @@
 
 AdamW with a lower rate for each layer further from the head, a new head that begins at zero, random crops and flips. How many
 epochs depends on how many pictures there are.
-Expected: see docs/results.md.
+Expected: DeiT-Ti on 800 photographs of clothing in ten classes: 85 % (80.9–88.4) of 341 (measured: docs/results.md).
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         objective=Classification(
             loss=facts.loss,
             smoothing=0.0 if facts.several else 0.1,
-            patch_dropout=facts.choose("patch_dropout", 0.5, "twice as fast, and as good in the end"),
+            patch_dropout=facts.choose("patch_dropout", 0.5, "a step takes little more than half of the time"),
         ),
         optimizer=AdamW(lr=rate, weight_decay=0.05, layer_decay=0.65 if whole else 1.0, betas=(0.9, 0.98)),
         schedule=Cosine(warmup=max(1, total // 10)),
