@@ -19,6 +19,9 @@ COMMANDS = {
 
 EPILOG = """\
 examples:
+  vitrail check photos                            what is wrong with a folder, before it is trained on
+  vitrail train photos --init deit_tiny.safetensors
+  vitrail train fashion-mnist                     from scratch; `vitrail recipes` says what to expect
   vitrail describe B/16                           the way through ViT-B/16, with its cost
   vitrail describe S/16 --size 160x224 --pool mean --registers 4
   vitrail describe G/14 --json                    the same for machines
