@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_shards
@@ -135,7 +136,7 @@ class Checkpoints:
                 sync(self.directory)
                 for old in self.steps()[: -self.keep]:
                     shutil.rmtree(old, ignore_errors=True)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # PyTorch's own is not an Exception
             if self.team.leads:
                 shutil.rmtree(partial, ignore_errors=True)
             raise OSError(
