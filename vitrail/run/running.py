@@ -84,17 +84,21 @@ class Run:
 
     def go(self, model: ViT | BiT, checkpoint: Path | None) -> dict[str, Any]:
         """Trains, as the only one who writes here."""
+        self.loaders: dict[str, Loader] = {}
         with alone(self.directory) if self.team.leads else nullcontext():
             self.team.wait()
-            return self.trained(model, checkpoint)
+            try:
+                return self.trained(model, checkpoint)
+            finally:
+                for loader in self.loaders.values():
+                    loader.close()  # or its worker processes would keep this one waiting at its end
 
     def trained(self, model: ViT | BiT, checkpoint: Path | None) -> dict[str, Any]:
         """The loop, and what follows it."""
         recipe, machine, team, train = self.recipe, self.machine, self.team, self.prepared.train
         if recipe.tune.startswith("lora") and team.world > 1 and team.parallel == "fsdp":
             raise ValueError("LoRA's matrices are too small to be sharded: use --parallel ddp")
-        self.loaders: dict[str, Loader] = {}
-        loader = self.training_loader()
+        loader = self.loaders["training"] = self.training_loader()
         validation = self.loader("validation")
         if machine.compile:
             model.compile()
