@@ -1,5 +1,6 @@
 """Fine-tuning DeiT-Ti on photographs, images per second with everything included: reading, augmenting, training.
 
+    pip install accelerate   # which transformers' Trainer needs
     python benchmarks/training.py
 
 The same work for everybody: random resized crops of 224×224 (scale 0.35 to 1, bicubic), flips, batches of 32, AdamW, ViT-Ti/16,
