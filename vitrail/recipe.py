@@ -172,8 +172,8 @@ def read_recipe(path: Path) -> Recipe:
 
 def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     """A recipe changed in places: `optimizer.lr=3e-4`, `augment.0.scale=[0.3,1]`, `ema=none`, `optimizer=Muon`."""
-    # What is taken away comes last: `epochs=none` makes sense once there are steps.
-    for setting in sorted(settings, key=lambda setting: setting.lower().endswith("=none")):
+    # A length is taken away last: `epochs=none` makes sense once there are steps.
+    for setting in sorted(settings, key=lambda setting: setting.lower() in ("epochs=none", "steps=none")):
         path, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(f"--set {setting}: write it as NAME=VALUE, optimizer.lr=3e-4 for example")
@@ -209,7 +209,7 @@ def changed(value: Any, kind: Any, path: list[str], text: str, whole: str) -> An
 
 def parsed(old: Any, kind: Any, text: str, where: str) -> Any:
     """A value as it is typed on a command line: JSON, a bare word, none, or the name of a kind with its own defaults."""
-    if text.lower() in ("none", "null"):
+    if text.lower() in ("none", "null") and text not in get_args(kind):  # "none" is one of the words for data.balance
         return read_value(None, kind, where)
     alternatives: tuple[Any, ...] = (kind, *get_args(kind))
     kinds: dict[str, Any] = {each.__name__.lower(): each for each in alternatives if is_dataclass(each)}  # type: ignore[union-attr]

@@ -175,7 +175,7 @@ def named(name: str | None, facts: Facts, data: Data, init: str | None, wishes: 
     recipe = made(name, facts, data)
     if wishes.get("lr") is not None and "lr" not in facts.heard:
         recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=facts.choose("lr", None, "")))
-    deaf = [wish for wish in WISHES if wishes.get(wish) is not None and wish not in facts.heard]
+    deaf = [wish for wish in (*WISHES, *WITHIN) if wishes.get(wish) is not None and wish not in facts.heard]
     if deaf:
         raise ValueError(
             f"--{deaf[0].replace('_', '-')} means nothing to the recipe {name}: leave it out, or use --set"

@@ -97,6 +97,18 @@ def test_settings_change_any_place() -> None:
     assert found.model.stochastic_depth == 0.2  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_length_is_epochs_or_steps_in_any_order_of_settings() -> None:
+    for settings in (["steps=100"], ["steps=100", "epochs=none"], ["epochs=none", "steps=100"]):
+        found = with_settings(recipe("deit"), settings)
+        assert (found.steps, found.epochs) == (100, None)
+
+
+def test_settings_follow_each_other_in_their_order() -> None:
+    assert with_settings(recipe("deit"), ["ema=none", "ema=EMA"]).ema is not None
+    assert with_settings(recipe("deit"), ["ema=EMA", "ema=none"]).ema is None
+    assert with_settings(recipe("deit"), ["data.balance=weights", "data.balance=none"]).data.balance == "none"
+
+
 def test_another_kind_keeps_what_both_share() -> None:
     found = with_settings(recipe("deit"), ["optimizer=muon"])
     assert isinstance(found.optimizer, Muon)

@@ -5,7 +5,6 @@ number at a time in Python, or a table of them in NumPy, they are the same numbe
 on each other: the order of an epoch, and every step of a pipeline.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,14 +50,13 @@ def uniforms(seed: int, epoch: int, indices: np.ndarray, count: int, stream: int
 
 
 class Chance:
-    """The same numbers for one index, one after another."""
+    """The same numbers for one index, one at a time."""
 
-    __slots__ = ("_key", "_next", "epoch", "index", "seed", "stream")
+    __slots__ = ("_key", "epoch", "index", "seed", "stream")
 
     def __init__(self, seed: int, epoch: int, index: int, stream: int = 0) -> None:
         self.seed, self.epoch, self.index, self.stream = seed, epoch, index, stream
         self._key = _mix((_base(seed, epoch, stream) + (index + 1) * _STEP) & _MASK)
-        self._next = 0
 
     def of(self, stream: int) -> "Chance":
         """The same sample's numbers in another stream, from the first."""
@@ -67,23 +65,6 @@ class Chance:
     def at(self, place: int) -> float:
         """The number at a place in line, in [0, 1)."""
         return (_mix((self._key + (place + 1) * _STEP) & _MASK) >> 11) * _UNIT
-
-    def uniform(self) -> float:
-        """The next number, in [0, 1)."""
-        self._next += 1
-        return self.at(self._next - 1)
-
-    def between(self, low: float, high: float) -> float:
-        return low + (high - low) * self.uniform()
-
-    def integer(self, below: int) -> int:
-        """One of 0 … below - 1."""
-        return int(self.uniform() * below)
-
-    def normal(self) -> float:
-        """A number of the normal distribution, by the method of Box and Muller."""
-        radius = math.sqrt(-2.0 * math.log(1.0 - self.uniform()))
-        return radius * math.cos(2.0 * math.pi * self.uniform())
 
 
 @dataclass(frozen=True)
@@ -101,10 +82,6 @@ class Chances:
     def uniforms(self, count: int) -> np.ndarray:
         """The first `count` numbers of each sample, float64 [n, count]."""
         return uniforms(self.seed, self.epoch, self.indices, count, self.stream)
-
-    def one(self, place: int) -> "Chances":
-        """Of one sample only."""
-        return Chances(self.seed, self.epoch, self.indices[place : place + 1], self.stream)
 
     @classmethod
     def single(cls, chance: Chance) -> "Chances":

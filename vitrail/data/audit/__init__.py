@@ -46,15 +46,6 @@ class Audit:
         """The findings of some kinds."""
         return [each for each in self.findings if each.kind in kinds]
 
-    @cached_property
-    def skip(self) -> dict[str, np.ndarray]:
-        """The pictures of each split that cannot be used, as indices."""
-        bad: dict[str, set[int]] = {split: set() for split in self.dataset.splits}
-        for each in self.of(UNUSABLE):
-            if each.place:
-                bad[each.place[0]].add(each.place[1])
-        return {split: np.array(sorted(indices), dtype=np.int64) for split, indices in bad.items()}
-
     def clean(self, kinds: Collection[str] = UNUSABLE) -> Dataset:
         """The dataset without the pictures that were found to be of these kinds."""
         splits = {}
