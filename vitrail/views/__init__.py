@@ -1,0 +1,1 @@
+"""What analysis finds, drawn: figures, an interactive page, the terminal."""
