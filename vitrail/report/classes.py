@@ -9,7 +9,7 @@ from vitrail.evaluate.intervals import wilson
 from vitrail.report.charts import bar
 from vitrail.report.markup import Markup, h, name, table
 from vitrail.report.matrix import confusion_matrix
-from vitrail.report.run import Evaluation, Run
+from vitrail.report.run import Evaluation
 from vitrail.report.words import count, percent, span
 
 MOST_ROWS = 40  # of a table that stands open
@@ -18,9 +18,11 @@ MOST_MATRIX = 30
 PAIRS = 20
 
 
-def classes(run: Run, evaluation: Evaluation) -> list[Markup]:
-    """A row for each class, the weakest first; where there are very many, the weakest, and all behind a click."""
-    labels = run.labels(evaluation.logits.shape[1])
+def classes(evaluation: Evaluation, labels: list[str]) -> list[Markup]:
+    """A row for each class, the weakest first; where there are very many, the weakest, and all behind a click.
+
+    A class that no picture has and that was never said has no row.
+    """
     rows = _several(evaluation, labels) if evaluation.several else _single(evaluation, labels)
     head = (
         ["class", "pictures", "average precision", "precision", "recall", "F1"]
@@ -44,7 +46,7 @@ def _single(evaluation: Evaluation, labels: list[str]) -> list[list]:
     found = single.per_class(evaluation.verdicts)
     order = np.lexsort((-found["support"], found["recall"]))  # numbers first: nan sorts last
     rows = []
-    for k in order:
+    for k in order[(found["support"] + found["said"])[order] > 0]:
         support, right = int(found["support"][k]), int(found["right"][k])
         within = wilson(right, support) if support else None
         rows.append(
@@ -70,7 +72,7 @@ def _several(evaluation: Evaluation, labels: list[str]) -> list[list]:
             _share(found["average_precision"][k], bars=True),
             *(_share(found[key][k]) for key in ("precision", "recall", "f1")),
         ]
-        for k in order
+        for k in order[(found["support"] + found["said"])[order] > 0]
     ]
 
 
@@ -82,10 +84,9 @@ def _share(value: Any, within: tuple[float, float] | None = None, bars: bool = F
     return h("span", bar(float(value), 1, within), h("span", percent(float(value))), class_="barred"), float(value)
 
 
-def confusion(run: Run, evaluation: Evaluation) -> list[Markup]:
+def confusion(evaluation: Evaluation, labels: list[str]) -> list[Markup]:
     """The matrix for few classes; for many, the pairs that are mixed up most often."""
     verdicts = evaluation.verdicts
-    labels = run.labels(verdicts.classes)
     pairs = single.confused_pairs(verdicts, 3 if verdicts.classes <= MOST_MATRIX else PAIRS)
     if verdicts.classes <= MOST_MATRIX:
         worst = []

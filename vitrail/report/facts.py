@@ -27,7 +27,7 @@ def data(run: Run) -> list[Markup | None]:
         made.append(table(head, rows, caption="Pictures and classes of each split", numbers=1))
     made += [h("p", note, class_="note") for note in told.get("notes") or []]
     made.append(_balance(run, splits))
-    made.append(_skipped(told.get("skipped") or []))
+    made.append(skipped(told.get("skipped") or []))
     return made
 
 
@@ -60,8 +60,9 @@ def _balance(run: Run, splits: dict[str, dict[str, Any]]) -> Markup | None:
     return h("details", h("summary", "Pictures of each class"), made, open=len(labels) <= 12)
 
 
-def _skipped(skipped: list[Any]) -> Markup | None:
-    entries = [entry for entry in skipped if isinstance(entry, dict)]
+def skipped(files: list[Any], all_in: str = "run.json") -> Markup | None:
+    """Files that were left out, each with the reason."""
+    entries = [entry for entry in files if isinstance(entry, dict)]
     if not entries:
         return h("p", "No file was left out.")
     rows = [[h("code", name(entry.get("path", "?"))), entry.get("detail", "")] for entry in entries[:MOST_SKIPPED]]
@@ -70,7 +71,7 @@ def _skipped(skipped: list[Any]) -> Markup | None:
         "details",
         h("summary", f"{len(entries):,} file{'' if len(entries) == 1 else 's'} left out"),
         table(["file", "why"], rows, caption="Files left out, and why"),
-        h("p", f"… and {more:,} more, in run.json.") if more else None,
+        h("p", f"… and {more:,} more, in {all_in}.") if more else None,
         open=len(entries) <= 8,
     )
 

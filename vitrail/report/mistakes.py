@@ -25,17 +25,16 @@ def chosen(run: Run) -> Evaluation | None:
     return next((e for e in run.evaluations.values() if e.pictures), run.evaluation)
 
 
-def mistakes(run: Run, evaluation: Evaluation) -> list[Markup]:
+def mistakes(evaluation: Evaluation, labels: list[str]) -> list[Markup]:
     """Cards with what was said, how surely, and what it is."""
     wrong = surest_mistakes(evaluation.logits, evaluation.targets, len(evaluation.logits))
     total = len(evaluation.targets)
     if not len(wrong):
-        return [h("p", f"There are none: all {count(total)} pictures of the {evaluation.split} split are right.")]
+        return [h("p", f"There are none: all {count(total)} {evaluation.split} pictures are right.")]
     shown = wrong[:MOST]
     kept = [index for index in shown if int(index) in evaluation.pictures]
-    labels = run.labels(evaluation.logits.shape[1])
     which = f"The {len(shown)} surest of {count(len(wrong))}" if len(shown) < len(wrong) else f"All {len(wrong)}"
-    lead = f"{which}, of {count(total)} pictures of the {evaluation.split} split."
+    lead = f"{which}, of {count(total)} {evaluation.split} pictures."
     cards = [_card(evaluation, int(index), labels, bool(kept)) for index in shown]
     return [h("p", lead), h("div", cards, class_="cards" if kept else "cards bare")]
 
@@ -84,12 +83,12 @@ def _several(evaluation: Evaluation, index: int, labels: list[str]) -> Markup:
     )
 
 
-def shown_picture(path: Path | None, alt: str) -> Markup | None:
+def shown_picture(kept: Path | bytes | None, alt: str) -> Markup | None:
     """A small picture as part of the page, or None where it is not one that a browser shows."""
-    if path is None:
+    if kept is None:
         return None
     try:
-        data = path.read_bytes()
+        data = kept if isinstance(kept, bytes) else kept.read_bytes()
         with Image.open(BytesIO(data)) as picture:
             kind, size = picture.format, picture.size
     except (OSError, ValueError):  # not a picture, or not to be read: the card says that there is none

@@ -100,19 +100,26 @@ def tiles(run: Run) -> Markup | None:
     """The few numbers to take away."""
     measured, summary = run.measured(run.split or ""), run.summary or {}
     made = []
-    for key in (run.score_name, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
-        if not is_number(measured.get(key)):
-            continue
-        bar_of = measured[key] if key in INTERVALS else None
-        made.append(_tile(MEASURES[key][0], percent(measured[key]), bar_of, measured.get(INTERVALS.get(key, ""))))
+    made += measured_tiles(measured, run.score_name)
     if is_number(summary.get("seconds")):
         speed = summary.get("images_per_second")
         under = f"{number(speed)} pictures a second" if is_number(speed) else ""
-        made.append(_tile("Time", duration(summary["seconds"]), None, None, under))
+        made.append(tile("Time", duration(summary["seconds"]), None, None, under))
     return h("div", made, class_="tiles") if made else None
 
 
-def _tile(label: str, shown: str, share: float | None, interval: Any, under: str = "") -> Markup:
+def measured_tiles(measured: dict[str, Any], score: str) -> list[Markup]:
+    """The measures that count most, the score first."""
+    made = []
+    for key in (score, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
+        if is_number(measured.get(key)):
+            bar_of = measured[key] if key in INTERVALS else None
+            made.append(tile(MEASURES[key][0], percent(measured[key]), bar_of, measured.get(INTERVALS.get(key, ""))))
+    return made
+
+
+def tile(label: str, shown: str, share: float | None, interval: Any, under: str = "") -> Markup:
+    """One number with its name, and its interval or what else to know of it."""
     within = (float(interval[0]), float(interval[1])) if is_interval(interval) else None
     below: list[Any] = [under] if under else []
     if within:
@@ -132,13 +139,17 @@ def numbers(run: Run) -> Markup | None:
     splits = [split for split in ("validation", "test", "train") if _has_score(run, split)]
     if not splits:
         return None
-    found = {split: run.measured(split) for split in splits}
-    rows: list[list[Any]] = [["Pictures", *_spread([count(found[split].get("images")), ""] for split in splits)]]
+    return measures_of({split: run.measured(split) for split in splits}, "Measures of each split")
+
+
+def measures_of(found: dict[str, dict[str, Any]], caption: str) -> Markup:
+    """Measures, each with its interval, in a column for each name."""
+    rows: list[list[Any]] = [["Pictures", *_spread([count(each.get("images")), ""] for each in found.values())]]
     for key, (label, share) in MEASURES.items():
-        if any(is_number(found[split].get(key)) for split in splits):
-            rows.append([label, *_spread(_measure(found[split], key, share) for split in splits)])
-    head = ["", *_spread([split, f"95{SPACE}%"] for split in splits)]
-    return table(head, rows, caption="Measures of each split", numbers=1, fit=True)
+        if any(is_number(each.get(key)) for each in found.values()):
+            rows.append([label, *_spread(_measure(each, key, share) for each in found.values())])
+    head = ["", *_spread([name(each), f"95{SPACE}%"] for each in found)]
+    return table(head, rows, caption=caption, numbers=1, fit=True)
 
 
 def _spread(pairs: Iterable[list[Any]]) -> list[Any]:
@@ -153,3 +164,13 @@ def _measure(measured: dict[str, Any], key: str, share: bool) -> list[Any]:
     value, interval = measured.get(key), measured.get(INTERVALS.get(key, ""))
     shown = percent(value, 2 if key == "calibration_error" else 1) if share else number(value, 4)
     return [h("b", shown), h("span", span(interval), class_="quiet")]
+
+
+def how_intervals(several: bool) -> Markup:
+    """Where the intervals come from."""
+    how = (
+        "The 95 % intervals: Wilson’s for shares of pictures; where classes count the same, a bootstrap over pictures."
+    )
+    if several:
+        how = "The 95 % interval is from a bootstrap over pictures."
+    return h("p", how, class_="note")

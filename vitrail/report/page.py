@@ -11,15 +11,12 @@ from typing import Any
 
 import vitrail
 from vitrail.checkpoints.files.atomic import atomic
-from vitrail.evaluate.calibration import reliability
-from vitrail.evaluate.several import probabilities
 from vitrail.report import classes, curves, facts, mistakes, opening
 from vitrail.report.headline import headline, what
 from vitrail.report.markup import Markup, h, join
-from vitrail.report.reliability import reliability_chart
-from vitrail.report.run import Evaluation, Run, read_run
+from vitrail.report.reliability import calibration
+from vitrail.report.run import Run, read_run
 from vitrail.report.window import window
-from vitrail.report.words import percent
 
 
 def write_report(run_directory: str | Path) -> Path:
@@ -50,18 +47,26 @@ def sections(run: Run) -> list[Part]:
     evaluation = run.evaluation
     told = f"on {evaluation.split}" if evaluation else ""
     parts: list[Part] = [
-        ("results", "Results", "Results", [opening.numbers(run), _intervals_note(run)]),
+        (
+            "results",
+            "Results",
+            "Results",
+            [opening.numbers(run), opening.how_intervals(run.several) if evaluation else None],
+        ),
         ("curves", "Training", "How training went", [_charts(curves.curves(run))]),
     ]
     if evaluation:
-        parts.append(("classes", "Classes", f"Class by class, {told}", classes.classes(run, evaluation)))
+        labels = run.labels(evaluation.logits.shape[1])
+        parts.append(("classes", "Classes", f"Class by class, {told}", classes.classes(evaluation, labels)))
         if not evaluation.several and evaluation.logits.shape[1] > 1:
-            parts.append(("confusion", "Confusion", "What is taken for what", classes.confusion(run, evaluation)))
+            parts.append(("confusion", "Confusion", "What is taken for what", classes.confusion(evaluation, labels)))
     shown = mistakes.chosen(run)
     if shown:
-        parts.append(("mistakes", "Mistakes", "The surest mistakes", mistakes.mistakes(run, shown)))
+        parts.append(
+            ("mistakes", "Mistakes", "The surest mistakes", mistakes.mistakes(shown, run.labels(shown.logits.shape[1])))
+        )
     if evaluation:
-        parts.append(("calibration", "Calibration", "Can its sureness be trusted?", _calibration(evaluation)))
+        parts.append(("calibration", "Calibration", "Can its sureness be trusted?", calibration(evaluation)))
     return [
         *parts,
         ("data", "Data", "The data", facts.data(run)),
@@ -77,40 +82,9 @@ def _charts(charts: list[Markup]) -> Markup | None:
     return h("div", charts, class_="charts") if charts else None
 
 
-def _intervals_note(run: Run) -> Markup | None:
-    if not run.evaluation:
-        return None
-    how = (
-        "The 95 % intervals: Wilson’s for shares of pictures; where classes count the same, a bootstrap over pictures."
-    )
-    if run.several:
-        how = "The 95 % interval is from a bootstrap over pictures."
-    return h("p", how, class_="note")
-
-
-def _calibration(evaluation: Evaluation) -> list[Markup]:
-    error = percent(evaluation.measures["calibration_error"])
-    if evaluation.several:
-        bins = reliability(probabilities(evaluation.logits).ravel(), (evaluation.targets > 0).ravel())
-        words = (
-            "Every label of every picture counts: of those that were given a probability, how many really are there. "
-            f"The expected calibration error is {error}. A bar should end on the dashed line."
-        )
-        chart = reliability_chart(bins, "How many have the label, by the probability given", "label")
-        return [h("div", h("p", words), chart, class_="beside")]
-    verdicts = evaluation.verdicts
-    sure, right = verdicts.sure.mean(), verdicts.right.mean()
-    lean = "surer than it is right" if sure > right else "right more often than it is sure"
-    words = (
-        f"On average it was {percent(float(sure))} sure and {percent(float(right))} right: {lean}. The expected calibration "
-        f"error is {error}. A bar should end on the dashed line; the thin lines are 95 % intervals."
-    )
-    bins = reliability(verdicts.sure, verdicts.right)
-    chart = reliability_chart(bins, "How often it was right, by how sure it was", "picture")
-    return [h("div", h("p", words), chart, class_="beside")]
-
-
-def document(title: str, seed: str, top: Sequence[Markup | None], parts: list[Part]) -> str:
+def document(
+    title: str, seed: str, top: Sequence[Markup | None], parts: list[Part], drawn_from: str = "the recipe"
+) -> str:
     """A whole page: nothing in it asks the network for anything, and no script but ours can run."""
     script = _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
@@ -141,7 +115,7 @@ def document(title: str, seed: str, top: Sequence[Markup | None], parts: list[Pa
             "footer",
             h(
                 "p",
-                f"Written by vitrail {vitrail.__version__}. The window is drawn from the recipe.",
+                f"Written by vitrail {vitrail.__version__}. The window is drawn from {drawn_from}.",
             ),
             class_="inside",
         ),

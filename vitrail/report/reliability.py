@@ -1,9 +1,11 @@
 """The reliability diagram: how sure the model was against how often it was right."""
 
-from vitrail.evaluate.calibration import Bin
+from vitrail.evaluate.calibration import Bin, reliability
 from vitrail.evaluate.intervals import wilson
+from vitrail.evaluate.several import probabilities
 from vitrail.report.charts import grid, plot, strip
 from vitrail.report.markup import Markup, h
+from vitrail.report.run import Evaluation
 from vitrail.report.scale import Scale
 from vitrail.report.words import count, percent
 
@@ -58,3 +60,26 @@ def reliability_chart(bins: list[Bin], title: str, what: str) -> Markup:
         h("p", f"how sure it was; below, how many {what}s", class_="axis"),
         class_="chart square",
     )
+
+
+def calibration(evaluation: Evaluation) -> list[Markup]:
+    """The diagram, and what it comes to in words."""
+    error = percent(evaluation.measures["calibration_error"])
+    if evaluation.several:
+        bins = reliability(probabilities(evaluation.logits).ravel(), (evaluation.targets > 0).ravel())
+        words = (
+            "Every label of every picture counts: of those that were given a probability, how many really are there. "
+            f"The expected calibration error is {error}. A bar should end on the dashed line."
+        )
+        chart = reliability_chart(bins, "How many have the label, by the probability given", "label")
+        return [h("div", h("p", words), chart, class_="beside")]
+    verdicts = evaluation.verdicts
+    sure, right = verdicts.sure.mean(), verdicts.right.mean()
+    lean = "surer than it is right" if sure > right else "right more often than it is sure"
+    words = (
+        f"On average it was {percent(float(sure))} sure and {percent(float(right))} right: {lean}. The expected calibration "
+        f"error is {error}. A bar should end on the dashed line; the thin lines are 95 % intervals."
+    )
+    bins = reliability(verdicts.sure, verdicts.right)
+    chart = reliability_chart(bins, "How often it was right, by how sure it was", "picture")
+    return [h("div", h("p", words), chart, class_="beside")]

@@ -3,6 +3,7 @@
 import json
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ class Evaluation:
     logits: np.ndarray  # [n, K]
     targets: np.ndarray  # [n], or [n, K] where a picture has several labels
     names: list[str]  # [n]; empty where they were not kept
-    pictures: dict[int, Path]  # of some, small copies
+    pictures: Mapping[int, Path | bytes]  # of some, small copies
 
     @property
     def several(self) -> bool:

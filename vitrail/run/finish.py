@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,10 +87,18 @@ def write_answers(run: "Run", split: str, logits: np.ndarray, pictures: Pictures
     (folder / f"{split}.json").write_text(json.dumps({"names": names}, ensure_ascii=False), encoding="utf-8")
     for index in surest_mistakes(logits, pictures.targets, MISTAKES):
         try:
-            with pictures.open(int(index)) as picture:
-                small = plain(ImageOps.exif_transpose(picture), 3)
+            data = small(pictures, int(index))
         except (OSError, ValueError) as error:
             run.tell(f"no small picture of {pictures.name(int(index))}: {error}")
             continue
-        small.thumbnail((THUMBNAIL, THUMBNAIL))
-        small.save(folder / "pictures" / f"{split}-{index:06d}.jpg", quality=88)
+        (folder / "pictures" / f"{split}-{index:06d}.jpg").write_bytes(data)
+
+
+def small(pictures: Pictures, index: int) -> bytes:
+    """A picture as people see it, small, as the bytes of a JPEG."""
+    with pictures.open(index) as picture:
+        made = plain(ImageOps.exif_transpose(picture), 3)
+    made.thumbnail((THUMBNAIL, THUMBNAIL))
+    file = BytesIO()
+    made.save(file, "JPEG", quality=88)
+    return file.getvalue()

@@ -27,6 +27,7 @@ NAMES = {
     "testing": "test",
 }
 WHOLE: Fractions = (0.8, 0.2, 0.0)  # of what has no parts
+UNDIVIDED: Fractions = (1.0, 0.0, 0.0)  # as it lies there: nothing is held out
 HELD_OUT: Fractions = (0.9, 0.1, 0.0)  # of a training set that is published with a test set alone
 TOP = float(2**64)
 
@@ -54,7 +55,7 @@ def completed(
 ) -> dict[str, Pictures]:
     """The splits with one to validate on: where the data has none, it is divided off the training split by content."""
     if "train" not in found or "validation" in found:
-        if fractions:
+        if fractions and fractions != UNDIVIDED:
             notes.append("the data has its own splits: the fractions asked for are not used")
         return found
     train, validation, test = checked(fractions or (otherwise if len(found) == 1 else HELD_OUT))

@@ -1,0 +1,85 @@
+"""A model that is to be judged: any checkpoint that can be loaded, or the run that made it."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.checkpoints.files.opened import BY_SAFETY
+from vitrail.checkpoints.files.source import read_json
+from vitrail.checkpoints.loading import load, resolve
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.bit import BiT
+from vitrail.models.vit import ViT
+
+MODEL, BEST = "model.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model ready to answer, and what is to be known of it."""
+
+    where: str  # as the user wrote it
+    name: str  # what to call it
+    model: ViT | BiT
+    preprocessing: Preprocessing
+    checksum: str  # SHA-256 of the weights' file
+
+
+def open_model(
+    where: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    size: tuple[int, int] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+) -> Opened:
+    """The model of a file, a directory, a run or `hf://owner/name`, at its own size or another."""
+    path = weights_of(where)
+    # Not mapped: pages of a file are aligned otherwise than memory, and sums could differ in their last bit.
+    model = load(path, image_size=size, assume=assume, take=take, mapped=False).to(device)
+    pipeline = model.preprocessing
+    if not isinstance(pipeline, Preprocessing):
+        raise ValueError(
+            f"{where} does not say how pictures are prepared for it: save it anew with vitrail.save(…, preprocessing=…)"
+        )
+    if size is not None and pipeline.size != size:
+        pipeline = pipeline.at(size)
+    return Opened(str(where), name_of(str(where), path), model, pipeline, checksum(path))
+
+
+def weights_of(where: str | Path) -> Path:
+    """Where the weights lie on this machine; of a run, its model."""
+    path = resolve(where)
+    if not (path / "run.json").is_file():
+        return path
+    if (path / MODEL).is_file():
+        return path / MODEL
+    best = f", or evaluate {path / BEST}, its best so far" if (path / BEST).is_file() else ""
+    raise ValueError(f"{where} is a run that has not finished: vitrail train --resume {where}{best}")
+
+
+def name_of(where: str, path: Path) -> str:
+    """What to call a model: its file's name, or its directory's where the file is called as all are."""
+    if where.startswith("hf://"):
+        return where.removeprefix("hf://")
+    path = path.resolve()
+    return path.parent.name if path.name in BY_SAFETY else path.name if path.is_dir() else path.stem
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of the weights' bytes: of the file, or of its shards one after another."""
+    if path.is_dir():
+        path = next(path / name for name in BY_SAFETY if (path / name).is_file())
+    files = [path]
+    if path.name.endswith(".index.json"):
+        files = [path.parent / name for name in sorted(set(read_json(path)["weight_map"].values()))]
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while part := stream.read(2**22):
+                found.update(part)
+    return found.hexdigest()
