@@ -56,7 +56,7 @@ def checksum(model: ViT | BiT, pipeline: Preprocessing) -> str:
 
 
 def content(pictures: Pictures) -> str:
-    """Which pictures a split holds, in their order: names with size and time of change, or the pixels where they are in memory."""
+    """Which pictures a split holds, in order: names with size and time of change, or the bytes where these are not known."""
     found = hashlib.sha256()
     for index, item in enumerate(pictures.items):
         try:

@@ -1,0 +1,225 @@
+"""Probes of features against references written here in a few lines, and against scikit-learn called directly."""
+
+import numpy as np
+import pytest
+
+from vitrail.evaluate import knn as knn_module
+from vitrail.evaluate.few_shot import PENALTY, draw, few_shot, least_squares
+from vitrail.evaluate.knn import knn
+from vitrail.evaluate.linear_probe import GRID, divided, linear_probe
+
+Split = tuple[np.ndarray, np.ndarray]
+
+
+def clouds(count: int, classes: int = 7, width: int = 24, seed: int = 0, spread: float = 1.6) -> Split:
+    """Features around a centre for each class, wide enough that no probe is always right."""
+    centres = np.random.default_rng(99).normal(size=(classes, width))
+    chance = np.random.default_rng(seed)
+    labels = chance.integers(0, classes, count)
+    return (centres[labels] + spread * chance.normal(size=(count, width))).astype(np.float32), labels
+
+
+TRAIN, TEST = clouds(600, seed=1), clouds(211, seed=2)
+
+
+def dino(train: Split, queries: np.ndarray, k: int, temperature: float, classes: int) -> np.ndarray:
+    """Class by weighted vote as DINO's eval_knn.py counts it, with every similarity in one matrix."""
+    unit = [
+        x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True) for x in (train[0], queries)
+    ]
+    similarity = unit[1] @ unit[0].T
+    order = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
+    votes = np.zeros((len(queries), classes))
+    for row, neighbours in enumerate(order):
+        for place in neighbours:
+            votes[row, train[1][place]] += np.exp(similarity[row, place] / temperature)
+    return votes.argmax(1)
+
+
+@pytest.mark.parametrize("k", [1, 10, 20, 100, 200, 600])
+@pytest.mark.parametrize("temperature", [0.07, 1.0])
+def test_neighbours_agree_with_dino_to_the_last_prediction(k: int, temperature: float) -> None:
+    ours = knn(*TRAIN, TEST[0], 7, k, temperature).argmax(1)
+    assert np.array_equal(ours, dino(TRAIN, TEST[0], k, temperature, 7))
+    assert 0.3 < (ours == TEST[1]).mean() < 1
+
+
+def test_one_neighbour_agrees_with_scikit_learn() -> None:
+    from sklearn.neighbors import KNeighborsClassifier
+
+    theirs = KNeighborsClassifier(1, metric="cosine", algorithm="brute").fit(TRAIN[0].astype(np.float64), TRAIN[1])
+    assert np.array_equal(knn(*TRAIN, TEST[0], 7, 1).argmax(1), theirs.predict(TEST[0].astype(np.float64)))
+
+
+def test_blocks_change_no_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = knn(*TRAIN, TEST[0], 7)
+    monkeypatch.setattr(knn_module, "QUERIES", 10)
+    monkeypatch.setattr(knn_module, "CHUNK", 7)
+    np.testing.assert_allclose(knn(*TRAIN, TEST[0], 7), whole, atol=1e-12)
+
+
+def test_of_equally_near_pictures_the_first_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knn_module, "CHUNK", 2)
+    same = np.ones((5, 3), dtype=np.float32)
+    votes = knn(same, np.array([2, 2, 0, 1, 1]), same[:1], 3, neighbours=3)
+    np.testing.assert_allclose(votes, [[1 / 3, 0, 2 / 3]])
+
+
+def test_more_neighbours_than_pictures_are_all_of_them() -> None:
+    np.testing.assert_allclose(knn(*TRAIN, TEST[0], 7, 10_000), knn(*TRAIN, TEST[0], 7, 600))
+
+
+def test_neighbours_with_several_labels_vote_for_each() -> None:
+    train = np.eye(2, dtype=np.float32)
+    votes = knn(train, np.array([[1, 1, 0], [0, 1, 0]]), train[:1], 3, neighbours=2, temperature=1.0)
+    near, far = np.e / (np.e + 1), 1 / (np.e + 1)
+    np.testing.assert_allclose(votes, [[near, near + far, 0]])
+
+
+@pytest.mark.parametrize(("neighbours", "temperature"), [(0, 0.07), (5, 0.0)])
+def test_neighbours_and_temperature_are_above_zero(neighbours: int, temperature: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        knn(*TRAIN, TEST[0], 7, neighbours, temperature)
+
+
+# --- linear ---
+
+
+def by_hand(train: Split, queries: np.ndarray, c: float) -> np.ndarray:
+    """scikit-learn called directly, with the features standardised by hand."""
+    from sklearn.linear_model import LogisticRegression
+
+    wide = train[0].astype(np.float64)
+    mean, deviation = wide.mean(0), wide.std(0)
+    model = LogisticRegression(C=c, max_iter=1000).fit((wide - mean) / deviation, train[1])
+    return model.predict((queries.astype(np.float64) - mean) / deviation)
+
+
+def test_linear_probe_equals_scikit_learn_called_directly() -> None:
+    probe = linear_probe(*TRAIN, TEST[0], 7)
+    fitted, held = divided(TRAIN[1], 0)
+    scores = {}
+    for c in GRID:
+        said = by_hand((TRAIN[0][fitted], TRAIN[1][fitted]), TRAIN[0][held], c)
+        scores[c] = (said == TRAIN[1][held]).mean()
+    assert probe.tried == pytest.approx(scores)
+    assert probe.c == max(GRID, key=lambda c: (scores[c], -c))
+    assert np.array_equal(probe.logits.argmax(1), by_hand(TRAIN, TEST[0], probe.c))
+    assert 0.5 < (probe.logits.argmax(1) == TEST[1]).mean() < 1
+
+
+def test_what_is_held_out_is_a_fifth_of_every_class() -> None:
+    fitted, held = divided(TRAIN[1], 0)
+    assert sorted([*fitted, *held]) == list(range(600))
+    shares = np.bincount(TRAIN[1][held], minlength=7) / np.bincount(TRAIN[1], minlength=7)
+    assert np.abs(shares - 0.2).max() < 0.02
+
+
+def test_choosing_never_sees_the_queries() -> None:
+    one = linear_probe(*TRAIN, TEST[0], 7)
+    other = linear_probe(*TRAIN, -5 * TEST[0][:9], 7)
+    assert (one.c, one.tried) == (other.c, other.tried)
+
+
+def test_two_classes_and_classes_without_pictures_have_logits() -> None:
+    two = TRAIN[1] < 2
+    probe = linear_probe(TRAIN[0][two], TRAIN[1][two], TEST[0], 7)
+    assert probe.logits.shape == (211, 7)
+    assert np.isfinite(probe.logits).all()
+    assert set(probe.logits.argmax(1)) == {0, 1}
+    assert np.array_equal(probe.logits.argmax(1), by_hand((TRAIN[0][two], TRAIN[1][two]), TEST[0], probe.c))
+
+
+def test_a_class_with_one_picture_is_fitted_to() -> None:
+    labels = TRAIN[1].copy()
+    labels[labels == 6] = 5
+    labels[17] = 6
+    fitted, held = divided(labels, 0)
+    assert 17 in fitted
+    assert 17 not in held
+
+
+def test_several_labels_are_one_against_the_rest() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    several = np.stack([TRAIN[1] == k for k in range(7)], 1).astype(np.uint8)
+    several[:, 0] |= several[:, 3]
+    probe = linear_probe(TRAIN[0], several, TEST[0], 7)
+    wide = TRAIN[0].astype(np.float64)
+    mean, deviation = wide.mean(0), wide.std(0)
+    for k in range(7):
+        alone = LogisticRegression(C=probe.c, max_iter=1000).fit((wide - mean) / deviation, several[:, k])
+        expected = alone.decision_function((TEST[0].astype(np.float64) - mean) / deviation)
+        np.testing.assert_allclose(probe.logits[:, k], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_one_class_cannot_be_told_apart() -> None:
+    with pytest.raises(ValueError, match="two classes"):
+        linear_probe(TRAIN[0], np.zeros(600, dtype=np.int64), TEST[0], 7)
+
+
+# --- few shots ---
+
+
+def primal(train: Split, queries: np.ndarray, classes: int) -> np.ndarray:
+    """(XᵀX + λI)⁻¹ XᵀY on standardised features with a column of 100 and targets of -1 and 1."""
+    wide = train[0].astype(np.float64)
+    mean, deviation = wide.mean(0), wide.std(0) + 1e-5
+    x, q = (
+        np.hstack([(f.astype(np.float64) - mean) / deviation, np.full((len(f), 1), 100.0)]) for f in (wide, queries)
+    )
+    w = np.linalg.inv(x.T @ x + 2**10 * np.eye(x.shape[1])) @ x.T @ (2.0 * np.eye(classes)[train[1]] - 1)
+    return (q @ w).argmax(1)
+
+
+@pytest.mark.parametrize("shots", [1, 2, 5, 10, 25])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_least_squares_agree_with_the_primal_to_the_last_prediction(shots: int, seed: int) -> None:
+    chosen = draw(TRAIN[1], 7, shots, seed)
+    few = TRAIN[0][chosen], TRAIN[1][chosen]
+    assert np.array_equal(least_squares(*few, TEST[0], 7).argmax(1), primal(few, TEST[0], 7))
+
+
+def test_both_ways_to_solve_are_one() -> None:
+    chosen = draw(TRAIN[1], 7, 3, 0)  # 21 pictures of 25 values with the bias: by the smaller matrix
+    few = TRAIN[0][chosen], TRAIN[1][chosen]
+    twice = np.concatenate([few[0], few[0]]), np.concatenate([few[1], few[1]])  # 42: by the other
+    halved = least_squares(*few, TEST[0], 7, PENALTY / 2)
+    np.testing.assert_allclose(least_squares(*twice, TEST[0], 7, PENALTY), halved, atol=1e-9)
+
+
+def test_draws_are_nested_balanced_and_repeat() -> None:
+    five, ten = draw(TRAIN[1], 7, 5, 3), draw(TRAIN[1], 7, 10, 3)
+    assert set(five) < set(ten)
+    assert np.bincount(TRAIN[1][ten]).tolist() == [10] * 7
+    assert np.array_equal(ten, draw(TRAIN[1], 7, 10, 3))
+    assert not np.array_equal(ten, draw(TRAIN[1], 7, 10, 4))
+
+
+def test_more_shots_are_better_and_the_interval_is_students() -> None:
+    from scipy import stats
+
+    found = few_shot(*TRAIN, *TEST, 7, shots=(1, 5, 25), draws=6)
+    assert [one.shots for one in found] == [1, 5, 25]
+    assert found[0].mean < found[1].mean < found[2].mean
+    for one in found:
+        assert len(set(one.accuracies)) > 1
+        low, high = stats.t.interval(0.95, 5, loc=one.mean, scale=stats.sem(one.accuracies))
+        assert one.interval == pytest.approx((low, high))
+
+
+def test_classes_with_fewer_pictures_give_all_they_have() -> None:
+    keep = np.sort(np.concatenate([np.flatnonzero(TRAIN[1] == 4)[:3], np.flatnonzero(TRAIN[1] != 4)]))
+    [one] = few_shot(TRAIN[0][keep], TRAIN[1][keep], *TEST, 7, shots=(10,), draws=2)
+    assert one.scarce == (4,)
+    assert one.pictures == 63
+
+
+def test_one_draw_has_no_interval() -> None:
+    [one] = few_shot(*TRAIN, *TEST, 7, shots=(5,), draws=1)
+    assert one.interval is None
+
+
+def test_few_shot_is_for_one_label() -> None:
+    with pytest.raises(ValueError, match="one label each"):
+        few_shot(TRAIN[0], np.ones((600, 7), dtype=np.uint8), *TEST, 7)

@@ -1,0 +1,222 @@
+"""Features of a frozen model: what they are, that they are computed once, and when they are computed again."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tests.run.test_train import COLOURS, picture
+from vitrail.cli import probing as options
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.evaluation.features import checksum, features
+from vitrail.evaluation.probing import KINDS, PROBES, Settings, probe, run_probe
+from vitrail.recipe import Data
+from vitrail.run.prepare import prepare
+
+PIPELINE = Preprocessing((16, 16), (16, 16))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, colour in COLOURS.items():
+        for number in range(12):
+            picture(tmp_path / "photos" / "train" / name / f"{number}.png", colour, 100 * number + len(name))
+        for number in range(4):
+            picture(tmp_path / "photos" / "val" / name / f"{number}.png", colour, 7000 + 100 * number + len(name))
+    return tmp_path / "photos"
+
+
+def tiny(**slots: object) -> vitrail.ViT:
+    torch.manual_seed(0)
+    return vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=None, image_size=16, **slots).eval()
+
+
+def saved(tmp_path: Path) -> str:
+    torch.manual_seed(0)
+    model = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=5, image_size=16)
+    model.preprocessing = PIPELINE
+    vitrail.save(model, tmp_path / "model.safetensors")
+    return str(tmp_path / "model.safetensors")
+
+
+def counted(model: vitrail.ViT) -> list[int]:
+    """How many pictures went through the model, batch by batch."""
+    seen: list[int] = []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    return seen
+
+
+def test_features_are_the_vector_before_the_head(folder: Path) -> None:
+    split = prepare(Data(str(folder))).splits["validation"]
+    model = tiny()
+    found = features(model, PIPELINE, split, cache=False, workers=0)
+    assert found.values.shape == (12, 16)
+    for index in (0, 5, 11):
+        with split.open(index) as image, torch.inference_mode():
+            expected = model.pool(model.encode(model.tokens(PIPELINE(image)[None])))[0]
+        np.testing.assert_allclose(found.values[index], expected.numpy(), atol=1e-5)
+    assert np.array_equal(found.targets, split.targets)
+
+
+def test_a_distilled_models_two_tokens_stand_side_by_side(folder: Path) -> None:
+    split = prepare(Data(str(folder))).splits["validation"]
+    model = tiny(prefix="class+distillation")
+    found = features(model, PIPELINE, split, cache=False, workers=0)
+    with split.open(0) as image, torch.inference_mode():
+        both = model(PIPELINE(image)[None])[0]  # [2, D]
+    np.testing.assert_allclose(found.values[0], torch.cat((both[0], both[1])).numpy(), atol=1e-5)
+
+
+def test_features_are_computed_once(folder: Path) -> None:
+    split = prepare(Data(str(folder))).train
+    model = tiny()
+    seen = counted(model)
+    first = features(model, PIPELINE, split, workers=0)
+    again = features(model, PIPELINE, split, workers=0)
+    assert sum(seen) == 36
+    assert (first.cached, again.cached) == (False, True)
+    assert np.array_equal(first.values, again.values)
+    features(model, PIPELINE, split, workers=0, cache=False)
+    assert sum(seen) == 72
+
+
+def test_another_model_other_preprocessing_and_changed_pictures_are_computed_again(folder: Path) -> None:
+    split = prepare(Data(str(folder))).train
+    model = tiny()
+    assert not features(model, PIPELINE, split, workers=0).cached
+    other = tiny()
+    with torch.no_grad():
+        other.blocks[1].mlp.fc2.bias[3] += 1e-3
+    assert not features(other, PIPELINE, split, workers=0).cached
+    assert not features(model, Preprocessing((16, 16), (18, 18)), split, workers=0).cached
+    assert features(tiny(), PIPELINE, split, workers=0).cached
+    changed = Path(split.name(0))
+    picture(changed, (1, 2, 3), 5)
+    os.utime(changed, ns=(1, 1))
+    assert not features(model, PIPELINE, split, workers=0).cached
+
+
+def test_a_checksum_knows_weights_configuration_and_preprocessing() -> None:
+    model = tiny()
+    same = checksum(model, PIPELINE)
+    assert same == checksum(tiny(), PIPELINE)
+    assert same != checksum(model, Preprocessing((16, 16), (20, 20)))
+    assert same != checksum(tiny(eps=1e-5), PIPELINE)
+    with torch.no_grad():
+        model.prefix.outputs[0, 0, 0] = 0.5
+    assert same != checksum(model, PIPELINE)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "text", "other"])
+def test_a_damaged_cache_is_computed_again_and_said(folder: Path, tmp_path: Path, damage: str) -> None:
+    split = prepare(Data(str(folder))).train
+    first = features(tiny(), PIPELINE, split, workers=0)
+    [file] = (tmp_path / "cache" / "vitrail" / "features").iterdir()
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "flipped":
+        content[len(content) // 2] ^= 1
+    elif damage == "text":
+        content = bytearray(b"nothing")
+    file.write_bytes(content)
+    if damage == "other":
+        np.savez(file, values=np.zeros((3, 16), dtype=np.float32))
+    again = features(tiny(), PIPELINE, split, workers=0)
+    assert not again.cached
+    assert "damaged" in again.notes[0]
+    assert "train split are computed again" in again.notes[0]
+    assert np.array_equal(first.values, again.values)
+    assert features(tiny(), PIPELINE, split, workers=0).cached
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_nothing_is_lost(folder: Path, tmp_path: Path) -> None:
+    split = prepare(Data(str(folder)), cache=False).train
+    (tmp_path / "cache" / "vitrail").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cache" / "vitrail" / "features").write_text("a file where a directory should be")
+    found = features(tiny(), PIPELINE, split, workers=0)
+    assert found.values.shape == (36, 16)
+    assert "not kept for another time" in found.notes[0]
+
+
+def test_what_goes_bad_is_left_out_named_and_not_cached(folder: Path) -> None:
+    split = prepare(Data(str(folder))).train
+    bad = Path(split.name(7))
+    bad.write_bytes(b"gone")
+    found = features(tiny(), PIPELINE, split, workers=0)
+    assert len(found.values) == len(found.targets) == 35
+    assert list(found.unreadable) == [str(bad)]
+    assert np.array_equal(found.targets, np.delete(split.targets, 7))
+    assert not features(tiny(), PIPELINE, split, workers=0).cached
+
+
+def test_every_probe_tells_colours_apart(folder: Path, tmp_path: Path) -> None:
+    settings = Settings(neighbours=5, shots=(1, 5), draws=3)
+    found = probe(saved(tmp_path), Data(str(folder)), PROBES, settings, workers=0)
+    assert [row.probe for row in found.rows] == ["knn", "linear", "few-shot", "few-shot"]
+    assert (found.train, found.images, found.split, found.width) == (36, 12, "validation", 16)
+    for row in (found.rows[0], found.rows[1], found.rows[3]):
+        assert row.score > 0.8
+        assert row.interval is not None
+        assert row.interval[0] <= row.score <= row.interval[1]
+    assert found.rows[1].parameters == 3 * 17
+    assert probe(saved(tmp_path), Data(str(folder)), ["knn"], settings, workers=0).cached
+
+
+def test_a_bad_file_is_counted_and_named_in_the_table(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train" / "red" / "text.png").write_text("not a picture")
+    parser = argparse.ArgumentParser()
+    for name in ("model", "data"):
+        parser.add_argument(name)
+    for name in ("--device", "--workers"):
+        parser.add_argument(name, type=int if name == "--workers" else str, default=0 if name == "--workers" else "cpu")
+    parser.add_argument("--json", action="store_true")
+    options.add_probe_arguments(parser)
+    arguments = [saved(tmp_path), str(folder), "--probe", "knn,few-shot", "--shots", "1,3", "--draws", "2"]
+    assert run_probe(parser.parse_args(arguments)) == 0
+    said = capsys.readouterr().out
+    assert "3 classes, 36 training pictures, judged on 12 validation pictures" in said
+    assert "1 pictures could not be read and are left out" in said
+    assert "text.png" in said
+    assert "over 2 draws" in said
+    assert run_probe(parser.parse_args([*arguments, "--json"])) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["probes"]) == {"knn", "few-shot"}
+    assert set(told["probes"]["few-shot"]) == {"1", "3"}
+    assert told["probes"]["knn"]["top1"] > 0.5
+    assert len(told["probes"]["knn"]["interval"]) == 2
+    assert told["features"]["cached"]
+    assert [Path(name).name for name in told["unreadable"]] == ["text.png"]
+
+
+def test_several_labels_are_probed_by_mean_average_precision(folder: Path, tmp_path: Path) -> None:
+    lines = ["path,label,split"]
+    for split, part in (("train", "train"), ("val", "validation")):
+        for path in sorted((folder / split).glob("*/*.png")):
+            label = path.parent.name + ("|warm" if path.parent.name == "red" else "")
+            lines.append(f"{path},{label},{part}")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    data = Data(str(tmp_path / "list.csv"), task="multi")
+    found = probe(saved(tmp_path), data, ["knn", "linear"], workers=0)
+    assert found.measure == "map"
+    assert all(row.score > 0.8 for row in found.rows)
+    with pytest.raises(ValueError, match="few-shot is for pictures with one label"):
+        probe(saved(tmp_path), data, ["few-shot"], workers=0)
+
+
+def test_the_command_line_knows_the_same_probes() -> None:
+    assert options.PROBES == PROBES == tuple(KINDS)
+    with pytest.raises(ValueError, match="'nearest'"):
+        probe("none", Data("nowhere"), ["nearest"])
