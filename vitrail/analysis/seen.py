@@ -19,14 +19,18 @@ class Seen:
     prefix: int  # tokens before the patches
     reader: str  # whose attention `attention` shows: "class token", or "mean of patches" in a model without one
     logits: np.ndarray | None = None  # [K]
-    attention: np.ndarray | None = None  # [L, H, h, w]: of the reader to every patch; softmax, so a row sums to at most 1
+    attention: np.ndarray | None = (
+        None  # [L, H, h, w]: of the reader to every patch; softmax, so a row sums to at most 1
+    )
     at: tuple[int, int] | None = None  # row and column of the chosen patch
     attention_at: np.ndarray | None = None  # [L, H, h, w]: of the chosen patch to every patch
     between: np.ndarray | None = None  # [L, H, n, n] float16, n = a·b: all patches to all patches, on `between_grid`
     between_grid: Grid | None = None  # a, b: the grid itself, or a coarser one where that would be too large a page
     distance: np.ndarray | None = None  # [L, H]: mean attention distance in pixels
     entropy: np.ndarray | None = None  # [L, H]: of attention, in nats, the mean over tokens
-    alike: np.ndarray | None = None  # [L, H, H]: how alike the attention of two heads is: 1 minus Jensen-Shannon in bits
+    alike: np.ndarray | None = (
+        None  # [L, H, H]: how alike the attention of two heads is: 1 minus Jensen-Shannon in bits
+    )
     rollout: np.ndarray | None = None  # [h, w]: attention rollout over all layers
     relevance: np.ndarray | None = None  # [h, w]: gradient-weighted relevance for `target`
     target: int | None = None  # the class that `relevance` explains
@@ -34,7 +38,9 @@ class Seen:
     similar: np.ndarray | None = None  # [L+1, h, w]: cosine of every patch token with the chosen one
     norms: np.ndarray | None = None  # [L+1, h, w]: length of every patch token
     prefix_norms: np.ndarray | None = None  # [L+1, prefix]
-    spectrum: np.ndarray | None = None  # [L+1, F]: log amplitude of the token maps by frequency, less that of frequency 0
+    spectrum: np.ndarray | None = (
+        None  # [L+1, F]: log amplitude of the token maps by frequency, less that of frequency 0
+    )
     frequencies: np.ndarray | None = None  # [F], 0 to 1: in units of pi for a step of one patch
     embedded: np.ndarray | None = None  # [h, w, D]: patches after the projection, before positions
     positions: np.ndarray | None = None  # [h, w, D]: what is added to them, if it is
