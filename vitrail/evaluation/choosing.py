@@ -15,7 +15,7 @@ from vitrail.data.sources import names, parts, read
 from vitrail.evaluation.filenames import read_by_name
 
 SEVERAL = {"auto": None, "single": False, "multi": True}
-WHOLE = "evaluated"  # what the pictures are called where the data has no splits
+WHOLE = "all"  # where the data has no splits
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,18 @@ class Chosen:
 
     where: str
     kind: str
-    split: str  # train, validation, test, or "evaluated" for all that there is
+    split: str  # train, validation, test, or all
     pictures: Pictures
     left_out: dict[str, str]  # path and reason
     notes: tuple[str, ...]
 
+    @property
+    def word(self) -> str:
+        """What to call its pictures: test pictures, evaluated pictures."""
+        return "evaluated" if self.split == WHOLE else self.split
 
-def choose(
-    wanted: Wanted, recipe: Mapping[str, Any] | None = None, progress: parts.Progress | None = None
-) -> Chosen:
+
+def choose(wanted: Wanted, recipe: Mapping[str, Any] | None = None, progress: parts.Progress | None = None) -> Chosen:
     """The pictures that are asked for. `recipe` is the model's own: data that it was trained on is divided as it was then."""
     if wanted.limit is not None and wanted.limit < 1:
         raise ValueError(f"--limit {wanted.limit}: at least 1 picture")
@@ -93,9 +96,7 @@ def picked(dataset: Dataset, asked: str | None) -> tuple[str, Pictures]:
     return WHOLE, splits["train"]
 
 
-def readable(
-    wanted: Wanted, dataset: Dataset, split: str, notes: list[str], progress: parts.Progress | None
-) -> Chosen:
+def readable(wanted: Wanted, dataset: Dataset, split: str, notes: list[str], progress: parts.Progress | None) -> Chosen:
     """Without pictures that cannot be read or that a list names, each with the reason."""
     checked = audit(dataset, progress=progress, near=None)
     left_out = {each.path: each.detail for each in checked.of(UNUSABLE)}

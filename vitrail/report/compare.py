@@ -65,11 +65,12 @@ class Comparison:
         """Everything for machines."""
         return {
             "runs": [self.row(place) for place in range(len(self.runs))],
-            "pairs": [_pair(pair, self.names) for pair in self.pairs],
+            "pairs": [pair_as_dict(pair, self.names) for pair in self.pairs],
         }
 
 
-def _pair(pair: Pair, names: list[str]) -> dict[str, Any]:
+def pair_as_dict(pair: Pair, names: list[str]) -> dict[str, Any]:
+    """Two compared, ready for JSON."""
     told: dict[str, Any] = {"first": names[pair.first], "second": names[pair.second], "split": pair.split}
     if pair.found is None:
         return told | {"compared": False, "reason": pair.why_not}
