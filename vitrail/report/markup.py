@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-EMPTY = {"br", "hr", "img", "meta", "path", "rect", "line", "polygon"}
+EMPTY = {"br", "hr", "img", "input", "meta", "path", "rect", "line", "polygon"}
 
 
 class Markup(str):

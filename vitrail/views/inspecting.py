@@ -1,0 +1,180 @@
+"""A model and some pictures to a directory of figures, arrays and one page."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail import __version__
+from vitrail.analysis import arrays, distances, filters, look, patch_at, positions
+from vitrail.analysis.seen import Distances, Filters, Positions
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.vit import ViT
+from vitrail.views import distance, filtered, placed
+from vitrail.views.drawn import OF_MODELS, OF_PICTURES, VIEWS, figures, wanted
+from vitrail.views.folder import Folder
+from vitrail.views.packed import picture as packed
+from vitrail.views.page import Panel, page
+from vitrail.views.pictures import Unusable, evenly, folder_names, prepared
+from vitrail.views.shown import Shown
+
+Tell = Callable[[str, int, int], None]
+PAPER = 128  # pictures that figure 7 (right) was measured on
+BATCH = 8
+
+
+def quiet(doing: str, done: int, total: int) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Looker:
+    """A model with its pipeline, ready to look at files."""
+
+    model: ViT
+    preprocessing: Preprocessing
+    name: str
+    views: Sequence[str] = VIEWS
+    layers: Sequence[int] | None = None  # from 1; all unless given
+    at: tuple[int, int] | None = None  # x and y, in pixels of the picture as the model sees it
+    target: int | None = None
+
+    def __post_init__(self) -> None:
+        depth = len(self.model.blocks)
+        for layer in self.layers or ():
+            if not 1 <= layer <= depth:
+                raise ValueError(f"layer {layer} of {depth}: use 1 to {depth}")
+        if self.at is not None:
+            (x, y), (height, width) = self.at, self.preprocessing.size
+            if not (0 <= x < width and 0 <= y < height):
+                raise ValueError(
+                    f"--at {x},{y} is outside of the picture as the model sees it, {width}×{height} pixels: "
+                    f"use 0,0 to {width - 1},{height - 1}"
+                )
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def shown(self, path: Path, tell: Tell | None = None, asked: Sequence[str] | None = None) -> Shown:
+        """One file, looked at."""
+        image, pixels = prepared(path, self.preprocessing)
+        seen = look(
+            self.model,
+            image[None].to(self.device),
+            at=None if self.at is None else patch_at(self.model, *self.at),
+            target=self.target,
+            views=wanted(self.views) if asked is None else asked,
+            tell=tell,
+        )
+        return Shown(path.name, pixels, seen, self.model.labels, self.name)
+
+    def distances(self, files: Sequence[Path], tell: Tell = quiet) -> Distances:
+        """Mean attention distance over those of the files that can be read."""
+        return distances(self.model, self._batches(files, tell))
+
+    def positions(self) -> Positions:
+        """On the grid of the size that is looked at."""
+        stride = self.model.embed.stride
+        height, width = self.preprocessing.size
+        return positions(self.model, (height // stride, width // stride))
+
+    def filters(self) -> Filters:
+        return filters(self.model)
+
+    def _batches(self, files: Sequence[Path], tell: Tell) -> Iterator[torch.Tensor]:
+        held: list[torch.Tensor] = []
+        for number, path in enumerate(files, start=1):
+            try:
+                held.append(prepared(path, self.preprocessing)[0])
+            except Unusable:
+                continue  # named where it would have been drawn, or by whoever listed it
+            if len(held) == BATCH:
+                yield torch.stack(held).to(self.device)
+                held = []
+            tell("measuring distances", number, len(files))
+        if held:
+            yield torch.stack(held).to(self.device)
+
+
+@dataclass
+class Written:
+    """What an inspection wrote and what it left out."""
+
+    directory: Path
+    pictures: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+
+def inspect(looker: Looker, files: Sequence[Path], out: Path, limit: int, tell: Tell = quiet) -> Written:
+    """Looks at up to `limit` of the files, spread evenly, and measures distances over up to 128 of them."""
+    chosen = evenly(list(files), limit)
+    folder, written = Folder(out), Written(out)
+    about = {"vitrail": __version__, "model": looker.name, "views": list(looker.views)}
+    folder.record(about)
+    panels: list[Panel] = []
+    if any(view in OF_PICTURES for view in looker.views):
+        for number, (path, name) in enumerate(zip(chosen, folder_names(chosen), strict=True)):
+            tell("pictures", number, len(chosen))
+            try:
+                shown = looker.shown(path)
+            except Unusable as problem:
+                written.skipped.append(str(problem))
+                continue
+            drawn = figures(shown, looker.views, looker.layers)
+            for file, draw in drawn.items():
+                folder.write(f"{name}/{file}", draw())
+            folder.save(f"{name}/arrays.npz", {**arrays(shown.seen), "picture": shown.pixels})
+            panels.append(Panel(packed(shown), [f"{name}/{file}" for file in drawn]))
+            written.pictures.append(said(shown, path, name, list(drawn)))
+            folder.record(about)
+        tell("pictures", len(chosen), len(chosen))
+        if not panels:
+            raise ValueError(f"no picture could be read: {'; '.join(written.skipped[:3])}")
+    models = _of_model(looker, evenly(list(files), max(PAPER, limit)), folder, tell)
+    folder.write("index.html", page(looker.name, looker.model, panels, models).encode("utf-8"))
+    folder.record(about, done=True)
+    written.files = sorted(folder.written)
+    return written
+
+
+def said(shown: Shown, path: Path, folder: str, files: list[str]) -> dict[str, Any]:
+    """What is told of one picture."""
+    told: dict[str, Any] = {
+        "picture": str(path),
+        "folder": folder,
+        "files": [*files, "arrays.npz"],
+        "predicted": [{"class": k, "name": name, "probability": odds} for k, name, odds in shown.said(5)],
+    }
+    if shown.seen.at is not None:
+        told["patch"] = {"row": shown.seen.at[0], "column": shown.seen.at[1]}
+    if shown.seen.target is not None:
+        told["target"] = {"class": shown.seen.target, "name": shown.label(shown.seen.target)}
+    return told
+
+
+def _of_model(looker: Looker, files: list[Path], folder: Folder, tell: Tell) -> dict[str, bytes]:
+    """The views of the model itself: figures by name, and all arrays in one file."""
+    if not any(view in OF_MODELS for view in looker.views):
+        return {}
+    found: dict[str, Distances | Positions | Filters] = {}
+    made: dict[str, bytes | None] = {}
+    if "distance" in looker.views:
+        found["distance"] = far = looker.distances(files, tell)
+        made["distance"] = distance.draw(far, looker.name, looker.model.embed.stride)
+    if "positions" in looker.views:
+        found["positions"] = where = looker.positions()
+        made["positions"] = placed.draw(where, looker.name)
+    if "filters" in looker.views:
+        found["filters"] = tiles = looker.filters()
+        made["filters"] = filtered.draw(tiles, looker.name)
+    folder.save(
+        "model.npz", {f"{view}.{key}": value for view, each in found.items() for key, value in arrays(each).items()}
+    )
+    drawn = {view: png for view, png in made.items() if png is not None}
+    for view, png in drawn.items():
+        folder.write(f"{view}.png", png)
+    return drawn

@@ -1,0 +1,360 @@
+"use strict";
+const $ = (id) => document.getElementById(id);
+const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+const floats = (text) => new Float32Array(bytes(text).buffer);
+const shared = JSON.parse($("shared").textContent);
+const maps = Object.fromEntries(Object.entries(shared.maps).map(([name, text]) => [name, bytes(text)]));
+
+// A picture's data, its arrays unpacked when it is first chosen. `codes` are bytes; a row's largest value is beside it.
+const known = new Map();
+function picture(number) {
+  if (!known.has(number)) {
+    const data = JSON.parse($(`picture-${number}`).textContent);
+    for (const name of ["attention", "between", "rollout", "relevance", "norms", "similar"]) {
+      if (data[name]) data[name] = { ...data[name], codes: bytes(data[name].codes), largest: floats(data[name].largest) };
+    }
+    if (data.colours) data.colours = bytes(data.colours);
+    known.set(number, data);
+  }
+  return known.get(number);
+}
+
+// What is shown. `pinned` is a patch that was clicked or reached by keys, `under` the one under the pointer.
+const state = { picture: 0, tab: null, layer: shared.layers, head: 0, kind: "colours", pinned: null, under: null, strength: 1 };
+let now = null; // the chosen picture's data
+let ground = null; // its pixels as what maps are drawn on, at the stage's size
+let small = null; // the same for the small maps
+
+const [layers, heads] = [shared.layers, shared.heads];
+const stage = $("stage"), about = stage.getContext("2d", { willReadFrequently: true });
+const patch = () => state.under ?? state.pinned;
+const place = (row, column) => `row ${row + 1}, column ${column + 1}`;
+const shown = (value) => (value >= 100 ? value.toFixed(0) : value >= 1 ? value.toPrecision(3) : value.toPrecision(2));
+
+// Values between 0 and 1 for each patch of the grid, and the value that 1 stands for.
+function row(store, index, count) {
+  const codes = store.codes.subarray(index * count, (index + 1) * count);
+  return { codes, largest: store.largest[index] };
+}
+
+function mean(rows) {
+  const sum = new Float32Array(rows[0].codes.length);
+  for (const { codes, largest } of rows) for (let i = 0; i < sum.length; i++) sum[i] += (codes[i] * largest) / 255 / rows.length;
+  const largest = sum.reduce((a, b) => Math.max(a, b), 0);
+  return { codes: Uint8Array.from(sum, (v) => Math.round((v / (largest || 1)) * 255)), largest };
+}
+
+// The attention of the chosen patch, or of the token that is read, in one head (from 1; 0 is the mean) of a layer.
+function attention(layer, head) {
+  const [h, w] = now.grid, from = now.between ? patch() : null;
+  const of = (k) => {
+    const index = (layer - 1) * heads + k;
+    if (!from) return row(now.attention, index, h * w);
+    const [a, b] = now.cells, cell = Math.floor(from[0] / now.side) * b + Math.floor(from[1] / now.side);
+    return spread(row(now.between, index * a * b + cell, a * b));
+  };
+  return head ? of(head - 1) : mean(Array.from({ length: heads }, (_, k) => of(k)));
+}
+
+// Cells of a coarser grid to the patches in them.
+function spread({ codes, largest }) {
+  if (now.side === 1) return { codes, largest };
+  const [h, w] = now.grid, b = now.cells[1], made = new Uint8Array(h * w);
+  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
+    made[y * w + x] = codes[Math.floor(y / now.side) * b + Math.floor(x / now.side)];
+  }
+  return { codes: made, largest };
+}
+
+// What the current tab draws: bytes for each patch with a map of colours, or colours themselves.
+function current() {
+  const count = now.grid[0] * now.grid[1];
+  if (state.tab === "attention") return { ...attention(state.layer, state.head), map: maps.heat, glow: true };
+  if (state.tab !== "tokens") return { ...row(now[state.tab], 0, count), map: maps.heat, glow: true };
+  if (state.kind === "norms") return { ...row(now.norms, state.layer, count), low: now.norms.low[state.layer], map: maps.length };
+  if (state.kind === "similar") return { ...row(now.similar, state.layer, count), low: -1, map: maps.like };
+  return { colours: now.colours.subarray(3 * state.layer * count, 3 * (state.layer + 1) * count) };
+}
+
+// Draws a map over a ground of `side` pixels a patch: the stronger, the more of its colour.
+function paint(context, ground, side, drawn, strength) {
+  const [h, w] = now.grid, width = w * side, image = new ImageData(width, h * side), out = image.data;
+  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
+    const at = y * w + x, code = drawn.colours ? 0 : drawn.codes[at];
+    const colour = drawn.colours ? drawn.colours.subarray(3 * at, 3 * at + 3) : drawn.map.subarray(3 * code, 3 * code + 3);
+    const part = strength * (drawn.glow ? 0.12 + 0.76 * (code / 255) ** 0.8 : 0.94);
+    for (let j = 0; j < side; j++) {
+      let k = 4 * ((y * side + j) * width + x * side);
+      for (let i = 0; i < side; i++, k += 4) {
+        out[k] = ground[k] * (1 - part) + colour[0] * part;
+        out[k + 1] = ground[k + 1] * (1 - part) + colour[1] * part;
+        out[k + 2] = ground[k + 2] * (1 - part) + colour[2] * part;
+        out[k + 3] = 255;
+      }
+    }
+  }
+  context.putImageData(image, 0, 0);
+}
+
+function outline(context, side, [y, x], line) {
+  context.lineWidth = line + 2;
+  context.strokeStyle = "rgb(20 18 24 / .85)";
+  context.strokeRect(x * side - line / 2, y * side - line / 2, side + line, side + line);
+  context.lineWidth = line;
+  context.strokeStyle = "#fff";
+  context.strokeRect(x * side - line / 2, y * side - line / 2, side + line, side + line);
+}
+
+// The picture at so many pixels a patch, nearly grey and a little darker, so that colours stand out and shapes stay.
+function grounded(image, side) {
+  const [h, w] = now.grid, canvas = new OffscreenCanvas(w * side, h * side);
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.imageSmoothingQuality = "high";
+  context.drawImage(image, 0, 0, w * side, h * side);
+  const full = context.getImageData(0, 0, w * side, h * side).data, dim = new Uint8ClampedArray(full);
+  for (let k = 0; k < dim.length; k += 4) {
+    const grey = 0.299 * full[k] + 0.587 * full[k + 1] + 0.114 * full[k + 2];
+    for (let c = 0; c < 3; c++) dim[k + c] = 18 + 0.72 * (0.78 * grey + 0.22 * full[k + c]);
+  }
+  return { full, dim, side };
+}
+
+// The ground fades to the picture in its own colours as the map is taken away.
+function faded(from, strength) {
+  if (strength === 1) return from.dim;
+  return from.dim.map((value, k) => value * strength + from.full[k] * (1 - strength));
+}
+
+const READING = {
+  attention: "How much of its attention each patch gets, from 0 (dark) to the largest value (light). The number under a head is how far it looks on average.",
+  rollout: "Attention of all layers multiplied, with the residual path counted: which patches reach what is read in the end. It knows nothing of classes.",
+  relevance: "Attention weighted by how the class’s score depends on it: which patches speak for this class.",
+  colours: "Three principal components of the patch tokens as red, green and blue: patches of one colour mean the same to the model at this layer.",
+  norms: "How long each patch’s token is. A few that are much longer than the rest hold notes of the model’s own, not their patch (Darcet et al. 2024).",
+  similar: "The cosine of each patch’s token with that of the outlined patch.",
+};
+
+function draw() {
+  if (!ground) return;
+  const drawn = current(), at = state.tab === "attention" ? patch() : state.tab === "tokens" && state.kind === "similar" ? now.at : null;
+  paint(about, faded(ground, state.strength), ground.side, drawn, state.strength);
+  if (at) outline(about, ground.side, at, Math.max(2, Math.round(ground.side / 12)));
+  else if (state.tab === "attention" || state.under) { if (state.under) outline(about, ground.side, state.under, 2); }
+  legend(drawn);
+  if (state.tab === "attention") small_maps();
+  tell(drawn, at);
+  const explorer = $("explore");
+  Object.assign(explorer.dataset, {
+    tab: state.tab, layer: state.layer, head: state.head, kind: state.kind, patch: patch() ? patch().join() : "", picture: state.picture,
+  });
+}
+
+function legend(drawn) {
+  const bar = document.querySelector(".scale");
+  bar.hidden = !!drawn.colours;
+  if (drawn.colours) return;
+  $("least").textContent = drawn.low === undefined ? "0" : shown(drawn.low);
+  $("most").textContent = drawn.low === -1 ? "1" : shown(drawn.largest + (drawn.low ?? 0));
+  const key = $("key"), context = key.getContext("2d");
+  [key.width, key.height] = [256, 1];
+  const image = new ImageData(256, 1);
+  for (let k = 0; k < 256; k++) image.data.set([...drawn.map.subarray(3 * k, 3 * k + 3), 255], 4 * k);
+  context.putImageData(image, 0, 0);
+}
+
+function tell(drawn, at) {
+  const [, w] = now.grid;
+  const who = at ? `The patch in ${place(...at)}` : `The ${now.reader}`;
+  const where = state.head ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, mean of the heads`;
+  let text = "";
+  if (state.tab === "attention") {
+    const best = drawn.codes.reduce((found, code, k) => (code > drawn.codes[found] ? k : found), 0);
+    text = `${who}, ${where}: most goes to ${place(Math.floor(best / w), best % w)}, ${shown(100 * drawn.largest)} %.`;
+  } else if (state.tab === "tokens") {
+    text = state.layer ? `After layer ${state.layer}.` : "Before the first layer: the embedding with positions.";
+    if (state.under && drawn.codes) text += ` Under the pointer: ${shown(value(drawn, state.under))}.`;
+  } else if (state.under) {
+    text = `The patch in ${place(...state.under)}: ${shown(value(drawn, state.under))}.`;
+  }
+  $("told").textContent = text || " ";
+}
+
+function value(drawn, [y, x]) {
+  const scale = drawn.low === -1 ? 2 : drawn.largest;
+  return (drawn.low ?? 0) + (drawn.codes[y * now.grid[1] + x] / 255) * (drawn.low === -1 ? now.similar.largest[state.layer] : scale);
+}
+
+function small_maps() {
+  const at = patch(), buttons = $("heads").children;
+  const far = now.distance?.[state.layer - 1];
+  for (let head = 0; head <= heads; head++) {
+    const button = buttons[head], canvas = button.firstChild, context = canvas.getContext("2d");
+    paint(context, small.dim, small.side, { ...attention(state.layer, head), map: maps.heat, glow: true }, 1);
+    if (at) outline(context, small.side, at, 1);
+    button.setAttribute("aria-pressed", head === state.head);
+    const reach = far ? (head ? far[head - 1] : far.reduce((a, b) => a + b, 0) / heads) : null;
+    button.lastChild.textContent = reach === null ? "" : `${reach.toFixed(0)} px`;
+  }
+  if ($("every").open) everything();
+}
+
+// One pixel for each patch, a column for each layer; the browser makes it large.
+function everything() {
+  const [h, w] = now.grid, gap = Math.max(1, Math.round(Math.max(h, w) / 9)), canvas = $("all"), context = canvas.getContext("2d");
+  canvas.width = layers * (w + gap) - gap;
+  canvas.height = heads * (h + gap) - gap;
+  for (let layer = 1; layer <= layers; layer++) for (let head = 1; head <= heads; head++) {
+    const image = new ImageData(w, h), { codes } = attention(layer, head);
+    for (let k = 0; k < codes.length; k++) image.data.set([maps.heat[3 * codes[k]], maps.heat[3 * codes[k] + 1], maps.heat[3 * codes[k] + 2], 255], 4 * k);
+    context.putImageData(image, (layer - 1) * (w + gap), (head - 1) * (h + gap));
+  }
+}
+
+// The parts of the panel that the current tab has a use for.
+function arrange() {
+  const isAttention = state.tab === "attention", isTokens = state.tab === "tokens";
+  $("from").hidden = !isAttention || !now.between;
+  $("kinds").hidden = !isTokens;
+  $("heads").hidden = $("every").hidden = !isAttention;
+  document.querySelector("[data-for=layer]").hidden = !(isAttention || isTokens);
+  document.querySelector("[data-for=head]").hidden = !isAttention;
+  $("layer").min = isTokens ? 0 : 1;
+  $("layer").max = layers;
+  $("head").max = heads;
+  if (isAttention) state.layer = Math.max(1, state.layer);
+  $("layer").value = state.layer;
+  $("head").value = state.head;
+  $("layer-said").textContent = isTokens && !state.layer ? "0, embedding" : `${state.layer} of ${layers}`;
+  $("head-said").textContent = state.head ? `${state.head} of ${heads}` : "mean";
+  $("strength-said").textContent = `${Math.round(100 * state.strength)} %`;
+  for (const [id, on] of [["layer", $("layer-said")], ["head", $("head-said")], ["strength", $("strength-said")]]) $(id).setAttribute("aria-valuetext", on.textContent);
+  const reading = isTokens ? READING[state.kind] : READING[state.tab];
+  $("reading").textContent = state.tab === "relevance" && now.target ? reading.replace("this class", now.target) : reading;
+  $("whole").textContent = now.reader[0].toUpperCase() + now.reader.slice(1);
+  $("whole").setAttribute("aria-pressed", !patch());
+  $("patch").setAttribute("aria-pressed", !!patch());
+  for (const button of $("kinds").children) {
+    button.hidden = !now[button.dataset.kind];
+    button.setAttribute("aria-pressed", button.dataset.kind === state.kind);
+  }
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    const chosen = tab.dataset.tab === state.tab;
+    tab.hidden = !has(tab.dataset.tab);
+    tab.setAttribute("aria-selected", chosen);
+    tab.tabIndex = chosen ? 0 : -1;
+    if (chosen) $("panel").setAttribute("aria-labelledby", tab.id);
+  }
+  $("coarse").hidden = !isAttention || !now.side || now.side === 1;
+  if (now.side > 1) $("coarse").textContent = `From a patch, attention is shown on a coarser grid of ${now.cells.join("×")} cells of ${now.side}×${now.side} patches, so that it fits on a page. The arrays hold the same; --at draws one patch on the full grid.`;
+  stage.style.cursor = isAttention && now.between ? "crosshair" : "default";
+}
+
+const has = (tab) => (tab === "tokens" ? !!(now.colours || now.norms) : !!now[tab]);
+
+function update() {
+  arrange();
+  draw();
+}
+
+function choose(number) {
+  state.picture = number;
+  state.under = null;
+  now = picture(number);
+  if (state.pinned && (state.pinned[0] >= now.grid[0] || state.pinned[1] >= now.grid[1])) state.pinned = null;
+  state.tab = state.tab && has(state.tab) ? state.tab : ["attention", "rollout", "relevance", "tokens"].find(has);
+  if (!now[state.kind]) state.kind = now.colours ? "colours" : "norms";
+  if (!state.tab) { $("explore").classList.add("empty"); return; }
+  const top = now.said[0];
+  $("said").textContent = top ? `${top.name}, ${(100 * top.odds).toFixed(0)} %` : "";
+  $("file").textContent = now.name;
+  $("files").replaceChildren(...(now.figures.length ? ["Figures: ", ...now.figures.flatMap((path, k) => {
+    const link = document.createElement("a");
+    link.href = path.split("/").map(encodeURIComponent).join("/");
+    link.textContent = path.split("/").pop().replace(".png", "");
+    return k ? [", ", link] : [link];
+  })] : []));
+  stage.width = stage.height = 1;
+  ground = null;
+  const image = new Image();
+  image.onload = () => {
+    if (state.picture !== number) return;
+    const [h, w] = now.grid, largest = Math.max(h, w);
+    ground = grounded(image, Math.max(2, Math.floor(1120 / largest)));
+    small = grounded(image, Math.max(1, Math.floor(154 / largest)));
+    stage.width = w * ground.side;
+    stage.height = h * ground.side;
+    for (const button of $("heads").children) {
+      button.firstChild.width = w * small.side;
+      button.firstChild.height = h * small.side;
+    }
+    update();
+    document.documentElement.dataset.ready = number;
+  };
+  image.src = now.image;
+}
+
+for (let head = 0; head <= heads; head++) {
+  const button = document.createElement("button"), word = document.createElement("b"), reach = document.createElement("span");
+  button.type = "button";
+  word.textContent = head ? `head ${head}` : "mean";
+  button.append(document.createElement("canvas"), word, reach);
+  button.addEventListener("click", () => { state.head = head; update(); });
+  $("heads").append(button);
+}
+
+for (const [id, set] of [["layer", (v) => { state.layer = v; }], ["head", (v) => { state.head = v; }], ["strength", (v) => { state.strength = v / 100; }]]) {
+  $(id).addEventListener("input", (event) => { set(Number(event.target.value)); update(); });
+}
+for (const button of $("kinds").children) button.addEventListener("click", () => { state.kind = button.dataset.kind; update(); });
+$("whole").addEventListener("click", () => { state.pinned = null; update(); });
+$("patch").addEventListener("click", () => { state.pinned ??= now.at ?? now.grid.map((n) => n >> 1); update(); stage.focus(); });
+$("every").addEventListener("toggle", draw);
+$("all").addEventListener("click", (event) => {
+  const box = event.target.getBoundingClientRect();
+  state.layer = Math.min(layers, 1 + Math.floor(((event.clientX - box.left) / box.width) * layers));
+  state.head = Math.min(heads, 1 + Math.floor(((event.clientY - box.top) / box.height) * heads));
+  update();
+});
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+for (const tab of tabs) {
+  tab.addEventListener("click", () => { state.tab = tab.dataset.tab; state.under = null; update(); });
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    const open = tabs.filter((each) => !each.hidden), next = open[(open.indexOf(tab) + step + open.length) % open.length];
+    next.focus();
+    next.click();
+    event.preventDefault();
+  });
+}
+for (const input of document.querySelectorAll("[name=picture]")) input.addEventListener("change", () => choose(Number(input.value)));
+
+function pointed(event) {
+  const box = stage.getBoundingClientRect(), [h, w] = now.grid;
+  const y = Math.floor(((event.clientY - box.top) / box.height) * h), x = Math.floor(((event.clientX - box.left) / box.width) * w);
+  return y >= 0 && x >= 0 && y < h && x < w ? [y, x] : null;
+}
+let waiting = false; // the pointer moves more often than a screen draws
+function soon() {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => { waiting = false; update(); });
+}
+stage.addEventListener("pointermove", (event) => {
+  const at = pointed(event);
+  if (String(at) !== String(state.under)) { state.under = at; soon(); }
+});
+stage.addEventListener("pointerleave", () => { state.under = null; soon(); });
+stage.addEventListener("click", (event) => { if (state.tab === "attention") { state.pinned = pointed(event); update(); } });
+stage.addEventListener("keydown", (event) => {
+  const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  if (event.key === "Escape") { state.pinned = state.under = null; update(); return; }
+  if (!step || state.tab !== "attention" || !now.between) return;
+  event.preventDefault();
+  state.under = null;
+  const from = state.pinned ?? now.at ?? now.grid.map((n) => n >> 1), [h, w] = now.grid;
+  state.pinned = state.pinned ? [Math.min(h - 1, Math.max(0, from[0] + step[0])), Math.min(w - 1, Math.max(0, from[1] + step[1]))] : from;
+  update();
+});
+choose(0);

@@ -1,0 +1,288 @@
+"""One page for all pictures: everything in it, nothing asked of the network, and no script but ours can run."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import vitrail
+from vitrail.models.vit import ViT
+from vitrail.report.markup import Markup, h, join, name
+from vitrail.report.window import window
+from vitrail.report.words import pictures as counted
+from vitrail.views.colours import HEAT, LENGTH, LIKE, table
+from vitrail.views.packed import text
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture on the page: what is drawn of it, and the figures that lie beside the page."""
+
+    data: dict[str, Any]
+    figures: Sequence[str] = ()
+
+
+# What the figures of the model itself are called and say.
+FIGURES = {
+    "distance": (
+        "How far attention reaches",
+        "Each dot is a head: the mean distance, in pixels, between a patch and what it looks at. Low dots look nearby, as "
+        "convolutions do; high ones across the picture. In trained models both kinds live in the first layers, and later "
+        "layers look far. Figure 7 (right) of the paper.",
+    ),
+    "positions": (
+        "How it tells where a patch is",
+        "Each small map is one position: how alike its embedding is to that of every other. Neighbours are alike, and rows and "
+        "columns show, though nobody told the model that patches lie in a grid. Figure 7 (centre) of the paper.",
+    ),
+    "filters": (
+        "What it sees first",
+        "The principal components of the filters that turn pixels into tokens, the largest first: colours, then edges and "
+        "waves of rising frequency, a basis for what is in a patch. Figure 7 (left) of the paper.",
+    ),
+}
+
+
+def page(model: str, vit: ViT, panels: Sequence[Panel], figures: Mapping[str, bytes]) -> str:
+    """The page of a model, the pictures it looked at, and what there is to see of itself (PNG by view)."""
+    script, style = _resource("vitrail.views", "page.js"), _resource("vitrail.report", "page.css")
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    title = f"What {model} looks at"
+    head = [
+        h("meta", charset="utf-8"),
+        h("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        h("meta", http_equiv="Content-Security-Policy", content=policy),
+        h("meta", name="color-scheme", content="light dark"),
+        h("meta", name="generator", content=f"vitrail {vitrail.__version__}"),
+        h("title", title),
+        h("style", Markup(style)),
+        h("style", Markup(_resource("vitrail.views", "page.css"))),
+    ]
+    body = [
+        h("a", "To the picture", href="#explore", class_="skip"),
+        h("header", window(model), h("div", _opening(model, vit, len(panels)), class_="inside")),
+        h("main", _explorer(panels) if panels else None, _model(figures), class_="inside", id="main"),
+        h(
+            "footer",
+            h(
+                "p",
+                f"Written by vitrail {vitrail.__version__}. The arrays behind every map are beside this page, as .npz files.",
+            ),
+            class_="inside",
+        ),
+        _data(vit, panels) if panels else None,
+        h("script", Markup(script)) if panels else None,
+    ]
+    whole = h("html", h("head", join(head, "\n")), Markup("\n"), h("body", join(body, "\n")), lang="en")
+    return f"<!doctype html>\n{whole}\n"
+
+
+def _opening(model: str, vit: ViT, count: int) -> list[Markup]:
+    size, config = vit.config.size, vit.config
+    facts = [
+        f"{size.depth} layers of {size.heads} heads",
+        f"patches of {config.embed.stride}×{config.embed.stride} pixels",
+        f"{config.image_size[1]}×{config.image_size[0]} pixels",
+        *([counted(count)] if count else []),
+    ]
+    return [
+        h("p", [h("span", fact) for fact in facts], class_="kicker"),
+        h("h1", "What ", name(model), " looks at"),
+        h(
+            "p",
+            "Move over the picture: each head’s attention from the patch under the pointer is drawn. With the keyboard, arrow "
+            "keys move the patch and Escape goes back to the whole picture’s own view.",
+            class_="lead",
+        )
+        if count
+        else Markup(""),
+    ]
+
+
+def _explorer(panels: Sequence[Panel]) -> Markup:
+    return h(
+        "section",
+        h("h2", "Explore", class_="unseen"),
+        _chooser(panels) if len(panels) > 1 else None,
+        h("div", _tabs(), class_="tabs", role="tablist", aria_label="What is drawn"),
+        h(
+            "div",
+            h(
+                "div",
+                h(
+                    "div",
+                    h(
+                        "canvas",
+                        id="stage",
+                        tabindex="0",
+                        role="application",
+                        aria_label="The picture with the map over it: arrow keys move the patch, Escape leaves it",
+                        aria_describedby="told",
+                    ),
+                    class_="frame-of-stage",
+                ),
+                h(
+                    "div",
+                    h("span", "0", id="least"),
+                    h("canvas", id="key", aria_hidden="true"),
+                    h("span", id="most"),
+                    class_="scale",
+                ),
+                h("p", id="told", class_="told", role="status", aria_live="polite"),
+                class_="stage",
+            ),
+            h("div", _controls(), class_="panel", id="panel", role="tabpanel", aria_labelledby="tab-attention"),
+            class_="explorer",
+        ),
+        h(
+            "noscript",
+            h(
+                "p",
+                "This page draws with a script, which is switched off here: the PNG figures beside it show the same.",
+            ),
+        ),
+        id="explore",
+        aria_label="Explore",
+    )
+
+
+def _tabs() -> list[Markup]:
+    names = (("attention", "Attention"), ("rollout", "Rollout"), ("relevance", "Relevance"), ("tokens", "Tokens"))
+    return [
+        h(
+            "button",
+            word,
+            type="button",
+            role="tab",
+            id=f"tab-{key}",
+            data_tab=key,
+            aria_controls="panel",
+            aria_selected="false",
+        )
+        for key, word in names
+    ]
+
+
+def _chooser(panels: Sequence[Panel]) -> Markup:
+    choices = [
+        h(
+            "label",
+            h("input", type="radio", name="picture", value=str(number), checked=number == 0),
+            h("img", src=panel.data["thumb"], alt=""),
+            h("span", name(panel.data["name"])),
+        )
+        for number, panel in enumerate(panels)
+    ]
+    return h("fieldset", h("legend", "Picture", class_="unseen"), choices, class_="chooser")
+
+
+def _slider(key: str, word: str, **given: Any) -> Markup:
+    return h(
+        "label",
+        h("span", word),
+        h("input", type="range", id=key, step="1", **given),
+        h("output", id=f"{key}-said", for_=key),
+        class_="slider",
+        data_for=key,
+    )
+
+
+def _controls() -> list[Markup]:
+    return [
+        h("p", h("b", id="said"), h("span", id="file"), class_="verdict"),
+        h("p", id="reading", class_="reading"),
+        h(
+            "div",
+            h("button", "Class token", type="button", id="whole", aria_pressed="true"),
+            h("button", "A patch", type="button", id="patch", aria_pressed="false"),
+            class_="switch",
+            id="from",
+            role="group",
+            aria_label="Whose attention",
+        ),
+        h(
+            "div",
+            [
+                h("button", word, type="button", data_kind=key, aria_pressed="false")
+                for key, word in (("colours", "Components"), ("norms", "Length"), ("similar", "Likeness"))
+            ],
+            class_="switch",
+            id="kinds",
+            role="group",
+            aria_label="What of the tokens",
+        ),
+        h(
+            "div",
+            _slider("layer", "Layer", min="1", max="1", value="1"),
+            _slider("head", "Head", min="0", max="1", value="0"),
+            _slider("strength", "Map", min="0", max="100", value="100"),
+            class_="sliders",
+        ),
+        h("div", id="heads", class_="heads", role="group", aria_label="Heads of this layer"),
+        h(
+            "details",
+            h("summary", "All layers and heads at once"),
+            h(
+                "div",
+                h("canvas", id="all", role="img", aria_label="A map for each head, a column for each layer"),
+                class_="all",
+            ),
+            h(
+                "p",
+                "A column for each layer, a row for each head, each map by its own largest value. Click one to see it above.",
+                class_="note",
+            ),
+            open=True,
+            id="every",
+        ),
+        h("p", id="coarse", class_="note"),
+        h("p", id="files", class_="note"),
+    ]
+
+
+def _model(figures: Mapping[str, bytes]) -> list[Markup]:
+    made = []
+    for view, png in figures.items():
+        title, words = FIGURES[view]
+        source = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+        made.append(
+            h(
+                "section",
+                h("h2", title),
+                h("p", words),
+                h("figure", h("img", src=source, alt=title, loading="lazy"), class_="paper"),
+                id=view,
+                aria_label=title,
+            )
+        )
+    return made
+
+
+def _data(vit: ViT, panels: Sequence[Panel]) -> Markup:
+    """What the script reads: one block for all, and one for each picture, parsed when it is chosen."""
+    shared = {
+        "layers": vit.config.size.depth,
+        "heads": vit.config.size.heads,
+        "maps": {kind: text(table(kind_of)) for kind, kind_of in (("heat", HEAT), ("like", LIKE), ("length", LENGTH))},
+        "pictures": len(panels),
+    }
+    blocks = [h("script", _json(shared), type="application/json", id="shared")]
+    for number, panel in enumerate(panels):
+        data = {key: value for key, value in panel.data.items() if key != "thumb"} | {"figures": list(panel.figures)}
+        blocks.append(h("script", _json(data), type="application/json", id=f"picture-{number}"))
+    return join(blocks, "\n")
+
+
+def _json(value: Any) -> Markup:
+    """JSON that cannot end the element it stands in, whatever names are in it."""
+    return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+@cache
+def _resource(package: str, file: str) -> str:
+    return (files(package) / file).read_text(encoding="utf-8").strip()
