@@ -1,0 +1,218 @@
+"""`vitrail transfer` on a tiny model and a few pictures: the table, the budget, and going on after an interruption."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vitrail
+from tests.run.runs import environment
+from tests.run.test_train import COLOURS, picture
+from vitrail.cli import main
+from vitrail.cli import transfer as command
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.transfer.table import METHODS, Row, Table, read_table
+
+Run = Callable[..., "Done"]
+TRANSFER = ("transfer", "model.safetensors", "photos", "--workers", "0")
+TRAIN = ("train", "photos", "--init", "model.safetensors", "--workers", "0", "--out", "run")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder of colours and a model that was trained on nothing, with a head for five other classes."""
+    for name, colour in COLOURS.items():
+        for number in range(12):
+            picture(tmp_path / "photos" / "train" / name / f"{number}.png", colour, 100 * number + len(name))
+        for number in range(4):
+            picture(tmp_path / "photos" / "val" / name / f"{number}.png", colour, 7000 + 100 * number + len(name))
+    torch.manual_seed(0)
+    model = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=5, image_size=16)
+    torch.nn.init.normal_(model.head.weight)
+    model.preprocessing = Preprocessing((16, 16), (16, 16))
+    vitrail.save(model, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process: starting PyTorch anew would take most of the time."""
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+
+    def done(*arguments: str) -> Done:
+        capsys.readouterr()
+        try:
+            code = main(list(arguments))
+        except SystemExit as left:  # argparse's way to refuse
+            code = int(str(left.code))
+        said = capsys.readouterr()
+        return Done(code, said.out, said.err)
+
+    return done
+
+
+def rows(text: str) -> dict[str, dict[str, Any]]:
+    return {row["method"]: row for row in json.loads(text)["rows"]}
+
+
+def test_one_table_of_all_methods_and_what_is_finished_is_not_repeated(here: Path, run: Run) -> None:
+    done = run(*TRANSFER, "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    found = rows(done.stdout)
+    assert tuple(found) == METHODS
+    for row in found.values():
+        assert 0 <= row["interval"][0] <= row["score"] <= row["interval"][1] <= 1
+        assert row["seconds"] > 0
+    assert found["knn"]["score"] == found["linear"]["score"] == 1.0
+    assert found["full"]["score"] > 0.6
+    body, head = 2 * 16 * (48 + 16 + 64 + 64), 3 * 17
+    assert found["knn"]["trainable"] == 0
+    assert found["linear"]["trainable"] == found["head"]["trainable"] == head
+    assert found["lora"]["trainable"] == head + 2 * 8 * (16 + 48 + 16 + 16 + 16 + 64 + 64 + 16)
+    assert found["full"]["trainable"] > body
+    for method in ("head", "lora", "full"):
+        assert (here / "out" / method / "model.safetensors").is_file()
+    assert json.loads((here / "out" / "table.json").read_text())["rows"] == json.loads(done.stdout)["rows"]
+
+    again = run(*TRANSFER, "--out", "out")
+    assert again.returncode == 0, again.stderr
+    assert "steps" not in again.stderr  # nothing is trained
+    assert "trainable" in again.stdout
+    assert f"{100 * found['full']['score']:.2f} %" in again.stdout
+
+    other = run(*TRANSFER, "--out", "out", "--seed", "1")
+    assert other.returncode == 2
+    assert "give --out another name" in other.stderr
+
+
+def test_what_there_is_no_time_for_is_named(here: Path, run: Run) -> None:
+    done = run(*TRANSFER, "--out", "out", "--minutes", "0.0001", "--methods", "knn,head,full")
+    assert done.returncode == 0, done.stderr
+    assert "head was left out: the 0.0001 minutes are over" in done.stdout
+    assert "full was left out" in done.stdout
+    assert not (here / "out" / "full").exists()
+    more = run(*TRANSFER, "--out", "out", "--methods", "knn,head", "--json")
+    assert set(rows(more.stdout)) == {"knn", "head"}
+    assert "head" not in json.loads(more.stdout)["left_out"]
+
+
+def test_stopped_in_a_training_it_goes_on_with_it(here: Path, run: Run) -> None:
+    arguments = [*TRANSFER, "--out", "out", "--methods", "knn,full"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitrail", *arguments],
+        cwd=here,
+        env=environment(here),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    began = time.monotonic()
+    while not (here / "out" / "full" / "metrics.jsonl").is_file():
+        assert process.poll() is None
+        assert time.monotonic() - began < 120
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("the run was over before the signal came")
+    assert process.returncode == 130
+    assert "--out out goes on" in said
+    assert not (here / "out" / "full" / "summary.json").exists()
+    begun = json.loads((here / "out" / "full" / "run.json").read_text())["id"]
+    done = run(*TRANSFER, "--out", "out", "--methods", "knn,full", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "going on with out/full" in done.stderr
+    assert "knn:" not in done.stderr
+    assert set(rows(done.stdout)) == {"knn", "full"}
+    assert json.loads((here / "out" / "full" / "run.json").read_text())["id"] == begun
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--methods", "knn,magic"], "'magic' is no method: use knn, linear, head, lora, full"),
+        (["--minutes", "0"], "0.0 minutes: give more than 0"),
+        (["--out", "photos"], "photos is there, is not empty and has no table.json"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
+    ],
+)
+def test_mistakes_are_one_line(run: Run, arguments: list[str], said: str) -> None:
+    done = run(*TRANSFER, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_table_is_one_line(here: Path, run: Run) -> None:
+    (here / "out").mkdir()
+    (here / "out" / "table.json").write_text('{"rows": 3}')
+    done = run(*TRANSFER, "--out", "out")
+    assert done.returncode == 2
+    assert "out/table.json is no table that can be read" in done.stderr
+
+
+def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    table = Table("m", "d", "i", "top1", "test", 12, 10.0)
+    table.add(Row("full", 0.5, (0.4, 0.6), 61.0, 5_000, "3 steps", "full"))
+    table.add(Row("knn", 0.25, (0.1, 0.4), 6.0, 0, "k 20"))
+    table.left_out["lora"] = "no time"
+    table.write(tmp_path)
+    assert read_table(tmp_path) == table
+    lines = table.lines()
+    assert [line.split()[0] for line in lines[1:4]] == ["method", "knn", "full"]
+    assert lines[3].split() == ["full", "3", "steps", "50.00", "%", "40.0–60.0", "1.0", "5,000"]
+    assert lines[4] == "lora was left out: no time"
+
+
+def test_the_command_line_knows_the_same_methods() -> None:
+    assert command.METHODS == METHODS
+
+
+# --- what fine-tuning begins with ---
+
+
+def test_a_new_head_begins_at_zero(here: Path, run: Run) -> None:
+    """So the first loss is that of guessing, and with a rate of almost nothing the model says nothing."""
+    done = run(*TRAIN, "--steps", "1", "--lr", "1e-12", "--set", "ema=none", "--set", "schedule.warmup=0")
+    assert done.returncode == 0, done.stderr
+    first = json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["loss"] == pytest.approx(math.log(3), abs=1e-6)
+    head = vitrail.load(here / "run" / "model.safetensors").head
+    assert head.weight.shape == (3, 16)
+    assert head.weight.abs().max() < 1e-9
+
+
+def test_a_larger_size_resamples_positions(here: Path, run: Run) -> None:
+    done = run(*TRAIN, "--size", "24", "--steps", "1", "--lr", "1e-12", "--set", "ema=none")
+    assert done.returncode == 0, done.stderr
+    made = vitrail.load(here / "run" / "model.safetensors")
+    expected = vitrail.load(here / "model.safetensors", image_size=24).state_dict()["position.weight"]
+    assert made.config.image_size == (24, 24)
+    assert made.preprocessing is not None
+    assert made.preprocessing.size == (24, 24)
+    torch.testing.assert_close(made.state_dict()["position.weight"], expected, atol=1e-6, rtol=0)
+    assert expected.shape[1] == 37
+
+
+def test_a_size_that_patches_do_not_divide_is_refused(run: Run) -> None:
+    done = run(*TRAIN, "--size", "25", "--steps", "1")
+    assert done.returncode == 2
+    assert "not divisible" in done.stderr
