@@ -1,6 +1,5 @@
 """Features of a frozen model: what they are, that they are computed once, and when they are computed again."""
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -11,10 +10,11 @@ import torch
 
 import vitrail
 from tests.run.test_train import COLOURS, picture
+from vitrail.cli import main
 from vitrail.cli import probing as options
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.features import checksum, features
-from vitrail.evaluation.probing import KINDS, PROBES, Settings, probe, run_probe
+from vitrail.evaluation.probing import KINDS, PROBES, Settings, probe
 from vitrail.recipe import Data
 from vitrail.run.prepare import prepare
 
@@ -177,21 +177,15 @@ def test_a_bad_file_is_counted_and_named_in_the_table(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "train" / "red" / "text.png").write_text("not a picture")
-    parser = argparse.ArgumentParser()
-    for name in ("model", "data"):
-        parser.add_argument(name)
-    for name in ("--device", "--workers"):
-        parser.add_argument(name, type=int if name == "--workers" else str, default=0 if name == "--workers" else "cpu")
-    parser.add_argument("--json", action="store_true")
-    options.add_probe_arguments(parser)
-    arguments = [saved(tmp_path), str(folder), "--probe", "knn,few-shot", "--shots", "1,3", "--draws", "2"]
-    assert run_probe(parser.parse_args(arguments)) == 0
+    arguments = ["evaluate", saved(tmp_path), str(folder), "--workers", "0", "--probe", "knn,few-shot"]
+    arguments += ["--shots", "1,3", "--draws", "2"]
+    assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "3 classes, 36 training pictures, judged on 12 validation pictures" in said
     assert "1 pictures could not be read and are left out" in said
     assert "text.png" in said
     assert "over 2 draws" in said
-    assert run_probe(parser.parse_args([*arguments, "--json"])) == 0
+    assert main([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert set(told["probes"]) == {"knn", "few-shot"}
     assert set(told["probes"]["few-shot"]) == {"1", "3"}

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         from vitrail.evaluation.probing import run_probe
 
         try:
-            return run_probe(options, show)
+            return run_probe(options, show, reading.assumed(options))
         finally:
             cleared()
     if options.out is not None:

@@ -17,6 +17,7 @@ from vitrail.evaluate.few_shot import DRAWS, SHOTS, few_shot
 from vitrail.evaluate.knn import NEIGHBOURS, TEMPERATURE, knn
 from vitrail.evaluate.linear_probe import linear_probe
 from vitrail.evaluation.features import Features, Progress, checksum, features
+from vitrail.evaluation.opening import weights_of
 from vitrail.evaluation.probe_table import table
 from vitrail.models.sizes import closest
 from vitrail.recipe import Data
@@ -122,10 +123,12 @@ def probe(
     prepared = prepared or prepare(data, progress)
     if prepared.train.several and "few-shot" in probes:
         raise ValueError("few-shot is for pictures with one label each: use --probe knn or linear")
-    body = load(model, classes=None, assume=assume, take=take, image_size=size)
+    body = load(weights_of(model), classes=None, assume=assume, take=take, image_size=size, mapped=False)
     pipeline = body.preprocessing
     if not isinstance(pipeline, Preprocessing):
         pipeline = Preprocessing(body.config.image_size, body.config.image_size).with_channels(body.config.channels)
+    if size is not None and pipeline.size != size:
+        pipeline = pipeline.at(size)
     split = "test" if "test" in prepared.splits else "validation"
     identity = checksum(body, pipeline) if cache else None
     place = pick_device(device)
@@ -236,18 +239,23 @@ def found(logits: np.ndarray, targets: np.ndarray) -> tuple[float, tuple[float, 
     return score, (low, high), {name: told[name] for name in ("top5", "balanced_accuracy") if name in told}
 
 
-def run_probe(options: argparse.Namespace, progress: Progress | None = None) -> int:
+def run_probe(
+    options: argparse.Namespace, progress: Progress | None = None, assume: Mapping[str, Any] | None = None
+) -> int:
     """`vitrail evaluate MODEL DATA --probe …`: probes, and prints the table or, with --json, everything."""
     told = {name: getattr(options, name) for name in ("neighbours", "temperature", "shots", "draws", "seed")}
     settings = Settings(**{name: value for name, value in told.items() if value is not None})
     probed = probe(
         options.model,
-        Data(options.data),
+        Data(options.data, task=options.task, quarantine=options.quarantine),
         options.probe,
         settings,
         device=options.device,
         workers=options.workers,
         cache=not options.no_cache,
+        assume=assume,
+        take=options.take,
+        size=options.size,
         progress=progress,
     )
     if options.json:

@@ -13,6 +13,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.journal import Listener
 from vitrail.evaluate import score_name
 from vitrail.evaluation.features import checksum
+from vitrail.evaluation.opening import weights_of
 from vitrail.evaluation.probing import Settings, probe
 from vitrail.models.sizes import closest
 from vitrail.models.vit import ViTConfig
@@ -181,6 +182,7 @@ def transfer(
         raise ValueError(f"no method: use {', '.join(METHODS)}")
     began = time.monotonic()
     source = Data(data) if isinstance(data, str) else data
+    model = model if model.startswith("hf://") else str(weights_of(model))
     directory = Path(out)
     before = known(directory)
     prepared = prepare(source, progress)
