@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitrail
 from tests.parity.peers import spread
@@ -39,6 +39,12 @@ def uniform(**settings: Any) -> ViT:
             block.msa.qkv.weight[: 2 * width] = 0
             block.msa.qkv.bias[: 2 * width] = 0
     return model
+
+
+def resnet() -> nn.Module:
+    """A model without attention, and without memory."""
+    with torch.device("meta"):
+        return vitrail.build("BiT-R50x1")
 
 
 def pictures(model: ViT, count: int = 1) -> Tensor:

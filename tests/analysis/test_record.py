@@ -1,11 +1,15 @@
 """record_attention: the right maps, and a model that does not notice."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-import vitrail
-from tests.analysis.made import materialised, pictures, shaken
+from tests.analysis.made import materialised, pictures, resnet, shaken
 from tests.variants import VIT_SLOTS
 from vitrail.analysis import record_attention
 
@@ -212,7 +216,7 @@ def test_a_compiled_model_is_recorded_uncompiled_and_is_compiled_afterwards(how)
 def test_a_resnet_is_refused_in_one_line():
     with (
         pytest.raises(ValueError, match="a ResNet has no attention") as error,
-        record_attention(vitrail.build("BiT-R50x1")),
+        record_attention(resnet()),
     ):
         pass
     assert "\n" not in str(error.value)
@@ -221,3 +225,18 @@ def test_a_resnet_is_refused_in_one_line():
 def test_two_models_at_once_are_refused():
     with pytest.raises(ValueError, match="holds 2 Vision"), record_attention(nn.ModuleList([shaken(), shaken()])):
         pass
+
+
+@pytest.mark.slow
+def test_two_processes_record_the_maps_of_the_plain_model_under_ddp_and_fsdp():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, "-m", "tests.analysis.sharded"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("maps equal") == 2
