@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vitrail.data.loader import Batch, Loader
 from vitrail.engine.distributed import Team, whole
 from vitrail.engine.ema import EMA, Average
+from vitrail.engine.heap import keep_memory
 from vitrail.engine.journal import Journal
 from vitrail.engine.optim import Optim, set_rate
 from vitrail.engine.rules import rules
@@ -82,6 +83,8 @@ class Training:
     stopped: Literal["end", "early"] = "end"
 
     def __post_init__(self) -> None:
+        if self.team.device.type == "cpu":
+            keep_memory()
         self.task.to(self.team.device)
         self.wrapped = self.team.wrap(self.task)
         self.optimizers = self.optim.build(self.task, rules(self.task, self.optim.layer_decay))

@@ -6,6 +6,7 @@ B images, C channels, P pixels along a patch, N patches, D width.
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.nn.shape import Grid
@@ -86,7 +87,11 @@ class ConvStemEmbedding(Embedding):
         self.layers = nn.Sequential(*layers, nn.Conv2d(channels, width, 1))
 
     def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
-        return choose(self.layers(image).flatten(2).transpose(1, 2), keep)  # [B, N, D]
+        first, *rest = self.layers
+        x = first(image).contiguous(memory_format=torch.channels_last)  # quicker on a CPU
+        for layer in rest:
+            x = layer(x)
+        return choose(x.flatten(2).transpose(1, 2), keep)  # [B, N, D]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     model = architecture(facts, small)
     size = model.image_size
     batch = facts.choose("batch_size", 256 if many else 128, f"{facts.images:,} training pictures")
-    epochs = (9.0 if facts.channels == 1 else 15.0) if many else max(20.0, min(100.0, round(25_000 / facts.images)))
+    epochs = (10.0 if facts.channels == 1 else 15.0) if many else max(20.0, min(100.0, round(25_000 / facts.images)))
     lasting = facts.lasting(epochs=epochs, why=f"{facts.images:,} training pictures")
     total = lasting.get("steps") or facts.steps(lasting["epochs"], batch)
     half = (0.5,) * facts.channels
