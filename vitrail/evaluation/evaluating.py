@@ -68,10 +68,12 @@ class Evaluated:
     def told(self) -> Told:
         """What the page shows."""
         first = self.judged[0]
+        root = first.chosen.where.rstrip("/") + "/"
+        names = [name.removeprefix(root) for name in first.evaluation.names]
         return Told(
             names=self.names,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
-            evaluation=replace(first.evaluation, pictures=first.pictures()),
+            evaluation=replace(first.evaluation, names=names, pictures=first.pictures()),
             labels=first.labels,
             measures=[judged.measures for judged in self.judged],
             models=[judged.model() for judged in self.judged],

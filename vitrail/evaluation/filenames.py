@@ -15,7 +15,7 @@ def read_by_name(folder: str, pattern: str, progress: parts.Progress | None = No
     try:
         find = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"--label-from {pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"--label-from '{pattern}' is no regular expression: {error}") from None
     path = os.path.expanduser(folder)
     if not os.path.isdir(path):
         raise ValueError(f"--label-from is for a folder of pictures, and {folder} is none")
@@ -27,9 +27,9 @@ def read_by_name(folder: str, pattern: str, progress: parts.Progress | None = No
         found = find.search(name)
         label = (found[1] if find.groups else found[0]) if found else None
         if not label or not label.strip() or printable(label) != label:
-            raise ValueError(f"--label-from {pattern!r} finds no class in {store.name(item)}: change the pattern")
+            raise ValueError(f"--label-from '{pattern}' finds no class in {store.name(item)}: change the pattern")
         labels.append(label)
-    note = f"classes are what {pattern!r} finds in the files' names"
+    note = f"classes are what '{pattern}' finds in the files' names"
     return gathered(
         folder,
         "file names",

@@ -64,7 +64,8 @@ def page(told: Told) -> str:
         ("calibration", "Calibration", "Can its sureness be trusted?", calibration(evaluation)),
         ("data", "Data", "The data", data(told)),
         ("model", "Model", "The model" if len(told.models) == 1 else "The models", models(told)),
-        ("environment", "Machine", "Where it ran", [facts.definitions(told.environment), command(told)]),
+        ("environment", "Machine", "Where it ran", [facts.definitions(told.environment)]),
+        ("command", "Command", "How it was asked for", [command(told)]),
     ]
     seed = " ".join(model["sha256"] for model in told.models)
     return document(title, seed, top, parts, "the model’s checksum")
@@ -112,7 +113,8 @@ def tiles(told: Told) -> Markup:
 
 def measured(told: Told) -> Markup:
     """Every measure, in a column for each model."""
-    columns = dict(zip(told.names, told.measures, strict=True))
+    names = told.names if len(told.names) > 1 else [f"{told.evaluation.split} pictures"]
+    columns = dict(zip(names, told.measures, strict=True))
     return opening.measures_of(columns, "Measures of each model")
 
 
@@ -159,4 +161,4 @@ def command(told: Told) -> Markup | None:
     """How it was asked for."""
     if not told.command:
         return None
-    return h("div", h("p", "The command:"), h("pre", h("code", shlex.join(told.command)), tabindex="0"))
+    return h("pre", h("code", shlex.join(told.command)), tabindex="0")

@@ -1,0 +1,193 @@
+"""`vitrail evaluate` as a user meets it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.making import tree
+from tests.evaluation import made
+from vitrail.cli import evaluate as command
+from vitrail.cli import main
+
+SHARED = Path(__file__).parents[3] / "shared"
+WEIGHTS = SHARED / "weights" / "deit_tiny_patch16_224.safetensors"
+SAMPLES = SHARED / "data" / "imagenet-samples"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A model, seven classes of pictures, and a cache of their own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    made.model(tmp_path / "model" / "a.safetensors")
+    made.model(tmp_path / "model" / "b.safetensors", seed=5)
+    made.folder(tmp_path / "zoo")
+    return tmp_path
+
+
+def vitrail(capsys, *arguments):
+    code = main(["evaluate", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_new_process_prints_numbers_with_their_intervals(place):
+    asked = [sys.executable, "-m", "vitrail", "evaluate", "model/a.safetensors", "zoo"]
+    result = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "a on zoo, all: 63 pictures"
+    assert any(line.startswith("Right (top-1)") and "%" in line and "–" in line for line in lines)
+    assert any(line.startswith("weakest classes") for line in lines)
+    assert any(line.startswith("surest mistakes") for line in lines)
+    assert "pictures/s" in lines[-1]
+
+
+def test_json_is_all_there_is_on_standard_output(place, capsys):
+    code, out, err = vitrail(capsys, "model/a.safetensors", "zoo", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert {"top1", "top5", "n", "interval", "per_class", "ece", "throughput", "unreadable"} <= set(told)
+    assert told["n"] == 63
+    assert told["throughput"]["images_per_second"] > 0
+
+
+def test_out_holds_predictions_numbers_and_a_page(place, capsys):
+    code, out, _ = vitrail(capsys, "model/a.safetensors", "zoo", "--out", "judged", "--against", "model/b.safetensors")
+    assert code == 0
+    names = ["predictions.csv", "predictions-2.csv", "evaluation.json", "report.html"]
+    assert out.splitlines()[-4:] == [f"judged/{name}" for name in names]
+    assert sorted(path.name for path in Path("judged").iterdir()) == sorted(names)
+    assert "McNemar’s mid-p" in out
+    told = json.loads(Path("judged/evaluation.json").read_text(encoding="utf-8"))
+    page = Path("judged/report.html").read_text(encoding="utf-8")
+    assert told["model"]["sha256"] in page
+    assert told["comparisons"][0]["verdict"] in page.replace("&#x27;", "'")
+    assert page.count("data:image/jpeg;base64,") == min(24, round(63 * (1 - told["top1"])))
+    for part in ("classes", "confusion", "calibration", "mistakes", "chance", "data", "model", "command"):
+        assert f'id="{part}"' in page, part
+
+
+def test_bad_files_are_counted_and_named(place, capsys):
+    tree(place / "zoo", {f"ape/bad{k}.png": b"" for k in range(7)})
+    code, out, _ = vitrail(capsys, "model/a.safetensors", "zoo", "--out", "judged")
+    assert code == 0
+    assert "63 pictures" in out
+    assert "7 files left out" in out
+    assert "ape/bad0.png: " in out
+    assert "… and 2 more" in out
+    told = json.loads(Path("judged/evaluation.json").read_text(encoding="utf-8"))
+    assert len(told["unreadable"]) == 7
+    assert "7 files left out" in Path("judged/report.html").read_text(encoding="utf-8")
+
+
+def test_a_map_translates(place, capsys):
+    (place / "zoo" / "ape").rename(place / "zoo" / "Affe")
+    code, _, err = vitrail(capsys, "model/a.safetensors", "zoo")
+    assert code == 2
+    assert "the data has 1 of 7 classes that the model does not know: 'Affe'" in err
+    Path("map.json").write_text('{"Affe": "ape"}', encoding="utf-8")
+    code, out, _ = vitrail(capsys, "model/a.safetensors", "zoo", "--map", "map.json", "--json")
+    assert code == 0
+    assert json.loads(out)["data"]["classes_matched"] == "through map.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model/a.safetensors", "nowhere/here"], "there is no nowhere/here"),
+        (["model/c.safetensors", "zoo"], "model/c.safetensors"),
+        (["model/a.safetensors", "zoo", "--split", "test"], "zoo has no test split: it has train, validation"),
+        (["model/a.safetensors", "zoo", "--map", "gone.json"], "gone.json"),
+        (["model/a.safetensors", "zoo", "--out", "model/a.safetensors"], "is a file: give --out the name"),
+        (["model/a.safetensors", "zoo", "--batch-size", "0"], "--batch-size 0: at least 1"),
+        (["model/a.safetensors", "zoo", "--workers", "-1"], "--workers -1: 0 or more"),
+        (["model/a.safetensors", "zoo", "--size", "9"], "not divisible"),
+        (["model/a.safetensors", "zoo", "--device", "tpu"], "unknown device 'tpu'"),
+        (["model/a.safetensors", "zoo", "--assume", "heads=3"], "leave out heads"),
+        (["model/a.safetensors", "zoo", "--probe", "knn", "--map", "x.json"], "--map means nothing to --probe"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(place, capsys, arguments, message):
+    code, out, err = vitrail(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert err.startswith("vitrail evaluate: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_run_keeps_its_page(place, capsys):
+    (place / "run").mkdir()
+    (place / "run" / "run.json").write_text("{}", encoding="utf-8")
+    code, _, err = vitrail(capsys, "model/a.safetensors", "zoo", "--out", "run")
+    assert code == 2
+    assert "is a run, whose report.html would be lost" in err
+
+
+def test_an_interruption_says_how_far_it_came(place, capsys, monkeypatch):
+    def impatient():
+        def show(doing, done, total):
+            if doing == "judging" and done >= 32:
+                raise KeyboardInterrupt
+
+        return show
+
+    monkeypatch.setattr(command, "counted", impatient)
+    code, out, err = vitrail(capsys, "model/a.safetensors", "zoo", "--batch-size", "16", "--out", "judged")
+    assert (code, out) == (130, "")
+    assert err.splitlines() == ["vitrail evaluate: interrupted after 32 of 63 pictures; nothing was written"]
+    assert list(Path("judged").iterdir()) == []
+
+
+def test_the_page_fits_a_phone_and_runs_nothing_of_others(place, capsys):
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install 'vitrail[dev]'"
+    )
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("there is no Chromium on this machine")
+    hostile = "<img src=x onerror=alert(1)>"
+    labels = (hostile, "a" * 90, "שמלה", "cat")
+    made.model(place / "h.safetensors", labels)
+    made.folder(place / "hostile", labels, each=4)
+    code, _, err = vitrail(
+        capsys, "h.safetensors", "hostile", "--out", "judged", "--against", "h.safetensors", "--limit", "20"
+    )
+    assert code == 0, err
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page, complaints = browser.new_page(viewport={"width": 390, "height": 900}), []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.goto((place / "judged" / "report.html").as_uri())
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
+        assert page.locator("#mistakes img").count() > 0
+        assert page.locator("#classes").get_by_text(hostile, exact=True).count() == 1
+        browser.close()
+    assert complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WEIGHTS.exists(), reason="the DeiT-Ti weights are not beside this checkout (../shared/weights)")
+@pytest.mark.skipif(not SAMPLES.exists(), reason="the 200 photographs are not beside this checkout (../shared/data)")
+def test_deit_tiny_gets_162_of_200_photographs_right(place, capsys):
+    info = pytest.importorskip("timm.data", reason="timm is not installed: pip install 'vitrail[peers]'").ImageNetInfo()
+    index = {k: [info.index_to_label_name(k), info.index_to_description(k)] for k in range(1000)}
+    Path("imagenet_class_index.json").write_text(json.dumps(index), encoding="utf-8")
+    asked = (WEIGHTS, SAMPLES, "--label-from", r"^(\d+)_", "--map", "imagenet_class_index.json", "--json")
+    code, out, err = vitrail(capsys, *asked)
+    assert code == 0, err
+    told = json.loads(out)
+    assert (told["n"], round(200 * told["top1"])) == (200, 162)
+    assert told["data"]["classes_present"] == 200
+    assert told["per_class"][1]["class"].startswith("cock")
