@@ -9,8 +9,11 @@ import vitrail
 
 COMMANDS = {
     "train": "a folder of pictures to a model that can be trusted",
+    "transfer": "what a model is worth on your pictures: probes, head, LoRA and all of it, in one table",
     "recipes": "the recipes that training follows, and what to expect of them",
     "check": "what is wrong with a dataset, before it is trained on",
+    "evaluate": "how good a model is, with the uncertainty of every number",
+    "inspect": "what a model looks at: figures, arrays and a page to explore",
     "report": "a run's page anew, or several runs side by side",
     "describe": "what a checkpoint is; or what a model is made of and costs, before it exists",
     "convert": "a checkpoint to another project's form, proven bit for bit",

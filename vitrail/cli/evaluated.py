@@ -48,7 +48,7 @@ def measures(evaluated: "Evaluated") -> list[str]:
     for key, (label, share) in MEASURES.items():
         if any(is_number(each.get(key)) for each in found):
             cells = [
-                cell for each in found for cell in (shown(each.get(key), share), span(each.get(INTERVALS.get(key))))
+                cell for each in found for cell in (shown(each.get(key), share), span(each.get(INTERVALS.get(key, ""))))
             ]
             rows.append([label, *cells])
     return aligned(rows, right=set(range(1, len(rows[0]))))

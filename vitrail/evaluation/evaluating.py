@@ -143,8 +143,8 @@ def matching(opened: Opened, pictures: Pictures, translate: str | Path | None) -
     assert outputs is not None
     labels = opened.model.labels
     try:
-        if translate is None or translate == "index":
-            return match(pictures, labels, outputs, translate)
+        if translate is None or str(translate) == "index":
+            return match(pictures, labels, outputs, translate and "index")
         return match(pictures, labels, outputs, read_translation(translate, named(labels), outputs))
     except ValueError as error:
         raise ValueError(f"{opened.name}: {error}") from None
