@@ -25,7 +25,7 @@ def draw(shown: Shown, layers: Sequence[int] | None = None, at: bool = False) ->
     left = MARGIN + WIDTH + 0.35 + LABELS
     sheet = Sheet(
         left + wide + MARGIN,
-        max(HEAD + high + 0.9, HEAD + WIDTH * shown.pixels.shape[0] / shown.pixels.shape[1] + 1.5),
+        max(HEAD + high + 0.78, HEAD + WIDTH * shown.pixels.shape[0] / shown.pixels.shape[1] + 1.5),
         f"Where the {_who(shown, at)} looks",
         about(shown, "each map from 0 to its own largest value"),
     )
@@ -51,7 +51,7 @@ def maps_over(
         return marked(drawn, box, line=max(1, most // 110))
 
     chosen = maps[[layer - 1 for layer in layers]]
-    rows: list[list[np.ndarray | None]] = [[tile(layer) for layer in chosen.mean(1)]]
+    rows = [[tile(layer) for layer in chosen.mean(1)]]
     rows += [[tile(layer[head]) for layer in chosen] for head in range(maps.shape[1] if heads else 0)]
     return mosaic(rows, gap=gap, apart={0: 2 * gap})
 

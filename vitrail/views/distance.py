@@ -22,7 +22,7 @@ def draw(found: Distances, model: str, patch: int | None = None) -> bytes:
             )
         ),
     )
-    axes = sheet.axes(MARGIN + 0.45, HEAD, 7.2 - 2 * MARGIN - 0.45, 5.0 - HEAD - 0.72)
+    axes = sheet.axes(MARGIN + 0.45, HEAD + 0.25, 7.2 - 2 * MARGIN - 0.45, 5.0 - HEAD - 0.95)
     aside = np.linspace(-0.22, 0.22, heads) if heads > 1 else np.zeros(1)
     across = np.arange(1, depth + 1)[:, None] + aside[None] * min(
         1.0, heads / 6
@@ -58,5 +58,14 @@ def draw(found: Distances, model: str, patch: int | None = None) -> bytes:
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("layer", fontsize=8, color=INK)
     axes.set_ylabel("mean attention distance, pixels", fontsize=8, color=INK)
-    axes.legend(frameon=False, fontsize=7.5, labelcolor=QUIET, loc="lower right", handlelength=1.6)
+    axes.legend(
+        frameon=False,
+        fontsize=7.5,
+        labelcolor=QUIET,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=3,
+        borderaxespad=0.2,
+        handlelength=1.6,
+    )
     return sheet.png()

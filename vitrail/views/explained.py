@@ -38,10 +38,10 @@ def draw_relevance(shown: Shown) -> bytes:
 
 
 def map_over(shown: Shown, values: np.ndarray, pixels: int) -> np.ndarray:
-    """A map over the picture, this many pixels across, without steps between patches."""
+    """A map over the picture, this many pixels across, without steps between patches; dark is its least value."""
     height, width = shown.pixels.shape[:2]
     size = (max(1, round(pixels * height / width)), pixels)
-    return over(resized(shown.pixels, size), soft(scaled(values, 0.0), size))
+    return over(resized(shown.pixels, size), soft(scaled(values), size))
 
 
 def _draw(shown: Shown, values: np.ndarray, title: str, how: str, what: str) -> bytes:
@@ -53,7 +53,7 @@ def _draw(shown: Shown, values: np.ndarray, title: str, how: str, what: str) -> 
     panels = (
         (resized(shown.pixels, size), shortened(shown.name), shown.verdict),
         (blocks(coloured(scaled(values, 0.0), HEAT), size), "The map, a square for each patch", ""),
-        (map_over(shown, values, PIXELS), "The map over the picture", "smoothed between patches"),
+        (map_over(shown, values, PIXELS), "The map over the picture", "smoothed between patches, from its least value"),
     )
     for place, (pixels, word, second) in enumerate(panels):
         left = MARGIN + place * (SIDE + GAP)

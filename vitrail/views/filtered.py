@@ -35,7 +35,7 @@ def draw(found: Filters, model: str) -> bytes:
     axes.grid(axis="x", visible=False)
     axes.set_xlim(0.2, count + 0.8)
     axes.set_ylim(0, 103)
-    axes.legend(frameon=False, fontsize=7.5, labelcolor=QUIET, loc="center right", handlelength=1.4)
+    axes.legend(frameon=False, fontsize=7.5, labelcolor=QUIET, loc="upper left", handlelength=1.4)
     return sheet.png()
 
 
@@ -44,7 +44,7 @@ def tiles_of(found: Filters, most: int, gap: int = 8) -> Mosaic:
     size = tile_size((found.tiles.shape[1], found.tiles.shape[2]), most)
     tiles = [blocks(_colours(tile), size) for tile in found.tiles]
     rows = math.ceil(len(tiles) / COLUMNS)
-    return mosaic([list(tiles[row * COLUMNS : (row + 1) * COLUMNS]) for row in range(rows)], gap)
+    return mosaic([tiles[row * COLUMNS : (row + 1) * COLUMNS] for row in range(rows)], gap)
 
 
 def _colours(tile: np.ndarray) -> np.ndarray:

@@ -55,7 +55,7 @@ def tiles_of(alike: np.ndarray, most: int) -> Mosaic:
     depth, heads = alike.shape[:2]
     size = tile_size((heads, heads), max(8, most))
     drawn = [blocks(coloured(scaled(layer, 0.0, 1.0), LIKE), size) for layer in alike]
-    lines = [list(drawn[start : start + COLUMNS]) for start in range(0, depth, COLUMNS)]
+    lines = [drawn[start : start + COLUMNS] for start in range(0, depth, COLUMNS)]
     return mosaic(lines, gap=round(0.06 * DPI), apart=dict.fromkeys(range(len(lines)), round(0.22 * DPI)))
 
 

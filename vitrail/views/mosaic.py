@@ -1,5 +1,6 @@
 """Many small pictures set as one, so that hundreds of maps are drawn as quickly as one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,14 +28,13 @@ def tile_size(grid: Size, most: int) -> Size:
 
 
 def mosaic(
-    tiles: list[list[np.ndarray | None]],
+    tiles: Sequence[Sequence[np.ndarray]],
     gap: int = 4,
     ground: tuple[int, int, int] = (255, 255, 255),
     apart: dict[int, int] | None = None,
 ) -> Mosaic:
-    """Rows of tiles, uint8 [h, w, 3], all of one size. `apart` gives more room, in pixels, after some rows; None is empty."""
-    first = next(tile for row in tiles for tile in row if tile is not None)
-    h, w = first.shape[:2]
+    """Rows of tiles, uint8 [h, w, 3], all of one size. `apart` gives more room, in pixels, after some rows."""
+    h, w = tiles[0][0].shape[:2]
     wide = max(map(len, tiles))
     apart = apart or {}
     tops, top = [], 0
@@ -46,8 +46,7 @@ def mosaic(
     made[:] = ground
     for top, row in zip(tops, tiles, strict=True):
         for column, tile in enumerate(row):
-            if tile is not None:
-                made[top : top + h, column * (w + gap) : column * (w + gap) + w] = tile
+            made[top : top + h, column * (w + gap) : column * (w + gap) + w] = tile
     return Mosaic(
         made,
         tuple(top + h / 2 for top in tops),

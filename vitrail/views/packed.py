@@ -35,6 +35,12 @@ def rows(values: np.ndarray) -> dict[str, str]:
     return {"codes": text(codes), "largest": text(largest)}
 
 
+def above(values: np.ndarray) -> dict[str, Any]:
+    """Rows of any values, counted from the least of each."""
+    low = values.min(1)
+    return {**rows(values - low[:, None]), "low": [float(f"{value:.5g}") for value in low]}
+
+
 def picture(shown: Shown) -> dict[str, Any]:
     """Everything that the page draws of one picture, in JSON's kinds of value."""
     seen = shown.seen
@@ -66,11 +72,9 @@ def picture(shown: Shown) -> dict[str, Any]:
     if seen.colours is not None:
         made["colours"] = text((seen.colours.clip(0, 1) * 255).round().astype(np.uint8))
     if seen.norms is not None:
-        flat = seen.norms.reshape(len(seen.norms), h * w)
-        low = flat.min(1)
-        made["norms"] = {**rows(flat - low[:, None]), "low": [float(f"{value:.5g}") for value in low]}
+        made["norms"] = above(seen.norms.reshape(len(seen.norms), h * w))
     if seen.similar is not None:
-        made["similar"] = rows((seen.similar.reshape(len(seen.similar), h * w) + 1).clip(0))
+        made["similar"] = above(seen.similar.reshape(len(seen.similar), h * w))
     if seen.distance is not None:
         made["distance"] = [[round(float(value), 1) for value in layer] for layer in seen.distance]
     return made

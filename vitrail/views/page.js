@@ -3,6 +3,7 @@ const $ = (id) => document.getElementById(id);
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const floats = (text) => new Float32Array(bytes(text).buffer);
 const shared = JSON.parse($("shared").textContent);
+const wide = (map) => Uint32Array.from({ length: 256 }, (_, k) => 0xff000000 | (map[3 * k + 2] << 16) | (map[3 * k + 1] << 8) | map[3 * k]);
 const maps = Object.fromEntries(Object.entries(shared.maps).map(([name, text]) => [name, bytes(text)]));
 
 // A picture's data, its arrays unpacked when it is first chosen. `codes` are bytes; a row's largest value is beside it.
@@ -29,7 +30,7 @@ const [layers, heads] = [shared.layers, shared.heads];
 const stage = $("stage"), about = stage.getContext("2d", { willReadFrequently: true });
 const patch = () => state.under ?? state.pinned;
 const place = (row, column) => `row ${row + 1}, column ${column + 1}`;
-const shown = (value) => (value >= 100 ? value.toFixed(0) : value >= 1 ? value.toPrecision(3) : value.toPrecision(2));
+const shown = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 1 ? value.toPrecision(3) : value.toPrecision(2));
 
 // Values between 0 and 1 for each patch of the grid, and the value that 1 stands for.
 function row(store, index, count) {
@@ -72,7 +73,7 @@ function current() {
   if (state.tab === "attention") return { ...attention(state.layer, state.head), map: maps.heat, glow: true };
   if (state.tab !== "tokens") return { ...row(now[state.tab], 0, count), map: maps.heat, glow: true };
   if (state.kind === "norms") return { ...row(now.norms, state.layer, count), low: now.norms.low[state.layer], map: maps.length };
-  if (state.kind === "similar") return { ...row(now.similar, state.layer, count), low: -1, map: maps.like };
+  if (state.kind === "similar") return { ...row(now.similar, state.layer, count), low: now.similar.low[state.layer], map: maps.like };
   return { colours: now.colours.subarray(3 * state.layer * count, 3 * (state.layer + 1) * count) };
 }
 
@@ -107,7 +108,8 @@ function outline(context, side, [y, x], line) {
 
 // The picture at so many pixels a patch, nearly grey and a little darker, so that colours stand out and shapes stay.
 function grounded(image, side) {
-  const [h, w] = now.grid, canvas = new OffscreenCanvas(w * side, h * side);
+  const [h, w] = now.grid, canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [w * side, h * side];
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.imageSmoothingQuality = "high";
   context.drawImage(image, 0, 0, w * side, h * side);
@@ -122,7 +124,11 @@ function grounded(image, side) {
 // The ground fades to the picture in its own colours as the map is taken away.
 function faded(from, strength) {
   if (strength === 1) return from.dim;
-  return from.dim.map((value, k) => value * strength + from.full[k] * (1 - strength));
+  if (from.faded !== strength) {
+    from.faded = strength;
+    from.between = from.dim.map((value, k) => value * strength + from.full[k] * (1 - strength));
+  }
+  return from.between;
 }
 
 const READING = {
@@ -139,7 +145,7 @@ function draw() {
   const drawn = current(), at = state.tab === "attention" ? patch() : state.tab === "tokens" && state.kind === "similar" ? now.at : null;
   paint(about, faded(ground, state.strength), ground.side, drawn, state.strength);
   if (at) outline(about, ground.side, at, Math.max(2, Math.round(ground.side / 12)));
-  else if (state.tab === "attention" || state.under) { if (state.under) outline(about, ground.side, state.under, 2); }
+  else if (state.under) outline(about, ground.side, state.under, 2);
   legend(drawn);
   if (state.tab === "attention") small_maps();
   tell(drawn, at);
@@ -154,7 +160,7 @@ function legend(drawn) {
   bar.hidden = !!drawn.colours;
   if (drawn.colours) return;
   $("least").textContent = drawn.low === undefined ? "0" : shown(drawn.low);
-  $("most").textContent = drawn.low === -1 ? "1" : shown(drawn.largest + (drawn.low ?? 0));
+  $("most").textContent = shown(drawn.largest + (drawn.low ?? 0));
   const key = $("key"), context = key.getContext("2d");
   [key.width, key.height] = [256, 1];
   const image = new ImageData(256, 1);
@@ -180,8 +186,7 @@ function tell(drawn, at) {
 }
 
 function value(drawn, [y, x]) {
-  const scale = drawn.low === -1 ? 2 : drawn.largest;
-  return (drawn.low ?? 0) + (drawn.codes[y * now.grid[1] + x] / 255) * (drawn.low === -1 ? now.similar.largest[state.layer] : scale);
+  return (drawn.low ?? 0) + (drawn.codes[y * now.grid[1] + x] / 255) * drawn.largest;
 }
 
 function small_maps() {
@@ -200,12 +205,12 @@ function small_maps() {
 
 // One pixel for each patch, a column for each layer; the browser makes it large.
 function everything() {
-  const [h, w] = now.grid, gap = Math.max(1, Math.round(Math.max(h, w) / 9)), canvas = $("all"), context = canvas.getContext("2d");
+  const [h, w] = now.grid, gap = Math.max(1, Math.round(Math.max(h, w) / 9)), canvas = $("all"), context = canvas.getContext("2d"), colours = wide(maps.heat);
   canvas.width = layers * (w + gap) - gap;
   canvas.height = heads * (h + gap) - gap;
   for (let layer = 1; layer <= layers; layer++) for (let head = 1; head <= heads; head++) {
-    const image = new ImageData(w, h), { codes } = attention(layer, head);
-    for (let k = 0; k < codes.length; k++) image.data.set([maps.heat[3 * codes[k]], maps.heat[3 * codes[k] + 1], maps.heat[3 * codes[k] + 2], 255], 4 * k);
+    const image = new ImageData(w, h), pixels = new Uint32Array(image.data.buffer), { codes } = attention(layer, head);
+    for (let k = 0; k < codes.length; k++) pixels[k] = colours[codes[k]];
     context.putImageData(image, (layer - 1) * (w + gap), (head - 1) * (h + gap));
   }
 }
@@ -215,6 +220,7 @@ function arrange() {
   const isAttention = state.tab === "attention", isTokens = state.tab === "tokens";
   $("from").hidden = !isAttention || !now.between;
   $("kinds").hidden = !isTokens;
+  $("odds").hidden = isAttention || isTokens || !now.said.length;
   $("heads").hidden = $("every").hidden = !isAttention;
   document.querySelector("[data-for=layer]").hidden = !(isAttention || isTokens);
   document.querySelector("[data-for=head]").hidden = !isAttention;
@@ -267,6 +273,13 @@ function choose(number) {
   const top = now.said[0];
   $("said").textContent = top ? `${top.name}, ${(100 * top.odds).toFixed(0)} %` : "";
   $("file").textContent = now.name;
+  $("odds").replaceChildren(...now.said.flatMap(({ name, odds }) => {
+    const term = document.createElement("dt"), value = document.createElement("dd"), bar = document.createElement("i");
+    term.textContent = name;
+    bar.style.setProperty("--odds", `${100 * odds}%`);
+    value.append(bar, `${(100 * odds).toFixed(1)} %`);
+    return [term, value];
+  }));
   $("files").replaceChildren(...(now.figures.length ? ["Figures: ", ...now.figures.flatMap((path, k) => {
     const link = document.createElement("a");
     link.href = path.split("/").map(encodeURIComponent).join("/");
@@ -279,7 +292,7 @@ function choose(number) {
   image.onload = () => {
     if (state.picture !== number) return;
     const [h, w] = now.grid, largest = Math.max(h, w);
-    ground = grounded(image, Math.max(2, Math.floor(1120 / largest)));
+    ground = grounded(image, Math.max(2, Math.floor(896 / largest)));
     small = grounded(image, Math.max(1, Math.floor(154 / largest)));
     stage.width = w * ground.side;
     stage.height = h * ground.side;

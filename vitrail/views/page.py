@@ -95,8 +95,8 @@ def _opening(model: str, vit: ViT, count: int) -> list[Markup]:
         h("h1", "What ", name(model), " looks at"),
         h(
             "p",
-            "Move over the picture: each head’s attention from the patch under the pointer is drawn. With the keyboard, arrow "
-            "keys move the patch and Escape goes back to the whole picture’s own view.",
+            "Point at a patch, and what each head looks at from there is drawn. Click to keep it; arrow keys move it, Escape "
+            "lets it go.",
             class_="lead",
         )
         if count
@@ -223,6 +223,7 @@ def _controls() -> list[Markup]:
             _slider("strength", "Map", min="0", max="100", value="100"),
             class_="sliders",
         ),
+        h("dl", id="odds", class_="odds", aria_label="What the model said"),
         h("div", id="heads", class_="heads", role="group", aria_label="Heads of this layer"),
         h(
             "details",
@@ -255,7 +256,7 @@ def _model(figures: Mapping[str, bytes]) -> list[Markup]:
                 "section",
                 h("h2", title),
                 h("p", words),
-                h("figure", h("img", src=source, alt=title, loading="lazy"), class_="paper"),
+                h("figure", h("img", src=source, alt=title), class_="paper"),
                 id=view,
                 aria_label=title,
             )

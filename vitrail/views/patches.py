@@ -37,7 +37,7 @@ def draw(shown: Shown) -> bytes:
         ]
     sheet = Sheet(
         2 * MARGIN + len(steps) * SIDE + (len(steps) - 1) * BETWEEN,
-        HEAD + high + 0.95,
+        HEAD + high + (0.78 if added else 1.0),
         "How the picture comes in",
         about(shown, "tokens, positions and sums by their first three principal components, as red, green and blue"),
     )
@@ -63,7 +63,7 @@ def cut(shown: Shown, size: tuple[int, int], ground: tuple[int, int, int] = (255
         [small[row * each : (row + 1) * each, column * each : (column + 1) * each] for column in range(w)]
         for row in range(h)
     ]
-    return resized(mosaic([list(row) for row in tiles], gap, ground).pixels, size)
+    return resized(mosaic(tiles, gap, ground).pixels, size)
 
 
 def principal(values: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ def spread_over(count: int, most: int = MOST) -> list[int]:
     return sorted({round(k) for k in np.linspace(0, count - 1, min(count, most))})
 
 
-def tiles_of(found: Positions, most: int, gap: int = 3, many: int = MOST) -> Mosaic:
+def tiles_of(found: Positions, most: int, gap: int = 7, many: int = MOST) -> Mosaic:
     """The maps as tiles of at most so many pixels; of positions that are added, `many` rows and columns of them."""
     if found.similarity is not None:
         rows, columns = (spread_over(side, many) for side in found.grid)

@@ -1,6 +1,8 @@
 """Patch tokens layer by layer: principal components as colours, likeness with a chosen patch, lengths."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +33,15 @@ def draw(shown: Shown, layers: Sequence[int] | None = None) -> bytes:
     )
     end = aside(sheet, MARGIN, top, shown, mark=seen.at is not None)
     if seen.similar is not None:
-        sheet.key(MARGIN, end + 0.25, WIDTH, LIKE, "−1", "1", "cosine with the outlined patch")
+        sheet.key(
+            MARGIN,
+            end + 0.25,
+            WIDTH,
+            LIKE,
+            f"{least(seen.similar):.1f}".replace("-", "−"),
+            "1",
+            "cosine with the outlined patch",
+        )
         end += 0.55
     sheet.key(MARGIN, end + 0.25, WIDTH, LENGTH, "shortest", "longest", "length, in each layer")
     sheet.text(left, HEAD + 0.02, "layer", size=7, colour=QUIET, baseline="center")
@@ -45,20 +55,25 @@ def rows_of(shown: Shown, layers: Sequence[int], most: int, gap: int = 4) -> tup
     seen = shown.seen
     size = tile_size(seen.grid, most)
     line = max(1, most // 110)
-    rows: list[list[np.ndarray | None]] = []
+    rows: list[list[np.ndarray]] = []
     names: list[str] = []
     if seen.colours is not None:
         whole = (seen.colours.clip(0, 1) * 255).round().astype(np.uint8)
         rows.append([blocks(whole[layer], size) for layer in layers])
         names.append("components")
     if seen.similar is not None:
-        drawn = coloured(scaled(seen.similar, -1.0, 1.0), LIKE)
+        drawn = coloured(scaled(seen.similar, least(seen.similar), 1.0), LIKE)
         rows.append([marked(blocks(drawn[layer], size), shown.box, line) for layer in layers])
         names.append("likeness")
     if seen.norms is not None:
         rows.append([blocks(coloured(scaled(seen.norms[layer]), LENGTH), size) for layer in layers])
         names.append("length")
     return mosaic(rows, gap, apart=dict.fromkeys(range(len(rows)), gap)), names
+
+
+def least(similar: np.ndarray) -> float:
+    """Where the scale of likeness begins: below its least value, in tenths, so that small differences show."""
+    return max(-1.0, math.floor(10 * float(similar.min())) / 10)
 
 
 def outliers(norms: np.ndarray) -> np.ndarray:
@@ -75,17 +90,11 @@ def _lengths(sheet: Sheet, shown: Shown, left: float, top: float, wide: float) -
     flat, far = norms.reshape(depth, -1), outliers(norms).reshape(depth, -1)
     layer = np.repeat(np.arange(depth)[:, None], flat.shape[1], axis=1)
     sway = layer + np.random.default_rng(0).uniform(-0.16, 0.16, layer.shape)
-    style = {"markersize": 1.8, "markeredgewidth": 0, "linestyle": "none", "marker": "o"}
-    axes.plot(sway[~far], flat[~far], color=BLUE, alpha=0.3, label="patches", **style)
+    style: dict[str, Any] = {"markeredgewidth": 0, "linestyle": "none", "marker": "o"}
+    axes.plot(sway[~far], flat[~far], color=BLUE, alpha=0.3, label="patches", markersize=1.8, **style)
     if far.any():
-        axes.plot(
-            sway[far],
-            flat[far],
-            color=RED,
-            alpha=0.9,
-            label="patches twice as long as most",
-            **style | {"markersize": 3.2},
-        )
+        said = "patches twice as long as most"
+        axes.plot(sway[far], flat[far], color=RED, alpha=0.9, label=said, markersize=3.2, **style)
     if prefix is not None and prefix.shape[1]:
         names = ("class token", "distillation token") if shown.seen.reader == "class token" else ()
         for token in range(min(prefix.shape[1], 8)):

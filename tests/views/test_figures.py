@@ -1,0 +1,218 @@
+"""Figures: their sizes, that they show what the arrays say, and that no word lies on another."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.views.made import made_distances, made_filters, made_positions, made_shown
+from vitrail.views import attention, distance, explained, filtered, heads, patches, placed, tokens
+from vitrail.views.colours import HEAT, LIKE, SIGNED, coloured, scaled, table
+from vitrail.views.drawn import figures
+from vitrail.views.overlay import blocks, ground, marked, over, soft
+from vitrail.views.sheet import DPI, Sheet, shortened
+
+
+def pixels_of(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+
+
+KINDS = {
+    "attention": lambda s: attention.draw(s),
+    "attention of a patch": lambda s: attention.draw(s, at=True),
+    "rollout": explained.draw_rollout,
+    "relevance": explained.draw_relevance,
+    "tokens": lambda s: tokens.draw(s),
+    "heads": heads.draw,
+    "patches": patches.draw,
+}
+SIZES = {
+    "tiny": {"layers": 12, "heads": 3},
+    "large": {"layers": 24, "heads": 16},
+    "wide": {"layers": 2, "heads": 1, "grid": (3, 7), "patch": 32},
+    "tall": {"layers": 4, "heads": 2, "grid": (9, 4), "patch": 8},
+}
+
+
+@pytest.fixture
+def sheets(monkeypatch):
+    """Every sheet that is finished, so that its words can be measured."""
+    seen = []
+    png = Sheet.png
+
+    def kept(sheet):
+        seen.append(sheet)
+        return png(sheet)
+
+    monkeypatch.setattr(Sheet, "png", kept)
+    return seen
+
+
+def clashes(sheet: Sheet) -> list[tuple[str, str]]:
+    """Pairs of words that lie on each other, and words that leave the sheet."""
+    renderer = sheet.figure.canvas.get_renderer()
+    words = [text for text in sheet.figure.texts if text.get_text().strip()]
+    for axes in sheet.figure.axes:
+        words += [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
+        words += axes.get_legend().get_texts() if axes.get_legend() else []
+    boxes = [(word.get_text(), word.get_window_extent(renderer)) for word in words if word.get_text().strip()]
+    width, height = sheet.figure.bbox.width, sheet.figure.bbox.height
+    found = [(a, "the edge") for a, box in boxes if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height]
+    for index, (a, one) in enumerate(boxes):
+        for b, other in boxes[index + 1 :]:
+            if one.x0 < other.x1 - 1 and other.x0 < one.x1 - 1 and one.y0 < other.y1 - 1 and other.y0 < one.y1 - 1:
+                found.append((a, b))
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_word_lies_on_another_and_the_sheet_is_as_large_as_it_says(sheets, kind, size):
+    made = pixels_of(KINDS[kind](made_shown("a photograph with a rather long name.jpeg", **SIZES[size])))
+    assert clashes(sheets[0]) == []
+    assert abs(made.shape[1] - sheets[0].width * DPI) <= 1
+    assert abs(made.shape[0] - sheets[0].height * DPI) <= 1
+    assert made.shape[1] < 4200  # fits a page at print quality
+    assert made.std() > 20
+
+
+@pytest.mark.parametrize("kind", ["added", "bias", "rotary"])
+@pytest.mark.parametrize("grid", [(14, 14), (3, 8), (40, 40)])
+def test_positions_of_every_kind_and_grid_are_drawn(sheets, kind, grid):
+    if kind == "added" and grid == (40, 40):
+        grid = (24, 24)
+    drawn = placed.draw(made_positions(kind, grid), "a model")
+    assert drawn is not None
+    assert clashes(sheets[0]) == []
+    assert pixels_of(drawn).std() > 20
+
+
+def test_a_model_without_positions_has_no_figure():
+    assert placed.draw(made_positions("none"), "a model") is None
+
+
+@pytest.mark.parametrize(("layers", "many"), [(12, 3), (24, 16), (1, 1)])
+def test_distances_are_drawn(sheets, layers, many):
+    assert pixels_of(distance.draw(made_distances(layers, many), "a model", 16)).std() > 10
+    assert clashes(sheets[0]) == []
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_filters_are_drawn_with_any_channels(sheets, channels):
+    assert pixels_of(filtered.draw(made_filters(28, 16, channels), "a model")).std() > 10
+    assert clashes(sheets[0]) == []
+
+
+def test_a_bright_spot_of_attention_is_bright_in_its_place_and_nowhere_else():
+    shown = made_shown(layers=3, heads=2, grid=(4, 6), patch=8, at=(0, 0))
+    attention_maps = shown.seen.attention
+    attention_maps[:] = 0.001
+    attention_maps[1, 1, 2, 4] = 0.9  # layer 2, head 2
+    made = attention.maps_over(shown, [1, 2, 3], 60)
+    tile_h, tile_w = made.tile
+    top, left = round(made.rows[2] - tile_h / 2), round(made.columns[1] - tile_w / 2)
+    tile = made.pixels[top : top + tile_h, left : left + tile_w].astype(float).sum(-1)
+    block = tile_h // 4
+    means = tile.reshape(4, block, 6, block).mean((1, 3))
+    assert np.unravel_index(means.argmax(), means.shape) == (2, 4)
+    assert means[2, 4] > 1.5 * np.sort(means.ravel())[-2]
+
+
+def test_figures_change_with_what_was_seen():
+    a, b = made_shown(seed=1), made_shown(seed=2)
+    for name, draw in figures(a, tuple(KINDS)).items():
+        assert draw() != figures(b, tuple(KINDS))[name](), name
+
+
+def test_the_same_is_drawn_the_same():
+    assert attention.draw(made_shown(layers=2)) == attention.draw(made_shown(layers=2))
+
+
+def test_layers_are_chosen():
+    few, all_of_them = (pixels_of(attention.draw(made_shown(), layers)) for layers in ([1, 12], None))
+    assert few.shape[1] < all_of_them.shape[1]
+
+
+def test_only_what_was_seen_becomes_a_figure():
+    whole = set(figures(made_shown(), ("attention", "rollout", "tokens", "heads", "patches")))
+    assert {"attention-at.png", "relevance.png"} <= whole
+    featureless = made_shown(at=None, classes=None)
+    assert set(figures(featureless, ("attention", "rollout"))) == {"attention.png", "rollout.png"}
+    assert figures(made_shown(), ("filters",)) == {}
+
+
+def test_names_in_any_letters_are_drawn_and_never_read_as_formulas():
+    shown = made_shown("$\\frac{1}{0}$ \x1b[31m 犬 שמלה.png")
+    assert pixels_of(explained.draw_rollout(shown)).std() > 20
+
+
+def test_names_are_shortened_in_the_middle():
+    assert shortened("a" * 50 + ".jpeg", 20) == "aaaaaaaaa…aaaaa.jpeg"
+    assert shortened("short") == "short"
+
+
+def test_the_picture_stays_legible_under_a_map():
+    random = np.random.default_rng(0)
+    picture = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    drawn = over(picture, np.full((32, 32), 0.5)).astype(float).mean(-1)
+    likeness = np.corrcoef(drawn.ravel(), ground(picture).mean(-1).ravel())[0, 1]
+    assert likeness > 0.99
+    assert drawn.std() > 8
+
+
+def test_blocks_keep_patches_apart_and_soft_maps_do_not_overshoot():
+    values = np.eye(3)
+    assert (blocks(values, (6, 6)) == np.kron(values, np.ones((2, 2)))).all()
+    assert blocks(np.arange(64.0).reshape(8, 8), (4, 4))[0, 0] == pytest.approx(4.5)
+    smooth = soft(values, (30, 30))
+    assert smooth.min() >= 0
+    assert smooth.max() <= 1
+
+
+def test_a_patch_is_outlined_around_its_pixels():
+    black = np.zeros((40, 40, 3), dtype=np.uint8)
+    drawn = marked(black, (0.25, 0.5, 0.25, 0.25))
+    assert (drawn[20:30, 10:20] == 0).all()
+    assert (drawn[19, 10:20] == 255).all()
+    assert (drawn[20:30, 9] == 255).all()
+    assert (marked(black, None) == 0).all()
+
+
+def test_scales_begin_and_end_where_they_say():
+    assert scaled(np.array([2.0, 4.0, 6.0])).tolist() == [0, 0.5, 1]
+    assert scaled(np.array([3.0, 3.0])).tolist() == [0, 0]
+    assert scaled(np.array([-5.0, 5.0]), 0.0).tolist() == [0, 1]
+    assert (coloured(np.array([np.nan, 0.0, 1.0]), HEAT) == table(HEAT)[[0, 0, 255]]).all()
+
+
+def test_colours_rise_in_lightness_so_that_everybody_can_read_them():
+    for name in (HEAT, LIKE):
+        light = table(name) @ np.array([0.299, 0.587, 0.114])
+        assert (np.diff(light) > -1).all(), name
+    middle = table(SIGNED)[127].astype(int)
+    assert middle.min() > 240  # nothing is white
+
+
+def test_long_tokens_are_found():
+    norms = made_shown(layers=4).seen.norms
+    far = tokens.outliers(norms)
+    assert far.sum() == 3
+    assert far[2:, -1, -1].all()
+
+
+def test_the_picture_is_cut_with_every_patch_in_its_place():
+    shown = made_shown(grid=(2, 3), patch=10)
+    shown.pixels[:] = 0
+    shown.pixels[10:, 20:] = 200
+    cut = patches.cut(shown, (120, 180), (0, 0, 0)).mean(-1)
+    assert cut[70:110, 130:170].min() > 150
+    assert cut[:50].max() < 20
+
+
+def test_principal_colours_are_alike_for_vectors_that_are():
+    vectors = np.zeros((2, 4, 8), dtype=np.float32)
+    vectors[:, 2:] = np.arange(8)
+    drawn = patches.principal(vectors).astype(int)
+    assert np.ptp(drawn[:, :2], axis=(0, 1)).max() == 0
+    assert np.abs(drawn[0, 0] - drawn[0, 3]).max() > 200
