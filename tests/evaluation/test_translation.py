@@ -49,7 +49,10 @@ def test_a_plain_list_names_the_outputs_in_order(tmp_path):
 def test_names_by_index_as_transformers_and_python_write_them(tmp_path):
     assert read(tmp_path, "id2label.json", {"0": "tench", "1": "cock"}, names=None).places["cock"] == (1,)
     text = "{0: 'tench, Tinca tinca',\n 1: \"lion's mane\"}"
-    assert read(tmp_path, "imagenet1000_clsidx_to_labels.txt", text, names=None).places["lion's mane"] == (1,)
+    found = read(tmp_path, "imagenet1000_clsidx_to_labels.txt", text, names=None)
+    assert found.places["lion's mane"] == (1,)
+    assert found.places["tench"] == found.places["tench, Tinca tinca"] == (0,)
+    assert found.labels[0] == "tench, Tinca tinca"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is judged, on what, and where the results go."""
     parser.epilog = (
         "examples:\n"
-        "  vitrail evaluate runs/photos-finetune-1 photos              the pictures that training held out\n"
+        "  vitrail evaluate runs/photos-finetune-1 photos --split validation   what training held out\n"
         "  vitrail evaluate deit_tiny.safetensors imagenet/val --map LOC_synset_mapping.txt --out judged\n"
         "  vitrail evaluate runs/a photos --against runs/b             is the difference more than chance?\n"
         "  vitrail evaluate model.safetensors photos --size 288        at another resolution\n"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 WEAKEST = SUREST = 5
 NAMED = 5  # files that were left out
+MOST_WIDTH = 36  # of a class's name
 
 
 def text(evaluated: "Evaluated") -> str:
@@ -69,7 +70,7 @@ def weakest(judged: "Judged") -> list[str]:
     made = [["weakest classes", called, *([] if several else ["95 %"]), "pictures"]]
     for row in rows[:WEAKEST]:
         within = [] if several else [span(row["interval"], 0)]
-        made.append([plain(row["class"]), percent(row[key]), *within, count(row["n"])])
+        made.append([brief(row["class"]), percent(row[key]), *within, count(row["n"])])
     return aligned(made, right=set(range(1, len(made[0]))))
 
 
@@ -81,10 +82,10 @@ def surest(judged: "Judged") -> list[str]:
         if "labels" in row:
             held = ", ".join(row["labels"]) or "none"
             said = "said" if row["about"] not in row["labels"] else "missed"
-            rows.append([path, f"{said} {plain(row['about'])}, {percent(row['probability'])}", f"is {plain(held)}"])
+            rows.append([path, f"{said} {brief(row['about'])}, {percent(row['probability'])}", f"is {brief(held)}"])
         else:
-            said = f"said {plain(row['predicted'])}, {percent(row['probability'])}"
-            rows.append([path, said, f"is {plain(row['label'])}"])
+            said = f"said {brief(row['predicted'])}, {percent(row['probability'])}"
+            rows.append([path, said, f"is {brief(row['label'])}"])
     return aligned(rows, right=set()) if len(rows) > 1 else []
 
 
@@ -115,6 +116,12 @@ def speeds(evaluated: "Evaluated") -> list[str]:
 def shortened(path: str, where: str) -> str:
     """A path without what all have in common."""
     return plain(path.removeprefix(where.rstrip("/") + "/"))
+
+
+def brief(name: str) -> str:
+    """A class's name that leaves room for others."""
+    shown = plain(name)
+    return shown if len(shown) <= MOST_WIDTH else shown[: MOST_WIDTH - 1] + "…"
 
 
 def aligned(rows: list[list[str]], right: set[int]) -> list[str]:

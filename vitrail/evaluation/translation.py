@@ -32,7 +32,7 @@ class Translation:
 
 
 Pairs = list[tuple[str, Any]]  # the data's class, and the model's: a name, an index
-Names = list[tuple[int, list[str]]]  # an index of the model, and what its class is called, the shortest name first
+Names = list[tuple[int, list[str]]]  # an index of the model, and what its class is called: first what is shown
 
 
 def read_translation(file: str | Path, names: Sequence[str] | None, outputs: int) -> Translation:
@@ -93,8 +93,14 @@ def _spelt(file: str, value: Any) -> list[str]:
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{file}: {str(value)[:60]!r} is no name of a class")
-    shown = [name.replace("_", " ") for name in names[1:]]
-    return [*shown, *names] if len(names) > 1 else names
+    if len(names) > 1:  # a folder's name and words, of which the first is what people say
+        return [*synonyms(", ".join(names[1:]).replace("_", " ")), *names[1:], names[0]]
+    return [*names, *synonyms(names[0])]
+
+
+def synonyms(text: str) -> list[str]:
+    """The words of `tench, Tinca tinca`."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _index(file: str, key: str) -> int:
@@ -129,12 +135,11 @@ def _lines(file: str, lines: list[str]) -> Pairs | Listed:
         found = []
         for place, match in enumerate(synsets):
             assert match is not None
-            words = [word.strip() for word in match[2].split(",") if word.strip()]
-            found.append((place, [*words, match[2], match[1]]))
+            found.append((place, [*synonyms(match[2]), match[2], match[1]]))
         return Listed(found, True)
     if all(line.count("\t") == 1 for line in lines):
         return _table(file, "\n".join(lines), "\t")
-    return Listed([(place, [line]) for place, line in enumerate(lines)], True)
+    return Listed([(place, _spelt(file, line)) for place, line in enumerate(lines)], True)
 
 
 def _by_index(file: str, found: Names, outputs: int, whole: bool) -> Translation:
@@ -163,7 +168,7 @@ def _by_pairs(file: str, pairs: Pairs, names: Sequence[str] | None, outputs: int
         known.setdefault(normal(name), []).append(place)
     strange = [model for _, model in pairs if isinstance(model, str) and not _names_one(model, known)]
     if len(strange) == len(pairs) and all(data.isascii() and data.isdecimal() for data, _ in pairs):
-        return _by_index(file, [(int(data), [model]) for data, model in pairs], outputs, False)
+        return _by_index(file, [(int(data), _spelt(file, model)) for data, model in pairs], outputs, False)
     if strange:
         if known:
             raise ValueError(f"{file}: {alike(strange[0], known)} is no class of the model")
