@@ -16,7 +16,7 @@ from vitrail.checkpoints.checkpoint import Progress, no_progress, open_and_recog
 from vitrail.checkpoints.files import npz, pickled, safetensors
 from vitrail.checkpoints.files.atomic import staged
 from vitrail.checkpoints.keys import Table, layout, some, write
-from vitrail.checkpoints.loading import KEEP, adapted, assembled, resolve
+from vitrail.checkpoints.loading import KEEP, adapted, assembled, resolve, with_adapter
 from vitrail.checkpoints.look import GELUS
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
@@ -180,10 +180,14 @@ def convert(
     channels: int | None = None,
     labels: tuple[str, ...] | None = None,
     licence: str | None = None,
+    adapter: str | Path | None = None,
     picture: Path = PHOTOGRAPH,
     progress: Progress = no_progress,
 ) -> Proof:
-    """A checkpoint of any known form to one of `NAMES`, reloaded and compared before this returns."""
+    """A checkpoint of any known form to one of `NAMES`, reloaded and compared before this returns.
+
+    `adapter` is a directory of PEFT's, whose low-rank additions are merged first.
+    """
     if to not in NAMES:
         raise ValueError(f"unknown form {to!r}: use {', '.join(NAMES)}")
     out = Path(out)
@@ -197,6 +201,9 @@ def convert(
     if checkpoint.random:
         notes.append(f"random, because they were allowed to be missing: {', '.join(checkpoint.random)}")
         contract = replace(contract, card=contract.card | {"random": checkpoint.random})
+    if adapter is not None:
+        contract, state = with_adapter(contract, state, adapter)
+        notes.append(f"with the low-rank additions of {adapter} merged")
     contract, state = adapted(contract, state, classes, image_size, channels)
     if labels is not None:
         if len(labels) != contract.config.classes:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitrail.checkpoints.adapter import read_adapter
 from vitrail.checkpoints.artifact import MOST, Contract, save_artifact
 from vitrail.checkpoints.checkpoint import Checkpoint, Progress, finite, no_progress, open_and_recognise
 from vitrail.checkpoints.hub import download
@@ -35,6 +36,7 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     mapped: bool = True,
     progress: Progress = no_progress,
 ) -> ViT | BiT:
@@ -43,13 +45,16 @@ def load(
     `path` is a file, a directory, or `hf://owner/name` on the Hugging Face Hub (at a `revision`). `model.labels` and
     `model.preprocessing` come with it. Weights are computed in `dtype`; None keeps what is stored. `assume` tells what
     tensors cannot (`{"heads": 6}`), `take` picks one of several models in a file, and `classes`, `image_size`, `channels`
-    change the model on the way. `mapped` leaves the weights in the pages of a safetensors file, copied when they are changed:
-    quick, and fit for training, but somebody who overwrites that file in place (vitrail never does) would change the model.
+    change the model on the way. `adapter` is a directory of PEFT's, whose low-rank additions (LoRA) are merged. `mapped`
+    leaves the weights in the pages of a safetensors file, copied when they are changed: quick, and fit for training, but
+    somebody who overwrites that file in place (vitrail never does) would change the model.
     """
     with open_and_recognise(resolve(path, revision), assume, take) as checkpoint, ThreadPoolExecutor(1) as other:
         contract = checkpoint.contract
         body = other.submit(blank, contract.config)  # laid out while the values are read
         state = checkpoint.state(allow_missing, progress, mapped)
+        if adapter is not None:
+            contract, state = with_adapter(contract, state, adapter)
         contract, state = adapted(contract, state, classes, image_size, channels)
         unchanged = contract.config == checkpoint.contract.config
         model = filled(body.result() if unchanged else blank(contract.config), contract, state, dtype, device)
@@ -146,6 +151,28 @@ def adapted(
         config, state = with_channels(config, state, channels)
         pipeline = None if pipeline is None else pipeline.with_channels(channels)
     return replace(contract, config=config, labels=labels, preprocessing=pipeline), state
+
+
+def with_adapter(
+    contract: Contract, state: dict[str, Tensor], directory: str | Path
+) -> tuple[Contract, dict[str, Tensor]]:
+    """A contract and its tensors with PEFT's low-rank additions merged, and the adapter's head where it has one."""
+    adapter = read_adapter(directory, contract.config)
+    size = contract.config.image_size if adapter.preprocessing is None else adapter.preprocessing.size
+    classes = contract.config.classes if adapter.classes is None else adapter.classes
+    contract, state = adapted(contract, state, classes, size)
+    state = dict(state)
+    for name, tensor in adapter.head.items():
+        if name not in state or state[name].shape != tensor.shape:
+            raise ValueError(f"{directory} has a head of another shape than the model's: {name} {list(tensor.shape)}")
+        state[name] = tensor.to(state[name].dtype)
+    for name, difference in adapter.differences.items():
+        state[name] = (state[name].double() + difference).to(state[name].dtype)
+    if adapter.labels is not None and len(adapter.labels) != contract.config.classes:
+        raise ValueError(f"{directory} has {len(adapter.labels)} labels for {contract.config.classes} classes")
+    labels = adapter.labels if adapter.head else contract.labels  # a new head's classes are not the old one's
+    pipeline = adapter.preprocessing or contract.preprocessing
+    return replace(contract, labels=labels, preprocessing=pipeline), state
 
 
 def save(

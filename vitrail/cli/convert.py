@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail convert vit_base.pth vit_base.safetensors --to vitrail --labels names.txt\n"
         "  vitrail convert hf://facebook/dinov2-base dinov2.safetensors --to timm\n"
         "  vitrail convert deit_tiny.safetensors deit --to hf --licence apache-2.0\n"
+        "  vitrail convert deit_tiny.safetensors mine.safetensors --to vitrail --adapter runs/photos-finetune-1/adapter\n"
         "  vitrail convert deit_tiny.safetensors grey.safetensors --to vitrail --classes 10 --size 160x224 --channels 1\n"
     )
     parser.add_argument("source", metavar="IN", help="a file, a directory, or hf://owner/name")
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     change.add_argument(
         "--channels", type=int, metavar="N", help="first projection summed for 1, else repeated and scaled"
     )
+    change.add_argument("--adapter", type=Path, metavar="DIR", help="merge low-rank additions (LoRA) in PEFT's form")
     change.add_argument("--labels", type=Path, metavar="FILE", help="class names: a JSON list, or one to a line")
     change.add_argument("--licence", metavar="TEXT", help="recorded in the artifact")
     how = parser.add_argument_group("how it is read")
@@ -78,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         channels=options.channels,
         labels=names_in(options.labels) if options.labels else None,
         licence=options.licence,
+        adapter=options.adapter,
         picture=options.image or PHOTOGRAPH,
         progress=progress("reading"),
     )

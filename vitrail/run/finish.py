@@ -12,6 +12,7 @@ from vitrail.checkpoints.loading import load
 from vitrail.data.pictures import Pictures
 from vitrail.data.preprocessing import plain
 from vitrail.evaluate import measures, surest_mistakes
+from vitrail.run.additions import save_adapter
 from vitrail.run.judge import answers
 from vitrail.run.record import write_json
 
@@ -40,9 +41,11 @@ def finish(run: "Run") -> dict[str, Any]:
     training, recipe, team = run.training, run.recipe, run.team
     progress, file = training.progress, run.directory / "model.safetensors"
     best = (recipe.keep == "best" or training.stopped == "early") and run.best_is_ours()
+    adapter = None
     if not best:
         with training.final():
             run.save_model(file.name)
+            adapter = save_adapter(run)
     elif team.leads:
         shutil.copyfile(run.directory / "best.safetensors", file)
     team.wait()
@@ -70,6 +73,7 @@ def finish(run: "Run") -> dict[str, Any]:
         "best_step": progress.best_step,
         "skipped_nonfinite": progress.nonfinite,
         "unreadable": progress.unreadable,
+        **({"adapter": adapter} if adapter is not None else {}),
         **results,
     }
     if team.leads:

@@ -228,11 +228,16 @@ class Run:
             if name.startswith("model.")
         }
 
-    def model(self) -> ViT | BiT:
-        """A plain model with the weights as they stand now, its labels and its preprocessing."""
+    def tuned(self) -> ViT | BiT:
+        """A model with the weights as they stand now, low-rank additions by themselves."""
         model = fresh(self.recipe)
         tune(model, self.recipe.tune)
         model.load_state_dict(self.weights())
+        return model
+
+    def model(self) -> ViT | BiT:
+        """A plain model with the weights as they stand now, its labels and its preprocessing."""
+        model = self.tuned()
         merged(model)
         model.labels, model.preprocessing = self.prepared.labels.names, self.recipe.preprocessing
         for parameter in model.parameters():

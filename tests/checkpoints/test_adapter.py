@@ -1,0 +1,306 @@
+"""LoRA in PEFT's form: ours opens in PEFT, PEFT's opens here, and the logits are the same."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitrail
+from tests.parity.peers import spread
+from vitrail.checkpoints.adapter import SETTINGS, SPELLINGS, WEIGHTS, additions, modules_of, read_adapter, write_adapter
+from vitrail.checkpoints.convert import convert
+from vitrail.cli import main
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.tuning import merged, tune
+
+peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'vitrail[peers]'")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
+    "vit": ({}, "ViTForImageClassification"),
+    "deit": ({"prefix": "class+distillation"}, "DeiTForImageClassificationWithTeacher"),
+    "dinov2": ({"layer_scale": 0.5, "pool": "class+mean"}, "Dinov2ForImageClassification"),
+    "swiglu": (
+        {"layer_scale": 0.5, "pool": "class+mean", "mlp": "swiglu", "mlp_width": 48},
+        "Dinov2ForImageClassification",
+    ),
+}
+SIZES: dict[str, Any] = {"patch": 4, "width": 16, "depth": 2, "heads": 2, "classes": 5, "image_size": 16}
+IMAGE = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+
+
+def base(tmp_path: Path, family: str = "vit", **changes: Any) -> vitrail.ViT:
+    """A model with weights everywhere, on the disk as ours and as transformers'."""
+    torch.manual_seed(1)
+    model = vitrail.build(None, **(SIZES | FAMILIES[family][0] | changes)).eval()
+    spread(model)
+    model.preprocessing = Preprocessing((16, 16), (16, 16))
+    vitrail.save(model, tmp_path / "base.safetensors")
+    convert(tmp_path / "base.safetensors", tmp_path / "base", "hf")
+    return model
+
+
+def theirs(tmp_path: Path, family: str = "vit") -> Any:
+    return getattr(transformers, FAMILIES[family][1]).from_pretrained(tmp_path / "base").eval()
+
+
+def tuned(model: vitrail.ViT, how: str = "lora-4") -> vitrail.ViT:
+    """Low-rank additions as if they had been trained, and another head."""
+    tune(model, how)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for _, one in additions(model):
+            one.b.copy_(0.2 * torch.randn(one.b.shape, generator=generator))
+        for name, parameter in model.named_parameters():
+            if name.startswith("head."):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@torch.inference_mode()
+def logits(model: Any, image: Tensor = IMAGE) -> Tensor:
+    said = model.eval()(image)
+    return said if isinstance(said, Tensor) else said.logits
+
+
+def opened_by_peft(tmp_path: Path, adapter: Path, family: str = "vit") -> Any:
+    """PEFT's own reading; what it would only warn of is an error here."""
+    model = peft.PeftModel.from_pretrained(theirs(tmp_path, family), adapter)
+    stored = load_file(adapter / WEIGHTS)
+    back = peft.get_peft_model_state_dict(model)
+    assert set(back) == set(stored)
+    assert all(torch.equal(back[name], stored[name]) for name in stored)
+    return model
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    assert (one - other).abs().max() <= 1e-5 * max(1.0, float(other.abs().max()))
+
+
+@pytest.mark.filterwarnings("error:Found missing adapter keys")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_our_additions_open_in_peft_with_the_same_logits(tmp_path: Path, family: str) -> None:
+    model = base(tmp_path, family)
+    before = logits(model)
+    close(logits(theirs(tmp_path, family)), before)
+    tuned(model)
+    write_adapter(tmp_path / "adapter", model, base="somebody/base")
+    found = opened_by_peft(tmp_path, tmp_path / "adapter", family)
+    merged(model)
+    expected = logits(model)
+    assert (expected - before).abs().max() > 0.1
+    close(logits(found), expected)
+    settings = json.loads((tmp_path / "adapter" / SETTINGS).read_text())
+    assert settings["base_model_name_or_path"] == "somebody/base"
+    assert (settings["r"], settings["lora_alpha"]) == (4, 4)
+    again = vitrail.load(tmp_path / "base.safetensors", adapter=tmp_path / "adapter")
+    close(logits(again), expected)
+
+
+def made_by_peft(tmp_path: Path, family: str = "vit", **settings: Any) -> Tensor:
+    """An adapter of PEFT's with a different A and a B that is not zero for every module; gives PEFT's logits."""
+    torch.manual_seed(3)
+    model = peft.get_peft_model(theirs(tmp_path, family), peft.LoraConfig(**settings))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "theirs")
+    return logits(model)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"r": 4, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"]},
+        {"r": 3, "lora_alpha": 6, "use_rslora": True, "target_modules": ["q_proj", "k_proj", "v_proj", "fc1"]},
+        {"r": 2, "target_modules": "all-linear", "modules_to_save": ["classifier"]},
+        {
+            "r": 2,
+            "lora_alpha": 4,
+            "target_modules": ["q_proj", "fc2"],
+            "rank_pattern": {"fc2": 5},
+            "alpha_pattern": {"fc2": 20},
+            "layers_to_transform": [1],
+        },
+    ],
+    ids=["q-v", "rslora", "all-linear", "patterns"],
+)
+def test_peft_adapters_give_peft_logits_here(tmp_path: Path, settings: dict[str, Any]) -> None:
+    model = base(tmp_path)
+    expected = made_by_peft(tmp_path, **settings)
+    assert (expected - logits(model)).abs().max() > 0.1
+    close(logits(vitrail.load(tmp_path / "base.safetensors", adapter=tmp_path / "theirs")), expected)
+    close(logits(vitrail.load(tmp_path / "base", adapter=tmp_path / "theirs")), expected)
+
+
+@pytest.mark.parametrize("family", ["deit", "dinov2", "swiglu"])
+def test_peft_adapters_of_other_families(tmp_path: Path, family: str) -> None:
+    base(tmp_path, family)
+    leaves = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    leaves += ["gate_proj", "up_proj", "down_proj"] if family == "swiglu" else ["fc1", "fc2"]
+    expected = made_by_peft(tmp_path, family, r=3, lora_alpha=6, target_modules=leaves)
+    close(logits(vitrail.load(tmp_path / "base.safetensors", adapter=tmp_path / "theirs")), expected)
+
+
+def test_the_older_spelling_is_read_and_written(tmp_path: Path) -> None:
+    model = tuned(base(tmp_path))
+    for place, spelling in enumerate(SPELLINGS):
+        write_adapter(tmp_path / str(place), model, spelling=spelling)
+    new, old = (load_file(tmp_path / str(place) / WEIGHTS) for place in range(2))
+    assert "base_model.model.vit.encoder.layer.1.attention.attention.query.lora_A.weight" in old
+    assert "base_model.model.vit.encoder.layer.0.output.dense.lora_B.weight" in old
+    assert not set(new) & set(old) - {"base_model.model.classifier.weight", "base_model.model.classifier.bias"}
+    one, other = (read_adapter(tmp_path / str(place), model.config) for place in range(2))
+    assert all(torch.equal(one.differences[name], other.differences[name]) for name in one.differences)
+    assert json.loads((tmp_path / "1" / SETTINGS).read_text())["target_modules"] == [
+        "attention.attention.key",
+        "attention.attention.query",
+        "attention.attention.value",
+        "attention.output.dense",
+        "intermediate.dense",
+        "output.dense",
+    ]
+
+
+def test_names_are_those_of_the_installed_transformers(tmp_path: Path) -> None:
+    for family in FAMILIES:
+        folder = tmp_path / family
+        folder.mkdir()
+        model = base(folder, family)
+        linear = {name for name, one in theirs(folder, family).named_modules() if isinstance(one, torch.nn.Linear)}
+        assert {name for name in linear if "classifier" not in name} == set(modules_of(model.config, SPELLINGS[0]))
+
+
+def test_a_head_for_other_classes_brings_its_labels_and_size(tmp_path: Path) -> None:
+    base(tmp_path)
+    other = tuned(vitrail.load(tmp_path / "base.safetensors", classes=3, image_size=24))
+    pipeline = Preprocessing((24, 24), (24, 24), turn=True)
+    write_adapter(tmp_path / "adapter", other, labels=("a", "b", "c"), preprocessing=pipeline)
+    image = torch.randn(2, 3, 24, 24)
+    merged(other)
+    found = vitrail.load(tmp_path / "base.safetensors", adapter=tmp_path / "adapter")
+    assert found.labels == ("a", "b", "c")
+    assert found.preprocessing == pipeline
+    assert found.config.image_size == (24, 24)
+    close(logits(found, image), logits(other, image))
+
+
+def test_convert_merges_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tuned(base(tmp_path))
+    write_adapter(tmp_path / "adapter", model, labels=tuple("abcde"))
+    merged(model)
+    source, adapter = str(tmp_path / "base.safetensors"), str(tmp_path / "adapter")
+    out = str(tmp_path / "out.safetensors")
+    assert main(["convert", source, out, "--to", "vitrail", "--adapter", adapter]) == 0
+    assert "low-rank additions" in capsys.readouterr().out
+    found = vitrail.load(out)
+    assert found.labels == tuple("abcde")
+    close(logits(found), logits(model))
+    assert main(["convert", source, str(tmp_path / "hf"), "--to", "hf", "--adapter", adapter]) == 0
+    close(logits(transformers.ViTForImageClassification.from_pretrained(tmp_path / "hf")), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"bias": "all"}, "it trained biases too"),
+        ({"peft_type": "LOHA"}, "only LORA"),
+        ({"init_lora_weights": "pissa"}, "changes the base"),
+        ({"layer_replication": [[0, 2]]}, "its setting layer_replication"),
+        ({"something_new": 3}, "its setting something_new"),
+        ({"alpha_pattern": {"^fc.*": 3}}, "is not the end of a name"),
+        ({"lora_alpha": "much"}, "a number is wanted"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_in_one_line(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    model = tuned(base(tmp_path))
+    write_adapter(tmp_path / "adapter", model)
+    path = tmp_path / "adapter" / SETTINGS
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(ValueError, match=said) as error:
+        vitrail.load(tmp_path / "base.safetensors", adapter=tmp_path / "adapter")
+    assert "\n" not in str(error.value)
+
+
+def test_adapters_for_other_models_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    model = tuned(base(tmp_path))
+    source, adapter = tmp_path / "base.safetensors", tmp_path / "adapter"
+    write_adapter(adapter, model)
+    other = vitrail.build(None, **(SIZES | {"width": 32})).config
+    with pytest.raises(ValueError, match="is the adapter for another size"):
+        read_adapter(adapter, other)
+    shallow = vitrail.build(None, **(SIZES | {"depth": 1})).config
+    with pytest.raises(ValueError, match="is the adapter for another one"):
+        read_adapter(adapter, shallow)
+    stored = load_file(adapter / WEIGHTS)
+    name = next(name for name in stored if "lora_A" in name)
+    for change, said in (
+        ({name: torch.full_like(stored[name], torch.nan)}, "not finite"),
+        ({name.replace("lora_A", "lora_magnitude_vector"): stored[name].clone()}, "has no place"),
+    ):
+        save_file(stored | change, adapter / WEIGHTS)
+        with pytest.raises(ValueError, match=said):
+            vitrail.load(source, adapter=adapter)
+    save_file({key: tensor for key, tensor in stored.items() if key != name}, adapter / WEIGHTS)
+    with pytest.raises(ValueError, match="lora_B alone"):
+        vitrail.load(source, adapter=adapter)
+    (adapter / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match="safe_serialization"):
+        vitrail.load(source, adapter=adapter)
+    with pytest.raises(ValueError, match="holds no adapter"):
+        vitrail.load(source, adapter=tmp_path)
+
+
+def test_a_model_without_additions_has_no_adapter(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no low-rank additions"):
+        write_adapter(tmp_path / "adapter", vitrail.build(None, **SIZES))
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_a_run_with_lora_leaves_its_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.run.test_train import COLOURS, picture
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base(tmp_path)
+    for name, colour in COLOURS.items():
+        for number in range(8):
+            part = "train" if number < 6 else "val"
+            picture(tmp_path / "photos" / part / name / f"{number}.png", colour, 100 * number + len(name))
+    arguments = ["train", "photos", "--init", "base.safetensors", "--tune", "lora-2", "--steps", "4", "--workers", "0"]
+    assert main([*arguments, "--out", "run", "--batch-size", "6", "--quiet"]) == 0
+    made = vitrail.load("run/model.safetensors")
+    found = vitrail.load("base.safetensors", adapter="run/adapter")
+    assert found.labels == made.labels == ("blue", "green", "red")
+    assert found.preprocessing == made.preprocessing
+    close(logits(found), logits(made))
+    assert json.loads(Path("run/adapter", SETTINGS).read_text())["base_model_name_or_path"] == "base.safetensors"
+    assert json.loads(Path("run/summary.json").read_text())["adapter"] == "adapter, in PEFT's form"
+    shutil.rmtree(tmp_path / "base")
+    convert("base.safetensors", tmp_path / "base", "hf", classes=3)
+    close(logits(opened_by_peft(tmp_path, tmp_path / "run" / "adapter")), logits(made))
+
+
+def test_a_run_whose_model_transformers_cannot_say_notes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.run.test_train import COLOURS, picture
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = vitrail.build(None, **(SIZES | {"pool": "mean"}))
+    vitrail.save(model, tmp_path / "mean.safetensors", preprocessing=Preprocessing((16, 16), (16, 16)))
+    for name, colour in COLOURS.items():
+        for number in range(8):
+            part = "train" if number < 6 else "val"
+            picture(tmp_path / "photos" / part / name / f"{number}.png", colour, 100 * number + len(name))
+    arguments = ["train", "photos", "--init", "mean.safetensors", "--tune", "lora", "--steps", "1", "--workers", "0"]
+    assert main([*arguments, "--out", "run", "--batch-size", "6", "--quiet"]) == 0
+    assert not Path("run/adapter").exists()
+    said = json.loads(Path("run/summary.json").read_text())["adapter"]
+    assert said.startswith("not written: transformers cannot express this model")
