@@ -1,0 +1,143 @@
+"""What looking costs: memory of all views at 1024², and time of all layers' attention at 224² beside transformers' eager path.
+
+    python benchmarks/inspect.py
+
+Memory: B/16 with fresh weights and a picture of 1024² (4,097 tokens), in a process of its own; the highest resident set of
+`vitrail.analysis.look` with every view, relevance included, above what the process held with the model built.
+Time: B/16 with the same fresh weights on both sides, one picture of 224², every layer's attention; the two take turns in one
+process, and the maps are compared first.
+"""
+
+import os
+import sys
+
+if __name__ == "inspect":
+    # Scripts find their own folder first, so whoever of them (or of what they import) wants Python's module of this name comes
+    # here. It is put in this one's place.
+    _path, _here = sys.path[:], os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [folder for folder in _path if os.path.abspath(folder) != _here]
+    del sys.modules["inspect"]
+    import inspect  # noqa: F401
+
+    sys.path[:] = _path
+else:
+    import argparse
+    import json
+    import subprocess
+    import tempfile
+    from pathlib import Path
+    from typing import Any
+
+    import measure
+    import torch
+
+LIMIT = 2**30
+MEMORY = """
+import json, sys, time
+from pathlib import Path
+import torch
+import vitrail
+from vitrail.analysis import look
+def resident(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+size, views = int(sys.argv[1]), json.loads(sys.argv[2])
+model = vitrail.build("B/16", image_size=size, init="deit").eval()
+image = torch.randn(1, 3, size, size)
+Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten: building is not what is measured
+before, begin = resident("VmRSS"), time.perf_counter()
+seen = look(model, image, at=(3, 4), views=views)
+seconds = time.perf_counter() - begin
+weights = sum(parameter.numel() * 4 for parameter in model.parameters())
+print(json.dumps({"beyond": resident("VmHWM") - before, "weights": weights, "seconds": seconds}))
+"""
+
+
+def memory(size: int) -> "list[dict[str, Any]]":
+    """The highest resident set beyond the model, for all views and for those that need no gradient."""
+    from vitrail.analysis import VIEWS
+
+    tokens = (size // 16) ** 2 + 1
+    rows = []
+    for who, views in {
+        "all views": VIEWS,
+        "all but relevance": [view for view in VIEWS if view != "relevance"],
+    }.items():
+        command = [sys.executable, "-c", MEMORY, str(size), json.dumps(views)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        row = {"who": who, "size": size, "tokens": tokens, **json.loads(done.stdout)}
+        row["maps"] = 12 * 12 * tokens**2 * 4
+        rows.append(row)
+        print(
+            f"{who:<24}{size}²  {row['beyond'] / 2**20:7.0f} MiB beyond the weights ({row['seconds']:.0f} s)   "
+            f"target {LIMIT / 2**20:.0f} MiB; every map together {row['maps'] / 2**20:,.0f} MiB"
+        )
+    return rows
+
+
+def timing(rounds: int) -> "dict[str, Any]":
+    """Seconds for every layer's attention of one picture."""
+    import transformers
+
+    import vitrail
+    from vitrail.analysis import look, record_attention
+
+    settings = transformers.ViTConfig(attn_implementation="eager", num_labels=1000)
+    theirs = transformers.ViTForImageClassification(settings).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours: Any = vitrail.load(Path(folder))
+    image = torch.randn(1, 3, 224, 224)
+
+    def recorded() -> Any:
+        with torch.inference_mode(), record_attention(ours) as maps:
+            ours(image)
+        return maps
+
+    def rows_of_class_token() -> Any:
+        with torch.inference_mode(), record_attention(ours, queries=[0]) as maps:
+            ours(image)
+        return maps
+
+    def eager() -> Any:
+        with torch.inference_mode():
+            return theirs(image, output_attentions=True).attentions
+
+    def unseen() -> Any:
+        with torch.inference_mode():
+            return ours(image)
+
+    difference = max(float((recorded()[layer] - map).abs().max()) for layer, map in enumerate(eager(), start=1))
+    contestants = {
+        "transformers, eager, output_attentions": eager,
+        "vitrail, record_attention": recorded,
+        "vitrail, record_attention, class token": rows_of_class_token,
+        "vitrail, the model alone": unseen,
+        "vitrail, look with every view": lambda: look(ours, image, at=(3, 4)),
+    }
+    seconds = measure.interleave(contestants, rounds, at_least=60)
+    medians = {who: measure.median(times) for who, times in seconds.items()}
+    for who, value in medians.items():
+        print(f"{who:<42}{1000 * value:8.1f} ms")
+    peer = medians["transformers, eager, output_attentions"]
+    ratio = peer / medians["vitrail, record_attention"]
+    print(f"{'transformers / vitrail, same maps':<42}{ratio:8.2f}     (largest difference {difference:.1e})")
+    return {
+        "seconds": medians,
+        "ratio": ratio,
+        "difference": difference,
+        "rounds": len(seconds["vitrail, record_attention"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=1024, help="side of the picture whose memory is measured")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    rows = {"timing": timing(options.rounds), "memory": memory(options.size)}
+    print(f"written to {measure.save('inspect', rows)}")
+
+
+if __name__ == "__main__":
+    main()
