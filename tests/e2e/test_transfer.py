@@ -2,10 +2,8 @@
 
 import json
 import math
+import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +13,10 @@ import pytest
 import torch
 
 import vitrail
-from tests.run.runs import environment
 from tests.run.test_train import COLOURS, picture
 from vitrail.cli import main
 from vitrail.cli import transfer as command
+from vitrail.cli.live import Live
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.transfer.table import METHODS, Row, Table, read_table
 
@@ -115,31 +113,26 @@ def test_what_there_is_no_time_for_is_named(here: Path, run: Run) -> None:
     assert "head" not in json.loads(more.stdout)["left_out"]
 
 
-def test_stopped_in_a_training_it_goes_on_with_it(here: Path, run: Run) -> None:
+def test_stopped_in_a_training_it_goes_on_with_it(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = [*TRANSFER, "--out", "out", "--methods", "knn,full"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vitrail", *arguments],
-        cwd=here,
-        env=environment(here),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    began = time.monotonic()
-    while not (here / "out" / "full" / "metrics.jsonl").is_file():
-        assert process.poll() is None
-        assert time.monotonic() - began < 120
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    if process.returncode == 0:
-        pytest.skip("the run was over before the signal came")
-    assert process.returncode == 130
-    assert "--out out goes on" in said
+    hear = Live.hear
+
+    def interrupting(live: Live, record: dict[str, Any]) -> None:
+        hear(live, record)
+        if record["kind"] == "timing" and record["step"] == 3:  # as Ctrl-C does
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Live, "hear", interrupting)
+        stopped = run(*arguments)
+    assert stopped.returncode == 130
+    assert "--out out goes on" in stopped.stderr
     assert not (here / "out" / "full" / "summary.json").exists()
     begun = json.loads((here / "out" / "full" / "run.json").read_text())["id"]
-    done = run(*TRANSFER, "--out", "out", "--methods", "knn,full", "--json")
+    done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     assert "going on with out/full" in done.stderr
+    assert "resuming at step 3 of 24" in done.stderr
     assert "knn:" not in done.stderr
     assert set(rows(done.stdout)) == {"knn", "full"}
     assert json.loads((here / "out" / "full" / "run.json").read_text())["id"] == begun
