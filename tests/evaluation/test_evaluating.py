@@ -109,6 +109,13 @@ def test_bad_files_change_no_number_but_the_count(tmp_path):
     assert sorted(found["unreadable"]) == [str(data / n) for n in ("ape/cut.png", "ape/empty.png", "dog/page.png")]
 
 
+def test_classes_are_matched_before_any_picture_is_looked_at(tmp_path, monkeypatch):
+    data, path = made.folder(tmp_path / "data", ("ape", "yak")), made.model(tmp_path / "m.safetensors")
+    monkeypatch.setattr("vitrail.evaluation.choosing.audit", lambda *_, **__: pytest.fail("pictures were looked at"))
+    with pytest.raises(ValueError, match="m: the data has 1 of 2 classes that the model does not know: 'yak'"):
+        evaluate(path, str(data))
+
+
 def test_a_picture_that_disappears_meanwhile_is_left_out(tmp_path, monkeypatch):
     data, path = made.folder(tmp_path / "data"), made.model(tmp_path / "m.safetensors")
     from vitrail.evaluation import evaluating

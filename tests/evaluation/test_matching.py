@@ -50,7 +50,9 @@ def test_without_names_numbers_are_indices():
 
 
 def test_without_names_words_need_a_map():
-    with pytest.raises(ValueError, match="the model has no class names, and 'hat' is no index of its outputs: --map"):
+    with pytest.raises(
+        ValueError, match="the model has no class names, and 'hat' cannot be an index of its outputs: --map"
+    ):
         match(pictures(("hat", "3")), None, 10)
 
 
@@ -64,7 +66,7 @@ def test_numbers_for_a_model_with_names_are_taken_only_when_told():
     with pytest.raises(ValueError, match="--map index, if these are the model's indices"):
         match(data, ("hat", "shoe"), 2)
     assert match(data, ("hat", "shoe"), 2, "index").places.tolist() == [0, 1]
-    with pytest.raises(ValueError, match="--map index: 'hat' is no index"):
+    with pytest.raises(ValueError, match="--map index: 'hat' cannot be an index"):
         match(pictures(("hat",)), ("hat", "shoe"), 2, "index")
 
 

@@ -1,7 +1,7 @@
 """Which pictures a model is judged on: the split, how many, and without those that cannot be read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,16 @@ class Chosen:
         return "evaluated" if self.split == WHOLE else self.split
 
 
-def choose(wanted: Wanted, recipe: Mapping[str, Any] | None = None, progress: parts.Progress | None = None) -> Chosen:
-    """The pictures that are asked for. `recipe` is the model's own: data that it was trained on is divided as it was then."""
+def choose(
+    wanted: Wanted,
+    recipe: Mapping[str, Any] | None = None,
+    progress: parts.Progress | None = None,
+    fit: Callable[[Pictures], object] | None = None,
+) -> Chosen:
+    """The pictures that are asked for. `recipe` is the model's own: data that it was trained on is divided as it was then.
+
+    `fit` may refuse them, before every one of them is looked at.
+    """
     if wanted.limit is not None and wanted.limit < 1:
         raise ValueError(f"--limit {wanted.limit}: at least 1 picture")
     trained = trained_on(recipe, wanted.where)
@@ -62,6 +70,8 @@ def choose(wanted: Wanted, recipe: Mapping[str, Any] | None = None, progress: pa
         places = np.linspace(0, len(pictures) - 1, wanted.limit).round().astype(np.int64)
         notes.append(f"{wanted.limit:,} of {len(pictures):,} pictures, evenly spread over their order")
         pictures = pictures.only(places)
+    if fit is not None:
+        fit(pictures)
     return readable(wanted, replace(dataset, splits={pictures.split: pictures}), split, notes, progress)
 
 

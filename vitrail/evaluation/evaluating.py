@@ -118,8 +118,12 @@ def evaluate(
     for each in opened:
         if outputs_of(each) is None:
             raise ValueError(f"{each.where} has no classes: it gives features; use --probe knn, linear or few-shot")
-    chosen = choose(wanted, opened[0].model.card.get("recipe"), progress)
-    matched = [matching(each, chosen.pictures, translate) for each in opened]  # before hours of computing
+
+    def matched_to(pictures: Pictures) -> list[Matching]:
+        return [matching(each, pictures, translate) for each in opened]
+
+    chosen = choose(wanted, opened[0].model.card.get("recipe"), progress, matched_to)
+    matched = matched_to(chosen.pictures)
     if only_present and not chosen.pictures.several and min(len(found.present) for found in matched) < 2:
         raise ValueError("--only-present leaves one class, which would always be right: leave it out")
     around = environment(Team(0, 1, how.device), how.precision) | {"batch size": how.batch_size}

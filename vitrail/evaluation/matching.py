@@ -73,9 +73,11 @@ def by_number(classes: list[str], outputs: int, nameless: bool) -> list[int]:
     """Indices, where every class is a number that the model has."""
     words = [name for name in classes if not (name.isascii() and name.isdecimal())]
     if words and nameless:
-        raise ValueError(f"the model has no class names, and {listed(words, most=3)} is no index of its outputs: {HOW}")
+        raise ValueError(
+            f"the model has no class names, and {listed(words, most=3)} cannot be an index of its outputs: {HOW}"
+        )
     if words:
-        raise ValueError(f"--map index: {listed(words, most=3)} is no index")
+        raise ValueError(f"--map index: {listed(words, most=3)} cannot be an index")
     if beyond := [name for name in classes if int(name) >= outputs]:
         raise ValueError(f"the class {beyond[0]} is not one of the model's {outputs:,}, which are 0 to {outputs - 1:,}")
     return [int(name) for name in classes]

@@ -113,7 +113,7 @@ def tiles(told: Told) -> Markup:
 
 def measured(told: Told) -> Markup:
     """Every measure, in a column for each model."""
-    names = told.names if len(told.names) > 1 else [f"{told.evaluation.split} pictures"]
+    names = told.names if len(told.names) > 1 else ["value"]
     columns = dict(zip(names, told.measures, strict=True))
     return opening.measures_of(columns, "Measures of each model")
 
