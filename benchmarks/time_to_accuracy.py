@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from vitrail.data.sources import read
 
-GOAL, RATES, EPOCHS, BATCH = 0.89, (5e-4, 1e-3, 2e-3), 5, 128
+GOAL, RATES, EPOCHS, BATCH = 0.89, (1e-3, 2e-3, 4e-3), 5, 128
 WIDTH, DEPTH, HEADS, PATCH = 64, 4, 2, 4
 PEERS = ("vit-pytorch", "timm")
 Clock = Callable[[], float]
@@ -144,6 +144,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=2.0, help="of vitrail's run")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--ours", action="store_true", help="vitrail alone")
+    parser.add_argument(
+        "--rates", nargs=2, type=float, metavar="LR", help=f"of {' and '.join(PEERS)}, if these are known already"
+    )
     options = parser.parse_args()
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     data = {split: pixels(split) for split in ("train", "validation", "test")}
@@ -158,8 +161,8 @@ def main() -> None:
         print(f"{contestant}{rate} seed {seed}: {at}; {last}; {found['seconds']:.0f} s in all", flush=True)
         measure.save("time_to_accuracy", rows)
 
-    best: dict[str, float] = {}
-    for name in () if options.ours else PEERS:
+    best: dict[str, float] = dict(zip(PEERS, options.rates or (), strict=False))
+    for name in () if options.ours or options.rates else PEERS:
         for rate in RATES:
             note(f"{name}, one epoch", 0, plain(name, rate, 0, data, clock, epochs=1), rate=rate)
         tried = [row for row in rows if row["contestant"] == f"{name}, one epoch"]
