@@ -100,7 +100,7 @@ def test_many_classes_have_pairs_instead_of_a_matrix(tmp_path):
 
 def test_no_mistakes_are_said(tmp_path):
     text = page(read_run(made_run(tmp_path / "run", classes=3, images=30, skill=40)))
-    assert "There are none: all 30 pictures" in text
+    assert "There are none: all 30 validation pictures are right" in text
 
 
 def test_hostile_names_stay_text(tmp_path):
