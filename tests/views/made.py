@@ -21,13 +21,14 @@ def made_seen(
     classes: int | None = 10,
     at: tuple[int, int] | None = (3, 5),
     coarse: tuple[int, int] | None = None,
+    between: bool = True,
     seed: int = 0,
 ) -> Seen:
     """Everything there can be, at random, and one patch that is much longer than the others in later layers."""
     random = np.random.default_rng(seed)
     h, w = grid
     a, b = coarse or grid
-    between = rows_of_softmax(random, layers, heads, a * b, a * b)
+    rows = rows_of_softmax(random, layers, heads, a * b, a * b) if between else None
     norms = (10 + random.random((layers + 1, h, w))).astype(np.float32)
     norms[layers // 2 :, h - 1, w - 1] = 60
     alike = random.random((layers, heads, heads)).astype(np.float32)
@@ -42,8 +43,8 @@ def made_seen(
         attention=rows_of_softmax(random, layers, heads, h * w).reshape(layers, heads, h, w),
         at=at,
         attention_at=None if at is None else rows_of_softmax(random, layers, heads, h * w).reshape(layers, heads, h, w),
-        between=between.astype(np.float16),
-        between_grid=(a, b),
+        between=None if rows is None else rows.astype(np.float16),
+        between_grid=None if rows is None else (a, b),
         distance=random.uniform(10, 120, (layers, heads)).astype(np.float32),
         entropy=random.uniform(2, 5, (layers, heads)).astype(np.float32),
         alike=alike,

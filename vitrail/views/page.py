@@ -178,7 +178,7 @@ def _chooser(panels: Sequence[Panel]) -> Markup:
         )
         for number, panel in enumerate(panels)
     ]
-    return h("fieldset", h("legend", "Picture", class_="unseen"), choices, class_="chooser")
+    return h("div", choices, class_="chooser", role="radiogroup", aria_label="Picture")
 
 
 def _slider(key: str, word: str, **given: Any) -> Markup:

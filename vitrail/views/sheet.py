@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 from vitrail.report.markup import plain
 from vitrail.views.colours import INK, PAPER, QUIET, RULE, table
@@ -32,7 +33,7 @@ class Sheet:
 
         self.width, self.height = width, height
         self.figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
-        FigureCanvasAgg(self.figure)
+        self.canvas = FigureCanvasAgg(self.figure)
         if title:
             self.text(MARGIN, 0.36, title, size=15, font=SERIF, baseline="center")
         if under:
@@ -130,12 +131,14 @@ class Sheet:
 
     def png(self) -> bytes:
         """The sheet as a file."""
-        file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="Glyph"
             )  # a name in letters that the fonts lack: boxes stand for them
-            self.figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+            self.canvas.draw()
+        pixels = np.asarray(self.canvas.buffer_rgba())[..., :3]
+        file = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", compress_level=4, dpi=(DPI, DPI))
         return file.getvalue()
 
 

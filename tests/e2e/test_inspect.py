@@ -1,0 +1,502 @@
+"""vitrail inspect as a user meets it: the command, what it writes, and the page in a real browser."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from tests.data.spoilt import bomb, encoded, photograph, put
+from tests.e2e.test_report import CONTRAST
+from tests.views.made import made_shown
+from vitrail.analysis import look
+from vitrail.cli import inspect as command
+from vitrail.cli import main
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.views import in_terminal
+from vitrail.views.colours import HEAT, table
+from vitrail.views.drawn import VIEWS
+from vitrail.views.packed import picture
+from vitrail.views.page import Panel, page
+from vitrail.views.shown import Shown
+
+NAMES = ("cat", "dog", "</script><script>document.title='owned'</script>")
+
+
+def small(**given):
+    torch.manual_seed(0)
+    options = {"patch": 8, "width": 24, "depth": 3, "heads": 2, "image_size": 32, "classes": 3} | given
+    return vitrail.build(**options)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A small model file with names and a pipeline."""
+    path = tmp_path_factory.mktemp("model") / "small.safetensors"
+    vitrail.save(small(), path, labels=NAMES, preprocessing=Preprocessing((32, 32), (36, 36)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Pictures of odd sizes and kinds that all can be read."""
+    root = tmp_path_factory.mktemp("photographs")
+    put(root / "a.jpg", encoded(photograph(1)))
+    put(root / "tall.png", encoded(photograph(2, (33, 201)), "PNG"))
+    put(root / "below" / "a.jpg", encoded(photograph(3)))
+    put(root / "print.jpg", encoded(photograph(4).convert("CMYK")))
+    put(root / "deep.png", encoded(Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40), "PNG"))
+    put(root / "moves.gif", encoded(photograph(5), "GIF", save_all=True, append_images=[photograph(6)]))
+    return root
+
+
+def ran(*arguments, capsys):
+    """The command in this process: its exit code and what it said."""
+    code = main(["inspect", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def inspected(model, photographs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "looked"
+    result = subprocess.run(
+        [sys.executable, "-m", "vitrail", "inspect", model, photographs, "--out", out, "--at", "20,9", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return out, json.loads(result.stdout), result
+
+
+def test_every_picture_has_figures_and_arrays_and_the_model_has_its_own(inspected):
+    out, told, result = inspected
+    assert result.stderr == ""
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [
+        "a",
+        "a-2",
+        "deep",
+        "moves",
+        "print",
+        "tall",
+    ]
+    assert {path.name for path in out.iterdir() if path.is_file()} == {
+        *("distance.png", "positions.png", "filters.png", "model.npz", "index.html", "inspect.json")
+    }
+    figures = {"attention", "attention-at", "rollout", "relevance", "tokens", "heads", "patches"}
+    for each in told["pictures"]:
+        folder = out / each["folder"]
+        assert {path.name for path in folder.iterdir()} == {*(f"{name}.png" for name in figures), "arrays.npz"}
+        for path in folder.glob("*.png"):
+            with Image.open(path) as image:
+                assert image.width > 1000
+                assert np.asarray(image.convert("L")).std() > 10
+    assert told["skipped"] == []
+    assert json.loads((out / "inspect.json").read_text())["finished"]
+
+
+def test_arrays_are_what_analysis_gives_for_the_crop_that_is_shown(inspected, model, photographs):
+    out, told, _ = inspected
+    loaded = vitrail.load(model)
+    stored = np.load(out / "tall" / "arrays.npz")
+    assert stored["picture"].shape == (32, 32, 3)
+    with Image.open(photographs / "tall.png") as image:
+        image = loaded.preprocessing(image)[None]
+    seen = look(loaded, image, at=(1, 2))
+    for name in ("attention", "attention_at", "rollout", "relevance", "norms", "between"):
+        np.testing.assert_allclose(stored[name], getattr(seen, name), atol=1e-6, err_msg=name)
+    each = next(each for each in told["pictures"] if each["folder"] == "tall")
+    assert each["patch"] == {"row": 1, "column": 2}
+    assert each["predicted"][0]["class"] == int(seen.logits.argmax())
+    assert sum(one["probability"] for one in each["predicted"]) == pytest.approx(1)
+    whole = np.load(out / "model.npz")
+    assert whole["distance.mean"].shape == (3, 2)
+    assert int(whole["distance.pictures"]) == 6
+    assert whole["filters.tiles"].shape[1:] == (8, 8, 3)
+    assert whole["positions.similarity"].shape == (4, 4, 4, 4)
+
+
+def test_people_are_told_where_it_is_and_which_patch(model, photographs, tmp_path, capsys):
+    code, said, complained = ran(
+        *(model, photographs / "a.jpg", "--out", tmp_path / "out", "--view", "rollout", "--at", "31,0"), capsys=capsys
+    )
+    assert (code, complained) == (0, "")
+    lines = said.splitlines()
+    assert lines[0].startswith(f"{tmp_path}/out/a  ")
+    assert lines[0].endswith("patch in row 1, column 4")
+    assert lines[-1] == str(tmp_path / "out" / "index.html")
+    assert {path.name for path in (tmp_path / "out" / "a").iterdir()} == {"rollout.png", "relevance.png", "arrays.npz"}
+
+
+def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, photographs, tmp_path, capsys):
+    bad = tmp_path / "bad"
+    good = encoded(photograph(1))
+    put(bad / "zero.jpg", b"")
+    put(bad / "short.jpg", good[:-2000])
+    put(bad / "words.jpg", b"404: there was no such picture")
+    put(bad / "bomb.png", bomb())
+    put(bad / "line\nbreak.jpg", b"")
+    os.mkfifo(bad / "pipe.jpg")
+    code, said, complained = ran(
+        *(model, bad, photographs / "a.jpg", tmp_path / "gone.jpg", "--out", tmp_path / "out", "--view", "rollout"),
+        capsys=capsys,
+    )
+    assert code == 1
+    lines = complained.splitlines()
+    assert len(lines) == 7
+    assert all(line.startswith("vitrail inspect: skipped ") for line in lines)
+    for name, why in {
+        "zero.jpg": "zero byte",
+        "short.jpg": "truncated",
+        "words.jpg": "not an image",
+        "bomb.png": "megapixels",
+        "pipe.jpg": "pipe",
+        "gone.jpg": "no such file",
+        "break.jpg": "zero byte",
+    }.items():
+        assert sum(name in line and why in line for line in lines) == 1, name
+    assert (tmp_path / "out" / "a" / "rollout.png").is_file()
+    code, said, complained = ran(model, bad, "--out", tmp_path / "none", "--view", "rollout", capsys=capsys)
+    assert (code, said) == (2, "")
+    assert complained.splitlines()[-1].startswith("vitrail inspect: no picture could be read")
+    code, _, complained = ran(model, bad, "--terminal", capsys=capsys)
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Give --out DIR, or --terminal"),
+        (["--json", "--terminal"], "give --out DIR too"),
+        (["--out", "{tmp}/new", "--at", "32,0"], "outside of the picture as the model sees it, 32×32 pixels"),
+        (["--out", "{tmp}/new", "--layers", "4"], "layer 4 of 3: use 1 to 3"),
+        (["--out", "{tmp}/new", "--target", "Dgo"], "no such class. did you mean 'dog'?"),
+        (["--out", "{tmp}/new", "--target", "3"], "the classes 0 to 2"),
+        (["--out", "{tmp}/new", "--size", "33"], "33"),
+        (["--out", "{tmp}/new", "--device", "tpu"], "unknown device 'tpu'"),
+        (["--out", "{tmp}/taken"], "not written by an inspection"),
+        (["--out", "{tmp}/taken/file"], "is a file"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_nothing_is_written(model, photographs, tmp_path, capsys, arguments, message):
+    put(tmp_path / "taken" / "file", b"mine")
+    code, said, complained = ran(
+        *(model, photographs / "a.jpg", *(each.format(tmp=tmp_path) for each in arguments)), capsys=capsys
+    )
+    assert (code, said) == (2, "")
+    assert len(complained.splitlines()) == 1
+    assert message in complained
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_resnet_and_an_empty_folder_are_refused(photographs, tmp_path, capsys):
+    vitrail.save(vitrail.build("R26x0.25", classes=3, image_size=32), tmp_path / "r.safetensors")
+    code, _, complained = ran(tmp_path / "r.safetensors", photographs, "--out", tmp_path / "out", capsys=capsys)
+    assert code == 2
+    assert (
+        complained == "vitrail inspect: a ResNet has no attention to look at: give a Vision Transformer or a hybrid\n"
+    )
+    (tmp_path / "empty").mkdir()
+    code, _, complained = ran(tmp_path / "r.safetensors", tmp_path / "empty", "--out", tmp_path / "out", capsys=capsys)
+    assert code == 2
+    assert "holds no pictures" in complained
+
+
+def test_targets_are_names_or_numbers_and_other_sizes_are_looked_at(model, photographs, tmp_path, capsys):
+    shapes = {}
+    for target, size in (("DOG", "32"), ("1", "48x64")):
+        code, said, _ = ran(
+            *(model, photographs / "a.jpg", "--out", tmp_path / "out", "--view", "rollout", "--view", "positions"),
+            *("--target", target, "--size", size, "--json"),
+            capsys=capsys,
+        )
+        assert code == 0
+        assert json.loads(said)["pictures"][0]["target"] == {"class": 1, "name": "dog"}
+        shapes[size] = np.load(tmp_path / "out" / "a" / "arrays.npz")["rollout"].shape
+        where = np.load(tmp_path / "out" / "model.npz")["positions.similarity"].shape
+    assert shapes == {"32": (4, 4), "48x64": (6, 8)}
+    assert where == (6, 8, 6, 8)
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        {"position": "relative"},
+        {"position": "rotary2d", "pool": "mean", "registers": 2},
+        {"position": "none", "pool": "mean"},
+        {"position": "sincos2d", "classes": None, "channels": 1},
+        {"prefix": "class+distillation"},
+        {"embed": "conv-stem"},
+    ],
+    ids=str,
+)
+def test_models_of_every_kind_are_inspected(slots, photographs, tmp_path, capsys):
+    made = small(**slots)
+    channels = slots.get("channels", 3)
+    pipeline = Preprocessing((32, 32), (32, 32)).with_channels(channels)
+    vitrail.save(made, tmp_path / "model.safetensors", preprocessing=pipeline)
+    code, said, complained = ran(
+        tmp_path / "model.safetensors", photographs / "a.jpg", "--out", tmp_path / "out", capsys=capsys
+    )
+    assert (code, complained) == (0, "")
+    assert (tmp_path / "out" / "positions.png").exists() == (slots.get("position") != "none")
+    assert (tmp_path / "out" / "a" / "relevance.png").exists() == ("classes" not in slots)
+    assert (tmp_path / "out" / "index.html").stat().st_size > 20_000
+
+
+def test_few_of_many_pictures_are_drawn_and_that_is_said(model, photographs, tmp_path, capsys):
+    code, said, _ = ran(
+        *(model, photographs, "--out", tmp_path / "out", "--view", "rollout", "--limit", "2"), capsys=capsys
+    )
+    assert code == 0
+    assert len([path for path in (tmp_path / "out").iterdir() if path.is_dir()]) == 2
+    assert "2 of 6 pictures are drawn: --limit 6 draws all" in said
+
+
+@pytest.mark.parametrize("view", in_terminal.VIEWS)
+def test_the_terminal_shows_every_view_without_colours_for_pipes(model, photographs, capsys, view, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, said, complained = ran(model, photographs / "a.jpg", "--terminal", view, capsys=capsys)
+    assert (code, complained) == (0, "")
+    assert "\033" not in said
+    assert len(said.splitlines()) >= 4
+    if view not in ("distance", "positions", "filters"):
+        assert said.splitlines()[-1].startswith("a.jpg: ")
+
+
+def test_a_terminal_gets_colours_and_a_dumb_one_none(model, photographs):
+    arguments = [sys.executable, "-m", "vitrail", "inspect", str(model), str(photographs / "a.jpg"), "--terminal"]
+    script = f"import os, pty, sys\ncode = pty.spawn({arguments!r})\nsys.exit(os.waitstatus_to_exitcode(code))"
+    wants = {
+        "\033[38;2;": {"TERM": "xterm-256color", "COLORTERM": "truecolor"},
+        "\033[38;5;": {"TERM": "xterm-256color", "COLORTERM": ""},
+    }
+    for escape, environment in wants.items():
+        environment = {**os.environ, **environment}
+        environment.pop("NO_COLOR", None)
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, env=environment)
+        assert result.returncode == 0
+        assert escape.encode() in result.stdout
+        assert "▀".encode() in result.stdout
+
+
+def test_help_is_quick_and_knows_the_same_views():
+    assert command.VIEWS == VIEWS
+    assert command.IN_TERMINAL == in_terminal.VIEWS
+    code = "import sys; from vitrail.cli import parser; parser(); print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "[]\n", result.stderr
+
+
+# The page.
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install 'vitrail[dev]'"
+    )
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium is installed: apt install chromium")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+GREY = 100
+GROUND = 18 + 0.72 * GREY
+
+
+def on_grey(name, **given) -> Shown:
+    """A picture without anything on it, so that every pixel of the map is known."""
+    shown = made_shown(name, layers=3, heads=2, grid=(4, 5), patch=8, **given)
+    shown.pixels[:] = GREY
+    return Shown(shown.name, shown.pixels, shown.seen, NAMES * 4, shown.model)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A page of three pictures, the last on a coarser grid, and what is on it."""
+    made = small(depth=3, heads=2)
+    pictures = [on_grey("one.png"), on_grey(NAMES[2], seed=1), on_grey("coarse.png", seed=2, coarse=(2, 3))]
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(page(NAMES[2], made, [Panel(picture(each), ["one/rollout.png"]) for each in pictures], {}))
+    return path, pictures
+
+
+def visit(browser, path: Path, width=1280, scheme="light"):
+    """A page that fails the test when it complains or asks the network for anything."""
+    context = browser.new_context(viewport={"width": width, "height": 1400}, color_scheme=scheme)
+    opened, complaints = context.new_page(), []
+    opened.set_default_timeout(60_000)
+    opened.on("console", lambda message: complaints.append(message.text))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on(
+        "request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
+    )
+    opened.goto(path.as_uri())
+    opened.wait_for_function("document.documentElement.dataset.ready === '0'")
+    return opened, complaints
+
+
+def on_stage(opened) -> np.ndarray:
+    """The colour near the top left corner of every patch, where no outline is: [h, w, 3]."""
+    return np.array(
+        opened.evaluate("""() => {
+          const stage = document.getElementById("stage"), context = stage.getContext("2d");
+          const [h, w] = now.grid, side = stage.width / w, found = [];
+          for (let y = 0; y < h; y++) for (let x = 0; x < w; x++)
+            found.push([...context.getImageData((x + .5) * side, (y + .5) * side, 1, 1).data].slice(0, 3));
+          return found;
+        }""")
+    )
+
+
+def expected(values: np.ndarray) -> np.ndarray:
+    """What a map [h, w] looks like over grey."""
+    codes = np.round(values.astype(np.float64) / values.max() * 255)
+    part = (0.12 + 0.76 * (codes / 255) ** 0.8)[..., None]
+    return ((1 - part) * GROUND + part * table(HEAT)[codes.astype(int)]).reshape(-1, 3)
+
+
+def point(opened, row, column):
+    box = opened.locator("#stage").bounding_box()
+    opened.mouse.move(box["x"] + (column + 0.5) * box["width"] / 5, box["y"] + (row + 0.5) * box["height"] / 4)
+    opened.wait_for_function(f"document.getElementById('explore').dataset.patch === '{row},{column}'")
+
+
+def test_the_patch_under_the_pointer_draws_what_the_array_says(browser, written):
+    path, pictures = written
+    opened, complaints = visit(browser, path)
+    seen = pictures[0].seen
+    np.testing.assert_allclose(on_stage(opened), expected(seen.attention[2].mean(0)), atol=3)
+    opened.locator("#layer").fill("2")
+    opened.locator("#head").fill("1")
+    np.testing.assert_allclose(on_stage(opened), expected(seen.attention[1, 0]), atol=3)
+    for row, column in ((0, 0), (2, 3), (3, 4)):
+        point(opened, row, column)
+        want = seen.between[1, 0, row * 5 + column].astype(np.float32).reshape(4, 5)
+        np.testing.assert_allclose(on_stage(opened), expected(want), atol=3)
+    most = np.unravel_index(want.argmax(), want.shape)
+    assert f"most goes to row {most[0] + 1}, column {most[1] + 1}" in opened.locator("#told").inner_text()
+    opened.mouse.move(0, 0)
+    opened.wait_for_function("document.getElementById('explore').dataset.patch === ''")
+    np.testing.assert_allclose(on_stage(opened), expected(seen.attention[1, 0]), atol=3)
+    assert complaints == []
+    opened.context.close()
+
+
+def test_every_head_is_drawn_and_chosen_by_a_click(browser, written):
+    path, pictures = written
+    opened, _ = visit(browser, path)
+    buttons = opened.locator("#heads button")
+    assert buttons.locator("b").all_inner_texts() == ["mean", "head 1", "head 2"]
+    buttons.nth(2).click()
+    assert buttons.nth(2).get_attribute("aria-pressed") == "true"
+    np.testing.assert_allclose(on_stage(opened), expected(pictures[0].seen.attention[2, 1]), atol=3)
+    every = opened.evaluate("[all.width, all.height]")
+    assert every == [3 * 6 - 1, 2 * 5 - 1]
+    box = opened.locator("#all").bounding_box()
+    opened.mouse.click(box["x"] + 3, box["y"] + 3)
+    state = opened.evaluate("({...document.getElementById('explore').dataset})")
+    assert (state["layer"], state["head"]) == ("1", "1")
+    opened.context.close()
+
+
+def test_the_keyboard_is_enough(browser, written):
+    path, pictures = written
+    opened, complaints = visit(browser, path)
+    seen, state = pictures[0].seen, "({...document.getElementById('explore').dataset})"
+    opened.locator("#stage").focus()
+    assert opened.evaluate("getComputedStyle(stage).outlineStyle") != "none"
+    opened.keyboard.press("ArrowDown")
+    assert opened.evaluate(state)["patch"] == "3,4" or opened.evaluate(state)["patch"] == ",".join(map(str, seen.at))
+    row, column = seen.at
+    for key, down, across in (("ArrowUp", -1, 0), ("ArrowLeft", 0, -1), ("ArrowRight", 0, 1), ("ArrowUp", -1, 0)):
+        opened.keyboard.press(key)
+        row, column = min(3, max(0, row + down)), min(4, max(0, column + across))
+        assert opened.evaluate(state)["patch"] == f"{row},{column}"
+    want = seen.between[2, :, row * 5 + column].astype(np.float32).mean(0).reshape(4, 5)
+    np.testing.assert_allclose(on_stage(opened), expected(want), atol=4)
+    opened.keyboard.press("Escape")
+    assert opened.evaluate(state)["patch"] == ""
+    opened.locator("#layer").focus()
+    opened.keyboard.press("ArrowLeft")
+    assert opened.evaluate(state)["layer"] == "2"
+    assert opened.locator("#layer").get_attribute("aria-valuetext") == "2 of 3"
+    opened.locator("#tab-attention").focus()
+    opened.keyboard.press("ArrowRight")
+    assert opened.evaluate(state)["tab"] == "rollout"
+    np.testing.assert_allclose(on_stage(opened), expected(seen.rollout), atol=3)
+    opened.keyboard.press("ArrowRight")
+    assert opened.evaluate(state)["tab"] == "relevance"
+    np.testing.assert_allclose(on_stage(opened), expected(seen.relevance), atol=3)
+    opened.keyboard.press("ArrowRight")
+    colours = seen.colours[2].reshape(-1, 3) * 255
+    np.testing.assert_allclose(on_stage(opened), 0.06 * GROUND + 0.94 * colours, atol=3)
+    assert complaints == []
+    opened.context.close()
+
+
+def test_a_click_keeps_the_patch_and_another_picture_is_chosen(browser, written):
+    path, pictures = written
+    opened, complaints = visit(browser, path)
+    point(opened, 1, 1)
+    opened.mouse.down()
+    opened.mouse.up()
+    opened.mouse.move(0, 0)
+    opened.locator("[name=picture]").nth(1).check(force=True)
+    opened.wait_for_function("document.documentElement.dataset.ready === '1'")
+    want = pictures[1].seen.between[2, :, 6].astype(np.float32).mean(0).reshape(4, 5)
+    np.testing.assert_allclose(on_stage(opened), expected(want), atol=4)
+    assert opened.locator("#file").inner_text() == NAMES[2]
+    assert "owned" not in opened.title() or opened.title().startswith("What <")
+    assert not opened.locator("#coarse").is_visible()
+    opened.locator("[name=picture]").nth(2).check(force=True)
+    opened.wait_for_function("document.documentElement.dataset.ready === '2'")
+    assert "coarser grid of 2×3 cells of 2×2 patches" in opened.locator("#coarse").inner_text()
+    cell = pictures[2].seen.between[2, :, 0].astype(np.float32).mean(0).reshape(2, 3)  # of the patch in row 2, column 2
+    wide = np.kron(cell, np.ones((2, 2)))[:4, :5]
+    np.testing.assert_allclose(on_stage(opened), expected(wide), atol=4)
+    assert complaints == []
+    opened.context.close()
+
+
+def test_the_picture_comes_back_as_the_map_is_taken_away(browser, written):
+    opened, _ = visit(browser, written[0])
+    opened.locator("#strength").fill("0")
+    assert np.abs(on_stage(opened) - GREY).max() <= 2
+    opened.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone_and_its_words_have_contrast(browser, written, inspected, scheme):
+    for path in (written[0], inspected[0] / "index.html"):
+        opened, complaints = visit(browser, path, 390, scheme)
+        for width in (390, 820, 1280):
+            opened.set_viewport_size({"width": width, "height": 900})
+            for tab in ("attention", "rollout", "tokens"):
+                opened.locator(f"#tab-{tab}").click()
+                assert opened.evaluate("document.documentElement.scrollWidth") <= width
+                assert opened.evaluate(CONTRAST) == []
+        assert opened.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
+        assert complaints == []
+        opened.context.close()
+
+
+def test_the_page_needs_nothing_but_itself(inspected):
+    text = (inspected[0] / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
+    assert "default-src 'none'" in text
+    assert text.count("<script") == text.count("</script>") == 2 + len(inspected[1]["pictures"])
