@@ -65,5 +65,12 @@ def test_a_wave_stands_out_at_its_frequency_on_any_grid():
         assert len(found) == min(h, w) // 2 + 1
 
 
+def test_a_frequency_that_the_longer_side_lacks_lies_between_its_neighbours():
+    tokens = torch.randn(24, 3)
+    log = (torch.fft.fft2(tokens.T.unflatten(1, (4, 6))).abs() + 1e-6).log().mean(0)
+    half, whole = (log[1, 1] + log[1, 2]) / 2, log[2, 3]  # 0.5 is column 1.5 of 6, 1 is column 3
+    torch.testing.assert_close(spectrum(tokens, (4, 6)), torch.stack((log[0, 0], half, whole)) - log[0, 0])
+
+
 def test_a_grid_without_frequencies_has_one_value():
     assert spectrum(torch.randn(5, 3), (1, 5)).tolist() == [0.0]

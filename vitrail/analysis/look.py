@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.analysis.between import CELLS, Between, coarse
 from vitrail.analysis.distance import Distance
 from vitrail.analysis.heads import Alike, Entropy
-from vitrail.analysis.inside import evaluating, whole_vit_in
+from vitrail.analysis.inside import evaluating, vit_in, whole_vit_in
 from vitrail.analysis.positions import added
 from vitrail.analysis.relevance import Relevance
 from vitrail.analysis.rollout import Rollout
@@ -77,7 +77,7 @@ def known(views: Iterable[str]) -> frozenset[str]:
 
 def patch_at(model: nn.Module, x: int, y: int) -> tuple[int, int]:
     """Row and column of the patch that covers a pixel of the picture as the model sees it: x to the right, y down."""
-    stride = whole_vit_in(model).embed.stride
+    stride = vit_in(model).embed.stride
     return y // stride, x // stride
 
 
