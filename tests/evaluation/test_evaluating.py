@@ -12,10 +12,12 @@ from tests.data.making import tree
 from tests.evaluation import made
 from vitrail.data.sources import read
 from vitrail.evaluate import measures
+from vitrail.evaluate.intervals import wilson
 from vitrail.evaluation.answering import Computing
 from vitrail.evaluation.choosing import Wanted
 from vitrail.evaluation.evaluating import evaluate
 from vitrail.evaluation.opening import open_model
+from vitrail.report.opening import interval_of
 
 sklearn = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed: pip install 'vitrail[dev]'")
 
@@ -63,6 +65,11 @@ def test_several_labels_are_measured_as_scikit_learn_does(tmp_path):
     assert [row["average_precision"] for row in told["per_class"]] == pytest.approx(each.tolist())
     assert {"top1", "top5", "n", "interval", "ece", "task"} <= set(told)
     assert told["task"] == "multi"
+    right = int(targets[np.arange(40), logits.argmax(1)].sum())
+    assert told["top1"] == right / 40
+    assert told["top1_interval"] == list(wilson(right, 40)) != told["interval"]
+    assert interval_of(told, "top1") == told["top1_interval"]
+    assert interval_of(told, "map") == told["interval"]
     found.write(tmp_path / "out")
     assert "mAP" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from vitrail.report.markup import plain
-from vitrail.report.opening import INTERVALS, MEASURES
+from vitrail.report.opening import MEASURES, SURELY, interval_of
 from vitrail.report.words import count, is_number, number, percent, pictures, span
 
 if TYPE_CHECKING:
@@ -48,9 +48,8 @@ def measures(evaluated: "Evaluated") -> list[str]:
     rows = [["", *(cell for name in names for cell in (name, "95 %"))]]
     for key, (label, share) in MEASURES.items():
         if any(is_number(each.get(key)) for each in found):
-            cells = [
-                cell for each in found for cell in (shown(each.get(key), share), span(each.get(INTERVALS.get(key, ""))))
-            ]
+            cells = [cell for each in found for cell in (shown(each.get(key), share), span(interval_of(each, key)))]
+            label = SURELY if key == "top1" and "map" in found[0] else label
             rows.append([label, *cells])
     return aligned(rows, right=set(range(1, len(rows[0]))))
 

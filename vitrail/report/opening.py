@@ -19,6 +19,7 @@ MEASURES = {  # in words, and whether it is a share
     "calibration_error": ("Calibration error", True),
     "loss": ("Cross-entropy", False),
 }
+SURELY = "The surest answer is one of the labels"  # top-1, with several labels to a picture
 INTERVALS = {
     "top1": "interval",
     "map": "interval",
@@ -114,8 +115,14 @@ def measured_tiles(measured: dict[str, Any], score: str) -> list[Markup]:
     for key in (score, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
         if is_number(measured.get(key)):
             bar_of = measured[key] if key in INTERVALS else None
-            made.append(tile(MEASURES[key][0], percent(measured[key]), bar_of, measured.get(INTERVALS.get(key, ""))))
+            made.append(tile(MEASURES[key][0], percent(measured[key]), bar_of, interval_of(measured, key)))
     return made
+
+
+def interval_of(measured: dict[str, Any], key: str) -> Any:
+    """A measure's interval, if it has one. `interval` is that of the score, which is mAP with several labels to a picture."""
+    own = "top1_interval" if key == "top1" and "map" in measured else INTERVALS.get(key, "")
+    return measured.get(own)
 
 
 def tile(label: str, shown: str, share: float | None, interval: Any, under: str = "") -> Markup:
@@ -147,6 +154,7 @@ def measures_of(found: dict[str, dict[str, Any]], caption: str) -> Markup:
     rows: list[list[Any]] = [["Pictures", *_spread([count(each.get("images")), ""] for each in found.values())]]
     for key, (label, share) in MEASURES.items():
         if any(is_number(each.get(key)) for each in found.values()):
+            label = SURELY if key == "top1" and any("map" in each for each in found.values()) else label
             rows.append([label, *_spread(_measure(each, key, share) for each in found.values())])
     head = ["", *_spread([name(each), f"95{SPACE}%"] for each in found)]
     return table(head, rows, caption=caption, numbers=1, fit=True)
@@ -161,7 +169,7 @@ def _has_score(run: Run, split: str) -> bool:
 
 
 def _measure(measured: dict[str, Any], key: str, share: bool) -> list[Any]:
-    value, interval = measured.get(key), measured.get(INTERVALS.get(key, ""))
+    value, interval = measured.get(key), interval_of(measured, key)
     shown = percent(value, 2 if key == "calibration_error" else 1) if share else number(value, 4)
     return [h("b", shown), h("span", span(interval), class_="quiet")]
 

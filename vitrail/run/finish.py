@@ -12,6 +12,7 @@ from vitrail.checkpoints.loading import load
 from vitrail.data.pictures import Pictures
 from vitrail.data.preprocessing import plain
 from vitrail.evaluate import measures, surest_mistakes
+from vitrail.evaluate.intervals import wilson
 from vitrail.run.additions import save_adapter
 from vitrail.run.judge import answers
 from vitrail.run.record import write_json
@@ -32,7 +33,10 @@ def summed(logits: np.ndarray, targets: np.ndarray, intervals: bool = True) -> d
     """All measures. Where pictures have several labels, `top1` is how often the surest answer is one of them."""
     found = measures(logits, targets, intervals=intervals)
     if targets.ndim == 2:
-        found["top1"] = float(np.take_along_axis(targets, logits.argmax(1)[:, None], 1).mean())
+        right = np.take_along_axis(targets, logits.argmax(1)[:, None], 1)
+        found["top1"] = float(right.mean())
+        if intervals:
+            found["top1_interval"] = list(wilson(int(right.sum()), len(right)))
     return found
 
 
