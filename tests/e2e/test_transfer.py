@@ -18,6 +18,8 @@ from vitrail.cli import main
 from vitrail.cli import transfer as command
 from vitrail.cli.live import Live
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.recipe import Data, Facts
+from vitrail.recipes import made
 from vitrail.transfer.table import METHODS, Row, Table, read_table
 
 Run = Callable[..., "Done"]
@@ -209,3 +211,20 @@ def test_a_size_that_patches_do_not_divide_is_refused(run: Run) -> None:
     done = run(*TRAIN, "--size", "25", "--steps", "1")
     assert done.returncode == 2
     assert "not divisible" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "rate", "decay", "dropout"),
+    [
+        ("full", 1e-3, 0.65, 0.5),
+        ("last-2", 1e-3, 1.0, 0.5),
+        ("lora", 3e-3, 1.0, 0.5),
+        ("lora-16", 3e-3, 1.0, 0.5),
+        ("head", 3e-3, 1.0, 0.0),
+    ],
+)
+def test_what_is_trained_decides_the_rate(how: str, rate: float, decay: float, dropout: float) -> None:
+    facts = Facts(800, 10, False, (400, 300), 3, True, vitrail.configure("Ti/16"), wishes={"tune": how})
+    recipe = made("finetune", facts, Data("photos"))
+    assert (recipe.batch_size, recipe.optimizer.lr, recipe.optimizer.layer_decay) == (32, rate, decay)
+    assert recipe.objective.patch_dropout == dropout
