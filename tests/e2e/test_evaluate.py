@@ -111,6 +111,7 @@ def test_a_map_translates(place, capsys):
         (["model/a.safetensors", "zoo", "--device", "tpu"], "unknown device 'tpu'"),
         (["model/a.safetensors", "zoo", "--assume", "heads=3"], "leave out heads"),
         (["model/a.safetensors", "zoo", "--probe", "knn", "--map", "x.json"], "--map means nothing to --probe"),
+        (["model/a.safetensors", "zoo", "--shots", "5"], "--shots is for probes: add --probe"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(place, capsys, arguments, message):

@@ -19,6 +19,8 @@ from vitrail.cli.progress import cleared, counted
 
 NOT_FOR_PROBES = ("against", "map", "only_present", "label_from", "limit", "out", "split", "batch_size", "precision")
 
+FOR_PROBES = ("neighbours", "temperature", "shots", "draws", "seed", "no_cache")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is judged, on what, and where the results go."""
@@ -84,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
             return run_probe(options, show, reading.assumed(options))
         finally:
             cleared()
+    if extra := [name for name in FOR_PROBES if getattr(options, name)]:
+        raise ValueError(f"--{extra[0].replace('_', '-')} is for probes: add --probe, or leave it out")
     if options.out is not None:
         check_out(options.out)
     told = {"doing": "", "done": 0, "total": 0}
