@@ -41,38 +41,27 @@ from vitrail.analysis import look
 def resident(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
-size, views = int(sys.argv[1]), json.loads(sys.argv[2])
+size = int(sys.argv[1])
 model = vitrail.build("B/16", image_size=size, init="deit").eval()
 image = torch.randn(1, 3, size, size)
 Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten: building is not what is measured
 before, begin = resident("VmRSS"), time.perf_counter()
-seen = look(model, image, at=(3, 4), views=views)
+seen = look(model, image, at=(3, 4))
 seconds = time.perf_counter() - begin
 weights = sum(parameter.numel() * 4 for parameter in model.parameters())
 print(json.dumps({"beyond": resident("VmHWM") - before, "weights": weights, "seconds": seconds}))
 """
 
 
-def memory(size: int) -> "list[dict[str, Any]]":
-    """The highest resident set beyond the model, for all views and for those that need no gradient."""
-    from vitrail.analysis import VIEWS
-
+def memory(size: int) -> "dict[str, Any]":
+    """The highest resident set beyond the model, for all views."""
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(size)], capture_output=True, text=True, check=True)
     tokens = (size // 16) ** 2 + 1
-    rows = []
-    for who, views in {
-        "all views": VIEWS,
-        "all but relevance": [view for view in VIEWS if view != "relevance"],
-    }.items():
-        command = [sys.executable, "-c", MEMORY, str(size), json.dumps(views)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        row = {"who": who, "size": size, "tokens": tokens, **json.loads(done.stdout)}
-        row["maps"] = 12 * 12 * tokens**2 * 4
-        rows.append(row)
-        print(
-            f"{who:<24}{size}²  {row['beyond'] / 2**20:7.0f} MiB beyond the weights ({row['seconds']:.0f} s)   "
-            f"target {LIMIT / 2**20:.0f} MiB; every map together {row['maps'] / 2**20:,.0f} MiB"
-        )
-    return rows
+    row = {"size": size, "tokens": tokens, "maps": 12 * 12 * tokens**2 * 4, **json.loads(done.stdout)}
+    print(f"{'all views, beyond the weights':<42}{row['beyond'] / 2**20:8.0f} MiB  target {LIMIT / 2**20:.0f} MiB")
+    print(f"{'every map together would be':<42}{row['maps'] / 2**20:8.0f} MiB")
+    print(f"{'all views':<42}{row['seconds']:8.0f} s    at {size}²")
+    return row
 
 
 def timing(rounds: int) -> "dict[str, Any]":
