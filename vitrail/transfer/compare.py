@@ -100,14 +100,15 @@ class Comparison:
             return
         whole = self.recipe(method)
         pace = measured(whole, self.prepared, self.machine)
-        most, fitting = whole.length(pace.per_epoch), pace.steps(share - (time.monotonic() - began))
+        room = share - (time.monotonic() - began)
+        most, fitting = whole.length(pace.per_epoch), pace.steps(room)
         least = min(most, pace.per_epoch, LEAST)
         if fitting < least:
             needed = (pace.beginning + pace.judging + least * pace.step) / 60
             self.leave_out(
                 method,
-                f"its share of {max(0.0, share) / 60:.1f} minutes is not enough for {least} steps, which take {needed:.1f}; "
-                "give it more with --minutes, or name fewer --methods",
+                f"the {max(0.0, room) / 60:.1f} minutes left of its share are not enough for {least} steps, which take "
+                f"{needed:.1f} with judging; give it more with --minutes, or name fewer --methods",
             )
             return
         steps = min(most, fitting)
@@ -117,7 +118,7 @@ class Comparison:
             init=self.model,
             out=place,
             wishes=self.wishes(method) | {"steps": steps},
-            settings=[f"validate_every={max(1.0, steps / VALIDATIONS) / pace.per_epoch}"],
+            settings=[f"validate_every={steps / VALIDATIONS / pace.per_epoch}"],
             machine=self.machine,
             listeners=self.listeners,
             progress=self.progress,
