@@ -1,11 +1,12 @@
 """What a model looks at, and what it has learnt: figures, arrays and a page to explore.
 
-MODEL is any checkpoint of a Vision Transformer or a hybrid that vitrail reads (`vitrail describe FILE` says whether). Each IMAGE, or
-each picture in a folder, is looked at as the model's own preprocessing prepares it.
+MODEL is any checkpoint of a Vision Transformer or a hybrid that vitrail reads (`vitrail describe FILE` says whether). Each
+IMAGE, or each picture in a folder, is looked at as the model's own preprocessing prepares it.
 
-DIR/index.html is one page that needs no network: hover a patch, or move it with the arrow keys, and every head's attention from it is
-drawn. Beside it are distance.png, positions.png, filters.png and model.npz; for each picture a folder has a figure for each view and
-arrays.npz. Pictures that cannot be read are named and left out; the exit code is then 1, and 2 if none was left.
+DIR/index.html is one page that needs no network: hover a patch, or move it with the arrow keys, and every head's attention
+from it is drawn. Beside it are distance.png, positions.png, filters.png and model.npz; for each picture a folder has a figure
+for each view and arrays.npz. Pictures that cannot be read are named and left out; the exit code is then 1, and 2 if none was
+left.
 """
 
 import argparse
@@ -189,8 +190,8 @@ def written(looker: "Looker", files: list[Path], options: argparse.Namespace) ->
             else ""
         )
         print(f"{options.out / each['folder']}{sure}{patch}")
-    if len(files) > options.limit:
-        print(f"{min(options.limit, len(files))} of {len(files):,} pictures are drawn: --limit {len(files)} draws all")
+    if result.pictures and len(files) > options.limit:
+        print(f"{options.limit} of {len(files):,} pictures are drawn: --limit {len(files)} draws all")
     print(options.out / "index.html")
     return result.skipped
 

@@ -53,7 +53,7 @@ def _draw(shown: Shown, values: np.ndarray, title: str, how: str, what: str) -> 
     panels = (
         (resized(shown.pixels, size), shortened(shown.name), shown.verdict),
         (blocks(coloured(scaled(values, 0.0), HEAT), size), "The map, a square for each patch", ""),
-        (map_over(shown, values, PIXELS), "The map over the picture", "smoothed between patches, from its least value"),
+        (map_over(shown, values, PIXELS), "The map over the picture", "smoothed; dark is its least value"),
     )
     for place, (pixels, word, second) in enumerate(panels):
         left = MARGIN + place * (SIDE + GAP)
