@@ -160,6 +160,10 @@ def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, ph
     assert complained.splitlines()[-1].startswith("vitrail inspect: no picture could be read")
     code, _, complained = ran(model, bad, "--terminal", capsys=capsys)
     assert code == 2
+    code, said, complained = ran(model, bad, photographs / "a.jpg", "--terminal", "distance", capsys=capsys)
+    assert code == 1
+    assert len(complained.splitlines()) == 6
+    assert "over 1 picture:" in said
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_models_of_every_kind_are_inspected(slots, photographs, tmp_path, capsys
     channels = slots.get("channels", 3)
     pipeline = Preprocessing((32, 32), (32, 32)).with_channels(channels)
     vitrail.save(made, tmp_path / "model.safetensors", preprocessing=pipeline)
-    views = [part for view in ("rollout", "tokens", "positions", "patches", "filters") for part in ("--view", view)]
+    views = [part for view in ("rollout", "tokens", "positions", "patches") for part in ("--view", view)]
     code, _, complained = ran(
         tmp_path / "model.safetensors", photographs / "a.jpg", "--out", tmp_path / "out", *views, capsys=capsys
     )

@@ -1,6 +1,7 @@
 """Figures: their sizes, that they show what the arrays say, and that no word lies on another."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def test_a_bright_spot_of_attention_is_bright_in_its_place_and_nowhere_else():
 
 def test_figures_change_with_what_was_seen():
     a, b = (made_shown(seed=seed, layers=2, grid=(4, 4)) for seed in (1, 2))
-    views = ("rollout", "tokens", "heads", "patches")
+    views = ("rollout", "tokens", "patches")
     for name, draw in figures(a, views).items():
         assert draw() != figures(b, views)[name](), name
 
@@ -218,3 +219,12 @@ def test_principal_colours_are_alike_for_vectors_that_are():
     drawn = patches.principal(vectors).astype(int)
     assert np.ptp(drawn[:, :2], axis=(0, 1)).max() == 0
     assert np.abs(drawn[0, 0] - drawn[0, 3]).max() > 200
+
+
+def test_a_model_that_judges_each_class_by_itself_is_quoted_so():
+    shown = made_shown(classes=3)
+    shown.seen.logits[:] = [0.0, 3.0, -3.0]
+    assert shown.said(1)[0][2] == pytest.approx(np.exp(3) / (1 + np.exp(3) + np.exp(-3)))
+    several = replace(shown, each=True)
+    assert [name for _, name, _ in several.said()] == ["kind 1", "kind 0", "kind 2"]
+    assert [odds for _, _, odds in several.said()] == pytest.approx([0.9526, 0.5, 0.0474], abs=1e-4)

@@ -12,6 +12,7 @@ left.
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -173,7 +174,7 @@ def written(looker: "Looker", files: list[Path], options: argparse.Namespace) ->
     from vitrail.views.inspecting import inspect
 
     try:
-        result = inspect(looker, files, options.out, options.limit, counted())
+        result = inspect(looker, files, options.out, options.limit, counted(), counted("layers"))
     finally:
         cleared()
     for line in result.skipped:
@@ -198,6 +199,7 @@ def written(looker: "Looker", files: list[Path], options: argparse.Namespace) ->
 
 def in_terminal(looker: "Looker", files: list[Path], options: argparse.Namespace) -> list[str]:
     """Draws one view here, of each picture or of the model; gives what was skipped."""
+    from vitrail.report.markup import plain
     from vitrail.views import in_terminal as lines
     from vitrail.views.drawn import OF_MODELS, OF_PICTURES
     from vitrail.views.pictures import Unusable, evenly
@@ -206,8 +208,11 @@ def in_terminal(looker: "Looker", files: list[Path], options: argparse.Namespace
     view, wide, depth = options.terminal, columns(), depth_of(sys.stdout)
     skipped: list[str] = []
     if view in OF_MODELS:
-        asked = {"distance": lambda: looker.distances(evenly(files, 128), counted()), "positions": looker.positions}
-        found = asked.get(view, looker.filters)()
+        far = partial(looker.distances, evenly(files, 128), skipped.append, counted())
+        found = {"distance": far, "positions": looker.positions, "filters": looker.filters}[view]()
+        cleared()
+        for problem in skipped:
+            print(f"vitrail inspect: skipped {problem}", file=sys.stderr)
         print("\n".join(lines.of_model(found, wide, depth)))
         return skipped
     chosen = evenly(files, options.limit)
@@ -222,7 +227,7 @@ def in_terminal(looker: "Looker", files: list[Path], options: argparse.Namespace
         if view == "relevance" and shown.seen.relevance is None:
             raise ValueError("this model ends in features and has no classes to explain: use --terminal rollout")
         print("\n".join(lines.of_picture(shown, view, wide, depth, looker.layers)))
-        print(f"{shown.name}{f': {shown.verdict}' if shown.verdict else ''}")
+        print(plain(f"{shown.name}{f': {shown.verdict}' if shown.verdict else ''}"))
     if len(skipped) == len(chosen):
         raise ValueError("no picture could be read")
     return skipped

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from vitrail.analysis import arrays, distances, filters, look, patch_at, positio
 from vitrail.analysis.seen import Distances, Filters, Positions
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.vit import ViT
+from vitrail.nn.embed import PatchEmbedding
+from vitrail.report.markup import plain
 from vitrail.views import distance, filtered, placed
 from vitrail.views.drawn import OF_MODELS, OF_PICTURES, VIEWS, figures, wanted
 from vitrail.views.folder import Folder
@@ -69,11 +72,22 @@ class Looker:
             views=wanted(self.views) if asked is None else asked,
             tell=tell,
         )
-        return Shown(path.name, pixels, seen, self.model.labels, self.name)
+        recipe = self.model.card.get("recipe")
+        objective = recipe.get("objective") if isinstance(recipe, dict) else None
+        return Shown(
+            path.name,
+            pixels,
+            seen,
+            self.model.labels,
+            self.name,
+            channels=self.model.embed.channels,
+            linear=isinstance(self.model.embed, PatchEmbedding),
+            each=isinstance(objective, dict) and objective.get("loss") == "sigmoid",
+        )
 
-    def distances(self, files: Sequence[Path], tell: Tell = quiet) -> Distances:
-        """Mean attention distance over those of the files that can be read."""
-        return distances(self.model, self._batches(files, tell))
+    def distances(self, files: Sequence[Path], skip: Callable[[str], None], tell: Tell = quiet) -> Distances:
+        """Mean attention distance over those of the files that can be read; `skip` hears of the others."""
+        return distances(self.model, self._batches(files, skip, tell))
 
     def positions(self) -> Positions:
         """On the grid of the size that is looked at."""
@@ -84,13 +98,14 @@ class Looker:
     def filters(self) -> Filters:
         return filters(self.model)
 
-    def _batches(self, files: Sequence[Path], tell: Tell) -> Iterator[torch.Tensor]:
+    def _batches(self, files: Sequence[Path], skip: Callable[[str], None], tell: Tell) -> Iterator[torch.Tensor]:
         held: list[torch.Tensor] = []
         for number, path in enumerate(files, start=1):
             try:
                 held.append(prepared(path, self.preprocessing)[0])
-            except Unusable:
-                continue  # named where it would have been drawn, or by whoever listed it
+            except Unusable as problem:
+                skip(str(problem))
+                continue
             if len(held) == BATCH:
                 yield torch.stack(held).to(self.device)
                 held = []
@@ -108,9 +123,19 @@ class Written:
     skipped: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
 
+    def skip(self, problem: str) -> None:
+        """A picture that could not be read, named once."""
+        if problem not in self.skipped:
+            self.skipped.append(problem)
 
-def inspect(looker: Looker, files: Sequence[Path], out: Path, limit: int, tell: Tell = quiet) -> Written:
-    """Looks at up to `limit` of the files, spread evenly, and measures distances over up to 128 of them."""
+
+def inspect(
+    looker: Looker, files: Sequence[Path], out: Path, limit: int, tell: Tell = quiet, layers: Tell = quiet
+) -> Written:
+    """Looks at up to `limit` of the files, spread evenly, and measures distances over up to 128 of them.
+
+    `tell` hears how many pictures are done, `layers` how many layers of one.
+    """
     chosen = evenly(list(files), limit)
     folder, written = Folder(out), Written(out)
     about = {"vitrail": __version__, "model": looker.name, "views": list(looker.views)}
@@ -120,9 +145,9 @@ def inspect(looker: Looker, files: Sequence[Path], out: Path, limit: int, tell: 
         for number, (path, name) in enumerate(zip(chosen, folder_names(chosen), strict=True)):
             tell("pictures", number, len(chosen))
             try:
-                shown = looker.shown(path)
+                shown = looker.shown(path, partial(_of_picture, layers, path.name))
             except Unusable as problem:
-                written.skipped.append(str(problem))
+                written.skip(str(problem))
                 continue
             drawn = figures(shown, looker.views, looker.layers)
             for file, draw in drawn.items():
@@ -134,7 +159,7 @@ def inspect(looker: Looker, files: Sequence[Path], out: Path, limit: int, tell: 
         tell("pictures", len(chosen), len(chosen))
         if not panels:
             raise ValueError(f"no picture could be read: {'; '.join(written.skipped[:3])}")
-    models = _of_model(looker, evenly(list(files), max(PAPER, limit)), folder, tell)
+    models = _of_model(looker, evenly(list(files), max(PAPER, limit)), folder, written, tell)
     folder.write("index.html", page(looker.name, looker.model, panels, models).encode("utf-8"))
     folder.record(about, done=True)
     written.files = sorted(folder.written)
@@ -156,14 +181,19 @@ def said(shown: Shown, path: Path, folder: str, files: list[str]) -> dict[str, A
     return told
 
 
-def _of_model(looker: Looker, files: list[Path], folder: Folder, tell: Tell) -> dict[str, bytes]:
+def _of_picture(layers: Tell, name: str, _: str, done: int, total: int) -> None:
+    """Layers that are done, told under the picture's name."""
+    layers(plain(name), done, total)
+
+
+def _of_model(looker: Looker, files: list[Path], folder: Folder, written: Written, tell: Tell) -> dict[str, bytes]:
     """The views of the model itself: figures by name, and all arrays in one file."""
     if not any(view in OF_MODELS for view in looker.views):
         return {}
     found: dict[str, Distances | Positions | Filters] = {}
     made: dict[str, bytes | None] = {}
     if "distance" in looker.views:
-        found["distance"] = far = looker.distances(files, tell)
+        found["distance"] = far = looker.distances(files, written.skip, tell)
         made["distance"] = distance.draw(far, looker.name, looker.model.embed.stride)
     if "positions" in looker.views:
         found["positions"] = where = looker.positions()

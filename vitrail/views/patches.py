@@ -25,9 +25,14 @@ def draw(shown: Shown) -> bytes:
     summed = seen.embedded + seen.positions if seen.positions is not None else seen.embedded
     before = f"+ {seen.prefix} before them" if seen.prefix else "nothing before them"
     steps: list[tuple[str, np.ndarray, str, str]] = [
-        ("", resized(shown.pixels, size), "the picture x", f"{height}×{width}×3 values"),
-        ("→", cut(shown, size), "patches xₚ", f"{number:,} of {seen.patch}×{seen.patch}×3 = {3 * seen.patch**2:,}"),
-        ("→ E", blocks(principal(seen.embedded), size), "tokens xₚ E", f"{number:,}×{depth:,} values"),
+        ("", resized(shown.pixels, size), "the picture x", f"{height}×{width}×{shown.channels} values"),
+        ("→", cut(shown, size), "patches xₚ", f"{number:,} of {_values(shown)}"),
+        (
+            "→ E" if shown.linear else "→",
+            blocks(principal(seen.embedded), size),
+            "tokens xₚ E" if shown.linear else "tokens, by convolutions",
+            f"{number:,}×{depth:,} values",
+        ),
     ]
     if added:
         assert seen.positions is not None
@@ -51,6 +56,16 @@ def draw(shown: Shown) -> bytes:
         said = "No positions are added to the tokens: this model tells places in its attention, or not at all."
         sheet.text(MARGIN, HEAD + high + 0.62, said, size=7.2, colour=QUIET)
     return sheet.png()
+
+
+def _values(shown: Shown) -> str:
+    """What is in a patch; convolutions see beyond its edges."""
+    side, channels = shown.seen.patch, shown.channels
+    return (
+        f"{side}×{side}×{channels} = {channels * side**2:,}"
+        if shown.linear
+        else f"{side}×{side} pixels, with surroundings"
+    )
 
 
 def cut(shown: Shown, size: tuple[int, int], ground: tuple[int, int, int] = (255, 255, 255)) -> np.ndarray:

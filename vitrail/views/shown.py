@@ -18,6 +18,9 @@ class Shown:
     seen: Seen
     labels: tuple[str, ...] | None = None  # of the model's classes
     model: str = ""  # what to call the model
+    channels: int = 3  # of the picture, as the model takes it
+    linear: bool = True  # a patch becomes a token by one matrix, and not by convolutions
+    each: bool = False  # the model was trained to judge each class by itself: its probabilities do not sum to 1
 
     def label(self, index: int) -> str:
         """The name of a class, or its number."""
@@ -28,8 +31,11 @@ class Shown:
         if self.seen.logits is None:
             return []
         logits = self.seen.logits.astype(np.float64)
-        odds = np.exp(logits - logits.max())
-        odds /= odds.sum()
+        if self.each:
+            odds = 1 / (1 + np.exp(-logits.clip(-60, 60)))
+        else:
+            odds = np.exp(logits - logits.max())
+            odds /= odds.sum()
         return [(int(k), self.label(int(k)), float(odds[k])) for k in np.argsort(-odds, kind="stable")[:most]]
 
     @property
