@@ -27,6 +27,7 @@ def made_seen(
     """Everything there can be, at random, and one patch that is much longer than the others in later layers."""
     random = np.random.default_rng(seed)
     h, w = grid
+    at = at and (min(at[0], h - 1), min(at[1], w - 1))
     a, b = coarse or grid
     rows = rows_of_softmax(random, layers, heads, a * b, a * b) if between else None
     norms = (10 + random.random((layers + 1, h, w))).astype(np.float32)
