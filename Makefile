@@ -27,10 +27,10 @@ demo: $(CORE) ## install, check data, train a small ViT on handwritten digits, a
 install: $(STAMP) ## make .venv with everything pinned
 
 test: $(STAMP) ## all tests
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4
 
 test-fast: $(STAMP) ## all tests but the slow ones
-	$(BIN)/python -m pytest -q -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 -m "not slow"
 
 check: $(STAMP) ## format, lint, types, imports between floors, generated pages
 	$(BIN)/ruff format --check .
@@ -52,6 +52,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; about two hours on tw
 	$(BIN)/python benchmarks/preparing.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/time_to_accuracy.py
+	$(BIN)/python benchmarks/inspect.py
 
 docs: $(STAMP) ## write the pages that are pulled from the source
 	$(BIN)/python docs/annotate.py
