@@ -110,6 +110,27 @@ def test_looking_leaves_the_model_as_it_was():
     assert sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()) == 0
 
 
+def test_compiled_blocks_are_looked_at_uncompiled_and_are_compiled_afterwards():
+    model = shaken()
+    x = pictures(model)
+    expected = look(model, x)
+    runs = []
+    for block in model.blocks:
+        block.compile(backend=lambda graph, _: lambda *values: runs.append(1) or graph(*values))
+    with torch.no_grad():
+        model(x)
+    before = len(runs)
+    assert before > 0
+    seen = look(model, x)
+    assert len(runs) == before
+    for name in ("attention", "rollout", "relevance", "norms"):
+        np.testing.assert_array_equal(getattr(seen, name), getattr(expected, name), err_msg=name)
+    with torch.no_grad():
+        model(x)
+    assert len(runs) == 2 * before
+    torch._dynamo.reset()
+
+
 def test_half_precision_and_other_sizes_can_be_looked_at():
     model = shaken()
     x = torch.randn(1, 3, 64, 40)

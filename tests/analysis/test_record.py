@@ -31,6 +31,7 @@ def test_maps_are_the_attention_of_every_variant_and_the_answer_is_the_same_to_t
     with materialised() as stored:
         model.encode(model.tokens(x), model.embed.grid(x))
     tokens = model.config.prefix.count + 24
+    assert len(stored) == len(maps) == 2
     for layer, expected in enumerate(stored, start=1):
         assert maps[layer].shape == (
             2,

@@ -25,6 +25,7 @@ from vitrail.analysis.seen import Seen
 from vitrail.analysis.spectrum import frequencies, spectrum
 from vitrail.analysis.tokens import colours, norms, similar
 from vitrail.analysis.walk import Layer, back
+from vitrail.analysis.watch import uncompiled
 from vitrail.models.vit import ViT
 from vitrail.nn.shape import Grid
 
@@ -50,7 +51,7 @@ def look(
     `between` is kept on a grid of at most `cells`: attention is summed over the keys of a cell and averaged over its queries.
     `views` are names of VIEWS, all unless given. `tell` hears how many layers are done, and of how many.
 
-    The model is looked at in evaluation mode and left as it was. Models whose positions bias attention hold that bias for one
+    The model is looked at in evaluation mode, uncompiled, and left as it was. Models whose positions bias attention hold that bias for one
     layer, H·T·T numbers, as they do whenever they run.
     """
     vit = whole_vit_in(model)
@@ -64,7 +65,7 @@ def look(
     if target is not None and not 0 <= target < (classes or 0):
         few = f"0 to {classes - 1}" if classes else "none: this model ends in features and has no classes"
         raise ValueError(f"class {target} cannot be explained: classes are {few}")
-    with evaluating(model), torch.inference_mode(False), torch.no_grad():
+    with evaluating(model), uncompiled(), torch.inference_mode(False), torch.no_grad():
         return Looking(vit, image, grid, at, target, cells, wanted, tell).seen()
 
 
