@@ -141,7 +141,7 @@ def ours(seed: int, epochs: float, clock: Clock) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=float, default=2.0, help="of vitrail's run")
+    parser.add_argument("--epochs", type=float, default=4.0, help="of vitrail's run")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--ours", action="store_true", help="vitrail alone")
     parser.add_argument(

@@ -87,12 +87,12 @@ def architecture(facts: Facts, small: bool) -> ViTConfig:
 def augmentation(facts: Facts, small: bool, size: tuple[int, int], epochs: float) -> tuple[AugmentSlot, ...]:
     """Small pictures are moved, photographs cropped. Mirrored only in colour: digits and letters have a left and a right.
 
-    A picture that is seen two or three times needs no change: it is not learnt by heart.
+    A picture that is seen a few times needs no change: it is not learnt by heart.
     """
     if not small:
         return (RandomResizedCrop(size, scale=(0.25, 1.0)), Flip())
     fit = Fit(size, interpolation="bilinear")
-    if epochs <= 3:
+    if epochs <= 4:
         return (fit,)
     if facts.channels == 1:
         return (fit, Warp()) if facts.images < MANY else (fit, PadCrop(2), RandomErasing(0.25))
