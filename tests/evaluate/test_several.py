@@ -42,6 +42,21 @@ def test_interval_holds_the_value_and_is_the_same_each_time():
     assert high - low < 0.15
 
 
+def test_every_measure_has_an_interval_that_drawing_pictures_gives():
+    logits, targets = made.several()
+    found, said = measures(logits, targets), logits >= 0
+    generator, drawn = np.random.default_rng(9), []
+    for _ in range(400):
+        rows = generator.integers(len(said), size=len(said))
+        macro, micro = (sklearn.f1_score(targets[rows], said[rows], average=how) for how in ("macro", "micro"))
+        drawn.append((macro, micro, measures(logits[rows], targets[rows], intervals=False)["loss"]))
+    for name, values in zip(("f1", "micro_f1", "loss"), np.array(drawn).T, strict=True):
+        assert found[f"{name}_interval"] == pytest.approx(np.percentile(values, [2.5, 97.5]), abs=0.01), name
+        assert found[f"{name}_interval"][0] < found[name] < found[f"{name}_interval"][1]
+    low, high = found["calibration_error_interval"]
+    assert 0 < low < found["calibration_error"] < high
+
+
 def test_bootstrap_weights_are_the_same_as_drawing_pictures():
     from vitrail.evaluate.several import Ranking
 

@@ -11,7 +11,6 @@ import vitrail
 from tests.data.making import tree
 from tests.evaluation import made
 from vitrail.data.sources import read
-from vitrail.evaluate import measures
 from vitrail.evaluate.intervals import wilson
 from vitrail.evaluation.answering import Computing
 from vitrail.evaluation.choosing import Wanted
@@ -48,7 +47,14 @@ def test_numbers_are_those_of_scikit_learn(tmp_path):
     recall = sklearn.recall_score(targets, said, average=None, labels=labels)
     assert [row["recall"] for row in found["per_class"]] == pytest.approx(recall.tolist())
     assert [row["class"] for row in found["per_class"]] == list(made.CLASSES)
-    assert found["ece"] == found["calibration_error"] == pytest.approx(measures(logits, targets)["calibration_error"])
+    chances = torch.from_numpy(logits).double().softmax(1).max(1).values.numpy()
+    bins, error = np.ceil(chances * 15), 0.0  # (0, 1/15], (1/15, 2/15] …
+    for bin in set(bins):
+        error += abs((chances - (said == targets))[bins == bin].sum()) / 63
+    assert found["ece"] == found["calibration_error"] == pytest.approx(error, abs=1e-5)
+    for name in ("f1", "balanced_accuracy", "loss", "calibration_error", "top5"):
+        low, high = found[f"{name}_interval"]
+        assert low <= found[name] <= high, name
     low, high = found["interval"]
     assert low < found["top1"] < high
     json.dumps(found, allow_nan=False)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from vitrail.report.markup import plain
-from vitrail.report.opening import MEASURES, SURELY, interval_of
+from vitrail.report.opening import MEASURES, SURELY, interval_of, interval_shown
 from vitrail.report.words import count, is_number, number, percent, pictures, span
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def measures(evaluated: "Evaluated") -> list[str]:
     rows = [["", *(cell for name in names for cell in (name, "95 %"))]]
     for key, (label, share) in MEASURES.items():
         if any(is_number(each.get(key)) for each in found):
-            cells = [cell for each in found for cell in (shown(each.get(key), share), span(interval_of(each, key)))]
+            pairs = [(shown(each.get(key), share), interval_shown(interval_of(each, key), share)) for each in found]
+            cells = [cell for pair in pairs for cell in pair]
             label = SURELY if key == "top1" and "map" in found[0] else label
             rows.append([label, *cells])
     return aligned(rows, right=set(range(1, len(rows[0]))))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.evaluate.intervals import RESAMPLES
-from vitrail.evaluate.several import WORK, Ranking, mean_average_precision
+from vitrail.evaluate.intervals import affordable
+from vitrail.evaluate.several import Ranking, mean_average_precision
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def compare_map(first: np.ndarray, second: np.ndarray, targets: np.ndarray, seed
     there = np.flatnonzero((targets > 0).any(0))
     one, two = ([Ranking(logits[:, k], targets[:, k]) for k in there] for logits in (first, second))
     generator, differences = np.random.default_rng(seed), []
-    resamples = int(np.clip(WORK // (2 * count * classes), 100, RESAMPLES))
+    resamples = affordable(2 * count * classes)
     for start in range(0, resamples, 50):
         times = generator.multinomial(count, np.full(count, 1 / count), size=min(50, resamples - start))
         differences.append(mean_average_precision(two, times) - mean_average_precision(one, times))

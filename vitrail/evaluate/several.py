@@ -5,11 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.evaluate.calibration import calibration_error
-from vitrail.evaluate.intervals import RESAMPLES, bootstrap, mean_of_numbers
-from vitrail.evaluate.verdicts import checked
-
-WORK = 4 * 10**8  # numbers that a bootstrap may go through: beyond it, fewer resamples
+from vitrail.evaluate.calibration import calibration_error, gaps, interval_around
+from vitrail.evaluate.intervals import affordable, mean_of_numbers, middle, resampled
+from vitrail.evaluate.verdicts import blocks, checked
 
 
 class Ranking:
@@ -68,10 +66,22 @@ def per_class(logits: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
-def cross_entropy(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Binary cross-entropy in nats, the mean over pictures and classes."""
+def cross_entropy(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Binary cross-entropy of each picture in nats, [n]: the mean over classes."""
     wide = np.asarray(logits, np.float64)
-    return float((np.maximum(wide, 0) - wide * targets + np.log1p(np.exp(-np.abs(wide)))).mean())
+    return (np.maximum(wide, 0) - wide * targets + np.log1p(np.exp(-np.abs(wide)))).mean(1)
+
+
+def f1_resampled(said: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """F1 of resamples, [resamples]: the mean over classes, of those that a resample has."""
+    right, either = (said & truth).astype(np.float32), (said.astype(np.float32) + truth)  # [n, K]
+
+    def f1(times: np.ndarray) -> np.ndarray:
+        weights = times.astype(np.float32)
+        hits, count = weights @ right, weights @ either
+        return mean_of_numbers(np.divide(2 * hits, count, out=np.full(hits.shape, np.nan, np.float32), where=count > 0))
+
+    return resampled(f1, len(said), affordable(said.size))
 
 
 def several(logits: np.ndarray, targets: np.ndarray, intervals: bool) -> Iterator[tuple[str, Any]]:
@@ -85,11 +95,24 @@ def several(logits: np.ndarray, targets: np.ndarray, intervals: bool) -> Iterato
     yield "images", count
     yield "map", float(mean_average_precision(rankings)[0])
     if intervals:
-        resamples = int(np.clip(WORK // (count * classes), 100, RESAMPLES))
-        yield "interval", bootstrap(lambda times: mean_average_precision(rankings, times), count, resamples)
-    yield "loss", cross_entropy(logits, targets)
+        resamples = affordable(count * classes)
+        yield "interval", middle(resampled(lambda times: mean_average_precision(rankings, times), count, resamples))
+    loss = cross_entropy(logits, targets)
+    yield "loss", float(loss.mean())
     of_class = per_class(logits, targets)
     yield "f1", float(of_class["f1"][there].mean())
     right, said, support = (int(of_class[name].sum()) for name in ("right", "said", "support"))
     yield "micro_f1", 2 * right / (said + support)
-    yield "calibration_error", calibration_error(probabilities(logits).ravel(), (targets > 0).ravel())
+    error = calibration_error(probabilities(logits).ravel(), (targets > 0).ravel())
+    yield "calibration_error", error
+    if intervals and count > 1:
+        spoken, truth = logits >= 0, targets > 0
+        yield "f1_interval", middle(f1_resampled(spoken[:, there], truth[:, there]))
+        apart = np.concatenate([gaps(probabilities(logits[rows]), truth[rows]) for rows in blocks(logits)])
+        counts = ((spoken & truth).sum(1), spoken.sum(1) + truth.sum(1))
+        each = np.column_stack([loss, *counts, apart])  # [n, 3 + bins]
+        drawn = resampled(lambda times: times @ each / count, count, affordable(count))
+        yield "loss_interval", middle(drawn[:, 0])
+        # A resample that has no label and says none has no F1.
+        yield "micro_f1_interval", middle(2 * drawn[:, 1] / np.where(drawn[:, 2] > 0, drawn[:, 2], np.nan))
+        yield "calibration_error_interval", interval_around(error, np.abs(drawn[:, 3:]).sum(1))

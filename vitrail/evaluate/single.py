@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.evaluate.calibration import calibration_error
-from vitrail.evaluate.intervals import bootstrap_recall, wilson
+from vitrail.evaluate.calibration import calibration_error, gaps, interval_around
+from vitrail.evaluate.intervals import affordable, f1_interval, middle, recall_interval, resampled, wilson
 from vitrail.evaluate.verdicts import Verdicts
 
 
@@ -57,8 +57,16 @@ def single(verdicts: Verdicts, intervals: bool) -> Iterator[tuple[str, Any]]:
         if intervals:
             yield "top5_interval", list(wilson(int((verdicts.place < 5).sum()), count))
     yield "loss", float(verdicts.loss.mean())
+    error = calibration_error(verdicts.sure, verdicts.right)
+    if intervals and count > 1:
+        each = np.column_stack([verdicts.loss, gaps(verdicts.sure, verdicts.right)])  # [n, 1 + bins]
+        drawn = resampled(lambda times: times @ each / count, count, affordable(count))
+        yield "loss_interval", middle(drawn[:, 0])
+        yield "calibration_error_interval", interval_around(error, np.abs(drawn[:, 1:]).sum(1))
     yield "balanced_accuracy", float(classes["recall"][there].mean())
     if intervals:
-        yield "balanced_accuracy_interval", bootstrap_recall(classes["support"], classes["right"])
+        yield "balanced_accuracy_interval", recall_interval(classes["support"][there], classes["right"][there])
     yield "f1", float(classes["f1"][there].mean())
-    yield "calibration_error", calibration_error(verdicts.sure, verdicts.right)
+    if intervals:
+        yield "f1_interval", f1_interval(classes["support"], classes["right"], classes["said"])
+    yield "calibration_error", error

@@ -20,12 +20,6 @@ MEASURES = {  # in words, and whether it is a share
     "loss": ("Cross-entropy", False),
 }
 SURELY = "The surest answer is one of the labels"  # top-1, with several labels to a picture
-INTERVALS = {
-    "top1": "interval",
-    "map": "interval",
-    "top5": "top5_interval",
-    "balanced_accuracy": "balanced_accuracy_interval",
-}
 
 
 def opening(run: Run) -> list[Markup | None]:
@@ -114,15 +108,15 @@ def measured_tiles(measured: dict[str, Any], score: str) -> list[Markup]:
     made = []
     for key in (score, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
         if is_number(measured.get(key)):
-            bar_of = measured[key] if key in INTERVALS else None
+            bar_of = measured[key] if key != "calibration_error" else None  # of which the less the better
             made.append(tile(MEASURES[key][0], percent(measured[key]), bar_of, interval_of(measured, key)))
     return made
 
 
 def interval_of(measured: dict[str, Any], key: str) -> Any:
     """A measure's interval, if it has one. `interval` is that of the score, which is mAP with several labels to a picture."""
-    own = "top1_interval" if key == "top1" and "map" in measured else INTERVALS.get(key, "")
-    return measured.get(own)
+    score = "map" if "map" in measured else "top1"
+    return measured.get("interval" if key == score else f"{key}_interval")
 
 
 def tile(label: str, shown: str, share: float | None, interval: Any, under: str = "") -> Markup:
@@ -171,14 +165,26 @@ def _has_score(run: Run, split: str) -> bool:
 def _measure(measured: dict[str, Any], key: str, share: bool) -> list[Any]:
     value, interval = measured.get(key), interval_of(measured, key)
     shown = percent(value, 2 if key == "calibration_error" else 1) if share else number(value, 4)
-    return [h("b", shown), h("span", span(interval), class_="quiet")]
+    return [h("b", shown), h("span", interval_shown(interval, share), class_="quiet")]
+
+
+def interval_shown(interval: Any, share: bool) -> str:
+    """In per cent for shares, else as numbers."""
+    if share or not is_interval(interval):
+        return span(interval)
+    return "–".join(number(end) for end in interval)
 
 
 def how_intervals(several: bool) -> Markup:
     """Where the intervals come from."""
     how = (
-        "The 95 % intervals: Wilson’s for shares of pictures; where classes count the same, a bootstrap over pictures."
+        "The 95 % intervals: Wilson’s for shares of pictures, and for means over classes with as many pictures as tell as much; "
+        "for cross-entropy and calibration error a bootstrap over pictures."
     )
     if several:
-        how = "The 95 % interval is from a bootstrap over pictures."
-    return h("p", how, class_="note")
+        how = (
+            "The 95 % intervals: Wilson’s for how often the surest answer is right; for all others a bootstrap over pictures, "
+            "which is somewhat narrow where few pictures have a label."
+        )
+    few = " Of few pictures, chance alone makes a calibration error: the true one is rather in the lower half."
+    return h("p", how + few, class_="note")
