@@ -1,9 +1,8 @@
 """Mean attention distance, figure 7 (right): how far a head looks, in pixels, as receptive fields are measured.
 
 For each query patch the distance to every patch, weighted by attention; then the mean over queries. Only patches have a place, so
-prefix tokens are left out on both sides and what a query attends to among patches is taken as a whole, summing to 1. Others
-(Raghu et al. 2021 and those who follow their code) leave the class token's share out without making up for it: a head that mostly
-looks at the class token then seems to look nearby, which it does not.
+prefix tokens are left out on both sides and what a query attends to among patches is taken as a whole, summing to 1. Were
+the class token's share left out without making up for it, a head that mostly looks at the class token would seem to look nearby.
 
 H heads, h×w patches, N of them, r rows.
 """

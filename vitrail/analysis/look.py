@@ -51,8 +51,8 @@ def look(
     `between` is kept on a grid of at most `cells`: attention is summed over the keys of a cell and averaged over its queries.
     `views` are names of VIEWS, all unless given. `tell` hears how many layers are done, and of how many.
 
-    The model is looked at in evaluation mode, uncompiled, and left as it was. Models whose positions bias attention hold that bias for one
-    layer, H·T·T numbers, as they do whenever they run.
+    The model is looked at in evaluation mode, uncompiled, and left as it was. Models whose positions bias attention hold that
+    bias for one layer, H·T·T numbers, as they do whenever they run.
     """
     vit = whole_vit_in(model)
     wanted = known(VIEWS if views is None else views)
