@@ -2,8 +2,9 @@
 
     python benchmarks/inspect.py
 
-Memory: B/16 with fresh weights and a picture of 1024² (4,097 tokens), in a process of its own; the highest resident set of
-`vitrail.analysis.look` with every view, relevance included, above what the process held with the model built.
+Memory: B/16 with fresh weights and a picture of 1024² (4,097 tokens), in a process of its own; the highest resident set of the
+whole of `vitrail inspect` (every view, relevance included, figures, arrays and page), above what the process held with the model
+built.
 Time: B/16 with the same fresh weights on both sides, one picture of 224², every layer's attention; the two take turns in one
 process, and the maps are compared first.
 """
@@ -33,34 +34,41 @@ else:
 
 LIMIT = 2**30
 MEMORY = """
-import json, sys, time
+import json, sys, tempfile, time
 from pathlib import Path
-import torch
+import numpy as np
+from PIL import Image
 import vitrail
-from vitrail.analysis import look
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.views.inspecting import Looker, inspect
 def resident(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 size = int(sys.argv[1])
 model = vitrail.build("B/16", image_size=size, init="deit").eval()
-image = torch.randn(1, 3, size, size)
-Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten: building is not what is measured
-before, begin = resident("VmRSS"), time.perf_counter()
-seen = look(model, image, at=(3, 4))
-seconds = time.perf_counter() - begin
+looker = Looker(model, Preprocessing((size, size), (size, size)), "B/16", at=(70, 60))
+with tempfile.TemporaryDirectory() as folder:
+    picture, out = Path(folder) / "picture.png", Path(folder) / "out"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)).save(picture)
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten: building is not what is measured
+    before, begin = resident("VmRSS"), time.perf_counter()
+    written = inspect(looker, [picture], out, 1)
+    seconds, page = time.perf_counter() - begin, (out / "index.html").stat().st_size
+assert not written.skipped, written.skipped
 weights = sum(parameter.numel() * 4 for parameter in model.parameters())
-print(json.dumps({"beyond": resident("VmHWM") - before, "weights": weights, "seconds": seconds}))
+print(json.dumps({"beyond": resident("VmHWM") - before, "weights": weights, "seconds": seconds, "page": page}))
 """
 
 
 def memory(size: int) -> "dict[str, Any]":
-    """The highest resident set beyond the model, for all views."""
+    """The highest resident set beyond the model, for all views with their figures and the page."""
     done = subprocess.run([sys.executable, "-c", MEMORY, str(size)], capture_output=True, text=True, check=True)
     tokens = (size // 16) ** 2 + 1
     row = {"size": size, "tokens": tokens, "maps": 12 * 12 * tokens**2 * 4, **json.loads(done.stdout)}
     print(f"{'all views, beyond the weights':<42}{row['beyond'] / 2**20:8.0f} MiB  target {LIMIT / 2**20:.0f} MiB")
     print(f"{'every map together would be':<42}{row['maps'] / 2**20:8.0f} MiB")
-    print(f"{'all views':<42}{row['seconds']:8.0f} s    at {size}²")
+    print(f"{'all views, drawn and written':<42}{row['seconds']:8.0f} s    at {size}²")
+    print(f"{'the page':<42}{row['page'] / 2**20:8.0f} MiB")
     return row
 
 
@@ -123,8 +131,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=1024, help="side of the picture whose memory is measured")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", choices=["timing", "memory"], help="measure this part, and write nothing")
     options = parser.parse_args()
-    rows = {"timing": timing(options.rounds), "memory": memory(options.size)}
+    parts = {"timing": lambda: timing(options.rounds), "memory": lambda: memory(options.size)}
+    if options.only:
+        parts[options.only]()
+        return
+    rows = {name: part() for name, part in parts.items()}
     print(f"written to {measure.save('inspect', rows)}")
 
 
