@@ -20,6 +20,8 @@ from vitrail.cli.live import Live
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.recipe import Data, Facts
 from vitrail.recipes import made
+from vitrail.transfer import compare
+from vitrail.transfer.pace import Pace
 from vitrail.transfer.table import METHODS, Row, Table, read_table
 
 Run = Callable[..., "Done"]
@@ -68,6 +70,32 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         return Done(code, said.out, said.err)
 
     return done
+
+
+class Clock:
+    """Time as the comparison sees it: it stands still, but for what a test says that its parts take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.patch = 1000.0, monkeypatch
+        monkeypatch.setattr(compare, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def takes(self, part: str, seconds: float) -> None:
+        """One of the functions that the comparison calls takes so long, whether it ends or is stopped."""
+        real = getattr(compare, part)
+
+        def slow(*arguments: Any, **named: Any) -> Any:
+            self.now += seconds
+            return real(*arguments, **named)
+
+        self.patch.setattr(compare, part, slow)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 def rows(text: str) -> dict[str, dict[str, Any]]:
@@ -138,6 +166,84 @@ def test_stopped_in_a_training_it_goes_on_with_it(here: Path, run: Run, monkeypa
     assert "knn:" not in done.stderr
     assert set(rows(done.stdout)) == {"knn", "full"}
     assert json.loads((here / "out" / "full" / "run.json").read_text())["id"] == begun
+
+
+def test_seconds_are_spent_once_and_those_of_a_stopped_training_too(
+    here: Path, run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part, seconds in {"prepare": 5, "probe": 60, "measured": 7, "train": 100, "resume": 30}.items():
+        clock.takes(part, seconds)
+    arguments = [*TRANSFER, "--out", "out", "--minutes", "60", "--methods", "knn,linear,full", "--json"]
+    hear = Live.hear
+
+    def interrupting(live: Live, record: dict[str, Any]) -> None:
+        hear(live, record)
+        if record["kind"] == "timing" and record["step"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Live, "hear", interrupting)
+        assert run(*arguments).returncode == 130
+    stopped = read_table(here / "out")
+    assert stopped is not None
+    assert stopped.spent == 5 + 60 + 7 + 100  # both probes together took 60, though each row counts the features
+    assert stopped.begun == {"full": 107}
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert rows(done.stdout)["full"]["seconds"] == 107 + 30
+    assert json.loads(done.stdout)["spent"] == 172 + 5 + 30
+    assert json.loads(done.stdout)["begun"] == {}
+
+
+def test_what_earlier_calls_spent_is_not_there_any_more(here: Path, run: Run, clock: Clock) -> None:
+    clock.takes("probe", 90)
+    assert run(*TRANSFER, "--out", "out", "--minutes", "2", "--methods", "knn").returncode == 0
+    clock.takes("prepare", 31)
+    done = run(*TRANSFER, "--out", "out", "--minutes", "2", "--methods", "knn,head")
+    assert "head was left out: the 2 minutes are over" in done.stdout  # 90 + 31 seconds
+
+
+def test_probes_run_to_their_end_whatever_the_budget(run: Run, clock: Clock) -> None:
+    clock.takes("prepare", 100)
+    done = run(*TRANSFER, "--out", "out", "--minutes", "1", "--methods", "knn,head", "--json")
+    assert set(rows(done.stdout)) == {"knn"}
+    assert set(json.loads(done.stdout)["left_out"]) == {"head"}
+
+
+def test_a_share_that_is_not_enough_is_said_with_what_it_would_take(
+    here: Path, run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = Pace(beginning=12.0, step=6.0, judging=18.0, per_epoch=30)
+    monkeypatch.setattr(compare, "measured", lambda *arguments: pace)
+    clock.takes("measured", 30)
+    arguments = [*TRANSFER, "--out", "out", "--methods", "head"]
+    done = run(*arguments, "--minutes", "3")
+    assert (
+        "head was left out: the 2.5 minutes left of its share are not enough for 30 steps, which take 3.5 with judging; "
+        "give it more with --minutes, or name fewer --methods" in done.stdout
+    )
+    assert not (here / "out" / "head").exists()
+    found = read_table(here / "out")
+    assert found is not None
+    assert (found.spent, found.begun) == (30, {})
+
+    def refused(*_: Any, wishes: dict[str, Any], **__: Any) -> None:
+        raise ValueError(f"{wishes['steps']} steps are asked for")
+
+    monkeypatch.setattr(compare, "train", refused)
+    # Of five minutes half of one was spent before, another half on measuring and half on beginning and judging.
+    assert "35 steps are asked for" in run(*arguments, "--minutes", "5").stderr
+
+
+@pytest.mark.parametrize("command", [["transfer"], ["evaluate", "--probe", "knn"]])
+def test_a_model_that_does_not_say_how_pictures_are_prepared_is_refused(
+    here: Path, run: Run, command: list[str]
+) -> None:
+    bare = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=5, image_size=16)
+    vitrail.save(bare, here / "bare.safetensors")
+    done = run(command[0], "bare.safetensors", "photos", *command[1:], "--workers", "0")
+    assert done.returncode == 2
+    assert "bare.safetensors does not say how pictures are prepared for it" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,15 @@ def test_two_classes_and_classes_without_pictures_have_logits() -> None:
     assert np.array_equal(probe.logits.argmax(1), by_hand((TRAIN[0][two], TRAIN[1][two]), TEST[0], probe.c))
 
 
+def test_parameters_are_those_that_scikit_learn_fits() -> None:
+    two = TRAIN[1] < 2
+    assert linear_probe(TRAIN[0][two], TRAIN[1][two], TEST[0], 2, grid=(1.0,)).parameters == 25
+    assert linear_probe(*TRAIN, TEST[0], 7, grid=(1.0,)).parameters == 7 * 25
+    several = np.stack([TRAIN[1] == k for k in range(7)], 1).astype(np.uint8)
+    several[:, 3] = 0  # nobody has it: there is nothing to fit
+    assert linear_probe(TRAIN[0], several, TEST[0], 7, grid=(1.0,)).parameters == 6 * 25
+
+
 def test_a_class_with_one_picture_is_fitted_to() -> None:
     labels = TRAIN[1].copy()
     labels[labels == 6] = 5
@@ -199,7 +208,7 @@ def test_draws_are_nested_balanced_and_repeat() -> None:
 def test_more_shots_are_better_and_the_interval_is_students() -> None:
     from scipy import stats
 
-    found = few_shot(*TRAIN, *TEST, 7, shots=(1, 5, 25), draws=6)
+    found = [few_shot(*TRAIN, *TEST, 7, shots, draws=6) for shots in (1, 5, 25)]
     assert [one.shots for one in found] == [1, 5, 25]
     assert found[0].mean < found[1].mean < found[2].mean
     for one in found:
@@ -210,16 +219,31 @@ def test_more_shots_are_better_and_the_interval_is_students() -> None:
 
 def test_classes_with_fewer_pictures_give_all_they_have() -> None:
     keep = np.sort(np.concatenate([np.flatnonzero(TRAIN[1] == 4)[:3], np.flatnonzero(TRAIN[1] != 4)]))
-    [one] = few_shot(TRAIN[0][keep], TRAIN[1][keep], *TEST, 7, shots=(10,), draws=2)
+    one = few_shot(TRAIN[0][keep], TRAIN[1][keep], *TEST, 7, 10, draws=2)
     assert one.scarce == (4,)
     assert one.pictures == 63
 
 
 def test_one_draw_has_no_interval() -> None:
-    [one] = few_shot(*TRAIN, *TEST, 7, shots=(5,), draws=1)
+    one = few_shot(*TRAIN, *TEST, 7, 5, draws=1)
     assert one.interval is None
+
+
+def test_draws_that_would_all_be_the_same_pictures_are_one_without_an_interval() -> None:
+    most = int(np.bincount(TRAIN[1]).max())
+    every = few_shot(*TRAIN, *TEST, 7, most)
+    assert (every.interval, len(every.accuracies), every.pictures) == (None, 1, 600)
+    fewer = few_shot(*TRAIN, *TEST, 7, most - 1)
+    assert fewer.interval is not None
+    assert len(fewer.accuracies) == 5
+
+
+@pytest.mark.parametrize(("shots", "draws"), [(0, 5), (5, 0)])
+def test_shots_and_draws_are_above_zero(shots: int, draws: int) -> None:
+    with pytest.raises(ValueError, match="1 or more"):
+        few_shot(*TRAIN, *TEST, 7, shots, draws)
 
 
 def test_few_shot_is_for_one_label() -> None:
     with pytest.raises(ValueError, match="one label each"):
-        few_shot(TRAIN[0], np.ones((600, 7), dtype=np.uint8), *TEST, 7)
+        few_shot(TRAIN[0], np.ones((600, 7), dtype=np.uint8), *TEST, 7, 5)

@@ -13,8 +13,9 @@ from tests.run.test_train import COLOURS, picture
 from vitrail.cli import main
 from vitrail.cli import probing as options
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.features import checksum, features
-from vitrail.evaluation.probing import KINDS, PROBES, Settings, probe
+from vitrail.evaluation.features import content_of_model, features
+from vitrail.evaluation.probes import KINDS, Settings
+from vitrail.evaluation.probing import probe
 from vitrail.recipe import Data
 from vitrail.run.prepare import prepare
 
@@ -106,15 +107,15 @@ def test_another_model_other_preprocessing_and_changed_pictures_are_computed_aga
     assert not features(model, PIPELINE, split, workers=0).cached
 
 
-def test_a_checksum_knows_weights_configuration_and_preprocessing() -> None:
+def test_a_models_content_is_weights_configuration_and_preprocessing() -> None:
     model = tiny()
-    same = checksum(model, PIPELINE)
-    assert same == checksum(tiny(), PIPELINE)
-    assert same != checksum(model, Preprocessing((16, 16), (20, 20)))
-    assert same != checksum(tiny(eps=1e-5), PIPELINE)
+    same = content_of_model(model, PIPELINE)
+    assert same == content_of_model(tiny(), PIPELINE)
+    assert same != content_of_model(model, Preprocessing((16, 16), (20, 20)))
+    assert same != content_of_model(tiny(eps=1e-5), PIPELINE)
     with torch.no_grad():
         model.prefix.outputs[0, 0, 0] = 0.5
-    assert same != checksum(model, PIPELINE)
+    assert same != content_of_model(model, PIPELINE)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "text", "other"])
@@ -162,7 +163,7 @@ def test_what_goes_bad_is_left_out_named_and_not_cached(folder: Path) -> None:
 
 def test_every_probe_tells_colours_apart(folder: Path, tmp_path: Path) -> None:
     settings = Settings(neighbours=5, shots=(1, 5), draws=3)
-    found = probe(saved(tmp_path), Data(str(folder)), PROBES, settings, workers=0)
+    found = probe(saved(tmp_path), Data(str(folder)), tuple(KINDS), settings, workers=0)
     assert [row.probe for row in found.rows] == ["knn", "linear", "few-shot", "few-shot"]
     assert (found.train, found.images, found.split, found.width) == (36, 12, "validation", 16)
     for row in (found.rows[0], found.rows[1], found.rows[3]):
@@ -195,6 +196,21 @@ def test_a_bad_file_is_counted_and_named_in_the_table(
     assert [Path(name).name for name in told["unreadable"]] == ["text.png"]
 
 
+def test_more_shots_than_pictures_have_no_interval_and_the_table_says_why(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["evaluate", saved(tmp_path), str(folder), "--workers", "0", "--probe", "few-shot"]
+    assert main([*arguments, "--shots", "5,25"]) == 0
+    five, many = capsys.readouterr().out.splitlines()[-2:]
+    assert "over 5 draws" in five
+    assert "25 of each class, all of the 3 classes that have fewer" in many
+    assert "none: every picture is drawn" in many
+    assert main([*arguments, "--shots", "25", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["probes"]["few-shot"]["25"]["interval"] is None
+    assert told["top1"] == told["probes"]["few-shot"]["25"]["top1"]  # a single row is at the top too
+
+
 def test_several_labels_are_probed_by_mean_average_precision(folder: Path, tmp_path: Path) -> None:
     lines = ["path,label,split"]
     for split, part in (("train", "train"), ("val", "validation")):
@@ -211,6 +227,6 @@ def test_several_labels_are_probed_by_mean_average_precision(folder: Path, tmp_p
 
 
 def test_the_command_line_knows_the_same_probes() -> None:
-    assert options.PROBES == PROBES == tuple(KINDS)
+    assert tuple(KINDS) == options.PROBES
     with pytest.raises(ValueError, match="'nearest'"):
         probe("none", Data("nowhere"), ["nearest"])

@@ -80,10 +80,8 @@ def run(options: argparse.Namespace) -> int:
     if options.probe is not None:
         if deaf := [name for name in NOT_FOR_PROBES if getattr(options, name)]:
             raise ValueError(f"--{deaf[0].replace('_', '-')} means nothing to --probe: leave it out")
-        from vitrail.evaluation.probing import run_probe
-
         try:
-            return run_probe(options, show, reading.assumed(options))
+            return probing.run_probes(options, show)
         finally:
             cleared()
     if extra := [name for name in FOR_PROBES if getattr(options, name)]:

@@ -1,8 +1,15 @@
-"""Options of probes: `vitrail evaluate MODEL DATA --probe knn|linear|few-shot`."""
+"""`vitrail evaluate MODEL DATA --probe knn|linear|few-shot`: the options of probes, and what is printed."""
 
 import argparse
+import json
+from typing import TYPE_CHECKING
 
-# The same names as in vitrail.evaluation.probing, kept here too so that --help need not import PyTorch; a test compares.
+from vitrail.cli import reading
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.features import Progress
+
+# The same names as in vitrail.evaluation.probes, kept here too so that --help need not import PyTorch; a test compares.
 PROBES = ("knn", "linear", "few-shot")
 
 
@@ -53,3 +60,31 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draws", type=positive, metavar="N", help="for few-shot: 5 draws for each number of shots")
     group.add_argument("--seed", type=int, metavar="N", help="of the draws, and of the part that chooses C: 0")
     group.add_argument("--no-cache", action="store_true", help="compute the features anew, and keep none")
+
+
+def run_probes(options: argparse.Namespace, progress: "Progress | None" = None) -> int:
+    """Probes, and prints the table or, with --json, everything."""
+    from vitrail.cli.probed import table
+    from vitrail.evaluation.probes import Settings
+    from vitrail.evaluation.probing import probe
+    from vitrail.recipe import Data
+
+    told = {name: getattr(options, name) for name in ("neighbours", "temperature", "shots", "draws", "seed")}
+    probed = probe(
+        options.model,
+        Data(options.data, task=options.task, quarantine=options.quarantine),
+        options.probe,
+        Settings(**{name: value for name, value in told.items() if value is not None}),
+        device=options.device,
+        workers=options.workers,
+        cache=not options.no_cache,
+        assume=reading.assumed(options),
+        take=options.take,
+        size=options.size,
+        progress=progress,
+    )
+    if options.json:
+        print(json.dumps(probed.as_dict(), indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(table(probed)))
+    return 0

@@ -7,7 +7,6 @@ double precision. n pictures, m queries, D values each, K classes.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ class FewShot:
 
     shots: int
     accuracies: tuple[float, ...]
-    pictures: int  # that were drawn: fewer than shots × K where classes have fewer
+    pictures: int  # that were drawn each time: fewer than shots × K where classes have fewer
     scarce: tuple[int, ...] = ()  # classes with fewer pictures than shots: all of theirs are taken
 
     @property
@@ -31,7 +30,7 @@ class FewShot:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Student's 95 % interval of the mean over draws; None for one draw. It knows of the draws, not of the test pictures."""
+        """Student's 95 % interval of the mean over draws; None for one. It knows of the draws, not of the test pictures."""
         if len(self.accuracies) < 2:
             return None
         from scipy.stats import t
@@ -47,24 +46,24 @@ def few_shot(
     queries: np.ndarray,  # [m, D]
     truth: np.ndarray,  # [m]
     classes: int,
-    shots: Sequence[int] = SHOTS,
+    shots: int,
     draws: int = DRAWS,
     seed: int = 0,
-) -> list[FewShot]:
-    """Accuracy for each number of shots, over draws with the seeds `seed`, `seed + 1`…"""
+) -> FewShot:
+    """Accuracy with so many pictures of each class, over draws with the seeds `seed`, `seed + 1`…
+
+    Where no class has more pictures than that, every draw would be of the same pictures, and there is only one.
+    """
     if targets.ndim != 1:
         raise ValueError("few-shot is for pictures with one label each: use knn or linear for several")
-    if draws < 1 or not shots or min(shots) < 1:
-        raise ValueError(f"{draws} draws of {', '.join(map(str, shots)) or 'no'} shots: all are 1 or more")
+    if draws < 1 or shots < 1:
+        raise ValueError(f"{draws} draws of {shots} shots: both are 1 or more")
     counts = np.bincount(targets, minlength=classes)
-    found = []
-    for number in shots:
-        drawn = [draw(targets, classes, number, seed + each) for each in range(draws)]
-        said = [least_squares(train[d], targets[d], queries, classes).argmax(1) for d in drawn]
-        right = tuple(float((answers == truth).mean()) for answers in said)
-        scarce = tuple(int(k) for k in np.flatnonzero(counts < number))
-        found.append(FewShot(number, right, len(drawn[0]), scarce))
-    return found
+    different = draws if counts.max() > shots else 1
+    drawn = [draw(targets, classes, shots, seed + each) for each in range(different)]
+    said = [least_squares(train[d], targets[d], queries, classes).argmax(1) for d in drawn]
+    right = tuple(float((answers == truth).mean()) for answers in said)
+    return FewShot(shots, right, len(drawn[0]), tuple(int(k) for k in np.flatnonzero(counts < shots)))
 
 
 def draw(targets: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:

@@ -24,6 +24,7 @@ class LinearProbe:
 
     logits: np.ndarray  # [m, K]
     c: float
+    parameters: int  # that were fitted: weights and biases
     tried: dict[float, float]  # score on held-out training pictures by C: accuracy, or mAP with several labels
     notes: tuple[str, ...] = ()
 
@@ -41,16 +42,19 @@ def linear_probe(
         raise ValueError("a linear probe needs training pictures of two classes at least")
     notes: list[str] = []
     chosen, tried = grid[0], {}
+    train, queries = train.astype(np.float64), queries.astype(np.float64)
     if len(grid) > 1:
-        fitted, held = divided(targets, seed)
+        part, held = divided(targets, seed)
+        some, others = train[part], train[held]
         for c in grid:
-            logits = answered(train[fitted], targets[fitted], train[held], classes, c, notes)
-            tried[c] = score(logits, targets[held])
+            model = fitted(some, targets[part], c, notes)
+            tried[c] = score(answered(model, others, classes), targets[held])
         chosen = max(grid, key=lambda c: (tried[c], -c))  # of equals the strongest penalty
         if chosen in (min(grid), max(grid)):
             notes.append(f"C {chosen:g} is at an end of the grid")
-    logits = answered(train, targets, queries, classes, chosen, notes)
-    return LinearProbe(logits, chosen, tried, tuple(dict.fromkeys(notes)))
+    model = fitted(train, targets, chosen, notes)
+    logits = answered(model, queries, classes)
+    return LinearProbe(logits, chosen, parameters(model), tried, tuple(dict.fromkeys(notes)))
 
 
 def divided(targets: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -86,21 +90,26 @@ def classifier(c: float, several: bool) -> Any:
     return make_pipeline(StandardScaler(), OneVsRestClassifier(one) if several else one)
 
 
-def answered(
-    train: np.ndarray, targets: np.ndarray, queries: np.ndarray, classes: int, c: float, notes: list[str]
-) -> np.ndarray:
-    """Logits of the queries, [m, K], from a classifier fitted to the training pictures."""
+def fitted(train: np.ndarray, targets: np.ndarray, c: float, notes: list[str]) -> Any:
+    """The estimator, fitted to training pictures; what is to be said of that goes to the notes."""
     from sklearn.exceptions import ConvergenceWarning
 
     model = classifier(c, targets.ndim == 2)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        model.fit(train.astype(np.float64), targets)
+        model.fit(train, targets)
     for warning in heard:
         if issubclass(warning.category, ConvergenceWarning):
             notes.append(f"not converged after {ITERATIONS} iterations at C {c:g}")
-    said = np.asarray(model.decision_function(queries.astype(np.float64)))
-    if targets.ndim == 2:
+    return model
+
+
+def answered(model: Any, queries: np.ndarray, classes: int) -> np.ndarray:
+    """Logits of the queries, [m, K]."""
+    from sklearn.multiclass import OneVsRestClassifier
+
+    said = np.asarray(model.decision_function(queries))
+    if isinstance(model[-1], OneVsRestClassifier):
         return said.reshape(len(queries), -1)
     known = np.asarray(model.classes_)
     if said.ndim == 1:  # two classes have one number between them
@@ -108,6 +117,16 @@ def answered(
     logits = np.full((len(queries), classes), said.min() - 1000.0)  # a class without training pictures is never said
     logits[:, known] = said
     return logits
+
+
+def parameters(model: Any) -> int:
+    """Weights and biases: of two classes one vector, and none of a class that no picture or every picture has."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+
+    last = model[-1]
+    each = last.estimators_ if isinstance(last, OneVsRestClassifier) else [last]
+    return sum(np.size(one.coef_) + np.size(one.intercept_) for one in each if isinstance(one, LogisticRegression))
 
 
 def score(logits: np.ndarray, targets: np.ndarray) -> float:

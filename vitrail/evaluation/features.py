@@ -47,7 +47,7 @@ class Features:
     notes: tuple[str, ...] = ()
 
 
-def checksum(model: ViT | BiT, pipeline: Preprocessing) -> str:
+def content_of_model(model: ViT | BiT, pipeline: Preprocessing) -> str:
     """The content of a model: every weight, the configuration and the preprocessing."""
     found = hashlib.sha256(json.dumps([to_json(model.config), to_json(pipeline)], sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
@@ -55,7 +55,7 @@ def checksum(model: ViT | BiT, pipeline: Preprocessing) -> str:
     return found.hexdigest()
 
 
-def content(pictures: Pictures) -> str:
+def content_of_pictures(pictures: Pictures) -> str:
     """Which pictures a split holds, in order: names with size and time of change, or the bytes where these are not known."""
     found = hashlib.sha256()
     for index, item in enumerate(pictures.items):
@@ -91,12 +91,13 @@ def features(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Features:
-    """The features of a split, from the cache where they are. `model` ends in features; `identity` is its checksum."""
+    """The features of a split, from the cache where they are. `model` ends in features; `identity` is its content if known."""
     device = device or torch.device("cpu")
     began = time.monotonic()
     place, notes = None, []
     if cache:
-        parts = [str(VERSION), identity or checksum(model, pipeline), content(pictures), device.type]
+        identity = identity or content_of_model(model, pipeline)
+        parts = [str(VERSION), identity, content_of_pictures(pictures), device.type]
         place = place_of(hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
         found, complaint = remembered(place, len(pictures))
         if found is not None:

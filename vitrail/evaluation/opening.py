@@ -10,7 +10,7 @@ import torch
 
 from vitrail.checkpoints.files.opened import BY_SAFETY
 from vitrail.checkpoints.files.source import read_json
-from vitrail.checkpoints.loading import load, resolve
+from vitrail.checkpoints.loading import KEEP, load, resolve
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
@@ -36,11 +36,12 @@ def open_model(
     size: tuple[int, int] | None = None,
     assume: Mapping[str, Any] | None = None,
     take: str | None = None,
+    classes: int | None = KEEP,
 ) -> Opened:
-    """The model of a file, a directory, a run or `hf://owner/name`, at its own size or another."""
+    """The model of a file, a directory, a run or `hf://owner/name`, at its own size or another; None classes: no head."""
     path = weights_of(where)
     # Not mapped: pages of a file are aligned otherwise than memory, and sums could differ in their last bit.
-    model = load(path, image_size=size, assume=assume, take=take, mapped=False).to(device)
+    model = load(path, image_size=size, assume=assume, take=take, classes=classes, mapped=False).to(device)
     pipeline = model.preprocessing
     if not isinstance(pipeline, Preprocessing):
         raise ValueError(

@@ -3,18 +3,19 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints.loading import describe, load
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.checkpoints.loading import describe
 from vitrail.engine.journal import Listener
 from vitrail.evaluate import score_name
-from vitrail.evaluation.features import checksum
-from vitrail.evaluation.opening import weights_of
-from vitrail.evaluation.probing import Settings, probe
+from vitrail.evaluation.features import content_of_model
+from vitrail.evaluation.opening import open_model, weights_of
+from vitrail.evaluation.probes import Settings
+from vitrail.evaluation.probing import probe
 from vitrail.models.sizes import closest
 from vitrail.models.vit import ViTConfig
 from vitrail.recipe import Data, Facts, Machine, Recipe
@@ -39,7 +40,6 @@ class Comparison:
     facts: Facts
     table: Table
     directory: Path
-    deadline: float  # on time.monotonic's clock
     seed: int
     size: tuple[int, int] | None
     machine: Machine
@@ -50,6 +50,27 @@ class Comparison:
     def tell(self, text: str) -> None:
         for listener in self.listeners:
             listener({"kind": "note", "text": text})
+
+    @contextmanager
+    def counted(self, *methods: str) -> Iterator[Callable[[], float]]:
+        """Counts the seconds of a part as spent, whether it ends or is stopped; what it gives tells them so far."""
+        began = time.monotonic()
+
+        def elapsed() -> float:
+            return time.monotonic() - began
+
+        try:
+            yield elapsed
+        finally:
+            self.table.spent = round(self.table.spent + elapsed(), 3)
+            for method in methods:
+                if not self.table.has(method) and method not in self.table.left_out:
+                    self.table.begun[method] = self.with_earlier(method, elapsed())
+            self.table.write(self.directory)
+
+    def with_earlier(self, method: str, seconds: float) -> float:
+        """Seconds of this call and of those that were stopped in this method."""
+        return round(self.table.begun.get(method, 0.0) + seconds, 3)
 
     def done(self, row: Row) -> None:
         """A row that is kept from now on."""
@@ -64,40 +85,59 @@ class Comparison:
         self.tell(f"{method} is left out: {why}")
 
     def probe(self, methods: Sequence[str]) -> None:
-        """Probes, which share their features."""
-        found = probe(
-            self.model,
-            self.data,
-            methods,
-            Settings(seed=self.seed),
-            device=self.machine.device,
-            workers=self.machine.workers,
-            cache=self.cache,
-            size=self.size,
-            prepared=self.prepared,
-            progress=self.progress,
-        )
-        self.table.unreadable |= found.unreadable
-        for note in found.notes:
-            self.tell(note)
-        for row in found.rows:
-            assert row.interval is not None
-            seconds = round(found.seconds + row.seconds, 3)
-            about = f"{row.about}, features from the cache" if found.cached else row.about
-            self.done(Row(row.probe, row.score, row.interval, seconds, row.parameters, about))
+        """Probes, which share their features. They run to their end, whatever the budget is."""
+        with self.counted(*methods):
+            probed = probe(
+                self.model,
+                self.data,
+                methods,
+                Settings(seed=self.seed),
+                device=self.machine.device,
+                workers=self.machine.workers,
+                cache=self.cache,
+                size=self.size,
+                prepared=self.prepared,
+                progress=self.progress,
+            )
+            self.table.unreadable |= probed.unreadable
+            for note in probed.notes:
+                self.tell(note)
+            for row in probed.rows:
+                assert row.interval is not None
+                seconds = self.with_earlier(row.probe, probed.seconds + row.seconds)
+                about = f"{row.about}, features from the cache" if probed.cached else row.about
+                self.done(Row(row.probe, row.score, row.interval, seconds, row.parameters, about))
 
     def train(self, method: str, left: int) -> None:
         """One training within its share: an equal part of the time that is left, for each method that is left."""
-        began, place = time.monotonic(), self.directory / method
-        share = (self.deadline - began) / left
-        if (place / "recipe.json").is_file():
-            self.tell(f"{method}: going on with {place}")
-            _, summary = resume(place, changes={}, listeners=self.listeners, progress=self.progress)
-            self.done(self.row(method, place, summary, max(time.monotonic() - began, summary["seconds"])))
-            return
-        if share <= 0:
-            self.leave_out(method, f"the {self.table.minutes:g} minutes are over; give it more with --minutes")
-            return
+        share = (60 * self.table.minutes - self.table.spent) / left
+        place = self.directory / method
+        with self.counted(method) as elapsed:
+            if (place / "recipe.json").is_file():
+                self.tell(f"{method}: going on with {place}")
+                _, summary = resume(place, changes={}, listeners=self.listeners, progress=self.progress)
+                # A process that was killed could not tell its time; what the loop took is known even then.
+                seconds = max(self.with_earlier(method, elapsed()), summary["seconds"])
+                self.done(self.row(method, place, summary, seconds))
+            elif share <= 0:
+                self.leave_out(method, f"the {self.table.minutes:g} minutes are over; give it more with --minutes")
+            elif (planned := self.plan(method, share)) is not None:
+                steps, pace = planned
+                place, summary = train(
+                    self.data,
+                    init=self.model,
+                    out=place,
+                    wishes=self.wishes(method) | {"steps": steps},
+                    settings=[f"validate_every={steps / VALIDATIONS / pace.per_epoch}"],
+                    machine=self.machine,
+                    listeners=self.listeners,
+                    progress=self.progress,
+                )
+                self.done(self.row(method, place, summary, self.with_earlier(method, elapsed())))
+
+    def plan(self, method: str, share: float) -> tuple[int, Pace] | None:
+        """How many steps fit into so many seconds, by measuring some; none where they are too few to say anything."""
+        began = time.monotonic()
         whole = self.recipe(method)
         pace = measured(whole, self.prepared, self.machine)
         room = share - (time.monotonic() - began)
@@ -110,20 +150,10 @@ class Comparison:
                 f"the {max(0.0, room) / 60:.1f} minutes left of its share are not enough for {least} steps, which take "
                 f"{needed:.1f} with judging; give it more with --minutes, or name fewer --methods",
             )
-            return
+            return None
         steps = min(most, fitting)
-        self.tell(planned(method, steps, most, pace))
-        place, summary = train(
-            self.data,
-            init=self.model,
-            out=place,
-            wishes=self.wishes(method) | {"steps": steps},
-            settings=[f"validate_every={steps / VALIDATIONS / pace.per_epoch}"],
-            machine=self.machine,
-            listeners=self.listeners,
-            progress=self.progress,
-        )
-        self.done(self.row(method, place, summary, time.monotonic() - began))
+        self.tell(described(method, steps, most, pace))
+        return steps, pace
 
     def wishes(self, method: str) -> dict[str, Any]:
         return {"tune": method, "seed": self.seed} | ({"size": self.size} if self.size else {})
@@ -143,14 +173,14 @@ class Comparison:
             method,
             summary[self.table.measure],
             (low, high),
-            round(seconds, 3),
+            seconds,
             about["model"]["trained"],
             f"{summary['steps']:,} steps, {epochs:.1f} epochs",
             method,
         )
 
 
-def planned(method: str, steps: int, most: int, pace: Pace) -> str:
+def described(method: str, steps: int, most: int, pace: Pace) -> str:
     """What is about to be trained, in a line."""
     minutes = (pace.beginning + pace.judging + steps * pace.step) / 60
     cut = "" if steps == most else f" of the {most:,} that the recipe would choose"
@@ -206,24 +236,23 @@ def transfer(
                 f"{directory} is of {before.model} on {before.data} with other weights, pictures or settings: "
                 "give --out another name"
             )
-        table.rows = before.rows
+        table.rows, table.spent, table.begun = before.rows, before.spent, before.begun
     directory.mkdir(parents=True, exist_ok=True)
+    table.spent = round(table.spent + time.monotonic() - began, 3)
     table.write(directory)
-    deadline = began + 60 * minutes - table.spent
     comparison = Comparison(
-        model,
-        source,
-        prepared,
-        prepared.facts(),
-        table,
-        directory,
-        deadline,
-        seed,
-        size,
-        machine,
-        cache,
-        listeners,
-        progress,
+        model=model,
+        data=source,
+        prepared=prepared,
+        facts=prepared.facts(),
+        table=table,
+        directory=directory,
+        seed=seed,
+        size=size,
+        machine=machine,
+        cache=cache,
+        listeners=listeners,
+        progress=progress,
     )
     if probes := [method for method in PROBES if method in methods and not table.has(method)]:
         comparison.probe(probes)
@@ -250,9 +279,7 @@ def known(directory: Path) -> Table | None:
 
 def identity(model: str, prepared: Prepared, seed: int, size: tuple[int, int] | None) -> str:
     """The model's content, the pictures and the settings, in short."""
-    body = load(model)
-    pipeline = body.preprocessing
-    if not isinstance(pipeline, Preprocessing):
-        pipeline = Preprocessing(body.config.image_size, body.config.image_size)
-    parts = [checksum(body, pipeline), fingerprints(prepared.splits), prepared.labels.names, seed, size]
+    opened = open_model(model)
+    content = content_of_model(opened.model, opened.preprocessing)
+    parts = [content, fingerprints(prepared.splits), prepared.labels.names, seed, size]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -27,7 +27,6 @@ class Pace:
     step: float
     judging: float  # of all that is held out, as often as a run does it
     per_epoch: int  # steps
-    trainable: int  # parameters
 
     def steps(self, seconds: float) -> int:
         """How many steps fit into so much time, beside the rest."""
@@ -68,7 +67,6 @@ def measured(recipe: Recipe, prepared: Prepared, machine: Machine) -> Pace:
                 step=(marks[-1] - marks[0]) / (len(marks) - 1),
                 judging=judging(run, training),
                 per_epoch=loader.steps,
-                trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
             )
         finally:
             loader.close()

@@ -18,7 +18,7 @@ class Row:
     method: str
     score: float  # top-1; mAP with several labels
     interval: tuple[float, float]
-    seconds: float  # by the clock, of all that the method needs: features, measuring, training, judging
+    seconds: float  # by the clock, in all calls, of what the method needs: features, measuring, training, judging
     trainable: int  # parameters
     about: str = ""  # k, C, epochs
     run: str | None = None  # the run directory, beside the table
@@ -35,6 +35,8 @@ class Table:
     split: str
     images: int  # that everything is judged on
     minutes: float
+    spent: float = 0.0  # seconds of all calls together, each of them counted once
+    begun: dict[str, float] = field(default_factory=dict)  # methods that were stopped, and the seconds that they took
     rows: tuple[Row, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)  # method and why
     unreadable: dict[str, str] = field(default_factory=dict)  # pictures that were left out, and why
@@ -42,16 +44,12 @@ class Table:
     def has(self, method: str) -> bool:
         return any(row.method == method for row in self.rows)
 
-    @property
-    def spent(self) -> float:
-        """Seconds that the rows took."""
-        return sum(row.seconds for row in self.rows)
-
     def add(self, row: Row) -> None:
         """A row in the order of the methods."""
         rows = [*(other for other in self.rows if other.method != row.method), row]
         self.rows = tuple(sorted(rows, key=lambda each: METHODS.index(each.method)))
         self.left_out.pop(row.method, None)
+        self.begun.pop(row.method, None)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""What probes found, as lines for people."""
+"""What probes found, as people read it in a terminal."""
 
 from typing import TYPE_CHECKING
 
@@ -20,16 +20,15 @@ def table(probed: "Probed") -> list[str]:
     name = "top-1" if probed.measure == "top1" else "mAP"
     rows = [("probe", "", name, "95 % interval", "seconds")]
     for row in probed.rows:
-        interval = "one draw" if row.interval is None else "–".join(f"{100 * edge:.1f}" for edge in row.interval)
-        if row.probe == "few-shot" and row.interval is not None:
-            interval += f" over {row.details['draws']} draws"
+        edges = "–".join(f"{100 * edge:.1f}" for edge in row.interval or ())
+        interval = " ".join(part for part in (edges, row.spread) if part)
         rows.append((row.probe, row.about, f"{100 * row.score:.2f} %", interval, f"{row.seconds:.1f}"))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
         cells = [row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2].rjust(widths[2])]
         lines.append("  ".join([*cells, row[3].ljust(widths[3]), row[4].rjust(widths[4])]).rstrip())
     for row in probed.rows:
-        lines += [f"{row.probe}: {note}" for note in row.details.get("notes", ())]
+        lines += [f"{row.probe}: {note}" for note in row.notes]
     if probed.unreadable:
         lines.append(f"{len(probed.unreadable):,} pictures could not be read and are left out:")
         named = list(probed.unreadable.items())
