@@ -24,6 +24,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.views import in_terminal
 from vitrail.views.colours import HEAT, table
 from vitrail.views.drawn import VIEWS
+from vitrail.views.inspecting import FILTERS, Looker, measured
 from vitrail.views.packed import picture
 from vitrail.views.page import Panel, page
 from vitrail.views.shown import Shown
@@ -158,8 +159,19 @@ def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, ph
     code, said, complained = ran(model, bad, "--out", tmp_path / "none", "--view", "rollout", capsys=capsys)
     assert (code, said) == (2, "")
     assert complained.splitlines()[-1].startswith("vitrail inspect: no picture could be read")
-    code, _, complained = ran(model, bad, "--terminal", capsys=capsys)
-    assert code == 2
+    for asked in (["--out", tmp_path / "far", "--view", "distance"], ["--terminal"], ["--terminal", "distance"]):
+        code, said, complained = ran(model, bad, *asked, capsys=capsys)
+        assert (code, said) == (2, "")
+        assert len(complained.splitlines()) == 1
+        assert complained.startswith("vitrail inspect: no picture could be read: ")
+        assert complained.count(str(bad)) == 3
+        assert complained.endswith("; and 3 more\n")
+    code, _, complained = ran(
+        *(model, bad, photographs / "a.jpg", "--terminal", "--out", tmp_path / "both", "--view", "rollout"),
+        capsys=capsys,
+    )
+    assert code == 1
+    assert len(complained.splitlines()) == 6  # each once, though both came upon it
     code, said, complained = ran(model, bad, photographs / "a.jpg", "--terminal", "distance", capsys=capsys)
     assert code == 1
     assert len(complained.splitlines()) == 6
@@ -295,7 +307,29 @@ def test_a_terminal_gets_colours_and_a_dumb_one_none(model, photographs):
         assert "▀".encode() in result.stdout
 
 
+def test_as_many_filters_as_are_asked_for(model, photographs, tmp_path, capsys):
+    for asked, count in (((), 23), (("--filters", "5"), 5)):  # of 24 filters there are 23 components
+        code, _, _ = ran(
+            model, photographs / "a.jpg", "--out", tmp_path / "out", "--view", "filters", *asked, capsys=capsys
+        )
+        assert code == 0
+        assert len(np.load(tmp_path / "out" / "model.npz")["filters.tiles"]) == count
+
+
+def test_distances_take_more_than_128_pictures_where_more_are_asked_for():
+    files = [Path(f"{k}.jpg") for k in range(300)]
+    assert [len(measured(files, limit)) for limit in (1, 200, 400)] == [128, 200, 300]
+
+
+def test_large_pictures_are_measured_one_at_a_time(photographs):
+    files = [photographs / "a.jpg"] * 9
+    for size, most in ((32, [8, 1]), (208, [3, 3, 3]), (512, [1] * 9)):  # 16, 676 and 4,096 patches
+        looker = Looker(small(image_size=size), Preprocessing((size, size), (size, size)), "small")
+        assert [len(batch) for batch in looker._batches(files, pytest.fail, lambda *_: None)] == most
+
+
 def test_help_is_quick_and_knows_the_same_views():
+    assert (command.LIMIT, command.FILTERS) == (12, FILTERS)
     assert command.VIEWS == VIEWS
     assert command.IN_TERMINAL == in_terminal.VIEWS
     heavy = "{'torch', 'numpy', 'matplotlib'}"
@@ -338,7 +372,7 @@ def written(tmp_path_factory):
     made = small(depth=3, heads=2)
     pictures = [on_grey("one.png"), on_grey(NAMES[2], seed=1), on_grey("coarse.png", seed=2, coarse=(2, 3))]
     path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(page(NAMES[2], made, [Panel(picture(each), ["one/rollout.png"]) for each in pictures], {}))
+    path.write_text(page(NAMES[2], made, [Panel(picture(each), ["one/rollout.png"]) for each in pictures], []))
     return path, pictures
 
 
@@ -507,3 +541,36 @@ def test_the_page_needs_nothing_but_itself(inspected):
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
     assert "default-src &#x27;none&#x27;" in text
     assert text.count("<script") == text.count("</script>") == 2 + len(inspected[1]["pictures"])
+
+
+@pytest.mark.parametrize("views", [["heads"], ["patches"], ["heads", "patches", "rollout"]], ids=str)
+def test_heads_and_patches_are_on_the_page_itself(browser, model, photographs, tmp_path, capsys, views):
+    asked = [part for view in views for part in ("--view", view)]
+    code, _, _ = ran(model, photographs, "--out", tmp_path / "out", *asked, capsys=capsys)
+    assert code == 0
+    alone = tmp_path / "alone.html"
+    shutil.copy(tmp_path / "out" / "index.html", alone)  # without the files that lie beside it
+    opened, complaints = visit(browser, alone)
+    shown = opened.locator(".of-picture:visible")
+    assert shown.evaluate_all("parts => parts.map(part => part.dataset.view)") == [v for v in views if v != "rollout"]
+    assert opened.locator("#stage").is_visible() == ("rollout" in views)
+    image = shown.first.locator("img")
+    first = image.get_attribute("src")
+    opened.locator("[name=picture]").nth(1).check(force=True)
+    opened.wait_for_function("document.documentElement.dataset.ready === '1'")
+    assert image.get_attribute("src") != first
+    opened.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth)")
+    assert image.evaluate("i => i.naturalWidth") > 1000
+    assert complaints == []
+    opened.context.close()
+
+
+def test_every_figure_on_the_page_comes_with_it(browser, inspected, tmp_path):
+    shutil.copy(inspected[0] / "index.html", tmp_path / "alone.html")
+    opened, complaints = visit(browser, tmp_path / "alone.html")
+    sources = opened.evaluate("[...document.images].map(i => i.src.slice(0, 5))")
+    assert set(sources) == {"data:"}
+    assert len(sources) == 3 + 2 + 3  # thumbs; heads and patches; distance, positions and filters
+    opened.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth)")
+    assert complaints == []
+    opened.context.close()

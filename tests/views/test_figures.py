@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitrail
 from tests.views.made import made_distances, made_filters, made_positions, made_shown
-from vitrail.views import attention, distance, explained, filtered, heads, patches, placed, tokens
+from vitrail.analysis import positions
+from vitrail.views import attention, distance, explained, filtered, heads, patches, placed, tokens, worded
 from vitrail.views.colours import HEAT, LIKE, SIGNED, coloured, scaled, table
 from vitrail.views.drawn import figures
 from vitrail.views.overlay import blocks, ground, marked, over, soft
@@ -211,6 +213,39 @@ def test_the_picture_is_cut_with_every_patch_in_its_place():
     cut = patches.cut(shown, (120, 180), (0, 0, 0)).mean(-1)
     assert cut[70:110, 130:170].min() > 150
     assert cut[:50].max() < 20
+
+
+def test_of_a_large_grid_only_the_positions_that_are_drawn_are_coloured(monkeypatch):
+    counted = []
+    monkeypatch.setattr(placed, "coloured", lambda values, name: counted.append(values.size) or coloured(values, name))
+    found = made_positions(grid=(32, 32))
+    tiles = placed.tiles_of(found, 32, gap=0, many=4)
+    assert counted == [4 * 4 * 32 * 32]
+    expected = coloured(scaled(found.similarity[10, 21], -1.0, 1.0), LIKE)  # second row, third column of 0, 10, 21, 31
+    np.testing.assert_array_equal(tiles.pixels[32:64, 64:96], expected)
+
+
+POSITIONS = {
+    "learned1d": "nobody told the model",
+    "learned2d": "one vector for the row beside one for the column",
+    "sincos2d": "fixed sines and cosines",
+    "relative": "what one head adds to its attention",
+    "rotary2d": "Queries and keys are turned",
+    "none": "It does not: the model has no positions",
+}
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_words_about_positions_are_true_of_the_model(kind):
+    model = vitrail.build(patch=8, width=24, depth=1, heads=2, image_size=32, position=kind, pool="mean")
+    said = worded.of_positions(positions(model), model.position, None).words
+    assert [text for text in POSITIONS.values() if text in said] == [POSITIONS[kind]]
+
+
+def test_words_about_filters_are_true_of_the_model():
+    assert "the pixels of a patch into a token" in worded.of_filters(made_filters(), b"").words
+    said = worded.of_filters(replace(made_filters(patch=3), source="first convolution"), b"").words
+    assert "of the first convolution, 3×3 pixels" in said
 
 
 def test_principal_colours_are_alike_for_vectors_that_are():

@@ -8,7 +8,7 @@ import pytest
 
 from tests.views.made import made_shown
 from vitrail.analysis.between import coarse
-from vitrail.views.packed import image, picture, quantised
+from vitrail.views.packed import cells_for, image, picture, quantised
 
 
 def unpacked(rows, *shape):
@@ -62,6 +62,22 @@ def test_what_was_not_looked_at_is_not_there_and_all_of_it_is_json():
     assert not {"relevance", "similar", "target"} & set(packed)
     assert packed["said"] == []
     assert json.loads(json.dumps(packed)) == packed
+
+
+@pytest.mark.parametrize("pictures", [1, 4, 12, 60])
+@pytest.mark.parametrize(("layers", "heads", "side"), [(12, 3, 14), (12, 12, 14), (12, 12, 64), (32, 16, 16)])
+def test_attention_of_all_pictures_fits_on_a_page(pictures, layers, heads, side):
+    cells = cells_for(pictures, layers, heads, (side, side))
+    assert 16 <= cells <= 256
+    a, b = coarse((side, side), cells)[0]
+    between = layers * heads * ((a * b) ** 2 + 4 * a * b)
+    rest = side * side * (layers * heads + 5 * (layers + 1))
+    assert cells == 16 or pictures * (between + rest) * 4 / 3 < 40_000_000
+
+
+def test_few_pictures_keep_the_grid_of_patches():
+    assert coarse((14, 14), cells_for(4, 12, 12, (14, 14)))[1] == 1
+    assert coarse((14, 14), cells_for(12, 12, 12, (14, 14)))[1] == 2
 
 
 def test_small_pictures_stay_as_they_are():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # The same names as in vitrail.views, kept here too so that --help need not import PyTorch; a test compares them.
 VIEWS = ("attention", "rollout", "distance", "positions", "filters", "tokens", "heads", "patches")
 IN_TERMINAL = ("attention", "rollout", "relevance", *VIEWS[2:])
-LIMIT = 12
+LIMIT, FILTERS = 12, 28
 
 
 def pixel(text: str) -> tuple[int, int]:
@@ -101,7 +101,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=LIMIT,
         metavar="N",
-        help=f"pictures that are drawn, spread evenly over those given (default {LIMIT}); distances take up to 128",
+        help=f"pictures that are drawn, spread evenly over those given (default {LIMIT}); distances take 128, or N if more",
+    )
+    parser.add_argument(
+        "--filters",
+        type=positive,
+        default=FILTERS,
+        metavar="N",
+        help=f"principal filters that are drawn (default {FILTERS}, as in the paper)",
     )
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="auto unless given")
     parser.add_argument("--json", action="store_true", help="what was written and predicted, for machines")
@@ -125,7 +132,9 @@ def run(options: argparse.Namespace) -> int:
     if options.terminal is not None:
         skipped = in_terminal(looker, files, options)
     if options.out is not None:
-        skipped = written(looker, files, options)
+        skipped += written(looker, files, options)
+    for problem in dict.fromkeys(skipped):  # each once, also where both were asked for
+        print(f"vitrail inspect: skipped {problem}", file=sys.stderr)
     return 1 if skipped else 0
 
 
@@ -166,6 +175,7 @@ def made(options: argparse.Namespace) -> "Looker":
         options.layers,
         options.at,
         None if options.target is None else target_of(vit, options.target),
+        options.filters,
     )
 
 
@@ -177,8 +187,6 @@ def written(looker: "Looker", files: list[Path], options: argparse.Namespace) ->
         result = inspect(looker, files, options.out, options.limit, counted(), counted("layers"))
     finally:
         cleared()
-    for line in result.skipped:
-        print(f"vitrail inspect: skipped {line}", file=sys.stderr)
     if options.json:
         told = {"page": str(options.out / "index.html"), "directory": str(options.out), "pictures": result.pictures}
         print(json.dumps(told | {"skipped": result.skipped, "files": result.files}, indent=2))
@@ -202,17 +210,18 @@ def in_terminal(looker: "Looker", files: list[Path], options: argparse.Namespace
     from vitrail.report.markup import plain
     from vitrail.views import in_terminal as lines
     from vitrail.views.drawn import OF_MODELS, OF_PICTURES
-    from vitrail.views.pictures import Unusable, evenly
+    from vitrail.views.inspecting import measured
+    from vitrail.views.pictures import Unusable, evenly, none_read
     from vitrail.views.terminal import columns, depth_of
 
     view, wide, depth = options.terminal, columns(), depth_of(sys.stdout)
     skipped: list[str] = []
     if view in OF_MODELS:
-        far = partial(looker.distances, evenly(files, 128), skipped.append, counted())
-        found = {"distance": far, "positions": looker.positions, "filters": looker.filters}[view]()
-        cleared()
-        for problem in skipped:
-            print(f"vitrail inspect: skipped {problem}", file=sys.stderr)
+        far = partial(looker.distances, measured(files, options.limit), skipped.append, counted())
+        try:
+            found = {"distance": far, "positions": looker.positions, "filters": looker.filters}[view]()
+        finally:
+            cleared()
         print("\n".join(lines.of_model(found, wide, depth)))
         return skipped
     chosen = evenly(files, options.limit)
@@ -222,12 +231,11 @@ def in_terminal(looker: "Looker", files: list[Path], options: argparse.Namespace
             shown = looker.shown(path, asked=needs)
         except Unusable as problem:
             skipped.append(str(problem))
-            print(f"vitrail inspect: skipped {problem}", file=sys.stderr)
             continue
         if view == "relevance" and shown.seen.relevance is None:
             raise ValueError("this model ends in features and has no classes to explain: use --terminal rollout")
         print("\n".join(lines.of_picture(shown, view, wide, depth, looker.layers)))
         print(plain(f"{shown.name}{f': {shown.verdict}' if shown.verdict else ''}"))
     if len(skipped) == len(chosen):
-        raise ValueError("no picture could be read")
+        raise none_read(skipped)
     return skipped

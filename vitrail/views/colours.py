@@ -9,7 +9,7 @@ import numpy as np
 
 HEAT, LIKE, LENGTH, SIGNED = "magma", "viridis", "cividis", "PuOr_r"
 INK, QUIET, RULE, PAPER = "#1c1b22", "#5c5867", "#e5e1d8", "#ffffff"  # the report's
-BLUE, ORANGE, GREEN, RED, VIOLET = "#1f55b5", "#c4630a", "#0d7d62", "#b01e52", "#6d45a8"
+BLUE, ORANGE, RED, VIOLET = "#1f55b5", "#c4630a", "#b01e52", "#6d45a8"
 MARK = (255, 255, 255)  # the chosen patch, over maps that are dark where nothing is
 
 

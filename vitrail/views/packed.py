@@ -2,16 +2,31 @@
 
 import base64
 import io
+import math
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.between import coarse
+from vitrail.analysis.between import CELLS, coarse
+from vitrail.nn.shape import Grid
 from vitrail.report.markup import plain
 from vitrail.views.shown import Shown
 
 THUMB = 144  # pixels across
+FIGURE = 1280  # pixels across a figure that is set on the page
+PAGE = 38_000_000  # characters that a page may take, about
+REST = 500_000  # of them for a picture's pixels and figures
+FEWEST = 16  # cells, however many pictures there are
+
+
+def cells_for(pictures: int, layers: int, heads: int, grid: Grid) -> int:
+    """Cells that attention between patches may have in each of so many pictures, so that a page stays small."""
+    patches = grid[0] * grid[1]
+    maps = patches * (layers * heads + 5 * (layers + 1))  # bytes of attention; of colours, lengths and likeness
+    left = (PAGE / pictures - REST) * 3 / 4 - maps  # base64 writes 3 bytes as 4 characters
+    cells = math.isqrt(max(0, int(left / (layers * heads)))) - 2  # n cells take n² bytes, and 4 n for their scales
+    return max(FEWEST, min(CELLS, cells))
 
 
 def quantised(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -44,21 +59,18 @@ def above(values: np.ndarray) -> dict[str, Any]:
 def picture(shown: Shown) -> dict[str, Any]:
     """Everything that the page draws of one picture, in JSON's kinds of value."""
     seen = shown.seen
-    (h, w), height, width = seen.grid, *shown.pixels.shape[:2]
+    h, w = seen.grid
     made: dict[str, Any] = {
         "name": plain(shown.name),
         "image": image(shown.pixels),
         "thumb": image(shown.pixels, THUMB),
-        "size": [height, width],
         "grid": [h, w],
-        "patch": seen.patch,
         "reader": seen.reader,
         "at": None if seen.at is None else list(seen.at),
         "said": [{"name": plain(name), "odds": round(odds, 4)} for _, name, odds in shown.said(5)],
     }
     if seen.attention is not None:
         made["attention"] = rows(seen.attention.reshape(*seen.attention.shape[:2], h * w))
-        made["shape"] = list(seen.attention.shape[:2])
     if seen.between is not None and seen.between_grid is not None:
         made["between"] = rows(seen.between)
         a, b = made["cells"] = list(seen.between_grid)
@@ -78,6 +90,12 @@ def picture(shown: Shown) -> dict[str, Any]:
     if seen.distance is not None:
         made["distance"] = [[round(float(value), 1) for value in layer] for layer in seen.distance]
     return made
+
+
+def figure(png: bytes) -> str:
+    """A figure as a data address, at a size for the page."""
+    with Image.open(io.BytesIO(png)) as opened:
+        return image(np.asarray(opened.convert("RGB")), FIGURE)
 
 
 def image(pixels: np.ndarray, across: int | None = None) -> str:

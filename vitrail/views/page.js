@@ -269,7 +269,6 @@ function choose(number) {
   if (state.pinned && (state.pinned[0] >= now.grid[0] || state.pinned[1] >= now.grid[1])) state.pinned = null;
   state.tab = state.tab && has(state.tab) ? state.tab : ["attention", "rollout", "relevance", "tokens"].find(has);
   if (!now[state.kind]) state.kind = now.colours ? "colours" : "norms";
-  if (!state.tab) { $("explore").classList.add("empty"); return; }
   const top = now.said[0];
   $("said").textContent = top ? `${top.name}, ${(100 * top.odds).toFixed(0)} %` : "";
   $("file").textContent = now.name;
@@ -280,12 +279,19 @@ function choose(number) {
     value.append(bar, `${(100 * odds).toFixed(1)} %`);
     return [term, value];
   }));
-  $("files").replaceChildren(...(now.figures.length ? ["Figures: ", ...now.figures.flatMap((path, k) => {
+  for (const part of document.querySelectorAll(".of-picture")) {
+    const source = now.figures[part.dataset.view];
+    part.hidden = !source;
+    if (source) part.querySelector("img").src = source;
+  }
+  $("files").replaceChildren(...(now.files.length ? ["Large figures, in the folder of this page: ", ...now.files.flatMap((path, k) => {
     const link = document.createElement("a");
     link.href = path.split("/").map(encodeURIComponent).join("/");
     link.textContent = path.split("/").pop().replace(".png", "");
     return k ? [", ", link] : [link];
   })] : []));
+  $("explore").classList.toggle("empty", !state.tab);
+  if (!state.tab) { document.documentElement.dataset.ready = number; return; } // nothing to draw over the picture
   stage.width = stage.height = 1;
   ground = null;
   const image = new Image();

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -16,39 +16,20 @@ from vitrail.report.window import window
 from vitrail.report.words import pictures as counted
 from vitrail.views.colours import HEAT, LENGTH, LIKE, table
 from vitrail.views.packed import text
+from vitrail.views.worded import OF_PICTURE, Figure
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture on the page: what is drawn of it, and the figures that lie beside the page."""
+    """One picture on the page: what is drawn of it, the figures that lie beside the page, and those that are set on it."""
 
     data: dict[str, Any]
-    figures: Sequence[str] = ()
+    files: Sequence[str] = ()
+    figures: Mapping[str, str] = field(default_factory=dict)  # a data address by view
 
 
-# What the figures of the model itself are called and say.
-FIGURES = {
-    "distance": (
-        "How far attention reaches",
-        "Each dot is a head: the mean distance, in pixels, between a patch and what it looks at. Low dots look nearby, as "
-        "convolutions do; high ones across the picture. In trained models both kinds live in the first layers, and later "
-        "layers look far. Figure 7 (right) of the paper.",
-    ),
-    "positions": (
-        "How it tells where a patch is",
-        "Each small map is one position: how alike its embedding is to that of every other. Neighbours are alike, and rows and "
-        "columns show, though nobody told the model that patches lie in a grid. Figure 7 (centre) of the paper.",
-    ),
-    "filters": (
-        "What it sees first",
-        "The principal components of the filters that turn pixels into tokens, the largest first: colours, then edges and "
-        "waves of rising frequency, a basis for what is in a patch. Figure 7 (left) of the paper.",
-    ),
-}
-
-
-def page(model: str, vit: ViT, panels: Sequence[Panel], figures: Mapping[str, bytes]) -> str:
-    """The page of a model, the pictures it looked at, and what there is to see of itself (PNG by view)."""
+def page(model: str, vit: ViT, panels: Sequence[Panel], figures: Sequence[Figure]) -> str:
+    """The page of a model, the pictures it looked at, and what there is to see of itself."""
     script, style = _resource("vitrail.views", "page.js"), _resource("vitrail.report", "page.css")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -65,7 +46,7 @@ def page(model: str, vit: ViT, panels: Sequence[Panel], figures: Mapping[str, by
     ]
     body = [
         h("a", "To the picture", href="#explore", class_="skip"),
-        h("header", window(model), h("div", _opening(model, vit, len(panels)), class_="inside")),
+        h("header", window(model), h("div", _opening(model, vit, panels), class_="inside")),
         h("main", _explorer(panels) if panels else None, _model(figures), class_="inside", id="main"),
         h(
             "footer",
@@ -82,8 +63,8 @@ def page(model: str, vit: ViT, panels: Sequence[Panel], figures: Mapping[str, by
     return f"<!doctype html>\n{whole}\n"
 
 
-def _opening(model: str, vit: ViT, count: int) -> list[Markup]:
-    size, config = vit.config.size, vit.config
+def _opening(model: str, vit: ViT, panels: Sequence[Panel]) -> list[Markup]:
+    size, config, count = vit.config.size, vit.config, len(panels)
     facts = [
         f"{size.depth} layers of {size.heads} heads",
         f"patches of {config.embed.stride}×{config.embed.stride} pixels",
@@ -99,7 +80,7 @@ def _opening(model: str, vit: ViT, count: int) -> list[Markup]:
             "lets it go.",
             class_="lead",
         )
-        if count
+        if any("between" in panel.data for panel in panels)
         else Markup(""),
     ]
 
@@ -139,6 +120,12 @@ def _explorer(panels: Sequence[Panel]) -> Markup:
             h("div", _controls(), class_="panel", id="panel", role="tabpanel", aria_labelledby="tab-attention"),
             class_="explorer",
         ),
+        [
+            _of_picture(view, *words)
+            for view, words in OF_PICTURE.items()
+            if any(view in each.figures for each in panels)
+        ],
+        h("p", id="files", class_="note"),
         h(
             "noscript",
             h(
@@ -242,25 +229,30 @@ def _controls() -> list[Markup]:
             id="every",
         ),
         h("p", id="coarse", class_="note"),
-        h("p", id="files", class_="note"),
     ]
 
 
-def _model(figures: Mapping[str, bytes]) -> list[Markup]:
+def _of_picture(view: str, title: str, words: str) -> Markup:
+    """A figure of the chosen picture; the script gives it its source."""
+    return h(
+        "div",
+        h("h2", title),
+        h("p", words),
+        h("figure", h("img", alt=title), class_="paper"),
+        class_="of-picture",
+        data_view=view,
+        hidden=True,
+    )
+
+
+def _model(figures: Sequence[Figure]) -> list[Markup]:
     made = []
-    for view, png in figures.items():
-        title, words = FIGURES[view]
-        source = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
-        made.append(
-            h(
-                "section",
-                h("h2", title),
-                h("p", words),
-                h("figure", h("img", src=source, alt=title), class_="paper"),
-                id=view,
-                aria_label=title,
-            )
-        )
+    for each in figures:
+        drawn = None
+        if each.png is not None:
+            source = f"data:image/png;base64,{base64.b64encode(each.png).decode('ascii')}"
+            drawn = h("figure", h("img", src=source, alt=each.title), class_="paper")
+        made.append(h("section", h("h2", each.title), h("p", each.words), drawn, id=each.view, aria_label=each.title))
     return made
 
 
@@ -270,11 +262,11 @@ def _data(vit: ViT, panels: Sequence[Panel]) -> Markup:
         "layers": vit.config.size.depth,
         "heads": vit.config.size.heads,
         "maps": {kind: text(table(kind_of)) for kind, kind_of in (("heat", HEAT), ("like", LIKE), ("length", LENGTH))},
-        "pictures": len(panels),
     }
     blocks = [h("script", _json(shared), type="application/json", id="shared")]
     for number, panel in enumerate(panels):
-        data = {key: value for key, value in panel.data.items() if key != "thumb"} | {"figures": list(panel.figures)}
+        data = {key: value for key, value in panel.data.items() if key != "thumb"}
+        data |= {"files": list(panel.files), "figures": dict(panel.figures)}
         blocks.append(h("script", _json(data), type="application/json", id=f"picture-{number}"))
     return join(blocks, "\n")
 

@@ -1,7 +1,9 @@
 """The way of the picture in, equation 1: cut into patches, each made a token, and told where it is."""
 
 import numpy as np
+import torch
 
+from vitrail.analysis.tokens import colours
 from vitrail.views.aside import about
 from vitrail.views.colours import INK, QUIET
 from vitrail.views.mosaic import mosaic
@@ -83,16 +85,5 @@ def cut(shown: Shown, size: tuple[int, int], ground: tuple[int, int, int] = (255
 
 def principal(values: np.ndarray) -> np.ndarray:
     """Vectors [h, w, D] as colours [h, w, 3] by their first three principal components; uint8."""
-    flat = values.reshape(-1, values.shape[2]).astype(np.float64)
-    flat = flat - flat.mean(0)
-    _, vectors = np.linalg.eigh(flat.T @ flat)
-    vectors = vectors[:, ::-1][:, :3]
-    vectors = vectors * np.sign(
-        vectors[np.abs(vectors).argmax(0), np.arange(vectors.shape[1])]
-    )  # the same colours anew
-    found = flat @ vectors  # [n, ≤3]
-    low, high = np.quantile(found, 0.01, axis=0), np.quantile(found, 0.99, axis=0)
-    found = ((found - low) / np.maximum(high - low, 1e-12)).clip(0, 1)
-    if found.shape[1] < 3:
-        found = np.repeat(found[:, :1], 3, axis=1)
+    found = colours(torch.from_numpy(values).flatten(0, 1)).numpy()  # [n, 3] in 0…1
     return (found * 255).round().astype(np.uint8).reshape(*values.shape[:2], 3)

@@ -47,6 +47,12 @@ class Unusable(ValueError):
     """A picture that cannot be shown, and why, in one line."""
 
 
+def none_read(problems: list[str]) -> ValueError:
+    """What is said when there is no picture left: the first few, and why."""
+    more = f"; and {len(problems) - 3:,} more" if len(problems) > 3 else ""
+    return ValueError(f"no picture could be read: {'; '.join(problems[:3])}{more}")
+
+
 def prepared(path: Path, preprocessing: Preprocessing) -> tuple[Tensor, np.ndarray]:
     """A file as the model takes it, [C, H, W], and as it is shown, uint8 [H, W, 3]: the same crop."""
     pixels = preprocessing.pixels(opened(path))

@@ -34,8 +34,9 @@ def tiles_of(found: Positions, most: int, gap: int = 7, many: int = MOST) -> Mos
     if found.similarity is not None:
         rows, columns = (spread_over(side, many) for side in found.grid)
         size = tile_size(found.grid, most)
-        drawn = coloured(scaled(found.similarity, -1.0, 1.0), LIKE)  # [h, w, h, w, 3]
-        return mosaic([[blocks(drawn[row, column], size) for column in columns] for row in rows], gap)
+        shown = found.similarity[np.ix_(rows, columns)]  # chosen before colouring: of a large grid, few are drawn
+        drawn = coloured(scaled(shown, -1.0, 1.0), LIKE)  # [rows, columns, h, w, 3]
+        return mosaic([[blocks(tile, size) for tile in line] for line in drawn], gap)
     if found.bias is not None:
         size = tile_size((found.bias.shape[2], found.bias.shape[3]), most)
         reach = _reach(found.bias)

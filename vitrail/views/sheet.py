@@ -82,7 +82,7 @@ class Sheet:
         made.set_axisbelow(True)
         return made
 
-    def picture(self, left: float, top: float, width: float, pixels: np.ndarray, line: bool = False) -> float:
+    def picture(self, left: float, top: float, width: float, pixels: np.ndarray) -> float:
         """Pixels at this width, as they are; gives the height."""
         height = width * pixels.shape[0] / pixels.shape[1]
         made = self.axes(left, top, width, height)
@@ -91,9 +91,7 @@ class Sheet:
         made.set_xticks([])
         made.set_yticks([])
         for spine in made.spines.values():
-            spine.set_visible(line)
-            spine.set_color(QUIET)
-            spine.set_linewidth(0.6)
+            spine.set_visible(False)
         return height
 
     def tiles(
@@ -104,19 +102,16 @@ class Sheet:
         rows: Sequence[str] = (),
         columns: Sequence[str] = (),
         *,
-        scale: float = 1.0,
         below: bool = False,
     ) -> tuple[float, float]:
-        """A mosaic at one pixel a dot, times `scale`, with a word beside each row and over each column. Gives its size."""
-        height, width = (side / DPI * scale for side in made.pixels.shape[:2])
+        """A mosaic at one pixel a dot, with a word beside each row and over each column. Gives its size."""
+        height, width = (side / DPI for side in made.pixels.shape[:2])
         self.picture(left, top, width, made.pixels)
         for middle, word in zip(made.rows, rows, strict=False):
-            self.text(
-                left - 0.07, top + middle / DPI * scale, word, size=7, colour=QUIET, align="right", baseline="center"
-            )
+            self.text(left - 0.07, top + middle / DPI, word, size=7, colour=QUIET, align="right", baseline="center")
         edge = top + height + 0.06 if below else top - 0.06
         for middle, word in zip(made.columns, columns, strict=False):
-            where = left + middle / DPI * scale
+            where = left + middle / DPI
             self.text(where, edge, word, size=7, colour=QUIET, align="center", baseline="top" if below else "bottom")
         return width, height
 
