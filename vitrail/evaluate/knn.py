@@ -7,10 +7,8 @@ largest cosine vote for their classes, each with exp(cosine / temperature).
 import numpy as np
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # DINO's; it tries 10, 20, 100 and 200, and finds 20 best
-QUERIES, CHUNK = (
-    512,
-    8192,
-)  # rows of queries and of training pictures at once: only what is given back grows with the data
+# Rows of queries and of training pictures at once: beside what is given back, [m, K], memory does not grow with the data.
+QUERIES, CHUNK = 512, 8192
 
 
 def knn(
