@@ -89,6 +89,9 @@ def test_a_word_for_two_classes_keeps_both(tmp_path):
         ("index.json", {"7": ["n0", "a"]}, "names the index 7, and the model has 5 classes"),
         ("names.txt", "a\nb\n", "names 2 classes, and the model has 5"),
         ("map.csv", "a,b,c\n", "line 1: 3 cells"),
+        ("map.csv", ",\n", "has no row with anything in it"),
+        ("map.txt", "{'a': b'tench'}", "'a' is given \"b'tench'\""),
+        ("map.txt", "{'a': {b'x': {1, 2}}}", "'a' is given {}"),
         ("map.txt", " \n", "is empty"),
     ],
 )

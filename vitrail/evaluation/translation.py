@@ -84,7 +84,9 @@ def _json(file: str, text: str) -> Pairs | Listed:
         return Listed([(_index(file, key), _spelt(file, value)) for key, value in data], False)
     for key, value in data:
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ValueError(f"{file}: {key!r} is given {json.dumps(value)[:60]}: a class's name or index is meant")
+            raise ValueError(
+                f"{file}: {key!r} is given {json.dumps(value, default=str, skipkeys=True)[:60]}: a class's name or index is meant"
+            )
     return list(data)
 
 
@@ -124,6 +126,8 @@ def _table(file: str, text: str, delimiter: str | None) -> Pairs:
             rows.append((row[0].strip(), row[1].strip()))
     except csv.Error as error:
         raise ValueError(f"{file} is not readable as CSV: {error}") from None
+    if not rows:
+        raise ValueError(f"{file} has no row with anything in it: two cells are meant, data and model")
     if {word for cell in rows[0] for word in re.split(r"[\s_-]+", cell.casefold())} <= HEADS:
         rows = rows[1:]
     return rows
