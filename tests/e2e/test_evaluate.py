@@ -64,6 +64,9 @@ def test_out_holds_predictions_numbers_and_a_page(place, capsys):
     assert out.splitlines()[-4:] == [f"judged/{name}" for name in names]
     assert sorted(path.name for path in Path("judged").iterdir()) == sorted(names)
     assert "McNemar’s mid-p" in out
+    measured = [line for line in out.splitlines() if line.startswith(("Right", "F1", "Calibration", "Cross"))]
+    assert len(measured) == 6
+    assert all(line.count("–") == 2 for line in measured), "a number without its interval"
     told = json.loads(Path("judged/evaluation.json").read_text(encoding="utf-8"))
     page = Path("judged/report.html").read_text(encoding="utf-8")
     assert told["model"]["sha256"] in page
@@ -71,6 +74,7 @@ def test_out_holds_predictions_numbers_and_a_page(place, capsys):
     assert page.count("data:image/jpeg;base64,") == min(24, round(63 * (1 - told["top1"])))
     for part in ("classes", "confusion", "calibration", "mistakes", "chance", "data", "model", "command"):
         assert f'id="{part}"' in page, part
+    assert "vitrail evaluate model/a.safetensors zoo --out judged --against model/b.safetensors" in page
 
 
 def test_bad_files_are_counted_and_named(place, capsys):
@@ -112,6 +116,14 @@ def test_a_map_translates(place, capsys):
         (["model/a.safetensors", "zoo", "--assume", "heads=3"], "leave out heads"),
         (["model/a.safetensors", "zoo", "--probe", "knn", "--map", "x.json"], "--map means nothing to --probe"),
         (["model/a.safetensors", "zoo", "--shots", "5"], "--shots is for probes: add --probe"),
+        (["model/a.safetensors", "zoo", "--seed", "0"], "--seed is for probes: add --probe"),
+        (["model/a.safetensors", "zoo", "--temperature", "0"], "--temperature is for probes: add --probe"),
+        (["model/a.safetensors", "zoo", "--probe", "knn", "--limit", "0"], "--limit means nothing to --probe"),
+        (
+            ["model/a.safetensors", "zoo", "--probe", "knn", "--batch-size", "0"],
+            "--batch-size means nothing to --probe",
+        ),
+        (["model/a.safetensors", "zoo", "--probe", "knn", "--shots", "5"], "--shots is for --probe few-shot: ask for"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(place, capsys, arguments, message):

@@ -45,8 +45,7 @@ def test_asked_for_a_split_gives_the_one_that_training_makes(tmp_path):
     from vitrail.data.sources import read
 
     for fractions in (None, (0.5, 0.3, 0.2)):
-        recipe = {"data": {"where": where, "fractions": fractions}}
-        found = choose(Wanted(where, "val"), recipe)
+        found = choose(Wanted(where, "val"), {"m": {"where": where, "fractions": fractions}})
         trained = read(where, fractions=fractions)["validation"]
         assert found.pictures.items.tolist() == trained.items.tolist()
         assert "by content" in found.notes[0]
@@ -54,10 +53,28 @@ def test_asked_for_a_split_gives_the_one_that_training_makes(tmp_path):
 
 def test_judging_on_what_was_trained_on_is_said(tmp_path):
     where = str(folder(tmp_path / "data"))
-    recipe = {"data": {"where": where + "/../data", "fractions": None}}
-    assert "these numbers flatter it: --split validation" in choose(Wanted(where), recipe).notes[-1]
-    assert "flatter" not in " ".join(choose(Wanted(where, "validation"), recipe).notes)
-    assert "flatter" not in " ".join(choose(Wanted(where), {"data": {"where": "/elsewhere"}}).notes)
+    trained = {"m": {"where": where + "/../data", "fractions": None}}
+    assert "m was trained on pictures" in choose(Wanted(where), trained).notes[-1]
+    assert "these numbers flatter it: --split validation" in choose(Wanted(where), trained).notes[-1]
+    assert "flatter" not in " ".join(choose(Wanted(where, "validation"), trained).notes)
+    assert "flatter" not in " ".join(choose(Wanted(where), {"m": {"where": "/elsewhere"}}).notes)
+
+
+def test_data_is_known_by_the_place_that_the_run_wrote_down(tmp_path, monkeypatch):
+    where = str(folder(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other" / "data").mkdir(parents=True)
+    here, elsewhere = {"where": "../data", "path": where}, {"where": "data", "path": str(tmp_path / "other" / "data")}
+    assert "m was trained on" in choose(Wanted("data"), {"m": here}).notes[-1]
+    assert choose(Wanted("data"), {"m": elsewhere}).notes == ()
+
+
+def test_every_model_that_was_trained_on_it_is_named(tmp_path):
+    where = str(folder(tmp_path / "data"))
+    trained = {"a": None, "b": {"where": where, "fractions": None}, "c": {"where": where, "fractions": [0.5, 0.5, 0.0]}}
+    assert [note.split(" was ")[0] for note in choose(Wanted(where), trained).notes] == ["b", "c"]
+    assert "c was trained on" in choose(Wanted(where, "validation"), trained).notes[-1]
+    assert "divided otherwise" in choose(Wanted(where, "validation"), trained).notes[-1]
 
 
 def test_digits_have_a_test_split(tmp_path):

@@ -216,6 +216,53 @@ def test_several_labels_are_compared_by_map(tmp_path):
     assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]
 
 
+def test_classes_that_a_map_makes_one_are_compared_as_one(tmp_path):
+    data = str(made.several(tmp_path / "data"))
+    ours, more = (made.model(tmp_path / f"{seed}.safetensors", made.CLASSES[1:], seed=seed) for seed in (1, 3))
+    (tmp_path / "map.json").write_text('{"ape": "bee"}', encoding="utf-8")
+    found = evaluate(ours, data, against=[more], translate=tmp_path / "map.json")
+    first, second = (each.measures["map"] for each in found.judged)
+    assert found.as_dict()["comparisons"][0]["difference"] == pytest.approx(second - first)
+
+
+def test_a_run_knows_its_data_from_another_directory_also_as_the_other_model(tmp_path, monkeypatch):
+    made.folder(tmp_path / "zoo", each=12)
+    other = made.model(tmp_path / "m.safetensors")
+    monkeypatch.chdir(tmp_path)
+    vitrail.train("zoo", out="run", wishes={"steps": 2, "batch_size": 8}, settings=["model.size.depth=1"])
+    (tmp_path / "deeper").mkdir()
+    monkeypatch.chdir(tmp_path / "deeper")
+    found = evaluate(other, "../zoo", against=["../run"])
+    assert (
+        found.judged[0]
+        .chosen.notes[-1]
+        .startswith("run was trained on pictures of ../zoo, so these numbers flatter it")
+    )
+
+
+def test_five_classes_or_fewer_and_several_labels_have_an_interval_of_top5_too(tmp_path):
+    few = made.CLASSES[:3]
+    path, data = made.model(tmp_path / "m.safetensors", few), str(made.folder(tmp_path / "data", few))
+    told = evaluate(path, data).as_dict()
+    assert (told["top5"], told["top5_interval"]) == (1.0, list(wilson(21, 21)))
+    listed = made.several(tmp_path / "several", classes=few[:2])
+    several = evaluate(path, Wanted(str(listed), task="multi")).as_dict()
+    right = round(40 * several["top5"])
+    assert right < 40  # some pictures have no label
+    assert several["top5_interval"] == list(wilson(right, 40))
+
+
+def test_several_comparisons_are_each_judged_by_themselves_and_that_is_said(tmp_path):
+    data = str(made.folder(tmp_path / "data"))
+    paths = [made.model(tmp_path / f"{seed}.safetensors", seed=seed) for seed in range(3)]
+    both = evaluate(paths[0], data, against=paths[1:])
+    assert "Each of these 2 comparisons is judged at 5 % by itself" in both.caution
+    both.write(tmp_path / "out")
+    assert both.caution in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert both.as_dict()["caution"] == both.caution
+    assert evaluate(paths[0], data, against=paths[1:2]).caution == ""
+
+
 def test_every_prediction_is_a_row(tmp_path):
     data, path = str(made.folder(tmp_path / "data")), made.model(tmp_path / "m.safetensors")
     targets, logits = by_hand(path, data)

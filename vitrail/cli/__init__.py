@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     options = parser().parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return options.run(options)
     except (ValueError, OSError) as error:

@@ -19,7 +19,14 @@ from vitrail.cli.progress import cleared, counted
 
 NOT_FOR_PROBES = ("against", "map", "only_present", "label_from", "limit", "out", "split", "batch_size", "precision")
 
-FOR_PROBES = ("neighbours", "temperature", "shots", "draws", "seed", "no_cache")
+FOR_PROBES = {  # which of them listen to it
+    "neighbours": ("knn",),
+    "temperature": ("knn",),
+    "shots": ("few-shot",),
+    "draws": ("few-shot",),
+    "seed": ("linear", "few-shot"),
+    "no_cache": ("knn", "linear", "few-shot"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,13 +85,16 @@ def run(options: argparse.Namespace) -> int:
     """Judges, writes what is asked for, and prints what was found."""
     show = counted()
     if options.probe is not None:
-        if deaf := [name for name in NOT_FOR_PROBES if getattr(options, name)]:
+        if deaf := [name for name in NOT_FOR_PROBES if given(options, name)]:
             raise ValueError(f"--{deaf[0].replace('_', '-')} means nothing to --probe: leave it out")
+        for name, listen in FOR_PROBES.items():
+            if given(options, name) and not set(listen) & set(options.probe):
+                raise ValueError(f"--{name} is for --probe {' or '.join(listen)}: ask for that, or leave it out")
         try:
             return probing.run_probes(options, show)
         finally:
             cleared()
-    if extra := [name for name in FOR_PROBES if getattr(options, name)]:
+    if extra := [name for name in FOR_PROBES if given(options, name)]:
         raise ValueError(f"--{extra[0].replace('_', '-')} is for probes: add --probe, or leave it out")
     if options.out is not None:
         check_out(options.out)
@@ -120,6 +130,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def given(options: argparse.Namespace, name: str) -> bool:
+    """Whether an option was given, be it 0."""
+    value = getattr(options, name)
+    return not (value is None or value is False or value == [])
+
+
 def judged(options: argparse.Namespace, progress: Any) -> Any:
     """The evaluation that the options ask for."""
     from vitrail.engine.distributed import pick_device
@@ -146,7 +162,7 @@ def judged(options: argparse.Namespace, progress: Any) -> Any:
             options.workers,
             options.precision or "fp32",
         ),
-        command=("vitrail", *sys.argv[1:]),
+        command=("vitrail", *options.arguments),
         progress=progress,
     )
 

@@ -20,7 +20,7 @@ def text(evaluated: "Evaluated") -> str:
     first = evaluated.judged[0]
     blocks = [about(evaluated), measures(evaluated), weakest(first), surest(first), left_out(first), speeds(evaluated)]
     if evaluated.pairs:
-        blocks.insert(2, evaluated.verdicts)
+        blocks.insert(2, evaluated.verdicts + ([evaluated.caution] if evaluated.caution else []))
     return "\n\n".join("\n".join(block) for block in blocks if block).replace("\u00a0", " ")
 
 

@@ -1,7 +1,7 @@
 """Which pictures a model is judged on: the split, how many, and without those that cannot be read."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from vitrail.data.audit import UNUSABLE, audit
 from vitrail.data.audit.quarantine import read_quarantine, without
 from vitrail.data.pictures import Dataset, Pictures
 from vitrail.data.sources import names, parts, read
+from vitrail.data.sources.folders import NoClassFoldersError
 from vitrail.evaluation.filenames import read_by_name
 
 SEVERAL = {"auto": None, "single": False, "multi": True}
@@ -49,23 +50,22 @@ class Chosen:
 
 def choose(
     wanted: Wanted,
-    recipe: Mapping[str, Any] | None = None,
+    trained: Mapping[str, Mapping[str, Any] | None] | None = None,
     progress: parts.Progress | None = None,
     fit: Callable[[Pictures], object] | None = None,
 ) -> Chosen:
-    """The pictures that are asked for. `recipe` is the model's own: data that it was trained on is divided as it was then.
+    """The pictures that are asked for. `trained` is what each model, by name, tells of the data it was trained on: that is
+    divided as it was then.
 
     `fit` may refuse them, before every one of them is looked at.
     """
     if wanted.limit is not None and wanted.limit < 1:
         raise ValueError(f"--limit {wanted.limit}: at least 1 picture")
-    trained = trained_on(recipe, wanted.where)
-    dataset = found(wanted, trained, progress)
+    known = {name: data for name, data in (trained or {}).items() if data and same_place(data, wanted.where)}
+    dataset = found(wanted, next(iter(known.values()), None), progress)
     notes = list(dataset.notes)
     split, pictures = picked(dataset, wanted.split)
-    if trained is not None and split in ("train", WHOLE):
-        better = "" if split == "train" else ": --split validation takes those it was not trained on"
-        notes.append(f"the model was trained on pictures of {wanted.where}, so these numbers flatter it{better}")
+    notes += flattered(known, wanted.where, split)
     if wanted.limit is not None and wanted.limit < len(pictures):
         places = np.linspace(0, len(pictures) - 1, wanted.limit).round().astype(np.int64)
         notes.append(f"{wanted.limit:,} of {len(pictures):,} pictures, evenly spread over their order")
@@ -86,10 +86,8 @@ def found(wanted: Wanted, trained: Mapping[str, Any] | None, progress: parts.Pro
         fractions = None if told is None else (float(told[0]), float(told[1]), float(told[2]))
     try:
         return read(wanted.where, fractions=fractions, several=SEVERAL[wanted.task], progress=progress)
-    except ValueError as error:
-        if "no class folders" in str(error):
-            raise ValueError(f"{error}; or --label-from '^(.+?)_' to find it in the files' names") from None
-        raise
+    except NoClassFoldersError as error:
+        raise ValueError(f"{error}; or --label-from '^(.+?)_' to find it in the files' names") from None
 
 
 def picked(dataset: Dataset, asked: str | None) -> tuple[str, Pictures]:
@@ -121,10 +119,21 @@ def readable(wanted: Wanted, dataset: Dataset, split: str, notes: list[str], pro
     return Chosen(wanted.where, dataset.kind, split, pictures, left_out, tuple(notes))
 
 
-def trained_on(recipe: Mapping[str, Any] | None, where: str) -> Mapping[str, Any] | None:
-    """What a model's recipe says of this data, if it was trained on it."""
-    data = (recipe or {}).get("data")
-    if not isinstance(data, dict) or not isinstance(data.get("where"), str):
-        return None
-    ours, theirs = (os.path.realpath(os.path.expanduser(path)) for path in (where, data["where"]))
-    return data if ours == theirs else None
+def flattered(known: Mapping[str, Mapping[str, Any]], where: str, split: str) -> Iterator[str]:
+    """What is to be said of models that were trained on this data."""
+    divided = [data.get("fractions") for data in known.values()]
+    for (name, _), fractions in zip(known.items(), divided, strict=True):
+        if split in ("train", WHOLE):
+            better = "" if split == "train" else ": --split validation takes those it was not trained on"
+            yield f"{name} was trained on pictures of {where}, so these numbers flatter it{better}"
+        elif fractions != divided[0]:
+            yield f"{name} was trained on {where} divided otherwise: it may have seen some of these pictures"
+
+
+def same_place(data: Mapping[str, Any], where: str) -> bool:
+    """Whether this is the data of a training: by the place that its run wrote down, else by what was typed."""
+    theirs = data.get("path") or data.get("where")
+    if not isinstance(theirs, str):
+        return False
+    ours, theirs = (os.path.realpath(os.path.expanduser(path)) for path in (where, theirs))
+    return ours == theirs

@@ -23,7 +23,7 @@ from vitrail.evaluation.translation import read_translation
 from vitrail.report.compare import Pair, pair_as_dict
 from vitrail.report.evaluated import Told, page
 from vitrail.report.page import write_page
-from vitrail.report.side_by_side import verdict
+from vitrail.report.side_by_side import many, verdict
 from vitrail.run.environment import environment
 
 
@@ -41,6 +41,11 @@ class Evaluated:
         """Whether the differences are more than chance, each in a sentence."""
         return [verdict(pair, self.names) for pair in self.pairs]
 
+    @property
+    def caution(self) -> str:
+        """What several comparisons come to together."""
+        return many(len(self.pairs))
+
     def as_dict(self) -> dict[str, Any]:
         """Everything for machines: the model's numbers at the top, the others' below `against`."""
         first, *others = [judged.as_dict() for judged in self.judged]
@@ -48,7 +53,8 @@ class Evaluated:
             pair_as_dict(pair, self.names) | {"verdict": said}
             for pair, said in zip(self.pairs, self.verdicts, strict=True)
         ]
-        return first | ({"against": others, "comparisons": compared} if others else {})
+        more = {"against": others, "comparisons": compared, "caution": self.caution or None}
+        return first | (more if others else {})
 
     def write(self, out: Path) -> list[Path]:
         """predictions.csv, evaluation.json and report.html in a directory; the page last, when all else is there."""
@@ -85,6 +91,7 @@ class Evaluated:
                 (said, pair.found is not None and pair.found.beyond_chance)
                 for pair, said in zip(self.pairs, self.verdicts, strict=True)
             ],
+            caution=self.caution,
             command=self.command,
         )
 
@@ -122,7 +129,9 @@ def evaluate(
     def matched_to(pictures: Pictures) -> list[Matching]:
         return [matching(each, pictures, translate) for each in opened]
 
-    chosen = choose(wanted, opened[0].model.card.get("recipe"), progress, matched_to)
+    names = told_apart([each.name for each in opened])
+    trained = {name: each.trained for name, each in zip(names, opened, strict=True)}
+    chosen = choose(wanted, trained, progress, matched_to)
     matched = matched_to(chosen.pictures)
     if only_present and not chosen.pictures.several and min(len(found.present) for found in matched) < 2:
         raise ValueError("--only-present leaves one class, which would always be right: leave it out")
@@ -131,7 +140,6 @@ def evaluate(
         judge(each, chosen, found, only_present, how, around, progress)
         for each, found in zip(opened, matched, strict=True)
     ]
-    names = told_apart([each.name for each in opened])
     pairs = [compared(judged, place) for place in range(1, len(judged))]
     return Evaluated(judged, names, pairs, tuple(command))
 
@@ -176,9 +184,15 @@ def compared(judged: list[Judged], place: int) -> Pair:
     if not first.evaluation.several:
         one, two = (each.evaluation.verdicts.right[both[each.answers.read]] for each in (first, second))
         return Pair(0, place, split, compare_right(one, two))
+    # Classes of the data that a map makes one output of both models are one class, as in the measures.
     used = np.flatnonzero(first.matching.places >= 0)
-    targets = first.chosen.pictures.targets[both][:, used]
-    one, two = (each.answers.logits[both][:, each.matching.places[used]] for each in (first, second))
+    joint, column = np.unique(
+        np.stack([each.matching.places[used] for each in (first, second)]), axis=1, return_inverse=True
+    )
+    held, targets = first.chosen.pictures.targets[both], np.zeros((int(both.sum()), joint.shape[1]), np.uint8)
+    for of_data, of_both in zip(used, column.ravel(), strict=True):
+        targets[:, of_both] |= held[:, of_data]
+    one, two = (each.answers.logits[both][:, places] for each, places in zip((first, second), joint, strict=True))
     return Pair(0, place, split, compare_map(one, two, targets))
 
 

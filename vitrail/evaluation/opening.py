@@ -27,6 +27,7 @@ class Opened:
     model: ViT | BiT
     preprocessing: Preprocessing
     checksum: str  # SHA-256 of the weights' file
+    trained: dict[str, Any] | None = None  # the data it was trained on, as its recipe and its run tell
 
 
 def open_model(
@@ -49,7 +50,19 @@ def open_model(
         )
     if size is not None and pipeline.size != size:
         pipeline = pipeline.at(size)
-    return Opened(str(where), name_of(str(where), path), model, pipeline, checksum(path))
+    trained = trained_on(model.card.get("recipe"), path)
+    return Opened(str(where), name_of(str(where), path), model, pipeline, checksum(path), trained)
+
+
+def trained_on(recipe: Any, path: Path) -> dict[str, Any] | None:
+    """The data of a model's recipe; with its `path`, where the run that made the model lies around it and wrote that down."""
+    data = recipe.get("data") if isinstance(recipe, dict) else None
+    if not isinstance(data, dict):
+        return None
+    about = (path if path.is_dir() else path.parent) / "run.json"
+    run = read_json(about).get("data") if about.is_file() else None
+    told = run.get("path") if isinstance(run, dict) and run.get("where") == data.get("where") else None
+    return data | ({"path": told} if isinstance(told, str) else {})
 
 
 def weights_of(where: str | Path) -> Path:

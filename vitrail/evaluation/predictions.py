@@ -17,13 +17,10 @@ AT_ONCE = 1024  # pictures
 
 def write_predictions(judged: Judged, path: Path) -> None:
     """One row for each picture that could be read, in order: what it is, what was said, how surely, and what came next."""
-    text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", newline="")
     with atomic(path) as file:
-        table = csv.writer(text)
-        for row in rows(judged):
-            table.writerow(row)
-        text.flush()
-        file.write(text.buffer.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
+        csv.writer(text).writerows(rows(judged))
+        text.detach()  # what is written is handed on, and the file stays open
 
 
 def rows(judged: Judged) -> Iterator[list[object]]:

@@ -28,6 +28,7 @@ class Told:
     unreadable: dict[str, str]
     environment: dict[str, Any]
     verdicts: list[tuple[str, bool]]  # in words, and whether beyond chance
+    caution: str = ""  # of several comparisons
     command: tuple[str, ...] = ()
 
 
@@ -55,7 +56,8 @@ def page(told: Told) -> str:
         ("results", "Results", "Results", [measured(told), opening.how_intervals(evaluation.several)]),
     ]
     if told.verdicts:
-        parts.append(("chance", "Chance", "More than chance?", [verdicts(told)]))
+        caution = h("p", told.caution, class_="note") if told.caution else None
+        parts.append(("chance", "Chance", "More than chance?", [verdicts(told), caution]))
     parts.append(("mistakes", "Mistakes", "The surest mistakes", mistakes.mistakes(evaluation, told.labels)))
     parts.append(("classes", "Classes", "Class by class", classes.classes(evaluation, told.labels)))
     if not evaluation.several and len(told.labels) > 1:

@@ -85,6 +85,16 @@ def verdict(pair: Pair, names: list[str]) -> str:
     return f"{ahead} is {points:.1f} points ahead of {behind} ({within}), {said}: {counted}{likely}."
 
 
+def many(comparisons: int) -> str:
+    """A word of caution where there are several tests, or none."""
+    if comparisons < 2:
+        return ""
+    return (
+        f"Each of these {comparisons} comparisons is judged at 5 % by itself: between equals, chance alone puts one or more "
+        f"of them beyond chance up to {min(100, 5 * comparisons)} times of a hundred."
+    )
+
+
 def _verdicts(comparison: Comparison) -> list[Markup | None]:
     items = [
         h(
@@ -95,10 +105,12 @@ def _verdicts(comparison: Comparison) -> list[Markup | None]:
         for pair in comparison.pairs
     ]
     what = "It is two trained models that are judged here: another seed of the same recipe may differ by as much."
-    many = None
-    if sum(pair.found is not None for pair in comparison.pairs) > 3:
-        many = h("p", "Of so many comparisons, one in twenty is beyond chance by chance alone.", class_="note")
-    return [h("ul", items, class_="verdicts"), h("p", what, class_="note"), many]
+    caution = many(sum(pair.found is not None for pair in comparison.pairs))
+    return [
+        h("ul", items, class_="verdicts"),
+        h("p", what, class_="note"),
+        h("p", caution, class_="note") if caution else None,
+    ]
 
 
 def _differences(comparison: Comparison) -> Markup:
@@ -158,6 +170,8 @@ def text(comparison: Comparison) -> str:
     else:
         made += ["", "The recipes are the same."]
     made += ["", *(plain(verdict(pair, comparison.names)) for pair in comparison.pairs)]
+    caution = many(sum(pair.found is not None for pair in comparison.pairs))
+    made += [caution] if caution else []
     return "\n".join(made).replace("\u00a0", " ")
 
 

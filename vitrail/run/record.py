@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,7 @@ def record(
         "labels": list(labels),
         "data": {
             "where": recipe.data.where,
+            "path": place(recipe.data.where),
             "kind": prepared.dataset.kind,
             "splits": {
                 split: {"images": len(p), "classes": dict(zip(labels, p.counts().tolist(), strict=True))}
@@ -56,6 +58,12 @@ def record(
         "id": uuid4().hex,
         "chosen": chosen,
     }
+
+
+def place(where: str) -> str | None:
+    """Where data lies, whatever directory one stands in; nothing for a name."""
+    path = os.path.expanduser(where)
+    return os.path.realpath(path) if os.path.exists(path) else None
 
 
 def named(model: Any) -> str:

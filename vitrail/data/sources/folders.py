@@ -141,12 +141,16 @@ def split_folders(walk: Walk, root: str, top: Level) -> dict[str, str]:
     )
 
 
+class NoClassFoldersError(ValueError):
+    """Pictures lie there, or nothing does, where folders of classes are meant."""
+
+
 def part(walk: Walk, folder: str, root: str) -> Part:
     """One split: every folder in it is a class, also an empty one."""
     here = walk.level(folder)
     if not here.folders:
         held = f"{len(here.pictures):,} pictures and no class folders" if here.pictures else "no class folders"
-        raise ValueError(f"{folder} holds {held}: {LAYOUTS}")
+        raise NoClassFoldersError(f"{folder} holds {held}: {LAYOUTS}")
     walk.pass_over(folder, here.pictures, OUTSIDE)
     walk.pass_over(folder, here.others)
     above = {identity(folder), identity(root)}
