@@ -26,6 +26,20 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_directory_in_which_nothing_was_written_is_taken_away_again(tmp_path):
+    folder = Folder(tmp_path / "new" / "out")
+    folder.record({})
+    folder.leave()
+    assert list(tmp_path.iterdir()) == []
+    folder = Folder(tmp_path / "out")
+    folder.write("kept", b"it")
+    folder.record({}, done=True)
+    folder.leave()
+    again = Folder(tmp_path / "out")
+    again.leave()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["inspect.json", "kept"]
+
+
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileExistsError, match="is a file"):

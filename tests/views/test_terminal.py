@@ -90,3 +90,9 @@ def test_dots_lie_where_the_values_do():
     assert [k for k, cell in enumerate(room) if cell == "●"] == [0, 19]
     assert lines[0].endswith("25.0")
     assert "100 pixels" in lines[-1]
+
+
+def test_an_axis_of_zeros_can_be_read():
+    lines = strip(np.zeros((2, 3)), 61, "pixels")
+    assert lines[-1].split() == ["0", "1", "pixels", "mean"]
+    assert lines[0][10] == "●"

@@ -54,7 +54,8 @@ def draw(found: Distances, model: str, patch: int | None = None) -> bytes:
     step = 1 if depth <= 16 else 2 if depth <= 32 else 4
     axes.set_xticks([1, *range(1 + step, depth + 1, step)])
     axes.set_xlim(0.5, depth + 0.5)
-    axes.set_ylim(0, 1.06 * float((found.mean + found.spread * (found.pictures > 1)).max()))
+    most = float((found.mean + found.spread * (found.pictures > 1)).max())
+    axes.set_ylim(0, 1.06 * (most or patch or 1))  # a picture of one patch has no distances
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("layer", fontsize=8, color=INK)
     axes.set_ylabel("mean attention distance, pixels", fontsize=8, color=INK)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.checkpoints.files.atomic import atomic
+from vitrail.checkpoints.files.directory import make, unmake
 
 RECORD = "inspect.json"
 
@@ -18,10 +19,8 @@ class Folder:
         self.path = path
         self.written: list[str] = []
         self.before = earlier(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"{path} was not made: {error.strerror or error}") from error
+        self.recorded = (path / RECORD).is_file()  # by an earlier inspection
+        self.new = make(path)
 
     def write(self, name: str, data: bytes) -> Path:
         """A file of this name, which may begin with the name of a folder."""
@@ -57,6 +56,12 @@ class Folder:
                 place.unlink()
                 if place.parent != self.path and not any(place.parent.iterdir()):
                     place.parent.rmdir()
+
+    def leave(self) -> None:
+        """Takes the record away, and the directories that were made for it, where nothing else was written."""
+        if not self.written and not self.recorded:
+            (self.path / RECORD).unlink(missing_ok=True)
+            unmake(self.new)
 
 
 def earlier(path: Path) -> list[str]:

@@ -81,7 +81,7 @@ class Looker:
         seen = look(
             self.model,
             image[None].to(self.device),
-            at=None if self.at is None else patch_at(self.model, *self.at),
+            at=None if self.at is None else patch_at(self.model, *self.at, size=self.preprocessing.size),
             target=self.target,
             cells=cells,
             views=wanted(self.views) if asked is None else asked,
@@ -154,8 +154,18 @@ def inspect(
 
     `tell` hears how many pictures are done, `layers` how many layers of one.
     """
+    folder = Folder(out)
+    try:
+        return _inspected(looker, files, folder, limit, tell, layers)
+    except BaseException:
+        folder.leave()
+        raise
+
+
+def _inspected(looker: Looker, files: Sequence[Path], folder: Folder, limit: int, tell: Tell, layers: Tell) -> Written:
+    """Writes everything into the folder."""
     chosen = evenly(list(files), limit)
-    folder, written = Folder(out), Written(out)
+    written = Written(folder.path)
     about = {"vitrail": __version__, "model": looker.name, "views": list(looker.views)}
     folder.record(about)
     panels: list[Panel] = []

@@ -14,6 +14,8 @@ from vitrail.data.opening import SUFFIXES, formats, named
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.files import printable
 from vitrail.report.markup import plain
+from vitrail.views.drawn import OF_MODELS
+from vitrail.views.folder import RECORD
 from vitrail.views.shown import as_rgb
 
 
@@ -23,6 +25,7 @@ def listed(places: list[str]) -> list[Path]:
     for place in map(Path, places):
         if place.is_dir():
             inside = sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES)
+            inside = [path for path in inside if not os.path.isdir(path)]  # what lies in such a folder is found itself
             inside = [
                 path for path in inside if not any(part.startswith(".") for part in path.relative_to(place).parts)
             ]
@@ -85,9 +88,14 @@ def opened(path: Path) -> Image.Image:
         raise Unusable(" ".join(said.split())) from error
 
 
+BESIDE = frozenset(
+    {"index.html", "model.npz", RECORD, *(f"{view}.png" for view in OF_MODELS)}
+)  # the folders of pictures
+
+
 def folder_names(paths: list[Path]) -> list[str]:
-    """A folder for each picture, called like it; a number makes the second of one name another."""
-    taken: set[str] = set()
+    """A folder for each picture, called like it; a number tells it from a file beside it, or another of that name."""
+    taken = set(BESIDE)
     names = []
     for path in paths:
         plain = (

@@ -76,7 +76,8 @@ def nearest(colour: list[int]) -> int:
 def strip(values: np.ndarray, wide: int, unit: str) -> list[str]:
     """A line for each layer with a mark for each head, [L, H], from 0 to the largest; and the mean."""
     room = max(10, wide - 22)
-    most = max(1e-12, float(values.max()))
+    most = float(values.max())
+    most = most if most > 1e-12 else 1.0  # where all are 0 any axis does, and one that people can read is best
     lines = []
     for layer, row in enumerate(values, start=1):
         cells = ["·"] * room
