@@ -1,5 +1,6 @@
 """`vitrail evaluate` as a user meets it."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -10,8 +11,11 @@ import pytest
 
 from tests.data.making import tree
 from tests.evaluation import made
+from vitrail import build, save
 from vitrail.cli import evaluate as command
 from vitrail.cli import main
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.evaluation import evaluating
 
 SHARED = Path(__file__).parents[3] / "shared"
 WEIGHTS = SHARED / "weights" / "deit_tiny_patch16_224.safetensors"
@@ -107,7 +111,13 @@ def test_a_map_translates(place, capsys):
         (["model/a.safetensors", "nowhere/here"], "there is no nowhere/here"),
         (["model/c.safetensors", "zoo"], "model/c.safetensors"),
         (["model/a.safetensors", "zoo", "--split", "test"], "zoo has no test split: it has train, validation"),
-        (["model/a.safetensors", "zoo", "--map", "gone.json"], "gone.json"),
+        (["model/a.safetensors", "zoo", "--map", "gone.json"], "evaluate: --map gone.json: there is no such file\n"),
+        (["model/a.safetensors", "zoo", "--map", "zoo"], "evaluate: --map zoo is a directory: give a file"),
+        (["model/five.safetensors", "zoo"], "takes 5 channels, and pictures have 1, 3 or 4"),
+        (["model/a.safetensors", "nowhere/here", "--out", "new/judged"], "there is no nowhere/here"),
+        (["model/a.safetensors", "zoo", "--out", "/proc/x"], "/proc/x was not made, give another directory: "),
+        (["model/a.safetensors", "zoo", "--out", "zoo"], "zoo is there, not empty and not written by an evaluation"),
+        (["model/a.safetensors", "zoo", "--out", "mine"], "mine is there, not empty and not written by an evaluation"),
         (["model/a.safetensors", "zoo", "--out", "model/a.safetensors"], "is a file: give --out the name"),
         (["model/a.safetensors", "zoo", "--batch-size", "0"], "--batch-size 0: at least 1"),
         (["model/a.safetensors", "zoo", "--workers", "-1"], "--workers -1: 0 or more"),
@@ -126,13 +136,34 @@ def test_a_map_translates(place, capsys):
         (["model/a.safetensors", "zoo", "--probe", "knn", "--shots", "5"], "--shots is for --probe few-shot: ask for"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(place, capsys, arguments, message):
+def test_mistakes_are_one_line_and_exit_code_2_and_nothing_is_written(place, capsys, arguments, message):
+    (place / "mine").mkdir()
+    (place / "mine" / "evaluation.json").write_text('{"model": "mine"}', encoding="utf-8")
+    five = Preprocessing((8, 8), (8, 8)).with_channels(5)
+    taking = build(patch=4, width=16, depth=1, heads=2, classes=7, image_size=8, channels=5)
+    save(taking, place / "model" / "five.safetensors", labels=made.CLASSES, preprocessing=five)
     code, out, err = vitrail(capsys, *arguments)
+    assert sorted(path.name for path in (place / "mine").iterdir()) == ["evaluation.json"]
+    assert not any((place / name).exists() for name in ("new", "zoo/report.html", "zoo/predictions.csv"))
     assert code == 2
     assert out == ""
     assert message in err
     assert err.startswith("vitrail evaluate: ")
     assert len(err.splitlines()) == 1
+
+
+def test_an_earlier_evaluation_is_replaced_also_one_that_was_left_half_written(place, capsys, monkeypatch):
+    def full(judged, path):
+        raise OSError(f"{path} was not written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluating, "write_predictions", full)
+        assert vitrail(capsys, "model/a.safetensors", "zoo", "--out", "judged")[0] == 2
+    for name in ("a", "b"):
+        assert vitrail(capsys, f"model/{name}.safetensors", "zoo", "--out", "judged")[0] == 0
+        told = json.loads(Path("judged/evaluation.json").read_text(encoding="utf-8"))
+        assert told["model"]["sha256"] == hashlib.sha256(Path(f"model/{name}.safetensors").read_bytes()).hexdigest()
+        assert Path("judged/report.html").is_file()
 
 
 def test_a_run_keeps_its_page(place, capsys):
@@ -155,7 +186,7 @@ def test_an_interruption_says_how_far_it_came(place, capsys, monkeypatch):
     code, out, err = vitrail(capsys, "model/a.safetensors", "zoo", "--batch-size", "16", "--out", "judged")
     assert (code, out) == (130, "")
     assert err.splitlines() == ["vitrail evaluate: interrupted after 32 of 63 pictures; nothing was written"]
-    assert list(Path("judged").iterdir()) == []
+    assert not Path("judged").exists()
 
 
 def test_the_page_fits_a_phone_and_runs_nothing_of_others(place, capsys):

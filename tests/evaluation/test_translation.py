@@ -107,6 +107,13 @@ def test_a_name_that_the_model_has_twice_needs_an_index(tmp_path):
         read(tmp_path, "map.json", {"a": "crane"}, names=("crane", "crane"), outputs=2)
 
 
+def test_no_file_and_a_directory_are_told_in_words(tmp_path):
+    with pytest.raises(OSError, match=r"^--map .*gone\.json: there is no such file$"):
+        read_translation(tmp_path / "gone.json", NAMES, 5)
+    with pytest.raises(OSError, match=r"^--map .* is a directory: give a file"):
+        read_translation(tmp_path, NAMES, 5)
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     path = tmp_path / "map.json"
     path.write_bytes(b"\xff\xfe\x00\x01")

@@ -51,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another model for the same pictures; again for more",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write predictions.csv, evaluation.json and report.html"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write predictions.csv, evaluation.json and report.html to a new or empty directory, or an earlier evaluation's",
     )
     parser.add_argument("--json", action="store_true", help="everything for machines, on standard output")
     data = parser.add_argument_group("data")
@@ -96,8 +99,19 @@ def run(options: argparse.Namespace) -> int:
             cleared()
     if extra := [name for name in FOR_PROBES if given(options, name)]:
         raise ValueError(f"--{extra[0].replace('_', '-')} is for probes: add --probe, or leave it out")
-    if options.out is not None:
-        check_out(options.out)
+    if options.out is None:
+        return evaluated_by(options, show)
+    from vitrail.checkpoints.files.directory import unmake
+
+    new = check_out(options.out)
+    try:
+        return evaluated_by(options, show)
+    finally:
+        unmake(new)  # what is still empty
+
+
+def evaluated_by(options: argparse.Namespace, show: Any) -> int:
+    """Judges with progress, also where it is interrupted, and tells."""
     told = {"doing": "", "done": 0, "total": 0}
 
     def progress(doing: str, done: int, total: int) -> None:
@@ -167,10 +181,15 @@ def judged(options: argparse.Namespace, progress: Any) -> Any:
     )
 
 
-def check_out(out: Path) -> None:
-    """Makes the directory, before anything is computed that would have no place."""
+def check_out(out: Path) -> list[Path]:
+    """Makes the directory, before anything is computed that would have no place; gives what is new of it."""
+    from vitrail.checkpoints.files.directory import make
+    from vitrail.evaluation.evaluating import written_in
+
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give --out the name of a directory")
     if (out / "run.json").is_file():
         raise ValueError(f"{out} is a run, whose report.html would be lost: give --out another directory")
-    out.mkdir(parents=True, exist_ok=True)
+    if out.is_dir() and any(out.iterdir()) and not written_in(out):
+        raise ValueError(f"{out} is there, not empty and not written by an evaluation: give --out another directory")
+    return make(out)

@@ -26,6 +26,8 @@ from vitrail.report.page import write_page
 from vitrail.report.side_by_side import many, verdict
 from vitrail.run.environment import environment
 
+RECORD = "evaluation.json"
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -61,13 +63,12 @@ class Evaluated:
         out.mkdir(parents=True, exist_ok=True)
         files = [out / "predictions.csv"]
         files += [out / f"predictions-{place}.csv" for place in range(2, len(self.judged) + 1)]
-        for judged, path in zip(self.judged, files, strict=True):
-            write_predictions(judged, path)
-        files.append(out / "evaluation.json")
-        with atomic(files[-1]) as file:
+        with atomic(out / RECORD) as file:  # first: a directory that was left half written is known by it
             told = json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
             file.write((told + "\n").encode("utf-8", "backslashreplace"))
-        files.append(out / "report.html")
+        for judged, path in zip(self.judged, files, strict=True):
+            write_predictions(judged, path)
+        files += [out / RECORD, out / "report.html"]
         write_page(page(self.told()), files[-1])
         return files
 
@@ -94,6 +95,15 @@ class Evaluated:
             caution=self.caution,
             command=self.command,
         )
+
+
+def written_in(directory: Path) -> bool:
+    """Whether an earlier evaluation was written there."""
+    try:
+        told = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and {"n", "split", "model", "data", "per_class", "reliability"} <= set(told)
 
 
 def evaluate(

@@ -11,7 +11,7 @@ import torch
 from vitrail.checkpoints.files.opened import BY_SAFETY
 from vitrail.checkpoints.files.source import read_json
 from vitrail.checkpoints.loading import KEEP, load, resolve
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import MODES, Preprocessing
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 
@@ -43,15 +43,26 @@ def open_model(
     path = weights_of(where)
     # Not mapped: pages of a file are aligned otherwise than memory, and sums could differ in their last bit.
     model = load(path, image_size=size, assume=assume, take=take, classes=classes, mapped=False).to(device)
+    pipeline = pipeline_of(where, model)
+    if size is not None and pipeline.size != size:
+        pipeline = pipeline.at(size)
+    trained = trained_on(model.card.get("recipe"), path)
+    return Opened(str(where), name_of(str(where), path), model, pipeline, checksum(path), trained)
+
+
+def pipeline_of(where: str | Path, model: ViT | BiT) -> Preprocessing:
+    """How pictures are prepared for a model, which must say so, and for which there must be pictures."""
     pipeline = model.preprocessing
     if not isinstance(pipeline, Preprocessing):
         raise ValueError(
             f"{where} does not say how pictures are prepared for it: save it anew with vitrail.save(…, preprocessing=…)"
         )
-    if size is not None and pipeline.size != size:
-        pipeline = pipeline.at(size)
-    trained = trained_on(model.card.get("recipe"), path)
-    return Opened(str(where), name_of(str(where), path), model, pipeline, checksum(path), trained)
+    if pipeline.channels not in MODES:
+        raise ValueError(
+            f"{where} takes {pipeline.channels} channels, and pictures have 1, 3 or 4: "
+            "load it in Python with vitrail.load and give it tensors"
+        )
+    return pipeline
 
 
 def trained_on(recipe: Any, path: Path) -> dict[str, Any] | None:
@@ -72,7 +83,7 @@ def weights_of(where: str | Path) -> Path:
         return path
     if (path / MODEL).is_file():
         return path / MODEL
-    best = f", or evaluate {path / BEST}, its best so far" if (path / BEST).is_file() else ""
+    best = f", or take {path / BEST}, its best so far" if (path / BEST).is_file() else ""
     raise ValueError(f"{where} is a run that has not finished: vitrail train --resume {where}{best}")
 
 

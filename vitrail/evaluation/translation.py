@@ -38,10 +38,16 @@ Names = list[tuple[int, list[str]]]  # an index of the model, and what its class
 def read_translation(file: str | Path, names: Sequence[str] | None, outputs: int) -> Translation:
     """The file, held against a model of so many outputs, and of these names where it has any."""
     path = Path(file)
+    if path.is_dir():
+        raise IsADirectoryError(f"--map {file} is a directory: give a file of JSON, CSV, or a name on each line")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{file} is no text in UTF-8: --map takes JSON, CSV, or a name on each line") from None
+    except FileNotFoundError:
+        raise FileNotFoundError(f"--map {file}: there is no such file") from None
+    except OSError as error:
+        raise OSError(f"--map {file} cannot be read: {error.strerror or error}") from error
     if not text.strip():
         raise ValueError(f"{file} is empty: --map takes JSON, CSV, or a name on each line")
     if text.lstrip()[0] in "{[":
