@@ -203,3 +203,6 @@ def test_distances_spread_over_pictures_and_refuse_several_sizes():
         distances(model, [one, torch.randn(1, 3, 32, 32)])
     with pytest.raises(ValueError, match="no pictures"):
         distances(model, [])
+    with pytest.raises(ValueError, match="no pictures"):
+        distances(model, [one[:0]])
+    assert distances(model, [one[:0], one]).pictures == len(one)

@@ -144,6 +144,21 @@ def test_half_precision_and_other_sizes_can_be_looked_at():
 
 def test_a_pixel_is_in_a_patch():
     assert patch_at(shaken(), x=17, y=7) == (0, 2)
+    assert patch_at(shaken(), x=48, y=7, size=(32, 64)) == (0, 6)
+
+
+@pytest.mark.parametrize(("x", "y"), [(-1, 0), (0, -1), (48, 0), (0, 32)])
+def test_a_pixel_outside_is_in_no_patch(x, y):
+    with pytest.raises(ValueError, match="outside of a picture of 48×32 pixels: use 0,0 to 47,31"):
+        patch_at(shaken(), x, y)
+
+
+def test_a_model_whose_tokens_are_no_numbers_is_refused():
+    model = shaken()
+    with torch.no_grad():
+        model.blocks[1].msa.out.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="no numbers after layer 2"):
+        look(model, pictures(model))
 
 
 def test_progress_is_told_layer_by_layer():
@@ -162,6 +177,8 @@ def test_progress_is_told_layer_by_layer():
         ({"cells": 0}, "at least 1"),
         ({"image": torch.zeros(2, 3, 32, 48)}, "one at a time"),
         ({"image": torch.zeros(3, 32, 48)}, r"\[B, C, H, W\]"),
+        ({"image": torch.full((1, 3, 32, 48), float("nan"))}, "the picture holds values that are infinite or no"),
+        ({"image": torch.full((1, 3, 32, 48), float("inf"))}, "the picture holds values that are infinite or no"),
     ],
 )
 def test_mistakes_are_told_in_one_line(settings, message):

@@ -85,6 +85,15 @@ def test_queries_record_the_rows_of_these_tokens_alone():
 
 
 @torch.no_grad()
+def test_one_layer_and_one_query_need_no_list():
+    model = shaken()
+    with record_attention(model, 1, queries=0) as one, record_attention(model, [1], queries=[0]) as listed:
+        model(pictures(model))
+    assert list(one) == [1]
+    assert torch.equal(one[1], listed[1])
+
+
+@torch.no_grad()
 def test_reduce_is_kept_in_place_of_the_map():
     model = shaken()
     with record_attention(model, reduce=lambda a: a.mean(1)[:, 0]) as means, record_attention(model) as maps:

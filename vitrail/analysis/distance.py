@@ -67,6 +67,8 @@ def distances(model: nn.Module, images: Iterable[Tensor]) -> Distances:
     with evaluating(model), torch.no_grad(), watching(vit.blocks, list(range(1, depth + 1)), see):
         for batch in images:
             grid = vit.embed.grid(batch)
+            if not len(batch):
+                continue
             height, width = batch.shape[-2:]
             if size is not None and size != (height, width):
                 raise ValueError(

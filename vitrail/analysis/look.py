@@ -59,6 +59,8 @@ def look(
     grid = vit.embed.grid(image)
     if len(image) != 1:
         raise ValueError(f"a batch of {len(image)} pictures: look at one at a time, [1, C, H, W]")
+    if not image.isfinite().all():
+        raise ValueError("the picture holds values that are infinite or no numbers: give finite ones")
     if at is not None and not (0 <= at[0] < grid[0] and 0 <= at[1] < grid[1]):
         raise ValueError(f"patch {at[0]},{at[1]} of a grid of {grid[0]}×{grid[1]}: rows and columns count from 0")
     classes = vit.config.classes
@@ -76,10 +78,18 @@ def known(views: Iterable[str]) -> frozenset[str]:
     return wanted
 
 
-def patch_at(model: nn.Module, x: int, y: int) -> tuple[int, int]:
-    """Row and column of the patch that covers a pixel of the picture as the model sees it: x to the right, y down."""
-    stride = vit_in(model).embed.stride
-    return y // stride, x // stride
+def patch_at(model: nn.Module, x: int, y: int, size: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Row and column of the patch that covers a pixel of the picture as the model sees it: x to the right, y down.
+
+    `size` is the picture's height and width, the model's own unless given.
+    """
+    vit = vit_in(model)
+    height, width = vit.config.image_size if size is None else size
+    if not (0 <= x < width and 0 <= y < height):
+        raise ValueError(
+            f"pixel {x},{y} is outside of a picture of {width}×{height} pixels: use 0,0 to {width - 1},{height - 1}"
+        )
+    return y // vit.embed.stride, x // vit.embed.stride
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -112,6 +122,10 @@ class Looking:
         self.stem()
         states = [vit.tokens(self.image)]
         states += vit.states(states[0], self.grid)  # z_0 … z_L
+        for number, z in enumerate(states):
+            if not z.isfinite().all():
+                where = f"after layer {number}" if number else "before the first layer"
+                raise ValueError(f"this model's tokens are infinite or no numbers {where}: nothing can be seen in them")
         self.tokens(states)
         gradient = self.answer(states[-1])
         if self.wanted.intersection(OF_ATTENTION):

@@ -46,12 +46,17 @@ class Maps(Mapping[int, Tensor]):
         return len(self._parts)
 
 
+def listed(numbers: int | Iterable[int]) -> list[int]:
+    """One number is a list of one."""
+    return [numbers] if isinstance(numbers, int) else list(numbers)
+
+
 @contextmanager
 def record_attention(
     model: nn.Module,
-    layers: Iterable[int] | None = None,
+    layers: int | Iterable[int] | None = None,
     *,
-    queries: Iterable[int] | None = None,
+    queries: int | Iterable[int] | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Maps]:
     """Records the attention of these layers (all unless given) while the model runs.
@@ -72,8 +77,8 @@ def record_attention(
     compiled code leaves out hooks that it was not compiled with.
     """
     vit = vit_in(model)
-    wanted = chosen(vit, list(range(1, len(vit.blocks) + 1) if layers is None else layers))
-    rows = slice(None) if queries is None else list(queries)
+    wanted = chosen(vit, listed(range(1, len(vit.blocks) + 1) if layers is None else layers))
+    rows = slice(None) if queries is None else listed(queries)
     maps = Maps(len(vit.blocks), wanted)
 
     def see(layer: int, heads: Heads) -> None:
