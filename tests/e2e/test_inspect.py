@@ -159,6 +159,7 @@ def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, ph
     code, said, complained = ran(model, bad, "--out", tmp_path / "none", "--view", "rollout", capsys=capsys)
     assert (code, said) == (2, "")
     assert complained.splitlines()[-1].startswith("vitrail inspect: no picture could be read")
+    assert not (tmp_path / "none").exists()
     for asked in (["--out", tmp_path / "far", "--view", "distance"], ["--terminal"], ["--terminal", "distance"]):
         code, said, complained = ran(model, bad, *asked, capsys=capsys)
         assert (code, said) == (2, "")
@@ -166,6 +167,7 @@ def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, ph
         assert complained.startswith("vitrail inspect: no picture could be read: ")
         assert complained.count(str(bad)) == 3
         assert complained.endswith("; and 3 more\n")
+        assert not (tmp_path / "far").exists()
     code, _, complained = ran(
         *(model, bad, photographs / "a.jpg", "--terminal", "--out", tmp_path / "both", "--view", "rollout"),
         capsys=capsys,
@@ -182,7 +184,10 @@ def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, ph
     ("arguments", "message"),
     [
         ([], "Give --out DIR, or --terminal"),
-        (["--json", "--terminal"], "give --out DIR too"),
+        (["--json"], "Give --out DIR, or --terminal"),
+        (["--json", "--terminal"], "leave one of them out"),
+        (["--json", "--terminal", "distance", "--out", "{tmp}/new"], "leave one of them out"),
+        (["--out", "/proc/x/new"], "/proc/x/new was not made, give another directory: "),
         (["--out", "{tmp}/new", "--at", "32,0"], "outside of the picture as the model sees it, 32×32 pixels"),
         (["--out", "{tmp}/new", "--layers", "4"], "layer 4 of 3: use 1 to 3"),
         (["--out", "{tmp}/new", "--target", "dogg"], "no such class. did you mean 'dog'?"),
@@ -202,6 +207,56 @@ def test_a_mistake_is_one_clear_line_and_nothing_is_written(model, photographs, 
     assert len(complained.splitlines()) == 1
     assert message in complained
     assert not (tmp_path / "new").exists()
+
+
+def test_pictures_called_like_files_of_the_inspection_lose_nothing(model, tmp_path, capsys):
+    names = ("index.html", "distance.png", "Positions.png", "filters.png", "model.npz", "inspect.json")
+    for number, name in enumerate(names):
+        put(tmp_path / "in" / f"{name}.png", encoded(photograph(number), "PNG"))
+    out = tmp_path / "out"
+    asked = [option for view in ("rollout", "distance", "positions", "filters") for option in ("--view", view)]
+    code, said, complained = ran(model, tmp_path / "in", "--out", out, *asked, "--json", capsys=capsys)
+    assert (code, complained) == (0, "")
+    told = json.loads(said)
+    assert {each["folder"] for each in told["pictures"]} == {f"{name}-2" for name in names}
+    assert all((out / f"{name}-2" / "rollout.png").is_file() for name in names)
+    assert all((out / name.lower()).is_file() for name in names)
+
+
+def test_a_folder_that_is_called_like_a_picture_is_gone_into(model, photographs, tmp_path, capsys):
+    shutil.copytree(photographs / "below", tmp_path / "in" / "folder.png")
+    code, said, complained = ran(
+        *(model, tmp_path / "in", "--out", tmp_path / "out", "--view", "rollout", "--json"), capsys=capsys
+    )
+    assert (code, complained) == (0, "")
+    assert [each["folder"] for each in json.loads(said)["pictures"]] == ["a"]
+
+
+def test_models_that_cannot_be_shown_pictures_are_refused_with_advice_that_works(photographs, tmp_path, capsys):
+    vitrail.save(small(), tmp_path / "bare.safetensors", labels=NAMES)
+    five = Preprocessing((32, 32), (36, 36)).with_channels(5)
+    vitrail.save(small(channels=5), tmp_path / "five.safetensors", labels=NAMES, preprocessing=five)
+    run = tmp_path / "run"
+    put(run / "run.json", b"{}")
+    put(run / "best.safetensors", b"")
+    for where, message in {
+        tmp_path / "bare.safetensors": "save it anew with vitrail.save(…, preprocessing=…)",
+        tmp_path / "five.safetensors": "takes 5 channels, and pictures have 1, 3 or 4: ",
+        run: f"has not finished: vitrail train --resume {run}, or take {run}/best.safetensors, its best so far",
+    }.items():
+        code, said, complained = ran(where, photographs, "--out", tmp_path / "out", capsys=capsys)
+        assert (code, said) == (2, "")
+        assert len(complained.splitlines()) == 1
+        assert message in complained
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_picture_of_one_patch_is_drawn_without_warnings(model, photographs, tmp_path, capsys):
+    code, _, complained = ran(
+        *(model, photographs / "a.jpg", "--size", "8", "--out", tmp_path / "out", "--view", "distance"), capsys=capsys
+    )
+    assert (code, complained) == (0, "")
 
 
 def test_a_resnet_and_an_empty_folder_are_refused(photographs, tmp_path, capsys):

@@ -119,6 +119,8 @@ def run(options: argparse.Namespace) -> int:
     """Looks, draws and writes; says where."""
     if options.out is None and options.terminal is None:
         raise ValueError("where to? Give --out DIR, or --terminal to draw here")
+    if options.json and options.terminal is not None:
+        raise ValueError("--json and --terminal would both write to standard output: leave one of them out")
     if options.json and options.out is None:
         raise ValueError("--json tells what was written: give --out DIR too")
     from vitrail.views.folder import earlier
@@ -142,15 +144,15 @@ def made(options: argparse.Namespace) -> "Looker":
     """The model, on its device and at its size, with what is asked of it."""
     from vitrail.analysis.inside import vit_in
     from vitrail.checkpoints.loading import load
-    from vitrail.data.preprocessing import Preprocessing
     from vitrail.engine.distributed import pick_device
+    from vitrail.evaluation.opening import pipeline_of, weights_of
     from vitrail.views.inspecting import Looker
     from vitrail.views.naming import target_of
 
     device = pick_device(options.device)
     try:
         model = load(
-            options.model,
+            options.model if options.model.startswith("hf://") else weights_of(options.model),
             assume=reading.assumed(options),
             take=options.take,
             image_size=options.size,
@@ -160,16 +162,13 @@ def made(options: argparse.Namespace) -> "Looker":
     finally:
         cleared()
     vit = vit_in(model)
-    if not isinstance(vit.preprocessing, Preprocessing):
-        raise ValueError(
-            f"{options.model} does not say how pictures are prepared for it: say it, with --assume mean=imagenet or mean=half"
-        )
+    preprocessing = pipeline_of(options.model, vit)
     name = options.model if options.model.startswith("hf://") else Path(options.model).name
     if name == "model.safetensors":
         name = Path(options.model).resolve().parent.name
     return Looker(
         vit,
-        vit.preprocessing,
+        preprocessing,
         name.removesuffix(".safetensors"),
         tuple(options.view or VIEWS),
         options.layers,
