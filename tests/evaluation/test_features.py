@@ -13,7 +13,8 @@ from tests.run.test_train import COLOURS, picture
 from vitrail.cli import main
 from vitrail.cli import probing as options
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.features import content_of_model, features
+from vitrail.data.sources import parts
+from vitrail.evaluation.features import content_of_model, features, kept, remembered
 from vitrail.evaluation.probes import KINDS, Settings
 from vitrail.evaluation.probing import probe
 from vitrail.recipe import Data
@@ -132,13 +133,55 @@ def test_a_damaged_cache_is_computed_again_and_said(folder: Path, tmp_path: Path
         content = bytearray(b"nothing")
     file.write_bytes(content)
     if damage == "other":
-        np.savez(file, values=np.zeros((3, 16), dtype=np.float32))
+        kept(file, np.zeros((35, 16), dtype=np.float32))
     again = features(tiny(), PIPELINE, split, workers=0)
     assert not again.cached
     assert "damaged" in again.notes[0]
     assert "train split are computed again" in again.notes[0]
     assert np.array_equal(first.values, again.values)
     assert features(tiny(), PIPELINE, split, workers=0).cached
+
+
+def test_no_byte_of_a_cache_can_change_unseen(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+    place = tmp_path / "key.float32"
+    assert kept(place, values) == ""
+    content = place.read_bytes()
+    np.testing.assert_array_equal(remembered(place, 5)[0], values)
+    damaged = [content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :] for at in range(len(content))]
+    damaged += [content[:length] for length in range(len(content))] + [content + b"0", content + content]
+    for strange in (np.save, np.savez):
+        with (tmp_path / "strange").open("wb") as file:
+            strange(file, values)
+        damaged.append((tmp_path / "strange").read_bytes())
+    for wrong in damaged:
+        place.write_bytes(wrong)
+        found, said = remembered(place, 5)
+        assert found is None
+        assert "is damaged" in said
+    place.with_name("other.float32").write_bytes(content)
+    assert remembered(place.with_name("other.float32"), 5)[0] is None  # of another model, or other pictures
+
+
+def test_probes_fit_all_training_pictures_where_there_is_a_test_split(folder: Path, tmp_path: Path) -> None:
+    (folder / "val").rename(folder / "test")
+    found = probe(saved(tmp_path), Data(str(folder)), ["knn"], workers=0)
+    assert (found.split, found.train, found.images) == ("test", 36, 12)
+    divided = probe(saved(tmp_path), Data(str(folder / "train")), ["knn"], workers=0)
+    assert divided.split == "validation"
+    assert divided.train + divided.images == 36
+
+
+def test_one_picture_per_class_is_one_line_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, colour in COLOURS.items():
+        picture(tmp_path / "few" / name / "0.png", colour, len(name))
+    monkeypatch.setattr(parts, "WHOLE", (0.999999, 0.000001, 0.0))  # a picture's content decides its side: all to train
+    assert main(["evaluate", saved(tmp_path), str(tmp_path / "few"), "--probe", "knn", "--workers", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "has no picture to judge on: add a test folder" in said
+    assert "--split" not in said
 
 
 def test_a_cache_that_cannot_be_written_is_said_and_nothing_is_lost(folder: Path, tmp_path: Path) -> None:

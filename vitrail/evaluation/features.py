@@ -8,8 +8,6 @@ import hashlib
 import json
 import os
 import time
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +29,9 @@ from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
 
 Progress = Callable[[str, int, int], None]
-VERSION = 1  # another way to compute them is another number: old files are not misread
+VERSION = 2  # another way to compute them is another number: old files are not misread
 BATCH = 64
+SEAL = hashlib.sha256().digest_size  # bytes before the values
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def _bytes(pictures: Pictures, item: int) -> bytes:
 
 def place_of(key: str) -> Path:
     """Where the features of this key are kept."""
-    return directory() / "features" / f"{key}.npz"
+    return directory() / "features" / f"{key}.float32"
 
 
 def features(
@@ -156,16 +155,24 @@ def computed(
 
 def remembered(place: Path, count: int) -> tuple[np.ndarray | None, str]:
     """Features from the cache, or none and what was wrong with the file."""
-    if not place.is_file():
-        return None, ""
     try:
-        with np.load(place, allow_pickle=False) as stored:  # every byte is under the archive's checksums
-            values = stored["values"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        return None, f"{place} is damaged ({error})"
-    if values.dtype != np.float32 or values.ndim != 2 or len(values) != count or not np.isfinite(values).all():
-        return None, f"{place} is damaged (it does not hold {count:,} vectors)"
-    return values, ""
+        content = np.fromfile(place, dtype=np.uint8)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except OSError as error:
+        return None, f"{place} cannot be read ({error.strerror or error})"
+    body = content[SEAL:]
+    # Nothing is made of the bytes before all of them are known to be those that were written, under this name.
+    if content[:SEAL].tobytes() != seal(place, body) or not len(body) or len(body) % (4 * count):
+        return None, f"{place} is damaged (it does not hold the {count:,} vectors that were written)"
+    return body.view("<f4").reshape(count, -1), ""
+
+
+def seal(place: Path, body: np.ndarray) -> bytes:
+    """What stands before the values: a checksum of them and of the name they are kept by."""
+    found = hashlib.sha256(place.name.encode())
+    found.update(body.data)
+    return found.digest()
 
 
 def kept(place: Path, values: np.ndarray) -> str:
@@ -173,7 +180,9 @@ def kept(place: Path, values: np.ndarray) -> str:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with atomic(place) as file:
-            np.savez(file, values=values)
+            body = np.ascontiguousarray(values, dtype="<f4")
+            file.write(seal(place, body))
+            file.write(body.data)
     except OSError as error:
         return f"the features are not kept for another time: {error}"
     return ""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vitrail.data.sources.parts import UNDIVIDED
 from vitrail.engine.distributed import pick_device
 from vitrail.evaluate import score_name
 from vitrail.evaluation.features import Progress, content_of_model, features
@@ -11,7 +12,7 @@ from vitrail.evaluation.opening import open_model
 from vitrail.evaluation.probes import KINDS, Row, Settings
 from vitrail.models.sizes import closest
 from vitrail.recipe import Data
-from vitrail.run.prepare import Prepared, prepare
+from vitrail.run.prepare import Prepared, audited, found
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def probe(
     They are fitted to the training split and judged on the test split, or on validation where there is no test split.
     """
     check_known(probes)
-    prepared = prepared or prepare(data, progress)
+    prepared = prepared or to_probe(data, progress)
     several, classes = prepared.train.several, len(prepared.labels)
     if several:
         check_several(probes)
@@ -126,6 +127,19 @@ def probe(
         unreadable=skipped,
         notes=(*prepared.dataset.notes, *prepared.warnings, *train.notes, *judged.notes),
     )
+
+
+def to_probe(data: Data, progress: Progress | None = None) -> Prepared:
+    """Data with a split to judge on; only where it has none, it is divided: a probe fits all training pictures there are."""
+    dataset = found(data, data.fractions or UNDIVIDED, progress)
+    if data.fractions is None and not {"test", "validation"} & set(dataset.splits):
+        dataset = found(data, None, progress)
+    prepared = audited(data, dataset, progress)
+    if not {"test", "validation"} & set(prepared.splits):
+        raise ValueError(
+            f"{data.where} has no picture to judge on: add a test folder, or more than one picture for each class"
+        )
+    return prepared
 
 
 def check_known(probes: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from vitrail.data.audit.quarantine import read_quarantine, without
 from vitrail.data.labels import LabelMap
 from vitrail.data.pictures import Dataset, Pictures
 from vitrail.data.sources import read
+from vitrail.data.sources.parts import Fractions
 from vitrail.recipe import Data, Facts
 
 Progress = Callable[[str, int, int], None]
@@ -54,13 +55,25 @@ class Prepared:
 
 def prepare(data: Data, progress: Progress | None = None, cache: bool = True) -> Prepared:
     """Reads and audits a dataset. Pictures that would fail are left out by name; what cannot be mended that way is an error."""
+    prepared = audited(data, found(data, data.fractions, progress), progress, cache)
+    if "validation" not in prepared.splits:
+        raise ValueError(f"{data.where} has no picture to validate on: give --split 0.8,0.2,0 or a validation folder")
+    return prepared
+
+
+def found(data: Data, fractions: Fractions | None, progress: Progress | None = None) -> Dataset:
+    """The data as it is read, divided by these fractions where it has no splits of its own."""
     several = {"auto": None, "single": False, "multi": True}[data.task]
-    dataset = read(data.where, fractions=data.fractions, several=several, progress=progress)
+    return read(data.where, fractions=fractions, several=several, progress=progress)
+
+
+def audited(data: Data, dataset: Dataset, progress: Progress | None = None, cache: bool = True) -> Prepared:
+    """Data that was read, without what cannot be used, its splits held against the training split's labels."""
     if "train" not in dataset.splits:
         raise ValueError(f"{data.where} has no training split: it has {', '.join(dataset.splits)}")
-    found = audit(dataset, cache=cache, progress=progress)
-    clean = found.clean()
-    skipped = [(finding.path, finding.detail) for finding in found.of(UNUSABLE)]
+    checked = audit(dataset, cache=cache, progress=progress)
+    clean = checked.clean()
+    skipped = [(finding.path, finding.detail) for finding in checked.of(UNUSABLE)]
     warnings: list[str] = []
     if data.quarantine:
         reasons = read_quarantine(Path(data.quarantine))
@@ -76,6 +89,4 @@ def prepare(data: Data, progress: Progress | None = None, cache: bool = True) ->
             applied = labels.apply(pictures, allow=allow)
             warnings += applied.warnings
             splits[split] = applied.pictures
-    if "validation" not in splits:
-        raise ValueError(f"{data.where} has no picture to validate on: give --split 0.8,0.2,0 or a validation folder")
-    return Prepared(clean, labels, splits, found, skipped, warnings)
+    return Prepared(clean, labels, splits, checked, skipped, warnings)
