@@ -262,6 +262,16 @@ def test_mistakes_are_one_line(run: Run, arguments: list[str], said: str) -> Non
     assert "Traceback" not in done.stderr
 
 
+def test_a_mistyped_size_leaves_nothing_behind(here: Path, run: Run) -> None:
+    arguments = [*TRANSFER, "--out", "out", "--methods", "knn"]
+    wrong = run(*arguments, "--size", "25")
+    assert wrong.returncode == 2
+    assert "not divisible" in wrong.stderr
+    assert not (here / "out").exists()
+    assert run(*arguments, "--size", "24").returncode == 0
+    assert "give --out another name" in run(*arguments, "--size", "16").stderr
+
+
 def test_a_damaged_table_is_one_line(here: Path, run: Run) -> None:
     (here / "out").mkdir()
     (here / "out" / "table.json").write_text('{"rows": 3}')

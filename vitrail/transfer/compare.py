@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints.loading import describe
 from vitrail.engine.journal import Listener
 from vitrail.evaluate import score_name
 from vitrail.evaluation.features import content_of_model
@@ -216,14 +215,13 @@ def transfer(
     model = model if model.startswith("hf://") else str(weights_of(model))
     directory = Path(out)
     before = known(directory)
+    content, transformer = looked_at(model, size)  # first: a size that does not fit leaves nothing behind
     prepared = prepare(source, progress)
-    with describe(model) as checkpoint:
-        transformer = isinstance(checkpoint.contract.config, ViTConfig)
     split = "test" if "test" in prepared.splits else "validation"
     table = Table(
         model=model,
         data=source.where,
-        identity=identity(model, prepared, seed, size),
+        identity=identity(content, prepared, seed, size),
         measure=score_name(prepared.train.several),
         split=split,
         images=len(prepared.splits[split]),
@@ -277,9 +275,13 @@ def known(directory: Path) -> Table | None:
     return found
 
 
-def identity(model: str, prepared: Prepared, seed: int, size: tuple[int, int] | None) -> str:
+def looked_at(model: str, size: tuple[int, int] | None) -> tuple[str, bool]:
+    """The content of a model at this size, and whether it is a Vision Transformer."""
+    opened = open_model(model, size=size)
+    return content_of_model(opened.model, opened.preprocessing), isinstance(opened.model.config, ViTConfig)
+
+
+def identity(content: str, prepared: Prepared, seed: int, size: tuple[int, int] | None) -> str:
     """The model's content, the pictures and the settings, in short."""
-    opened = open_model(model)
-    content = content_of_model(opened.model, opened.preprocessing)
     parts = [content, fingerprints(prepared.splits), prepared.labels.names, seed, size]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
