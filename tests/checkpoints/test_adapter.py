@@ -11,11 +11,21 @@ from torch import Tensor
 
 import vitrail
 from tests.parity.peers import spread
-from vitrail.checkpoints.adapter import SETTINGS, SPELLINGS, WEIGHTS, additions, modules_of, read_adapter, write_adapter
+from vitrail.checkpoints.adapter import (
+    OURS,
+    SETTINGS,
+    SPELLINGS,
+    WEIGHTS,
+    additions,
+    modules_of,
+    read_adapter,
+    write_adapter,
+)
 from vitrail.checkpoints.convert import convert
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.tuning import merged, tune
+from vitrail.models.written import to_json
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'vitrail[peers]'")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
@@ -217,6 +227,11 @@ def test_convert_merges_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"something_new": 3}, "its setting something_new"),
         ({"alpha_pattern": {"^fc.*": 3}}, "is not the end of a name"),
         ({"lora_alpha": "much"}, "a number is wanted"),
+        ({"lora_alpha": 10**400}, "a number is wanted"),
+        ({"lora_alpha": True}, "a number is wanted"),
+        ({"lora_alpha": 1e308}, "larger than torch.float32 can say"),
+        ({"alpha_pattern": ["fc1"]}, "a table of names is wanted"),
+        ({"alpha_pattern": "fc1"}, "a table of names is wanted"),
     ],
 )
 def test_what_cannot_be_expressed_is_refused_in_one_line(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
@@ -256,6 +271,62 @@ def test_adapters_for_other_models_and_damaged_ones_are_refused(tmp_path: Path) 
         vitrail.load(source, adapter=adapter)
     with pytest.raises(ValueError, match="holds no adapter"):
         vitrail.load(source, adapter=tmp_path)
+
+
+FIRST = "base_model.model.vit.layers.0.attention.q_proj"
+HEAD = "base_model.model.classifier"
+
+
+def refused(tmp_path: Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> str:
+    """What is said of an adapter of these tensors, in one line."""
+    model = base(tmp_path)
+    write_adapter(tmp_path / "adapter", tuned(model))
+    save_file(tensors, tmp_path / "adapter" / WEIGHTS, {OURS: json.dumps(about or {})})
+    with pytest.raises(ValueError, match=r".") as error:
+        vitrail.load(tmp_path / "base.safetensors", adapter=tmp_path / "adapter")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def pair(module: str = FIRST, rank: int = 2) -> dict[str, Tensor]:
+    return {f"{module}.lora_A.weight": torch.ones(rank, 16), f"{module}.lora_B.weight": torch.ones(16, rank)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({}, "nothing to merge"),
+        (pair(rank=0), "rank 0"),
+        ({name: one.to(torch.float8_e4m3fn) for name, one in pair().items()}, "stored as F8_E4M3"),
+        ({name: one.to(torch.int32) for name, one in pair().items()}, "stored as I32"),
+        ({f"{HEAD}.weight": torch.tensor(1.0), f"{HEAD}.bias": torch.ones(5)}, "its head is no weights"),
+        ({f"{HEAD}.weight": torch.ones(5, 16), f"{HEAD}.bias": torch.tensor(1.0)}, "its head is no weights"),
+        ({f"{HEAD}.weight": torch.ones(0, 16), f"{HEAD}.bias": torch.ones(0)}, "its head is no weights"),
+        ({f"{HEAD}.weight": torch.ones(5, 16), f"{HEAD}.bias": torch.ones(4)}, "its head is no weights"),
+        (pair() | pair(FIRST.replace("vit.", "")), "are the same weights"),
+        (
+            pair() | pair(FIRST.replace("layers.0.attention.q_proj", "encoder.layer.0.attention.attention.query")),
+            "same",
+        ),
+        (pair() | pair(FIRST.removeprefix("base_model.model.")), "is there twice"),
+    ],
+)
+def test_strange_tensors_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, Tensor], said: str) -> None:
+    assert said in refused(tmp_path, tensors)
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"labels": ["a", "b", "c", "b", "e"]}, "two of its labels are 'b'"),
+        (
+            {"preprocessing": to_json(Preprocessing((16, 16), (16, 16), mean=(0.5,), std=(0.5,)))},
+            "its preprocessing gives 1 channels and the model takes 3",
+        ),
+    ],
+)
+def test_what_an_adapter_says_of_itself_must_fit(tmp_path: Path, about: dict[str, Any], said: str) -> None:
+    assert said in refused(tmp_path, pair(), about)
 
 
 def test_a_model_without_additions_has_no_adapter(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ read.
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +33,7 @@ from vitrail.nn.mlp import SwiGLU
 Spelling = Literal["transformers 5", "transformers 4"]
 SPELLINGS: tuple[Spelling, ...] = ("transformers 5", "transformers 4")
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LARGEST = sys.float_info.max  # a whole number may be larger, and is then no float
 BEFORE = "base_model.model."  # PEFT's, before every name
 OURS = "vitrail.adapter"  # in the header of the weights: labels and preprocessing, which PEFT has no place for
 
@@ -43,6 +46,7 @@ HARMLESS = frozenset((
     "eva_config", "runtime_config", "qalora_group_size",
 ))
 # fmt: on
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")  # that leave the base as it is
 
 
@@ -206,9 +210,14 @@ def read_adapter(directory: str | Path, config: Config) -> Adapter:
     check_settings(settings, folder / SETTINGS)
     with safetensors.SafetensorsFile(folder / WEIGHTS) as source:
         tensors = {name: source.read(name) for name in source.specs}
-        labels, preprocessing = _told(source)
+        labels, preprocessing = _told(source, config)
+    if not tensors:
+        raise refuse(folder / WEIGHTS, "it holds no tensors: there is nothing to merge")
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+        if tensor.dtype not in DTYPES:
+            kind = safetensors.NAMES[tensor.dtype]
+            raise refuse(folder / WEIGHTS, f"{name} is stored as {kind}: save the adapter in float32")
+        if not torch.isfinite(tensor).all():
             raise refuse(folder / WEIGHTS, f"{name} has values that are not finite numbers")
     pairs, head = _sorted(tensors, config, folder / WEIGHTS)
     return Adapter(_differences(pairs, settings, config, folder), head, labels, preprocessing)
@@ -225,6 +234,8 @@ def check_settings(settings: Mapping[str, Any], path: Path) -> None:
     if settings.get("init_lora_weights") not in BEGINNINGS:
         how = settings["init_lora_weights"]
         raise refuse(path, f"it was begun by {how!r}, which changes the base: convert it with PEFT first")
+    if not isinstance(settings.get("alpha_pattern") or {}, dict):
+        raise refuse(path, f"its alpha_pattern is {str(settings['alpha_pattern'])[:60]!r}: a table of names is wanted")
     for name, value in settings.items():
         if name not in HARMLESS and value not in (None, False, "", [], {}):
             raise refuse(
@@ -232,7 +243,9 @@ def check_settings(settings: Mapping[str, Any], path: Path) -> None:
             )
 
 
-def _told(source: safetensors.SafetensorsFile) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
+def _told(
+    source: safetensors.SafetensorsFile, config: ViTConfig
+) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
     """Labels and preprocessing, where the adapter is one of ours."""
     if OURS not in source.metadata:
         return None, None
@@ -242,7 +255,14 @@ def _told(source: safetensors.SafetensorsFile) -> tuple[tuple[str, ...] | None, 
     labels, pipeline = told.get("labels"), told.get("preprocessing")
     if labels is not None and not (isinstance(labels, list) and all(isinstance(name, str) for name in labels)):
         raise refuse(source.path, "its labels are no list of names")
+    if labels is not None and len(set(labels)) != len(labels):
+        twice = next(name for name in labels if labels.count(name) > 1)
+        raise refuse(source.path, f"two of its labels are {twice[:60]!r}: each class has a name of its own")
     made = None if pipeline is None else dataclass_from_json(pipeline, Preprocessing, "preprocessing")
+    if made is not None and made.channels != config.channels:
+        raise refuse(
+            source.path, f"its preprocessing gives {made.channels} channels and the model takes {config.channels}"
+        )
     return None if labels is None else tuple(labels), made
 
 
@@ -260,15 +280,49 @@ def _sorted(tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> tup
         short = name.removeprefix(BEFORE)
         module, _, kind = short.rpartition(".")
         if kind in ("weight", "bias") and module in heads:
-            head[f"{heads[module]}.{kind}"] = tensor
+            _put(head, f"{heads[module]}.{kind}", tensor, name, path)
             continue
         module, _, matrix = module.rpartition(".")
         if matrix not in ("lora_A", "lora_B") or kind != "weight" or module not in known:
             raise refuse(path, f"{name} has no place in this model: is the adapter for another one?")
-        pairs.setdefault(module, (known[module], {}))[1][matrix] = tensor
-    if head and len(head) != 2 * len(heads):
-        raise refuse(path, f"its head lacks {2 * len(heads) - len(head)} tensors")
+        _put(pairs.setdefault(module, (known[module], {}))[1], matrix, tensor, name, path)
+    _check_once(pairs, path)
+    _check_head(head, heads, path)
     return pairs, head
+
+
+def _put(found: dict[str, Tensor], key: str, tensor: Tensor, name: str, path: Path) -> None:
+    """Gives a tensor its place, where no other has it."""
+    if key in found:
+        raise refuse(path, f"{name} is there twice, with and without {BEFORE}: which one is meant?")
+    found[key] = tensor
+
+
+def _check_once(pairs: Pairs, path: Path) -> None:
+    """Refuses rows that two modules would change: one module spelt in two ways."""
+    rows = sorted((part.ours, part.start, part.rows, module) for module, (part, _) in pairs.items())
+    for (ours, start, count, module), (other, begin, _, again) in pairwise(rows):
+        if ours == other and begin < start + count:
+            raise refuse(path, f"{module} and {again} are the same weights: which one is meant?")
+
+
+def _check_head(head: Mapping[str, Tensor], heads: Mapping[str, str], path: Path) -> None:
+    """Refuses a head that is not whole, or whose tensors are no weights and biases of the same classes."""
+    if not head:
+        return
+    if len(head) != 2 * len(heads):
+        raise refuse(path, f"its head lacks {2 * len(heads) - len(head)} tensors")
+    shapes = {name: list(tensor.shape) for name, tensor in head.items()}
+    weights = [shapes[f"{ours}.weight"] for ours in heads.values()]
+    biases = [shapes[f"{ours}.bias"] for ours in heads.values()]
+    classes = weights[0][:1]
+    if (
+        classes in ([], [0])
+        or any(len(shape) != 2 or shape[:1] != classes for shape in weights)
+        or any(shape != classes for shape in biases)
+    ):
+        said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise refuse(path, f"its head is no weights [classes, width] with biases [classes]: {said}")
 
 
 def _differences(pairs: Pairs, settings: Mapping[str, Any], config: ViTConfig, folder: Path) -> dict[str, Tensor]:
@@ -293,6 +347,8 @@ def _differences(pairs: Pairs, settings: Mapping[str, Any], config: ViTConfig, f
                 f"{module} has A {list(a.shape)} and B {list(b.shape)}; this model's matrix is {part.rows}×{shape[1]}: "
                 "is the adapter for another size?",
             )
+        if not len(a):
+            raise refuse(folder / WEIGHTS, f"{module} has A and B of rank 0: there is nothing to merge")
         name = f"{part.ours}.weight"
         whole = found.setdefault(name, torch.zeros(shape, dtype=torch.float64))
         whole[part.start : part.start + part.rows] += scale(settings, module, len(a), folder) * (b @ a)
@@ -310,6 +366,6 @@ def scale(settings: Mapping[str, Any], module: str, rank: int, folder: Path) -> 
         if module == pattern or module.endswith(f".{pattern}"):
             alpha = value
             break
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    if type(alpha) not in (int, float) or not abs(alpha) <= LARGEST:
         raise refuse(folder / SETTINGS, f"a lora_alpha of {str(alpha)[:40]!r}: a number is wanted")
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)

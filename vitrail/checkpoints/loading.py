@@ -168,6 +168,11 @@ def with_adapter(
         state[name] = tensor.to(state[name].dtype)
     for name, difference in adapter.differences.items():
         state[name] = (state[name].double() + difference).to(state[name].dtype)
+    for name in (*adapter.head, *adapter.differences):
+        if not torch.isfinite(state[name].double()).all():
+            raise ValueError(
+                f"{directory} makes {name} larger than {state[name].dtype} can say: is its lora_alpha right?"
+            )
     if adapter.labels is not None and len(adapter.labels) != contract.config.classes:
         raise ValueError(f"{directory} has {len(adapter.labels)} labels for {contract.config.classes} classes")
     labels = adapter.labels if adapter.head else contract.labels  # a new head's classes are not the old one's
