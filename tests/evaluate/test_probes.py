@@ -238,6 +238,15 @@ def test_draws_that_would_all_be_the_same_pictures_are_one_without_an_interval()
     assert len(fewer.accuracies) == 5
 
 
+@pytest.mark.parametrize("temperature", [1e-2, 1e-5, 1e-300, 5e-324])
+def test_a_small_temperature_leaves_the_vote_to_the_nearest(temperature: float) -> None:
+    votes = knn(*TRAIN, -TRAIN[0][:50], 7, 20, temperature)  # far from all: every cosine is small
+    assert np.isfinite(votes).all()
+    np.testing.assert_allclose(votes.sum(1), 1)
+    if temperature < 1e-5:
+        np.testing.assert_array_equal(votes, knn(*TRAIN, -TRAIN[0][:50], 7, 1))
+
+
 @pytest.mark.parametrize(("shots", "draws"), [(0, 5), (5, 0)])
 def test_shots_and_draws_are_above_zero(shots: int, draws: int) -> None:
     with pytest.raises(ValueError, match="1 or more"):

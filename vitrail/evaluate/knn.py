@@ -28,7 +28,10 @@ def knn(
     for start in range(0, len(queries), QUERIES):
         part = slice(start, min(start + QUERIES, len(queries)))
         cosines, places = nearest(train, queries[part], min(neighbours, len(train)))  # [q, k] both
-        weights = np.exp((cosines - 1) / temperature)  # minus 1 cancels, and keeps small temperatures in range
+        # What is subtracted cancels; so the nearest has weight 1, however small the temperature.
+        nearer = cosines - cosines.max(1, keepdims=True)
+        with np.errstate(over="ignore"):  # at a temperature of almost nothing, -inf: weight 0
+            weights = np.exp(nearer / temperature)
         votes[part] = counted(weights, targets[places], classes)
         votes[part] /= weights.sum(1, keepdims=True)
     return votes
