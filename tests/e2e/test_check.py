@@ -50,7 +50,7 @@ def test_spoilt_data_ends_with_1_and_every_kind_with_a_count_a_path_and_a_remedy
     ):
         assert part in text
     assert "\033" not in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.replace(str(tmp_path), "").splitlines())) <= 100
 
 
 def test_good_data_ends_with_0(tmp_path):
@@ -204,7 +204,7 @@ def test_parquet_with_pictures_inside(tmp_path):
         assert found["problems"][0]["path"].endswith("train-00000-of-00001.parquet[7]")
 
 
-def many(root: Path, count: int = 1200) -> Path:
+def many(root: Path, count: int = 6000) -> Path:
     """More pictures than can be looked at in a few seconds: links to one, which is looked at again under every name."""
     pixels = np.random.default_rng(0).integers(0, 256, (1200, 1600, 3), dtype=np.uint8)
     first = put(root / "train/cat/first.jpg", encoded(Image.fromarray(pixels)))
