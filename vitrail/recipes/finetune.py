@@ -29,7 +29,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     model = started(facts, size)
     pipeline = facts.init_preprocessing or Preprocessing(model.image_size, model.image_size)
     batch = facts.choose("batch_size", 32 if facts.images < FEW else 128, f"{facts.images:,} training pictures")
-    epochs = float(min(24, max(4, round(12_000 / facts.images))))
+    epochs = float(min(24, max(4, round(16_000 / facts.images))))
     lasting = facts.lasting(epochs=epochs, why=f"{facts.images:,} training pictures")
     total = lasting.get("steps") or facts.steps(lasting["epochs"], batch)
     how = facts.wishes.get("tune") or "full"
