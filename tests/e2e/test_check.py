@@ -236,7 +236,12 @@ def test_ended_early_it_leaves_no_process_behind(tmp_path, how):
     many(tmp_path)
     command = [sys.executable, "-m", "vitrail", "check", str(tmp_path), "--workers", "2"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     wait_until(lambda: len(session(process.pid)) == 3)
     time.sleep(0.5)
