@@ -100,15 +100,16 @@ def test_run_of_two_resumes_on_one(tmp: Path, alone: Path) -> None:
 def test_killed_worker_is_restarted_and_the_run_ends_with_the_same_weights(tmp: Path, alone: Path) -> None:
     frequent = ("--save-seconds", "0")
     run(tmp, 2, "digits", "--out", "pair", *SMALL, *LINEAR)
-    process = subprocess.Popen(
-        torchrun(tmp, 2, "digits", "--out", "hurt", *SMALL, *LINEAR, *frequent, restarts=1),
-        cwd=tmp,
-        env=environment(tmp),
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(tmp / "hurt", 5, process)
-    os.kill(workers(process)[1], signal.SIGKILL)
-    assert process.wait(240) == 0
+    with (tmp / "hurt.err").open("w") as said:
+        process = subprocess.Popen(
+            torchrun(tmp, 2, "digits", "--out", "hurt", *SMALL, *LINEAR, *frequent, restarts=1),
+            cwd=tmp,
+            env=environment(tmp),
+            stderr=said,
+        )
+        wait_for(tmp / "hurt", 5, process)
+        os.kill(workers(process)[1], signal.SIGKILL)
+        assert process.wait(240) == 0, (tmp / "hurt.err").read_text()
     ours, theirs = last(tmp / "hurt"), last(tmp / "pair")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert (tmp / "hurt" / "metrics.jsonl").read_bytes() == (tmp / "pair" / "metrics.jsonl").read_bytes()

@@ -1,11 +1,13 @@
 """The processes that train one model together: the one place that knows of process groups, DDP and FSDP2."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -127,6 +129,29 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def agreed_name(store: dist.Store, rank: int, world: int) -> str:
+    """A name for the group that exactly the processes alive now have agreed on.
+
+    When torchrun starts workers again it hands them the store of their predecessors, in which the addresses of the
+    dead still stand: a group by the same name may try to reach them. So the first process offers a new name, every
+    other one signs it, and it holds for whoever finds its own signature confirmed.
+    """
+    if rank == 0:
+        name = f"vitrail-{uuid4().hex}"
+        store.set("vitrail-offer", name)
+        signatures = [store.get(f"{name}-signed-{other}").decode() for other in range(1, world)]
+        store.set(f"{name}-confirmed", " ".join(signatures))
+        return name
+    mine = uuid4().hex
+    while True:
+        name = store.get("vitrail-offer").decode()
+        store.set(f"{name}-signed-{rank}", mine)
+        while store.get("vitrail-offer").decode() == name:
+            if store.check([f"{name}-confirmed"]) and mine in store.get(f"{name}-confirmed").decode().split():
+                return name
+            time.sleep(0.05)
+
+
 @contextmanager
 def joined(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
     """The team that `torchrun` started this process in; a team of one without it."""
@@ -139,9 +164,14 @@ def joined(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
         raise ValueError("several processes on Metal are not supported by PyTorch: use --device cpu")
     if place.type == "cuda":
         torch.cuda.set_device(place)
+    store, rank, world = next(dist.rendezvous("env://", timeout=PATIENCE))
     dist.init_process_group(
-        "nccl" if place.type == "cuda" else "gloo", timeout=timedelta(hours=6)
-    )  # others wait while the first one checks the data
+        "nccl" if place.type == "cuda" else "gloo",
+        store=dist.PrefixStore(agreed_name(store, rank, world), store),
+        rank=rank,
+        world_size=world,
+        timeout=PATIENCE,
+    )
     try:
         yield Team(dist.get_rank(), world, place, parallel)
     finally:
