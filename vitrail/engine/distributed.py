@@ -12,6 +12,8 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 Parallel = Literal["ddp", "fsdp"]
@@ -129,7 +131,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def agreed_name(store: dist.Store, rank: int, world: int) -> str:
+def agreed_name(store: Store, rank: int, world: int) -> str:
     """A name for the group that exactly the processes alive now have agreed on.
 
     When torchrun starts workers again it hands them the store of their predecessors, in which the addresses of the
@@ -164,10 +166,10 @@ def joined(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
         raise ValueError("several processes on Metal are not supported by PyTorch: use --device cpu")
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    store, rank, world = next(dist.rendezvous("env://", timeout=PATIENCE))
+    store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
     dist.init_process_group(
         "nccl" if place.type == "cuda" else "gloo",
-        store=dist.PrefixStore(agreed_name(store, rank, world), store),
+        store=PrefixStore(agreed_name(store, rank, world), store),
         rank=rank,
         world_size=world,
         timeout=PATIENCE,
