@@ -63,8 +63,9 @@ class Team:
             from torch.distributed.fsdp import fully_shard
 
             mesh = init_device_mesh(self.device.type, (self.world,))
-            for block in getattr(task.model, "blocks", ()):
-                fully_shard(block, mesh=mesh)
+            for module in list(task.modules()):  # the model's layers, and those of a decoder or a teacher
+                for block in getattr(module, "blocks", ()):
+                    fully_shard(block, mesh=mesh)
             fully_shard(task, mesh=mesh)
             return task
         places = [self.device.index] if self.device.type == "cuda" else None

@@ -30,6 +30,7 @@ from vitrail.engine.rules import rules
 from vitrail.engine.schedule import ScheduleSlot
 from vitrail.engine.state import Checkpoints, Progress, load, tensors_of
 from vitrail.objectives.draw import Draw
+from vitrail.objectives.task import Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Metrics = dict[str, float]
@@ -67,7 +68,7 @@ class Diverged(ValueError):
 class Training:
     """A task on its way through a plan."""
 
-    task: nn.Module
+    task: Task
     loader: Loader
     normalise: Callable[[Tensor], Tensor]
     optim: Optim
@@ -171,6 +172,7 @@ class Training:
                 self.scaler.step(optimizer)
             self.scaler.update()
             team.share_buffers(self.task)
+            self.task.after_step(step)
             if self.average is not None:
                 self.average.update(step)
             self.progress.loss += value

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.mixing import mix
+from vitrail.objectives.task import Task
 
 KEEP = 4  # stream of chance
 
@@ -52,7 +53,7 @@ class Classification:
         return Classifier(model, self, weights)
 
 
-class Classifier(nn.Module):
+class Classifier(Task):
     """A model and what it is trained for: pictures and targets in, the loss out."""
 
     weights: Tensor | None
