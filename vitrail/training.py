@@ -23,6 +23,7 @@ from vitrail.report import write_report
 from vitrail.run.prepare import Prepared, prepare
 from vitrail.run.record import read_json
 from vitrail.run.running import Run
+from vitrail.run.supervised import Supervised
 
 Progress = Callable[[str, int, int], None]
 WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # that a named recipe adapts to
@@ -91,7 +92,7 @@ def train(
                 best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
                 chosen = replace(chosen, precision=facts.choose("precision", best, "what this GPU is fast at"))
         chosen = with_settings(chosen, list(settings))
-        run = Run(chosen, prepared, directory, machine, team, facts.chosen, listeners, trackers, progress)
+        run = Supervised(chosen, prepared, directory, machine, team, facts.chosen, listeners, trackers, progress)
         for line in announcement(chosen, prepared, facts, directory):
             run.tell(line)
         return finished(run, run.start())
@@ -143,7 +144,7 @@ def resumed(
         return directory, read_json(directory / "summary.json")
     recipe = read_recipe(directory / "recipe.json")
     prepared = together(team, recipe.data, progress)
-    run = Run(recipe, prepared, directory, machine, team, [], listeners, trackers, progress)
+    run = Supervised(recipe, prepared, directory, machine, team, [], listeners, trackers, progress)
     return finished(run, run.resume())
 
 

@@ -4,7 +4,7 @@ B pictures, K classes, N patches.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +26,7 @@ class Classification:
     trains single ones. Its loss is summed over the classes.
     """
 
+    keeps: ClassVar[str] = "model"  # what of the task is the model in the end
     loss: Literal["softmax", "sigmoid"] = "softmax"
     smoothing: float = 0.0  # of the labels, softmax only
     mixup: float = 0.0  # alpha; 0 for none

@@ -18,7 +18,7 @@ from vitrail.run.judge import answers
 from vitrail.run.record import write_json
 
 if TYPE_CHECKING:
-    from vitrail.run.running import Run
+    from vitrail.run.supervised import Supervised
 
 MISTAKES, THUMBNAIL = 24, 192  # how many, and their longer side in pixels
 
@@ -40,7 +40,7 @@ def summed(logits: np.ndarray, targets: np.ndarray, intervals: bool = True) -> d
     return found
 
 
-def finish(run: "Run") -> dict[str, Any]:
+def finish(run: "Supervised") -> dict[str, Any]:
     """Writes what a finished run holds. What is judged is the file that was written, loaded as a stranger would load it."""
     training, recipe, team = run.training, run.recipe, run.team
     progress, file = training.progress, run.directory / "model.safetensors"
@@ -86,7 +86,7 @@ def finish(run: "Run") -> dict[str, Any]:
     return summary
 
 
-def write_answers(run: "Run", split: str, logits: np.ndarray, pictures: Pictures) -> None:
+def write_answers(run: "Supervised", split: str, logits: np.ndarray, pictures: Pictures) -> None:
     """Logits, targets and names of a split; and small pictures of what it got wrong while it was sure."""
     folder = run.directory / "evaluation"
     (folder / "pictures").mkdir(parents=True, exist_ok=True)

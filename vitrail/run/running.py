@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitrail.checkpoints.files.atomic import staged
-from vitrail.checkpoints.loading import describe, load, save
+from vitrail.checkpoints.loading import save
 from vitrail.data.loader import Loader
 from vitrail.data.pictures import Pictures
-from vitrail.data.pipeline import Evaluation
+from vitrail.data.pipeline import Evaluation, Prepare
 from vitrail.data.pipeline import Training as Augmentation
 from vitrail.data.sources.pixels import Pixels
 from vitrail.engine.distributed import Team, whole
@@ -21,15 +22,13 @@ from vitrail.engine.journal import Journal, Listener
 from vitrail.engine.loop import Metrics, Plan, Training
 from vitrail.engine.state import Checkpoints
 from vitrail.engine.trackers import TRACKERS
-from vitrail.evaluate import score_name
 from vitrail.models.bit import BiT
 from vitrail.models.build import build_from
 from vitrail.models.tuning import merged, tune
 from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
+from vitrail.objectives.task import Task
 from vitrail.recipe import Machine, Recipe, write_recipe
-from vitrail.run.finish import finish, score
-from vitrail.run.judge import answers
 from vitrail.run.lock import alone
 from vitrail.run.prepare import Prepared
 from vitrail.run.record import fingerprints, read_json, record, same, write_json
@@ -40,7 +39,7 @@ BEST = "best.safetensors"  # what validated best
 
 @dataclass
 class Run:
-    """One recipe on its way through one directory."""
+    """One recipe on its way through one directory. What is learnt, and how it is judged, its kinds say."""
 
     recipe: Recipe
     prepared: Prepared
@@ -95,15 +94,14 @@ class Run:
 
     def trained(self, model: ViT | BiT, checkpoint: Path | None) -> dict[str, Any]:
         """The loop, and what follows it."""
-        recipe, machine, team, train = self.recipe, self.machine, self.team, self.prepared.train
+        recipe, machine, team = self.recipe, self.machine, self.team
         if recipe.tune.startswith("lora") and team.world > 1 and team.parallel == "fsdp":
             raise ValueError("LoRA's matrices are too small to be sharded: use --parallel ddp")
         loader = self.loaders["training"] = self.training_loader()
-        validation = self.loader("validation")
         if machine.compile:
             model.compile()
-        task = recipe.objective.build(model, self.class_weights())
         steps, per_epoch = recipe.length(loader.steps), loader.steps
+        task = self.task(model, steps)
         plan = Plan(
             steps=steps,
             validate_every=max(1, round(recipe.validate_every * per_epoch)),
@@ -114,24 +112,19 @@ class Run:
             seed=recipe.seed,
             patience=recipe.patience,
             skip_nonfinite=recipe.skip_nonfinite,
-            score=score_name(train.several),
+            score=self.score,
         )
-
-        def validate() -> Metrics:
-            logits, read = answers(lambda x: task(x)["logits"], validation, recipe.preprocessing.normalise, team)
-            return score(logits[read], validation.pictures.targets[read])
-
         self.training = Training(
             task=task,
             loader=loader,
-            normalise=recipe.preprocessing.normalise,
+            normalise=self.normalise,
             optim=recipe.optimizer,
             schedule=recipe.schedule,
             plan=plan,
             team=team,
             journal=Journal(self.directory if team.leads else None, self.heard()),
             checkpoints=Checkpoints(self.directory / "checkpoints", team, machine.keep_checkpoints),
-            validate=validate,
+            validate=self.validate,
             improved=lambda: self.save_model(BEST, step=self.training.progress.step),
             ema=recipe.ema,
         )
@@ -145,7 +138,35 @@ class Run:
             )
         self.training.journal.tell({"kind": "begin", "steps": steps, "steps_per_epoch": per_epoch})
         self.training.run()
-        return finish(self)
+        return self.finish()
+
+    @property
+    def score(self) -> str:
+        """What a validation is to make higher."""
+        raise AssertionError("a run says what it is judged by")
+
+    def task(self, model: ViT | BiT, steps: int) -> Task:
+        """The model with its objective."""
+        raise AssertionError("a run says what is learnt")
+
+    def validate(self) -> Metrics:
+        """The numbers of a validation, with the weights that would be kept in place."""
+        raise AssertionError("a run says how it is judged")
+
+    def finish(self) -> dict[str, Any]:
+        """Writes what a finished run holds, and gives its summary."""
+        raise AssertionError("a run says how it ends")
+
+    def normalise(self, pixels: Tensor) -> Any:
+        """From the bytes of a batch to what the task takes."""
+        return self.recipe.preprocessing.normalise(pixels)
+
+    def augmentation(self) -> Prepare:
+        """How a picture becomes a row of a training batch."""
+        recipe = self.recipe
+        return Augmentation(
+            recipe.augment, recipe.preprocessing.size, recipe.preprocessing.channels, recipe.preprocessing.turn
+        )
 
     def training_loader(self) -> Loader:
         """Pictures in a new order every epoch, augmented."""
@@ -158,18 +179,10 @@ class Run:
             self.tell(f"batch size {batch} instead of {recipe.batch_size}: there are {len(train)} training pictures")
         if batch % team.world:
             raise ValueError(f"a batch of {batch} cannot be shared equally by {team.world} processes")
-        mixes = recipe.objective.mixup or recipe.objective.cutmix
-        if mixes and team.world > 1 and batch // team.world % 2:
-            raise ValueError(
-                f"mixing needs pairs: a batch of {batch} gives each of {team.world} processes an odd number"
-            )
-        prepare = Augmentation(
-            recipe.augment, recipe.preprocessing.size, recipe.preprocessing.channels, recipe.preprocessing.turn
-        )
         return Loader(
             train,
             None,
-            prepare,
+            self.augmentation(),
             batch_size=batch,
             seed=recipe.seed,
             rank=team.rank,
@@ -209,23 +222,13 @@ class Run:
         if self.progress is not None and self.team.leads:
             self.progress("decoding", done, total)
 
-    def class_weights(self) -> torch.Tensor | None:
-        """Rare classes count more: inversely to their pictures, and one on average over the pictures."""
-        if self.recipe.data.balance != "weights":
-            return None
-        train = self.prepared.train
-        counts = torch.from_numpy(train.counts()).float().clamp(min=1)
-        if train.several:  # as if a label were there as often as not
-            return ((len(train) - counts) / counts).clamp(1, 100)
-        return counts.sum() / len(counts) / counts
-
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's tensors as they stand now, put together from all processes."""
-        task = self.training.task
+        """The tensors of the model that is kept, as they stand now, put together from all processes."""
+        prefix = f"{self.recipe.objective.keeps}."
         return {
-            name.removeprefix("model."): whole(tensor.detach()).cpu().clone()
-            for name, tensor in task.state_dict().items()
-            if name.startswith("model.")
+            name.removeprefix(prefix): whole(tensor.detach()).cpu().clone()
+            for name, tensor in self.training.task.state_dict().items()
+            if name.startswith(prefix)
         }
 
     def tuned(self) -> ViT | BiT:
@@ -239,7 +242,9 @@ class Run:
         """A plain model with the weights as they stand now, its labels and its preprocessing."""
         model = self.tuned()
         merged(model)
-        model.labels, model.preprocessing = self.prepared.labels.names, self.recipe.preprocessing
+        model.preprocessing = self.recipe.preprocessing
+        if self.recipe.model.classes is not None:
+            model.labels = self.prepared.labels.names
         for parameter in model.parameters():
             parameter.requires_grad = True
         return model.eval()
@@ -251,44 +256,14 @@ class Run:
             save(model, self.directory / name, recipe=to_json(self.recipe), **card)
 
     def begun(self) -> ViT | BiT:
-        """The model as training finds it: fresh, or with the weights of a checkpoint and a head for these labels."""
-        model, init = fresh(self.recipe), self.recipe.init
-        if init is None:
-            return model
-        config = self.recipe.model
-        # Not mapped: pages of a file are aligned otherwise than memory, and sums could differ in their last bit.
-        source = load(
-            init, classes=config.classes, image_size=config.image_size, channels=config.channels, mapped=False
-        )
-        theirs, ours = source.state_dict(), model.state_dict()
-        differ = sorted(
-            n for n in {*theirs, *ours} if n not in theirs or n not in ours or theirs[n].shape != ours[n].shape
-        )
-        if differ:
-            raise ValueError(
-                f"{init} is another model than the recipe's: {len(differ)} tensors differ, {', '.join(differ[:3])} among them"
-            )
-        if source.labels == self.prepared.labels.names:
-            self.tell(f"{init} has these very labels: its head is kept")
-        else:  # a head for as many other classes knows nothing of these
-            last = [n for n in theirs if n.startswith("head.") and not n.startswith("head.pre_logits")]
-            theirs |= {name: torch.zeros_like(theirs[name]) for name in last}
-        model.load_state_dict(theirs)
-        return model
+        """The model as training finds it."""
+        raise AssertionError("a run says what it begins with")
 
     def agree(self) -> None:
         """All processes see the same data, or none begins."""
         prints = self.team.everybody(fingerprints(self.prepared.splits))
         if any(other != prints[0] for other in prints):
             raise ValueError("the processes do not see the same data: is it on a disk that all of them read?")
-
-    def best_is_ours(self) -> bool:
-        """Whether the file with the best weights is of this very run, not left by one that was killed and went otherwise."""
-        with describe(self.directory / BEST) as found:
-            ours = found.contract.card.get("step") == self.training.progress.best_step
-        if not ours:
-            self.tell(f"{BEST} is not of step {self.training.progress.best_step}: the last weights are kept instead")
-        return ours
 
     def tell(self, text: str) -> None:
         """A line for whoever watches."""

@@ -13,7 +13,7 @@ from vitrail.engine.state import Checkpoints
 from vitrail.models.tuning import tune
 from vitrail.recipe import Machine, Recipe
 from vitrail.run.prepare import Prepared
-from vitrail.run.running import Run
+from vitrail.run.supervised import Supervised
 
 STEPS = 5  # that are done; the first is not counted, because memory and workers are only getting ready
 VALIDATIONS = 1  # of a run: at its end
@@ -37,7 +37,7 @@ def measured(recipe: Recipe, prepared: Prepared, machine: Machine) -> Pace:
     """Does a few steps of a recipe, on copies that nobody keeps."""
     with joined(machine.device, machine.parallel) as team:
         began = time.monotonic()
-        run = Run(recipe, prepared, Path(), machine, team)
+        run = Supervised(recipe, prepared, Path(), machine, team)
         run.loaders = {}
         model = run.begun()
         tune(model, recipe.tune)
@@ -74,7 +74,7 @@ def measured(recipe: Recipe, prepared: Prepared, machine: Machine) -> Pace:
                 other.close()
 
 
-def judging(run: Run, training: Training) -> float:
+def judging(run: Supervised, training: Training) -> float:
     """Seconds for all that a run judges: validation as often as it is due and once more at the end, and the test split."""
     splits = run.prepared.splits
     pictures = len(splits["validation"]) * (VALIDATIONS + 1) + len(splits.get("test", ()))
