@@ -14,10 +14,10 @@ from vitrail.cli import main
 from vitrail.cli import probing as options
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources import parts
-from vitrail.evaluation.features import content_of_model, features, kept, remembered
 from vitrail.evaluation.probes import KINDS, Settings
 from vitrail.evaluation.probing import probe
 from vitrail.recipe import Data
+from vitrail.run.features import content_of_model, features, kept, remembered
 from vitrail.run.prepare import prepare
 
 PIPELINE = Preprocessing((16, 16), (16, 16))

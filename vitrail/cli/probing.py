@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vitrail.cli import reading
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.features import Progress
+    from vitrail.run.features import Progress
 
 # The same names as in vitrail.evaluation.probes, kept here too so that --help need not import PyTorch; a test compares.
 PROBES = ("knn", "linear", "few-shot")

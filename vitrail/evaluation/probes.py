@@ -11,7 +11,7 @@ from vitrail.evaluate import measures, score_name
 from vitrail.evaluate.few_shot import DRAWS, SHOTS, FewShot, few_shot
 from vitrail.evaluate.knn import NEIGHBOURS, TEMPERATURE, knn
 from vitrail.evaluate.linear_probe import linear_probe
-from vitrail.evaluation.features import Features
+from vitrail.run.features import Features
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 from vitrail.data.sources.parts import UNDIVIDED
 from vitrail.engine.distributed import pick_device
 from vitrail.evaluate import score_name
-from vitrail.evaluation.features import Progress, content_of_model, features
 from vitrail.evaluation.opening import open_model
 from vitrail.evaluation.probes import KINDS, Row, Settings
 from vitrail.models.sizes import closest
 from vitrail.recipe import Data
+from vitrail.run.features import Progress, content_of_model, features
 from vitrail.run.prepare import Prepared, audited, found
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from vitrail.engine.journal import Listener
 from vitrail.evaluate import score_name
-from vitrail.evaluation.features import content_of_model
 from vitrail.evaluation.opening import open_model, weights_of
 from vitrail.evaluation.probes import Settings
 from vitrail.evaluation.probing import probe
 from vitrail.models.sizes import closest
 from vitrail.models.vit import ViTConfig
 from vitrail.recipe import Data, Facts, Machine, Recipe
+from vitrail.run.features import content_of_model
 from vitrail.run.prepare import Prepared, prepare
 from vitrail.run.record import fingerprints, read_json
 from vitrail.training import named, resume, train

@@ -1,6 +1,6 @@
 """What a frozen model makes of a split, one vector for each picture: computed once, and kept in the user's cache directory.
 
-The features are what comes to the head: the vector of equation 4 (after the tanh layer where the model has pre-logits; after the
+Features are what comes to the head: the vector of equation 4 (after the tanh layer where the model has pre-logits; after the
 projection for CLIP). A distilled model's two tokens stand side by side, [2 D], because its own answer is read from both.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.checkpoints.artifact import digest
 from vitrail.checkpoints.files.atomic import atomic
@@ -29,7 +29,7 @@ from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
 
 Progress = Callable[[str, int, int], None]
-VERSION = 2  # another way to compute them is another number: old files are not misread
+VERSION = 3  # another way to compute them is another number: old files are not misread
 BATCH = 64
 SEAL = hashlib.sha256().digest_size  # bytes before the values
 
@@ -75,7 +75,7 @@ def _bytes(pictures: Pictures, item: int) -> bytes:
 
 
 def place_of(key: str) -> Path:
-    """Where the features of this key are kept."""
+    """Where the values of this key are kept."""
     return directory() / "features" / f"{key}.float32"
 
 
@@ -92,39 +92,71 @@ def features(
 ) -> Features:
     """The features of a split, from the cache where they are. `model` ends in features; `identity` is its content if known."""
     device = device or torch.device("cpu")
+    identity = identity or (content_of_model(model, pipeline) if cache else "")
     began = time.monotonic()
+    seen = once(model.to(device).eval(), pipeline, pictures, identity, "features", device, workers, cache, progress)
+    return Features(
+        seen.values[seen.read],
+        pictures.targets[seen.read],
+        time.monotonic() - began,
+        seen.cached,
+        seen.unreadable,
+        seen.notes,
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a function made of every picture of a split."""
+
+    values: np.ndarray  # float32 [n, D], in the order of the split; zeros for a picture that could not be read
+    read: np.ndarray  # [n] whether it could
+    cached: bool
+    unreadable: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def once(
+    model: Callable[[Tensor], Tensor],
+    pipeline: Preprocessing,
+    pictures: Pictures,
+    identity: str,  # the content of the model
+    what: str,  # of its outputs, in a word
+    device: torch.device,
+    workers: int | None = None,
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> Seen:
+    """What a model gives for each picture of a split, from the cache where it is."""
     place, notes = None, []
     if cache:
-        identity = identity or content_of_model(model, pipeline)
-        parts = [str(VERSION), identity, content_of_pictures(pictures), device.type]
+        parts = [str(VERSION), what, identity, content_of_pictures(pictures), device.type]
         place = place_of(hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
         found, complaint = remembered(place, len(pictures))
         if found is not None:
-            return Features(found, pictures.targets, time.monotonic() - began, True)
+            return Seen(found, np.ones(len(pictures), dtype=bool), True)
         if complaint:
-            notes.append(f"{complaint}: the features of the {pictures.split} split are computed again")
-    values, read, unreadable = computed(model, pipeline, pictures, device, workers, progress)
+            notes.append(f"{complaint}: the {what} of the {pictures.split} split are computed again")
+    values, read, unreadable = computed(model, pipeline, pictures, device, workers, progress, what)
     if place is not None and not unreadable:  # what could not be read may be readable another time
-        complaint = kept(place, values)
+        complaint = kept(place, values, what)
         notes += [complaint] if complaint else []
-    return Features(
-        values[read], pictures.targets[read], time.monotonic() - began, False, dict(unreadable), tuple(notes)
-    )
+    return Seen(values, read, False, dict(unreadable), tuple(notes))
 
 
 @torch.inference_mode()
 def computed(
-    model: nn.Module,
+    model: Callable[[Tensor], Tensor],
     pipeline: Preprocessing,
     pictures: Pictures,
     device: torch.device,
     workers: int | None = None,
     progress: Progress | None = None,
+    what: str = "features",
 ) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
     """Features [n, D] in the order of the split, which pictures could be read [n], and why the others could not."""
     if not len(pictures):
         raise ValueError(f"the {pictures.split} split holds no pictures")
-    model = model.to(device).eval()
     if workers is None:
         few = isinstance(pictures.store, Pixels) or len(pictures) < BATCH
         workers = 0 if few else max(1, min(8, (os.cpu_count() or 1) // (1 if device.type == "cuda" else 2)))
@@ -142,19 +174,19 @@ def computed(
                 values[batch.indices.numpy()], read[batch.indices.numpy()] = part, True
                 done += len(batch.indices)
             if progress:
-                progress(f"features of the {pictures.split} split", done + len(loader.unreadable), len(pictures))
+                progress(f"{what} of the {pictures.split} split", done + len(loader.unreadable), len(pictures))
     finally:
         loader.close()
     if not read.any():
         reason = next(iter(loader.unreadable.values()), "")
         raise ValueError(f"no picture of the {pictures.split} split could be read: {reason}")
     if not np.isfinite(values).all():
-        raise ValueError(f"the model gives features that are not finite for the {pictures.split} split")
+        raise ValueError(f"the model gives {what} that are not finite for the {pictures.split} split")
     return values, read, loader.unreadable
 
 
 def remembered(place: Path, count: int) -> tuple[np.ndarray | None, str]:
-    """Features from the cache, or none and what was wrong with the file."""
+    """Values from the cache, or none and what was wrong with the file."""
     try:
         content = np.fromfile(place, dtype=np.uint8)
     except (FileNotFoundError, NotADirectoryError):
@@ -175,8 +207,8 @@ def seal(place: Path, body: np.ndarray) -> bytes:
     return found.digest()
 
 
-def kept(place: Path, values: np.ndarray) -> str:
-    """Writes features to the cache, whole; gives a complaint where that is not possible, which is no reason to stop."""
+def kept(place: Path, values: np.ndarray, what: str = "features") -> str:
+    """Writes values to the cache, whole; gives a complaint where that is not possible, which is no reason to stop."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with atomic(place) as file:
@@ -184,5 +216,5 @@ def kept(place: Path, values: np.ndarray) -> str:
             file.write(seal(place, body))
             file.write(body.data)
     except OSError as error:
-        return f"the features are not kept for another time: {error}"
+        return f"the {what} are not kept for another time: {error}"
     return ""
