@@ -106,18 +106,20 @@ class Part:
         return Pictures(store, np.arange(self.start, self.start + len(targets)), targets, classes, split)
 
 
-def read(root: str, fractions: parts.Fractions | None, progress: parts.Progress | None) -> Dataset:
-    """A folder of class folders."""
+def read(
+    root: str, fractions: parts.Fractions | None, progress: parts.Progress | None, labelled: bool = True
+) -> Dataset:
+    """A folder of class folders; one of pictures alone, where no labels are needed."""
     walk = Walk(progress=progress)
     top = walk.level(root)
     splits = split_folders(walk, root, top)
     if splits:
         walk.pass_over(root, (name for name in top.folders if name not in splits.values()), "beside the split folders")
-        found = {split: part(walk, os.path.join(root, folder), root) for split, folder in splits.items()}
+        found = {split: part(walk, os.path.join(root, folder), root, labelled) for split, folder in splits.items()}
         walk.pass_over(root, top.pictures, OUTSIDE)
         walk.pass_over(root, top.others)
     else:
-        found = {"train": part(walk, root, root)}
+        found = {"train": part(walk, root, root, labelled)}
     if not walk.listing.count:
         raise ValueError(f"{root} has class folders and no picture in any of them: {LAYOUTS}")
     store, notes = walk.listing.store(), []
@@ -145,9 +147,11 @@ class NoClassFoldersError(ValueError):
     """Pictures lie there, or nothing does, where folders of classes are meant."""
 
 
-def part(walk: Walk, folder: str, root: str) -> Part:
+def part(walk: Walk, folder: str, root: str, labelled: bool) -> Part:
     """One split: every folder in it is a class, also an empty one."""
     here = walk.level(folder)
+    if not labelled and here.pictures:  # beside them, folders are no classes
+        return Part(walk.listing.count, {parts.PICTURE: walk.below(folder, set())})
     if not here.folders:
         held = f"{len(here.pictures):,} pictures and no class folders" if here.pictures else "no class folders"
         raise NoClassFoldersError(f"{folder} holds {held}: {LAYOUTS}")

@@ -4,6 +4,7 @@ import csv
 import io
 import os
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from vitrail.data.pictures import Dataset
 from vitrail.data.sources import parts
@@ -24,7 +25,7 @@ def column(names: Sequence[str], wanted: Sequence[str]) -> int | None:
     return next((plain.index(name) for name in wanted if name in plain), None)
 
 
-def table(path: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+def table(path: str, labelled: bool) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """The header of a CSV and its rows with their line numbers; comma, semicolon or tab, whichever makes the columns."""
     with open(path, "rb") as file:
         data = file.read()
@@ -34,23 +35,22 @@ def table(path: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
         raise ValueError(
             f"{path} is not UTF-8 ({error.reason} at byte {error.start:,}): save it as CSV UTF-8"
         ) from None
-    for delimiter in ",;\t":
+    for delimiter, bare in [*product(",;\t", (False,)), *product("" if labelled else ",;\t", (True,))]:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         header = next(reader, []) if "\0" not in text else []
-        if column(header, PATHS) is not None and column(header, LABELS) is not None:
+        if column(header, PATHS) is not None and (bare or column(header, LABELS) is not None):
             return header, ((reader.line_num, row) for row in reader if any(row))
     first = next(iter(text.splitlines()), "")
     raise ValueError(f"{path}: the first line must name the columns, path and label for example; it is {first[:80]!r}")
 
 
 def read_csv(
-    path: str, several: bool | None, fractions: parts.Fractions | None, progress: parts.Progress | None
+    path: str, several: parts.Several, fractions: parts.Fractions | None, progress: parts.Progress | None
 ) -> Dataset:
     """A CSV manifest; its paths are relative to it."""
-    header, rows = table(path)
+    header, rows = table(path, labelled=several != parts.UNLABELLED)
     at, label, split = (column(header, wanted) for wanted in (PATHS, LABELS, SPLIT))
     assert at is not None
-    assert label is not None
     paths, labels, splits = [], [], []
     shared: dict[str, str] = {}  # a name that a million rows share is kept once
     try:
@@ -60,7 +60,8 @@ def read_csv(
             if not row[at].strip():
                 raise ValueError(f"{path}, line {line}: no path")
             paths.append(row[at].strip())
-            labels.append(shared.setdefault(row[label], row[label]))
+            said = row[label] if label is not None else ""
+            labels.append(shared.setdefault(said, said))
             splits.append(part(row[split], f"{path}, line {line}") if split is not None else None)
     except csv.Error as error:
         raise ValueError(f"{path} is not readable as CSV: {error}") from None
@@ -79,7 +80,7 @@ def listed(
     paths: Sequence[str],
     labels: Sequence[Label],
     splits: Sequence[str | None],
-    several: bool | None,
+    several: parts.Several,
     fractions: parts.Fractions | None,
     progress: parts.Progress | None,
     said: str,
@@ -104,8 +105,12 @@ def listed(
     )
 
 
-def separated(manifest: str, labels: Sequence[Label], several: bool | None) -> list[Label]:
+def separated(manifest: str, labels: Sequence[Label], several: parts.Several) -> list[Label]:
     """Labels as they are, or taken apart at `|` where a picture may have several."""
+    if several == parts.UNLABELLED:
+        if not all(label if isinstance(label, tuple) else label.strip() for label in labels):
+            return [parts.PICTURE] * len(labels)
+        several = None
     if several is None:
         several = any(isinstance(label, tuple) or BETWEEN in label for label in labels)
     if several:
@@ -130,7 +135,7 @@ def beside(folder: str, names: Sequence[str]) -> str | None:
     path = os.path.join(folder, found[0])
     if found[0].casefold().endswith(".csv"):
         try:
-            table(path)
+            table(path, labelled=True)
         except ValueError:  # a CSV of something else: then the folder is read for what else it may be
             return None
     return path

@@ -99,7 +99,7 @@ def first_line(error: Exception) -> str:
 def read(
     where: str,
     files: Sequence[str],
-    several: bool | None,
+    several: parts.Several,
     fractions: parts.Fractions | None,
     progress: parts.Progress | None,
 ) -> Dataset:
@@ -108,7 +108,7 @@ def read(
     if column := pictures_in(schema):
         return embedded(where, files, column, several, fractions, progress)
     at, label = manifest.column(schema.names, manifest.PATHS), manifest.column(schema.names, manifest.LABELS)
-    if at is None or label is None:
+    if at is None or (label is None and several != parts.UNLABELLED):
         raise ValueError(
             f"{files[0]} has neither a column of pictures nor path and label: its columns are {', '.join(schema.names)}"
         )
@@ -148,7 +148,7 @@ def embedded(
     where: str,
     files: Sequence[str],
     column: str,
-    several: bool | None,
+    several: parts.Several,
     fractions: parts.Fractions | None,
     progress: parts.Progress | None,
 ) -> Dataset:
@@ -161,15 +161,18 @@ def embedded(
         with opened_table(path) as table:
             schema = table.schema_arrow
             at = manifest.column(schema.names, LABELS)
-            if at is None or column not in schema.names:
+            if (at is None and several != parts.UNLABELLED) or column not in schema.names:
                 lacks = "labels (label, class or target)" if at is None else f"pictures ({column})"
                 raise ValueError(f"{path} has no column of {lacks}: its columns are {', '.join(schema.names)}")
-            names = class_names(schema, schema.names[at])
+            names = class_names(schema, schema.names[at]) if at is not None else None
             if number and names != order:
                 raise ValueError(f"{path} names its classes differently from {files[0]}: read them apart")
             order = names
             for group in range(table.num_row_groups):
                 groups.append((len(labels), number, group))
+                if at is None:
+                    labels += [parts.PICTURE] * table.metadata.row_group(group).num_rows
+                    continue
                 values = table.read_row_group(group, columns=[schema.names[at]], use_threads=False).column(0)
                 labels += [label_of(value, names, path) for value in values.to_pylist()]
             splits += [split_of(path)] * (len(labels) - len(splits))
@@ -178,10 +181,12 @@ def embedded(
     store = Rows(files, column, starts)
     store.size = len(labels)
     shards = np.searchsorted(starts[:, 0], np.arange(len(labels)), side="right") - 1
+    if several == parts.UNLABELLED and None in labels:
+        labels, order = [parts.PICTURE] * len(labels), None
     kept = [row for row, label in enumerate(labels) if label is not None]
     notes = [f"{len(labels) - len(kept):,} rows without a label are not used"] if len(kept) < len(labels) else []
     said = [label for label in labels if label is not None]
-    if several is None and order and not any(isinstance(label, tuple) for label in said):
+    if several in (None, parts.UNLABELLED) and order and not any(isinstance(label, tuple) for label in said):
         several = False  # the schema names the classes, and a line in a name separates nothing
     return gathered(
         where,
@@ -235,25 +240,29 @@ def list_of_paths(
     path: str,
     schema: Any,
     at: int,
-    label: int,
-    several: bool | None,
+    label: int | None,
+    several: parts.Several,
     fractions: parts.Fractions | None,
     progress: parts.Progress | None,
 ) -> Dataset:
     """A Parquet manifest; its paths are relative to it."""
     split = manifest.column(schema.names, manifest.SPLIT)
     wanted = [schema.names[index] for index in (at, label, split) if index is not None]
-    names = class_names(schema, wanted[1])
+    names = class_names(schema, schema.names[label]) if label is not None else None
     with opened_table(path) as table:
         columns = [column.to_pylist() for column in table.read(columns=wanted).select(wanted).columns]
-    labels = [label_of(value, names, path) for value in columns[1]]
+    labels: list[Label | None] = [parts.PICTURE] * len(columns[0])
+    if label is not None:
+        labels = [label_of(value, names, path) for value in columns[1]]
+    if several == parts.UNLABELLED and None in labels:
+        labels = [parts.PICTURE] * len(labels)
     for row, value in enumerate(columns[0]):
         if not isinstance(value, str) or not value or labels[row] is None:
             raise ValueError(
                 f"{path}, row {row + 1:,}: {'no label' if isinstance(value, str) and value else 'no path'}"
             )
     splits = (
-        [manifest.part(str(said), f"{path}, row {row + 1:,}") for row, said in enumerate(columns[2])]
+        [manifest.part(str(said), f"{path}, row {row + 1:,}") for row, said in enumerate(columns[-1])]
         if split is not None
         else None
     )

@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from vitrail.data.pictures import Pictures, Store
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much is done, how much there is (0: not known)
 Fractions = tuple[float, float, float]  # train, validation, test
+# Whether a picture may have several labels; None: the data tells. Or it needs none: what has no labels is of one class.
+Several = bool | Literal["unlabelled"] | None
+UNLABELLED = "unlabelled"
+PICTURE = "picture"  # the class of everything that has none
 
 NAMES = {
     "train": "train",

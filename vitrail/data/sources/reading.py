@@ -17,24 +17,25 @@ def read(
     where: str | os.PathLike[str],
     *,
     fractions: parts.Fractions | None = None,
-    several: bool | None = None,
+    several: parts.Several = None,
     progress: parts.Progress | None = None,
 ) -> Dataset:
     """The pictures and labels that a name, a folder, a file or a pattern stands for.
 
     `fractions` (train, validation, test) divide what has no splits; without them 80, 20 and 0 %, and of a training set
     that comes with a test set alone 90 and 10 %. `several` says whether a picture may have several labels; without it, the
-    data tells. `progress` is called with what is being done, how much is done, and how much there is (0: not known).
+    data tells; "unlabelled" takes what has no labels too, flat folders for example. `progress` is called with what is being
+    done, how much is done, and how much there is (0: not known).
     """
     where = os.fspath(where)
     found = recognised(where, fractions, several, progress)
-    if several and not all(pictures.several for pictures in found.splits.values()):
+    if several is True and not all(pictures.several for pictures in found.splits.values()):
         found = replace(found, splits={name: one_hot(pictures) for name, pictures in found.splits.items()})
     return replace(found, where=where)
 
 
 def recognised(
-    where: str, fractions: parts.Fractions | None, several: bool | None, progress: parts.Progress | None
+    where: str, fractions: parts.Fractions | None, several: parts.Several, progress: parts.Progress | None
 ) -> Dataset:
     """The dataset by its kind. A path that is there comes before a name."""
     path = os.path.expanduser(where)
@@ -54,7 +55,7 @@ def recognised(
 
 
 def in_folder(
-    folder: str, fractions: parts.Fractions | None, several: bool | None, progress: parts.Progress | None
+    folder: str, fractions: parts.Fractions | None, several: parts.Several, progress: parts.Progress | None
 ) -> Dataset:
     """A folder by what lies in it."""
     inside = sorted(os.listdir(folder))
@@ -70,7 +71,7 @@ def in_folder(
     shards = shards_in(folder, inside, ".tar")
     if shards and not class_folders(folder, inside, shards):
         return in_files(folder, shards, fractions, several, progress)
-    return folders.read(folder, fractions, progress)
+    return folders.read(folder, fractions, progress, labelled=several != parts.UNLABELLED)
 
 
 def shards_in(folder: str, inside: Sequence[str], suffix: str) -> list[str]:
@@ -98,7 +99,7 @@ def in_files(
     where: str,
     files: Sequence[str],
     fractions: parts.Fractions | None,
-    several: bool | None,
+    several: parts.Several,
     progress: parts.Progress | None,
 ) -> Dataset:
     """Files by their suffixes, which must be of one kind."""

@@ -23,6 +23,7 @@ from vitrail.data.sources import parts
 from vitrail.data.sources.files import printable
 from vitrail.data.sources.gathered import Label, gathered, split_of
 
+UNKNOWN = ""  # a label that is not there
 NAMES = ("classes.txt", "labels.txt", "classnames.txt")
 KEYS = ("label", "labels", "class", "cls", "target", "category", "class_name")
 COMPRESSED = {b"\x1f\x8b": "gzip -d", b"BZ": "bzip2 -d", b"\xfd7": "xz -d", b"(\xb5": "zstd -d"}
@@ -100,7 +101,7 @@ class Index:
 def read(
     where: str,
     shards: Sequence[str],
-    several: bool | None,
+    several: parts.Several,
     fractions: parts.Fractions | None,
     progress: parts.Progress | None,
 ) -> Dataset:
@@ -111,15 +112,18 @@ def read(
         for key, sample in samples(shard).items():
             if sample.picture is None:
                 passed_over.append((f"{printable(shard)}:{key}", "a sample without a picture"))
-            elif sample.label is None:
+            elif sample.label is None and several != parts.UNLABELLED:
                 what = "a caption (.txt) and no label" if sample.caption else "no label"
                 raise ValueError(
                     f"{printable(shard)}: the sample {key} has {what}: add {key}.cls, or {key}.json with a label"
                 )
             else:
-                index.add(number, sample.picture, shared.setdefault(sample.label, sample.label))
+                label = UNKNOWN if sample.label is None else sample.label
+                index.add(number, sample.picture, shared.setdefault(label, label))
         if progress:
             progress("listing shards", number + 1, len(shards))
+    if UNKNOWN in shared:
+        index.labels[:] = [parts.PICTURE] * len(index.labels)
     labels, order = named(index.labels, shards)
     if several is False and any(isinstance(label, tuple) for label in labels):
         raise ValueError(f"{where} has samples with several labels, and one for each was asked for")
