@@ -18,6 +18,8 @@ from vitrail.models.tuning import check_tune
 from vitrail.models.vit import ViTConfig
 from vitrail.models.written import dataclass_from_json, read_value, to_json
 from vitrail.objectives.classification import Classification
+from vitrail.objectives.distillation import Distillation
+from vitrail.objectives.feature_distillation import FeatureDistillation
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,15 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Teacher:
+    """A trained model that a run learns from."""
+
+    where: str  # a file, a directory, hf://owner/name
+    cached: bool = False  # asked once about each picture as it is, not about every sample that the student sees
+    same_classes: bool = False  # its classes are the data's in their order, though it has no names for them
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A training run as a value. Two runs of one recipe on one kind of machine give the same weights, bit for bit."""
 
@@ -41,13 +52,14 @@ class Recipe:
     model: ViTConfig | BiTConfig
     preprocessing: Preprocessing  # of evaluation, and of everything after training
     augment: tuple[AugmentSlot, ...]
-    objective: Classification
+    objective: Classification | Distillation | FeatureDistillation
     optimizer: OptimizerSlot
     schedule: ScheduleSlot
     batch_size: int  # over all processes
     epochs: float | None = None  # this or `steps`
     steps: int | None = None
     init: str | None = None  # a checkpoint to begin with
+    teacher: Teacher | None = None
     tune: str = "full"
     ema: EMA | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -115,6 +127,7 @@ class Facts:
     several_sizes: bool  # whether pictures differ in size, as photographs do
     init: Config | None = None  # what the checkpoint to begin with is
     init_preprocessing: Preprocessing | None = None
+    teacher: Teacher | None = None
     wishes: dict[str, Any] = field(default_factory=dict)  # what the user asked for: batch_size, epochs, model, size…
     chosen: list[str] = field(default_factory=list)
     heard: set[str] = field(default_factory=set)  # the wishes that the recipe asked about
