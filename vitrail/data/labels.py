@@ -5,15 +5,18 @@ validation = labels.apply(dataset["validation"])   # its targets are now the map
 LabelMap(model.labels).apply(pictures)             # the same for a model that was loaded
 """
 
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import numpy as np
 
 from vitrail.data.pictures import Pictures
+
+MADE_UP = re.compile(r"LABEL_\d+")  # what transformers calls classes that nobody named
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -27,6 +30,13 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 def normal(name: str) -> str:
     """A class name without spaces around it, and with accents written the one way that every system agrees on."""
     return unicodedata.normalize("NFC", name.strip())
+
+
+def named(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    """A model's names for its classes, unless they are made up."""
+    if labels is None or all(MADE_UP.fullmatch(label) for label in labels):
+        return None
+    return tuple(map(normal, labels))
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from vitrail.checkpoints.files.atomic import atomic
+from vitrail.data.labels import named
 from vitrail.data.pictures import Pictures
 from vitrail.engine.distributed import Team
 from vitrail.evaluate.paired import compare_map, compare_right
 from vitrail.evaluation.answering import Computing, Progress, answer
 from vitrail.evaluation.choosing import Chosen, Wanted, choose
 from vitrail.evaluation.judged import Judged
-from vitrail.evaluation.matching import Matching, match, named
+from vitrail.evaluation.matching import Matching, match
 from vitrail.evaluation.opening import Opened, open_model
 from vitrail.evaluation.predictions import write_predictions
 from vitrail.evaluation.translation import read_translation

@@ -1,17 +1,15 @@
 """Classes of the data as classes of the model: by name, by number where a model has no names, or as a file translates them."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.labels import listed, normal
+from vitrail.data.labels import listed, named, normal
 from vitrail.data.pictures import Pictures
 from vitrail.evaluation.likeness import alike
 from vitrail.evaluation.translation import Translation
 
-MADE_UP = re.compile(r"LABEL_\d+")  # what transformers calls classes that nobody named
 HOW = (
     "--map FILE says which class is which: imagenet_class_index.json, LOC_synset_mapping.txt, a list of names in order, "
     "or two columns of data and model"
@@ -40,13 +38,6 @@ class Matching:
             if place >= 0:
                 targets[:, place] |= pictures.targets[:, column]
         return targets
-
-
-def named(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    """A model's names, unless they are made up."""
-    if labels is None or all(MADE_UP.fullmatch(label) for label in labels):
-        return None
-    return tuple(map(normal, labels))
 
 
 def match(

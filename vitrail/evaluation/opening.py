@@ -10,12 +10,11 @@ import torch
 
 from vitrail.checkpoints.files.opened import BY_SAFETY
 from vitrail.checkpoints.files.source import read_json
-from vitrail.checkpoints.loading import KEEP, load, resolve
-from vitrail.data.preprocessing import MODES, Preprocessing
+from vitrail.checkpoints.loading import KEEP, load
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
-
-MODEL, BEST = "model.safetensors", "best.safetensors"
+from vitrail.run.opening import pipeline_of, weights_of
 
 
 @dataclass(frozen=True)
@@ -50,21 +49,6 @@ def open_model(
     return Opened(str(where), name_of(str(where), path), model, pipeline, checksum(path), trained)
 
 
-def pipeline_of(where: str | Path, model: ViT | BiT) -> Preprocessing:
-    """How pictures are prepared for a model, which must say so, and for which there must be pictures."""
-    pipeline = model.preprocessing
-    if not isinstance(pipeline, Preprocessing):
-        raise ValueError(
-            f"{where} does not say how pictures are prepared for it: save it anew with vitrail.save(…, preprocessing=…)"
-        )
-    if pipeline.channels not in MODES:
-        raise ValueError(
-            f"{where} takes {pipeline.channels} channels, and pictures have 1, 3 or 4: "
-            "load it in Python with vitrail.load and give it tensors"
-        )
-    return pipeline
-
-
 def trained_on(recipe: Any, path: Path) -> dict[str, Any] | None:
     """The data of a model's recipe; with its `path`, where the run that made the model lies around it and wrote that down."""
     data = recipe.get("data") if isinstance(recipe, dict) else None
@@ -74,17 +58,6 @@ def trained_on(recipe: Any, path: Path) -> dict[str, Any] | None:
     run = read_json(about).get("data") if about.is_file() else None
     told = run.get("path") if isinstance(run, dict) and run.get("where") == data.get("where") else None
     return data | ({"path": told} if isinstance(told, str) else {})
-
-
-def weights_of(where: str | Path) -> Path:
-    """Where the weights lie on this machine; of a run, its model."""
-    path = resolve(where)
-    if not (path / "run.json").is_file():
-        return path
-    if (path / MODEL).is_file():
-        return path / MODEL
-    best = f", or take {path / BEST}, its best so far" if (path / BEST).is_file() else ""
-    raise ValueError(f"{where} is a run that has not finished: vitrail train --resume {where}{best}")
 
 
 def name_of(where: str, path: Path) -> str:
