@@ -62,7 +62,7 @@ class Run:
                 place.mkdir()
                 write_recipe(self.recipe, place / "recipe.json")
                 about = record(self.recipe, self.prepared, self.machine, self.team, model, self.chosen)
-                write_json(place / "run.json", about)
+                write_json(place / "run.json", about | self.about())
         return self.go(model, None)
 
     def resume(self) -> dict[str, Any]:
@@ -139,6 +139,10 @@ class Run:
         self.training.journal.tell({"kind": "begin", "steps": steps, "steps_per_epoch": per_epoch})
         self.training.run()
         return self.finish()
+
+    def about(self) -> dict[str, Any]:
+        """What else stands in run.json of a run of this kind."""
+        return {}
 
     @property
     def score(self) -> str:
