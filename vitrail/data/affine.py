@@ -19,6 +19,11 @@ Matrix = tuple[float, float, float, float, float, float]
 BARELY = 2e-4  # what single precision may lack of a whole number, before the rest is cut off
 
 
+def unmoved(count: int) -> np.ndarray:
+    """So many matrices by which every point comes from where it is, [n, 3, 3]."""
+    return np.tile(np.eye(3), (count, 1, 1))
+
+
 def affine(pixels: Tensor, matrix: Matrix, interpolation: str, fill: int) -> Tensor:
     """uint8 [..., C, H, W] from where the matrix says; from outside comes the fill."""
     a, b, c, d, e, f = matrix

@@ -12,6 +12,7 @@ from vitrail.data.chance import Chance, Chances
 from vitrail.data.decode import Box, Decoded, Opened, cut, resize
 from vitrail.data.preprocessing import FILTERS, Pair
 
+Part = tuple[float, float, float, float]  # top, left, height and width of a part, in shares of the picture's sides
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 ATTEMPTS = 10  # of a random crop to fit in the picture, as everywhere since Szegedy et al. 2015
 
@@ -63,6 +64,10 @@ class RandomResizedCrop:
                 return Box(top, left, h, w)
         return middle(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]))
 
+    def part(self, height: int, width: int, chance: Chance) -> Part:
+        """What the crop shows of a picture of this size."""
+        return shares(self.box(height, width, chance), height, width)
+
     def picture(self, source: Opened | Decoded, chance: Chance) -> Tensor:
         return cut(source, self.box(*source.size, chance), self.size, self.interpolation)
 
@@ -94,12 +99,24 @@ class SimpleCrop:
         if not 0 <= self.padding < min(self.size):
             raise ValueError(f"crop padding {self.padding}: use 0 to {min(self.size) - 1}, less than the size")
 
-    def picture(self, source: Opened | Decoded, chance: Chance) -> Tensor:
-        (height, width), (h, w) = source.size, self.size
+    def corner(self, height: int, width: int, chance: Chance) -> tuple[int, int, int, int]:
+        """Top and left of the crop in the resized picture, and that one's height and width."""
+        h, w = self.size
         scale = max(h / height, w / width)
         tall, wide = max(h, round(height * scale)), max(w, round(width * scale))
         top = int(chance.at(0) * (tall - h + 2 * self.padding + 1)) - self.padding
         left = int(chance.at(1) * (wide - w + 2 * self.padding + 1)) - self.padding
+        return top, left, tall, wide
+
+    def part(self, height: int, width: int, chance: Chance) -> Part:
+        """What the crop shows of a picture of this size; its padding lies outside of it."""
+        top, left, tall, wide = self.corner(height, width, chance)
+        return top / tall, left / wide, self.size[0] / tall, self.size[1] / wide
+
+    def picture(self, source: Opened | Decoded, chance: Chance) -> Tensor:
+        (height, width), (h, w) = source.size, self.size
+        scale = max(h / height, w / width)
+        top, left, tall, wide = self.corner(height, width, chance)
         around = (max(0, -left), max(0, left + w - wide), max(0, -top), max(0, top + h - tall))
         y, x = top + around[2], left + around[0]
         rows, columns = h - around[2] - around[3], w - around[0] - around[1]
@@ -118,9 +135,16 @@ class Fit:
     def __post_init__(self) -> None:
         check_size(self.size, self.interpolation)
 
+    def box(self, height: int, width: int, chance: Chance) -> Box:
+        """The part that is taken."""
+        return middle(height, width, self.size[1] / self.size[0])
+
+    def part(self, height: int, width: int, chance: Chance) -> Part:
+        """What the crop shows of a picture of this size."""
+        return shares(self.box(height, width, chance), height, width)
+
     def picture(self, source: Opened | Decoded, chance: Chance) -> Tensor:
-        height, width = source.size
-        return cut(source, middle(height, width, self.size[1] / self.size[0]), self.size, self.interpolation)
+        return cut(source, self.box(*source.size, chance), self.size, self.interpolation)
 
     def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
         """The same for pictures of one size, uint8 [B, H, W, C] to [B, C, h, w]."""
@@ -136,6 +160,11 @@ def middle(height: int, width: int, ratio: float) -> Box:
     """The largest part of these proportions, width to height, from the middle."""
     w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
     return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def shares(box: Box, height: int, width: int) -> Part:
+    """A box in shares of the picture's sides."""
+    return box.top / height, box.left / width, box.height / height, box.width / width
 
 
 def within(top: float, left: float, tall: float, wide: float, height: int, width: int) -> Box:

@@ -1,6 +1,7 @@
 """RandAugment: a few changes out of fifteen, all of one magnitude."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from vitrail.data import operations
-from vitrail.data.affine import affine, rotation
+from vitrail.data.affine import Matrix, affine, rotation, unmoved
 from vitrail.data.chance import Chance, Chances
 from vitrail.data.crops import check_rate
+from vitrail.data.preprocessing import Pair
 
 CHANGES = (
     *("autocontrast", "equalise", "invert", "rotate", "posterise", "solarise", "solarise-add", "colour", "contrast"),
@@ -51,6 +53,12 @@ class RandAugment:
             raise ValueError(f"RandAugment fills with {self.fill}: use 0 to 255")
 
     def picture(self, pixels: Tensor, chance: Chance) -> Tensor:
+        for change, level, sign in self.chosen(chance):
+            pixels = self.changed(pixels, change, level, sign)
+        return pixels
+
+    def chosen(self, chance: Chance) -> Iterator[tuple[str, float, int]]:
+        """The changes of a picture in their order, each with its level and its sign."""
         for layer in range(self.layers):
             kind, happens, sign, near, far = (chance.at(5 * layer + place) for place in range(5))
             if happens < self.rate:
@@ -58,9 +66,20 @@ class RandAugment:
                 if self.spread:
                     bell = math.sqrt(-2 * math.log(1 - near)) * math.cos(2 * math.pi * far)
                     magnitude = min(max(magnitude + self.spread * bell, 0.0), max(10.0, self.magnitude))
-                change = CHANGES[int(kind * len(CHANGES))]
-                pixels = self.changed(pixels, change, magnitude / 10, 1 if sign < 0.5 else -1)
-        return pixels
+                yield CHANGES[int(kind * len(CHANGES))], magnitude / 10, 1 if sign < 0.5 else -1
+
+    def moves(self, size: Pair, chances: Chances) -> np.ndarray:
+        """Where each point comes from, [B, 3, 3]: see `places`."""
+        found = unmoved(len(chances.indices))
+        height, width = size
+        for row, index in enumerate(chances.indices.tolist()):
+            for change, level, sign in self.chosen(Chance(chances.seed, chances.epoch, index, chances.stream)):
+                matrix = self.matrix(change, level, sign, height, width)
+                if matrix is not None:
+                    a, b, c, d, e, f = matrix  # in pixels
+                    step = ((a, b * height / width, c / width), (d * width / height, e, f / height), (0, 0, 1))
+                    found[row] @= np.array(step)
+        return found
 
     def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
         """Pictures that have the same change in the same layer go together."""
@@ -81,7 +100,6 @@ class RandAugment:
 
     def changed(self, pixels: Tensor, change: str, level: float, sign: int) -> Tensor:
         """One change at a level: 1 is magnitude 10. `sign` is where it could go either way."""
-        height, width = pixels.shape[-2:]
         factor = max(0.1, 1 + sign * 0.9 * level) if self.increasing else 0.1 + 1.8 * level
         match change:
             case "autocontrast":
@@ -106,14 +124,22 @@ class RandAugment:
                 return operations.brightness(pixels, factor)
             case "sharpness":
                 return operations.sharpness(pixels, factor)
-            case "rotate":
-                matrix = rotation(sign * 30 * level, height, width)
-            case "shear-x":
-                matrix = (1, sign * 0.3 * level, 0, 0, 1, 0)
-            case "shear-y":
-                matrix = (1, 0, 0, sign * 0.3 * level, 1, 0)
-            case "translate-x":
-                matrix = (1, 0, sign * 0.45 * level * width, 0, 1, 0)
             case _:
-                matrix = (1, 0, 0, 0, 1, sign * 0.45 * level * height)
-        return affine(pixels, matrix, self.interpolation, self.fill)
+                matrix = self.matrix(change, level, sign, *pixels.shape[-2:])
+                assert matrix is not None
+                return affine(pixels, matrix, self.interpolation, self.fill)
+
+    def matrix(self, change: str, level: float, sign: int, height: int, width: int) -> Matrix | None:
+        """From where the pixels come after a change that moves them; nothing where it only changes their colours."""
+        match change:
+            case "rotate":
+                return rotation(sign * 30 * level, height, width)
+            case "shear-x":
+                return 1, sign * 0.3 * level, 0, 0, 1, 0
+            case "shear-y":
+                return 1, 0, 0, sign * 0.3 * level, 1, 0
+            case "translate-x":
+                return 1, 0, sign * 0.45 * level * width, 0, 1, 0
+            case "translate-y":
+                return 1, 0, 0, 0, 1, sign * 0.45 * level * height
+        return None

@@ -43,6 +43,11 @@ class Classification:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: it is at least 0")
 
+    @property
+    def pairs(self) -> bool:
+        """Whether neighbours in a batch are mixed, so that they must not be in different processes."""
+        return bool(self.mixup or self.cutmix)
+
     def build(self, model: ViT | BiT, weights: Tensor | None = None) -> "Classifier":
         """The model with its objective, ready for a training loop.
 

@@ -36,7 +36,7 @@ class Supervised(Run):
 
     def training_loader(self) -> Loader:
         loader, objective, world = super().training_loader(), self.recipe.objective, self.team.world
-        if (objective.mixup or objective.cutmix) and world > 1 and loader.batch_size // world % 2:
+        if objective.pairs and world > 1 and loader.batch_size // world % 2:
             raise ValueError(
                 f"mixing needs pairs: a batch of {loader.batch_size} gives each of {world} processes an odd number"
             )
