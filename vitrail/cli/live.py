@@ -46,9 +46,24 @@ class Live:
 
     def validation(self, record: Record) -> str:
         """A line with the results of a validation."""
+        if "rank" in record:
+            return self.signals(record)
         score = f"mAP {100 * record['map']:.2f} %" if "map" in record else f"top-1 {100 * record.get('top1', 0):.2f} %"
         best = "  best so far" if record.get("best") else ""
         return f"epoch {record['epoch']:>6g}  step {record['step']:>7,}  validation {score}  loss {record['loss']:.4f}{best}"
+
+    def signals(self, record: Record) -> str:
+        """A line with what a validation without labels found; what was not measured is left out."""
+        shown = {
+            "loss": ("loss", "{:.4f}"),
+            "knn": ("k-NN", "{:.2%}"),
+            "rank": ("rank", "{:.1f}"),
+            "spread": ("spread", "{:.3f}"),
+            "teacher_entropy": ("teacher entropy", "{:.3f}"),
+        }
+        told = [f"{word} {form.format(record[key])}" for key, (word, form) in shown.items() if key in record]
+        best = "  best so far" if record.get("best") else ""
+        return f"epoch {record['epoch']:>6g}  step {record['step']:>7,}  {'  '.join(told).replace('%', ' %')}{best}"
 
     def status(self, timing: Record) -> None:
         """Epoch, step, loss, rate, images per second and time left."""

@@ -1,10 +1,11 @@
 """A run's page anew, or several runs side by side.
 
-Of one RUN, a directory that vitrail train wrote, the page RUN/report.html is written: numbers with their intervals, curves,
-classes, the surest mistakes. A run that has not finished has a page too.
+Of one RUN, a directory that vitrail train or pretrain wrote, the page RUN/report.html is written: numbers with their
+intervals, curves, classes, the surest mistakes; of pretraining its signals and reconstructions. A run that has not finished
+has a page too.
 
 Several are compared: a table of their scores, where their recipes differ, and whether the difference between two is more
-than chance, judged on the same pictures. The page of it goes to --out.
+than chance, judged on the same pictures; of pretraining runs, their signals. The page of it goes to --out.
 """
 
 import argparse
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail report runs/a runs/b runs/c --out abc.html\n"
         "  vitrail report runs/* --json\n"
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directories that vitrail train wrote")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directories that vitrail train or pretrain wrote")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the page (default RUN/report.html; of several comparison.html)"
     )
@@ -45,7 +46,9 @@ def one(options: argparse.Namespace) -> int:
     said = plain(headline(found)).replace("\u00a0", " ")
     if options.json:
         told = {"page": str(path), "headline": said, "finished": found.finished, "split": found.split}
-        told |= {"measures": {split: found.measured(split) for split in found.evaluations}, "problems": found.problems}
+        splits = [found.split or ""] if found.pretraining and found.finished else list(found.evaluations)
+        told |= {"measures": {split: found.measured(split) for split in splits}, "problems": found.problems}
+        told |= {"collapse": found.collapse} if found.pretraining else {}
         print(json.dumps(told, indent=2, ensure_ascii=False))
         return 0
     print(said)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.evaluate.paired import Paired, compare_map, compare_right
+from vitrail.report import without_labels
 from vitrail.report.differences import ABSENT, of_runs
 from vitrail.report.run import Evaluation, Run, read_run
 from vitrail.report.words import is_interval, is_number
@@ -39,20 +40,9 @@ class Comparison:
     def row(self, place: int) -> dict[str, Any]:
         """A run's numbers, ready for JSON."""
         run = self.runs[place]
-        measured, summary = run.measured(run.split or ""), run.summary or {}
-        score = measured.get(run.score_name)
-        if score is None and run.validation:  # not finished: the last look
-            score = run.validation[-1].get(run.score_name)
-        interval = measured.get("interval")
-        return {
-            "name": self.names[place],
-            "directory": str(run.directory),
-            "finished": run.finished,
-            "split": run.split or "validation",
-            "score_name": run.score_name,
-            "score": score if is_number(score) else None,
-            "interval": list(interval or ()) if is_interval(interval) else None,
-            "images": measured.get("images"),
+        about = {"name": self.names[place], "directory": str(run.directory), "finished": run.finished}
+        summary = run.summary or {}
+        beside = {
             "seconds": summary.get("seconds"),
             "images_per_second": summary.get("images_per_second"),
             "steps": summary.get("steps") or (run.training[-1]["step"] if run.training else None),
@@ -60,6 +50,7 @@ class Comparison:
                 key: None if values[place] is ABSENT else values[place] for key, values in self.differences.items()
             },
         }
+        return about | (without_labels.row(run) if run.pretraining else judged(run)) | beside
 
     def as_dict(self) -> dict[str, Any]:
         """Everything for machines."""
@@ -67,6 +58,22 @@ class Comparison:
             "runs": [self.row(place) for place in range(len(self.runs))],
             "pairs": [pair_as_dict(pair, self.names) for pair in self.pairs],
         }
+
+
+def judged(run: Run) -> dict[str, Any]:
+    """The score of a run that learnt labels: of its end, else of its last look."""
+    measured = run.measured(run.split or "")
+    score = measured.get(run.score_name)
+    if score is None and run.validation:  # not finished: the last look
+        score = run.validation[-1].get(run.score_name)
+    interval = measured.get("interval")
+    return {
+        "split": run.split or "validation",
+        "score_name": run.score_name,
+        "score": score if is_number(score) else None,
+        "interval": list(interval or ()) if is_interval(interval) else None,
+        "images": measured.get("images"),
+    }
 
 
 def pair_as_dict(pair: Pair, names: list[str]) -> dict[str, Any]:
@@ -96,7 +103,12 @@ def compare_runs(directories: Sequence[str | Path]) -> Comparison:
     if len(set(seen)) < len(seen):
         twice = next(run.directory for run in runs if seen.count(run.directory.resolve()) > 1)
         raise ValueError(f"{twice} is given twice: name each run once")
+    if len({run.pretraining for run in runs}) > 1:
+        one, other = (next(run.directory for run in runs if run.pretraining is kind) for kind in (True, False))
+        raise ValueError(f"{one} learnt without labels and {other} with them: compare runs of one kind")
     comparison = Comparison(runs, _names(runs), of_runs(runs), [])
+    if runs[0].pretraining:
+        return comparison
     scores = [comparison.row(place)["score"] for place in range(len(runs))]
     best = max(range(len(runs)), key=lambda place: -1.0 if scores[place] is None else scores[place])
     if len(runs) <= ALL_PAIRS:

@@ -48,12 +48,16 @@ def told(run: Run) -> Markup:
     if isinstance(splits, dict) and splits:
         parts = [f"{count((split or {}).get('images'))} for {_purpose(key)}" for key, split in splits.items()]
         labels = run.part("labels")
-        kinds = f", in {len(labels):,} classes" if isinstance(labels, list) else ""
+        kinds = f", in {len(labels):,} classes" if isinstance(labels, list) and labels else ""
+        if kinds and run.pretraining:
+            kinds += ", which only judging looked at"
         task = ", several labels to a picture" if run.several else ""
         sentences.append(join(["Pictures of ", name(data_name(run)), f": {' and '.join(parts)}{kinds}{task}."]))
     summary = run.summary or {}
     if summary.get("steps"):
-        early = ", stopped early as it no longer improved" if summary.get("stopped") == "early" else ""
+        early = {"early": ", stopped early as it no longer improved", "collapse": ", stopped as it collapsed"}.get(
+            str(summary.get("stopped")), ""
+        )
         kept = {"ema": ", the averaged weights (EMA) kept", "best": ", the best weights kept"}.get(
             str(summary.get("weights")), ""
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import vitrail
 from vitrail.checkpoints.files.atomic import atomic
-from vitrail.report import classes, curves, facts, mistakes, opening
+from vitrail.report import classes, curves, facts, mistakes, opening, pretraining
 from vitrail.report.headline import headline, what
 from vitrail.report.markup import Markup, h, join
 from vitrail.report.reliability import calibration
@@ -36,6 +36,8 @@ def write_page(text: str, path: Path) -> None:
 def page(run: Run) -> str:
     """The page of one run."""
     seed = json.dumps(run.recipe, sort_keys=True) if run.recipe else what(run)
+    if run.pretraining:
+        return document(headline(run), seed, pretraining.top(run), pretraining.sections(run))
     return document(headline(run), seed, [*opening.opening(run), opening.tiles(run)], sections(run))
 
 

@@ -67,6 +67,22 @@ class Run:
         return self.summary is not None
 
     @property
+    def pretraining(self) -> bool:
+        """Whether it learnt without labels: judged by its signals, not by answers."""
+        return self.about.get("task") == "pretraining"
+
+    @property
+    def method(self) -> str:
+        """How it learnt without labels: mpp, mae or dino."""
+        return str(self.about.get("method") or (self.summary or {}).get("method") or "")
+
+    @property
+    def collapse(self) -> dict[str, Any] | None:
+        """The alarm that went off in it: cause, advice, step."""
+        told = (self.summary or {}).get("collapse")
+        return told if isinstance(told, dict) else None
+
+    @property
     def several(self) -> bool:
         if self.evaluations:
             return next(iter(self.evaluations.values())).several

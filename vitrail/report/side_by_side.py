@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vitrail.report import without_labels
 from vitrail.report.charts import Line, bar, line_chart, of_rows, thinned
 from vitrail.report.compare import Comparison, Pair
 from vitrail.report.curves import percent_ticks
@@ -31,10 +32,19 @@ def page(comparison: Comparison) -> str:
         h("h1", title(comparison)),
         h("p", join([name(each) for each in names], ", "), class_="lead"),
     ]
+    differ = ("recipes", "Recipes", "Where the recipes differ", [_differences(comparison)])
+    if comparison.runs[0].pretraining:
+        charts = h("div", without_labels.curves(comparison), class_="charts")
+        parts = [
+            ("scores", "Signals", "Signals at the end", without_labels.scores(comparison)),
+            differ,
+            ("curves", "Curves", "How training went", [charts]),
+        ]
+        return document(title(comparison), " ".join(names), top, parts)
     parts = [
         ("scores", "Scores", "Scores", [_scores(comparison)]),
         ("chance", "Chance", "More than chance?", _verdicts(comparison)),
-        ("recipes", "Recipes", "Where the recipes differ", [_differences(comparison)]),
+        differ,
         ("curves", "Curves", "How training went", [h("div", _curves(comparison), class_="charts")]),
     ]
     return document(title(comparison), " ".join(names), top, parts)
@@ -147,6 +157,9 @@ def _curves(comparison: Comparison) -> list[Markup | None]:
 
 def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
+    if comparison.runs[0].pretraining:
+        made = _aligned(without_labels.lines(comparison), right=set(range(2, 11)))
+        return "\n".join([*made, *_differing(comparison), "", without_labels.NOTE]).replace("\u00a0", " ")
     rows = [["run", "score", "95 %", "measure", "time", "images/s", "steps"]]
     for place in range(len(comparison.runs)):
         row = comparison.row(place)
@@ -163,16 +176,19 @@ def text(comparison: Comparison) -> str:
             ]
         )
     made = _aligned(rows, right={1, 2, 4, 5, 6})
-    if comparison.differences:
-        rows = [["recipe", *map(plain, comparison.names)]]
-        rows += [[key, *(_short(value) for value in values)] for key, values in comparison.differences.items()]
-        made += ["", *_aligned(rows, right=set())]
-    else:
-        made += ["", "The recipes are the same."]
+    made += _differing(comparison)
     made += ["", *(plain(verdict(pair, comparison.names)) for pair in comparison.pairs)]
     caution = many(sum(pair.found is not None for pair in comparison.pairs))
     made += [caution] if caution else []
     return "\n".join(made).replace("\u00a0", " ")
+
+
+def _differing(comparison: Comparison) -> list[str]:
+    if not comparison.differences:
+        return ["", "The recipes are the same."]
+    rows = [["recipe", *map(plain, comparison.names)]]
+    rows += [[key, *(_short(value) for value in values)] for key, values in comparison.differences.items()]
+    return ["", *_aligned(rows, right=set())]
 
 
 def _short(value: Any) -> str:
