@@ -33,4 +33,5 @@ def layer_of(model: ViT | BiT, name: str) -> int:
 
 def decays(name: str, parameter: Tensor) -> bool:
     """Weight decay is for matrices and filters: not for norms, biases and scales, positions, tokens and probes."""
-    return parameter.ndim >= 2 and not name.startswith(("position.", "prefix.")) and not name.endswith("probe")
+    token = name.startswith(("position.", "prefix.")) or name.endswith(("probe", "mask_token"))
+    return parameter.ndim >= 2 and not token
