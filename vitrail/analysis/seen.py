@@ -74,3 +74,22 @@ class Distances:
     spread: np.ndarray  # [L, H]: standard deviation over pictures
     pictures: int
     size: tuple[int, int]  # of the pictures as the model saw them, in pixels
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model over a set of pictures, layer by layer: what two models are compared by, each with its deviation over pictures."""
+
+    distance: np.ndarray  # [L, H]: mean attention distance in pixels
+    distance_spread: np.ndarray
+    diversity: np.ndarray  # [L, H]: 1 minus the mean cosine between a head's attention and that of the others
+    diversity_spread: np.ndarray
+    mutual: np.ndarray  # [L, H]: normalised mutual information of query and key
+    mutual_spread: np.ndarray
+    spectrum: np.ndarray  # [L+1, F]: log amplitude of the token maps by frequency, less that of frequency 0; 0 is z_0
+    spectrum_spread: np.ndarray
+    frequencies: np.ndarray  # [F], 0 to 1: in units of pi for a step of one patch
+    everywhere: float  # the distance of attention that is the same everywhere, in pixels
+    grid: Grid
+    size: tuple[int, int]  # of the pictures as the model saw them, in pixels
+    pictures: int
