@@ -13,12 +13,13 @@ from vitrail.data.augment import Flip, RandomResizedCrop
 from vitrail.engine.optim import SGD, AdamW, Muon
 from vitrail.engine.schedule import Cosine
 from vitrail.models.written import to_json
-from vitrail.recipe import Data, Facts, Recipe, read_recipe, with_settings, write_recipe
+from vitrail.recipe import Data, Facts, Recipe, Teacher, read_recipe, with_settings, write_recipe
 from vitrail.recipes import NAMES, described, made
 
 
 def facts(images: int = 1_281_167, classes: int = 1000, side: int = 400, **more: object) -> Facts:
-    return Facts(images, classes, False, (side, side), 3, True, **more)  # pyright: ignore[reportArgumentType]
+    given = {"teacher": Teacher("model.safetensors"), **more}  # for recipes that ask about it
+    return Facts(images, classes, False, (side, side), 3, True, **given)  # pyright: ignore[reportArgumentType]
 
 
 def checkpoint(**more: object) -> Facts:

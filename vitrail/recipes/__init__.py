@@ -10,7 +10,7 @@ from vitrail.models.sizes import closest
 if TYPE_CHECKING:
     from vitrail.recipe import Data, Facts, Recipe
 
-NAMES = ("scratch-small", "finetune", "paper-imagenet", "paper-finetune", "plain-s16", "augreg", "deit", "deit3")
+NAMES = ("scratch-small", "finetune", "distil", "paper-imagenet", "paper-finetune", "plain-s16", "augreg", "deit", "deit3")
 
 
 def check_name(name: str) -> None:

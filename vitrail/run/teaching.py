@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from vitrail.data.labels import listed, named, normal
 from vitrail.data.loader import Loader
 from vitrail.data.preprocessing import MODES
 from vitrail.models.bit import BiT
+from vitrail.models.sizes import closest
 from vitrail.models.vit import ViT
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.feature_distillation import FeatureDistillation
@@ -27,6 +29,11 @@ from vitrail.run.opening import pipeline_of, weights_of
 from vitrail.run.record import read_json
 from vitrail.run.supervised import Supervised
 
+KINDS: dict[str, Distillation | FeatureDistillation] = {  # what --distil stands for
+    "hard": Distillation(kind="hard"),
+    "soft": Distillation(kind="soft"),
+    "features": FeatureDistillation(),
+}
 OTHERWISE = "fine-tune it on this data first, or learn from its features with --distil features"
 
 
@@ -115,6 +122,18 @@ class Taught(Supervised):
 def is_taught(recipe: Recipe) -> bool:
     """Whether a recipe is for a run with a teacher, or means to be."""
     return recipe.teacher is not None or isinstance(recipe.objective, Distillation | FeatureDistillation)
+
+
+def with_teacher(recipe: Recipe, teacher: Wanted, how: str | None = None) -> Recipe:
+    """A recipe with this teacher, who is asked `how`; what is asked of the labels stays."""
+    before = recipe.objective
+    if how is None and isinstance(before, Distillation | FeatureDistillation):
+        return replace(recipe, teacher=teacher)
+    if how is not None and how not in KINDS:
+        raise ValueError(f"unknown way to learn from a teacher {how!r}: {closest(how, list(KINDS))}")
+    kind = KINDS[how or "hard"]
+    shared = {f.name for f in fields(kind)} & {f.name for f in fields(before)} - {"kind"}
+    return replace(recipe, teacher=teacher, objective=replace(kind, **{n: getattr(before, n) for n in shared}))
 
 
 def taught_by(recipe: Recipe) -> Wanted:
