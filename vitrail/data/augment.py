@@ -14,8 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data import operations
+from vitrail.data.affine import unmoved
 from vitrail.data.chance import Chance, Chances, bits
 from vitrail.data.crops import ATTEMPTS, Fit, RandomResizedCrop, SimpleCrop, check_range, check_rate, reflected
+from vitrail.data.photometric import Blur, Grey, Solarise
+from vitrail.data.preprocessing import Pair
 from vitrail.data.randaugment import RandAugment
 
 WITHIN = 2**16  # streams of a slot's own parts
@@ -36,6 +39,12 @@ class Flip:
     def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
         chosen = torch.from_numpy(chances.uniforms(1)[:, 0] < self.rate)
         return torch.where(chosen[:, None, None, None], pixels.flip(-1), pixels)
+
+    def moves(self, size: Pair, chances: Chances) -> np.ndarray:
+        """Where each point comes from, [B, 3, 3]: see `places`."""
+        found = unmoved(len(chances.indices))
+        found[chances.uniforms(1)[:, 0] < self.rate, 0] = (-1, 0, 1)
+        return found
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,19 @@ class PadCrop:
         around = (pad, pad, pad, pad)
         padded = F.pad(pixels, around) if self.mode == "zero" else reflected(pixels, around)
         out = torch.empty_like(pixels)
-        shifts = (chances.uniforms(2) * (2 * self.padding + 1)).astype(np.int64).tolist()
-        for place, (top, left) in enumerate(shifts):
+        for place, (top, left) in enumerate(self._corners(chances).tolist()):
             out[place] = padded[place, :, top : top + height, left : left + width]
         return out
+
+    def moves(self, size: Pair, chances: Chances) -> np.ndarray:
+        """Where each point comes from, [B, 3, 3]: see `places`."""
+        found = unmoved(len(chances.indices))
+        found[:, 1::-1, 2] = (self._corners(chances) - self.padding) / size
+        return found
+
+    def _corners(self, chances: Chances) -> np.ndarray:
+        """Top and left in the padded picture, int64 [B, 2]."""
+        return (chances.uniforms(2) * (2 * self.padding + 1)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -87,8 +105,7 @@ class Warp:
 
     def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
         height, width = pixels.shape[-2:]
-        amounts = np.array([math.radians(self.turn), self.zoom, self.shear, 2 * self.shift, 2 * self.shift])
-        drawn = torch.from_numpy((2 * chances.uniforms(5) - 1) * amounts).float()
+        drawn = torch.from_numpy(self._drawn(chances)).float()
         turn, zoom, shear, across, down = drawn[:, :, None, None].unbind(1)  # [B, 1, 1] each
         y = ((torch.arange(height) + 0.5) * 2 / height - 1)[None, :, None]
         x = ((torch.arange(width) + 0.5) * 2 / width - 1)[None, None]
@@ -97,10 +114,25 @@ class Warp:
         moved = F.grid_sample(pixels.float(), places, mode="bilinear", padding_mode="zeros", align_corners=False)
         return moved.round_().clamp_(0, 255).to(torch.uint8)
 
+    def moves(self, size: Pair, chances: Chances) -> np.ndarray:
+        """Where each point comes from, [B, 3, 3]: see `places`."""
+        turn, zoom, shear, across, down = self._drawn(chances).T
+        cos, sin = np.cos(turn) * (1 + zoom), np.sin(turn) * (1 + zoom)
+        found = unmoved(len(chances.indices))
+        for row, (along_x, along_y, shift) in enumerate(((cos, shear - sin, across), (sin, cos, down))):
+            # Drawn for the middle as 0 and the edges as ±1; here they are 0 and 1.
+            found[:, row] = np.stack((along_x, along_y, (shift + 1 - along_x - along_y) / 2), 1)
+        return found
+
+    def _drawn(self, chances: Chances) -> np.ndarray:
+        """Turn, zoom, shear and the shifts across and down, [B, 5]."""
+        amounts = np.array([math.radians(self.turn), self.zoom, self.shear, 2 * self.shift, 2 * self.shift])
+        return (2 * chances.uniforms(5) - 1) * amounts
+
 
 @dataclass(frozen=True)
 class ColourJitter:
-    """Brightness, contrast, saturation and hue, each by a random factor, in random order.
+    """Brightness, contrast, saturation and hue, each by a random factor, in random order, for a part of the pictures.
 
     A factor is between 1 - amount and 1 + amount; the hue turns by up to its amount of a full turn, at most a half.
     """
@@ -109,14 +141,18 @@ class ColourJitter:
     contrast: float = 0.4
     saturation: float = 0.4
     hue: float = 0.0
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
+        check_rate("colour jitter", self.rate)
         for name in ("brightness", "contrast", "saturation", "hue"):
             most = 0.5 if name == "hue" else 10.0
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"colour jitter {name} {getattr(self, name)}: use a number from 0 to {most:g}")
 
     def picture(self, pixels: Tensor, chance: Chance) -> Tensor:
+        if chance.at(8) >= self.rate:
+            return pixels
         order, factors = self._choices(Chances.single(chance))
         for kind in order[0].tolist():
             if self.amounts[kind]:
@@ -137,10 +173,11 @@ class ColourJitter:
 
     def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
         order, factors = self._choices(chances)
+        happens = chances.uniforms(9)[:, 8] < self.rate
         out = pixels.clone()
         for turn in range(4):
             for kind, change in enumerate(JITTERS):
-                chosen = np.flatnonzero(order[:, turn] == kind)
+                chosen = np.flatnonzero((order[:, turn] == kind) & happens)
                 if self.amounts[kind] and len(chosen):
                     factor = torch.from_numpy(factors[chosen, kind])[:, None, None, None]
                     place = torch.from_numpy(chosen)
@@ -230,5 +267,5 @@ class ThreeAugment:
         return jitter.picture(pixels, chance.of(chance.stream + WITHIN))
 
 
-ChangeSlot = Flip | PadCrop | Warp | ColourJitter | RandomErasing | RandAugment | ThreeAugment
+ChangeSlot = Flip | PadCrop | Warp | ColourJitter | RandomErasing | RandAugment | ThreeAugment | Blur | Grey | Solarise
 AugmentSlot = RandomResizedCrop | SimpleCrop | Fit | ChangeSlot

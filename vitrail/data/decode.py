@@ -52,6 +52,22 @@ class Decoded:
 
 
 @dataclass(frozen=True)
+class Reduced(Decoded):
+    """A picture in memory that was decoded at a smaller scale, for crops that are meant in the whole one."""
+
+    whole: Pair = (0, 0)  # height and width at full scale, as stored
+    scale: int = 1
+
+    @property
+    def stored(self) -> Pair:
+        return self.whole
+
+    def part(self, box: Box, size: Pair) -> tuple[Tensor, Box]:
+        frame = (self.pixels.shape[0], self.pixels.shape[1])
+        return self.pixels, reduced(box, self.scale, frame, size)
+
+
+@dataclass(frozen=True)
 class Opened:
     """A picture of which only the header is read, so that a JPEG can be decoded at the scale that a crop needs."""
 
@@ -71,6 +87,18 @@ class Opened:
     def decoded(self) -> Decoded:
         """All of it."""
         return Decoded(as_tensor(plain(self.image, self.channels)), self.orientation)
+
+    def reduced_for(self, parts: list[tuple[Box, Pair]]) -> Decoded:
+        """All of it, decoded once, no larger than is needed for the most demanding of several crops and their sizes."""
+        stored, image = self.stored, self.image
+        scale = min(
+            self.reduction(stored_box(box, stored, self.orientation), turned(size, self.orientation))
+            for box, size in parts
+        )
+        if scale == 1:
+            return self.decoded()
+        image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
+        return Reduced(as_tensor(plain(image, self.channels)), self.orientation, stored, scale)
 
     def part(self, box: Box, size: Pair) -> tuple[Tensor, Box]:
         """Pixels [H, W, C] that hold at least the box, and where it is in them. Both are in the stored frame."""

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.maps import Maps
 from vitrail.data.memory import Progress, budget
 from vitrail.data.order import balanced, checked
 from vitrail.data.pictures import Pictures
-from vitrail.data.pipeline import Evaluation, Prepare
+from vitrail.data.pipeline import Evaluation, Prepare, Training
+from vitrail.data.places import places
 from vitrail.data.work import Prepared, Request, Work
 from vitrail.data.workers import Crew
 
@@ -20,8 +22,8 @@ from vitrail.data.workers import Crew
 class Batch:
     """Some pictures, ready for a model."""
 
-    pixels: Tensor  # uint8 [B, C, H, W]
-    targets: Tensor  # int64 [B]; or float32 [B, K], where a picture has several labels
+    pixels: Tensor  # uint8 [B, C, H, W]; or rows of bytes [B, n], where a picture gives several crops
+    targets: Tensor  # int64 [B]; or float32 [B, K], where a picture has several labels; [B, 1 + …] with `maps`
     indices: Tensor  # int64 [B]: places in the Pictures
 
 
@@ -32,6 +34,7 @@ class Loader:
     picture or each class, or "balanced", draw with replacement. `memory` is how many bytes of decoded pictures may be kept;
     None for two gigabytes, or a quarter of what is free, over all processes. Only `weights` change what a batch holds.
     `unreadable` has the names of pictures that could not be read, with the reason: in an epoch another takes their place.
+    With a teacher's `maps`, targets are the label, the place of the sample in its picture, and the picture's map, in columns.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Loader:
         epochs: int | None = None,
         start_method: str | None = None,
         progress: Progress | None = None,
+        maps: Maps | None = None,
     ) -> None:
         found = np.asarray(pictures.targets if targets is None else targets)
         if len(found) != len(pictures):
@@ -68,6 +72,11 @@ class Loader:
             weights = balanced(found)
         elif weights is not None:
             weights = checked(weights, found)
+        if maps is not None and len(maps) != len(pictures):
+            raise ValueError(f"{len(maps)} score maps for {len(pictures)} pictures: give one for each")
+        if maps is not None and found.ndim != 1:
+            raise ValueError("pictures with several labels: score maps go with one label for each")
+        self.maps = maps
         self.pictures, self.batch_size, self.rank, self.world = pictures, batch_size, rank, world
         self.targets = torch.from_numpy(found.astype(np.int64 if found.ndim == 1 else np.float32))
         self.unreadable: dict[str, str] = {}
@@ -141,7 +150,11 @@ class Loader:
         if prepared.failure is not None:
             raise OSError(prepared.failure)
         indices = torch.from_numpy(prepared.indices)
-        return Batch(prepared.pixels, self.targets[indices], indices)
+        targets, prepare, chances = self.targets[indices], self._work.prepare, prepared.chances
+        if self.maps is not None and chances is not None and isinstance(prepare, Training):
+            where = places(prepare, self.maps.sizes(prepared.indices), chances)
+            targets = torch.cat((targets[:, None].float(), self.maps.columns(prepared.indices, where)), 1)
+        return Batch(prepared.pixels, targets, indices)
 
     def _made(self, requests: Iterator[Request]) -> Iterator[Prepared]:
         self._running = None  # what else was under way loses its workers

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from vitrail.data import memory
 from vitrail.data.chance import Chance, Chances
-from vitrail.data.crops import SimpleCrop
 from vitrail.data.decode import UNREADABLE, Decoded, opened
 from vitrail.data.opening import named
 from vitrail.data.order import drawn, shuffled
 from vitrail.data.pictures import Pictures
-from vitrail.data.pipeline import Evaluation, Prepare, Training, with_channels
+from vitrail.data.pipeline import Evaluation, Prepare, with_channels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.pixels import Pixels
 
@@ -37,10 +36,11 @@ class Request:
 class Prepared:
     """A batch without its targets, and what went wrong with it."""
 
-    pixels: Tensor  # uint8 [B, C, H, W]
+    pixels: Tensor  # uint8 [B, C, H, W]; or rows of bytes [B, n], where a picture gives several crops
     indices: np.ndarray  # [B]
     unreadable: tuple[tuple[str, str], ...] = ()
     failure: str | None = None
+    chances: Chances | None = None  # what training samples were drawn with
 
 
 class Work:
@@ -67,7 +67,7 @@ class Work:
         if self._ready:
             return
         self._ready = True
-        if self.pictures is not None and isinstance(self.prepare, Training):
+        if self.pictures is not None and not isinstance(self.prepare, Evaluation):
             prepare = self.prepare
             if self.most > 0:
                 self.held = memory.hold(
@@ -104,14 +104,14 @@ class Work:
         prepare, indices = self.prepare, request.draws % self.count
         epoch = request.epoch or 0
         chances = Chances(self.seed, epoch, request.draws)
-        by_batch = isinstance(prepare, Training) and prepare.in_batches
-        if isinstance(prepare, Training) and by_batch and self.array is not None:
-            if not isinstance(prepare.crop, SimpleCrop):
-                cropped = prepare.crop.batch(self._gathered(indices), chances.of(0))
-                return Prepared(prepare.batch(cropped, chances), indices)
-        elif isinstance(prepare, Evaluation) and self._fits(prepare.preprocessing):
-            return Prepared(self._gathered(indices).permute(0, 3, 1, 2).contiguous(), indices)
-        pixels = torch.empty((len(indices), prepare.channels, *prepare.size), dtype=torch.uint8)
+        by_batch = not isinstance(prepare, Evaluation) and prepare.in_batches
+        if isinstance(prepare, Evaluation):
+            if self._fits(prepare.preprocessing):
+                return Prepared(self._gathered(indices).permute(0, 3, 1, 2).contiguous(), indices)
+        elif by_batch and self.array is not None and prepare.cuts_batches:
+            pixels = prepare.batch(prepare.cut(self._gathered(indices), chances), chances)
+            return Prepared(pixels, indices, chances=chances)
+        pixels = torch.empty((len(indices), *prepare.shape), dtype=torch.uint8)
         kept: list[int] = []
         unreadable: dict[str, str] = {}
         for row, draw in enumerate(request.draws.tolist()):
@@ -134,10 +134,11 @@ class Work:
         failure = gone(unreadable) if lost > max(FEW, len(indices) // 2) or (lost and not kept) else None
         if len(kept) < len(indices):
             pixels, indices = pixels[kept], indices[kept]
+        chances = Chances(self.seed, epoch, request.draws[kept])
         if by_batch and not failure:
-            assert isinstance(prepare, Training)
-            pixels = prepare.batch(pixels, Chances(self.seed, epoch, request.draws[kept]))
-        return Prepared(pixels, indices, tuple(unreadable.items()), failure)
+            assert not isinstance(prepare, Evaluation)
+            pixels = prepare.batch(pixels, chances)
+        return Prepared(pixels, indices, tuple(unreadable.items()), failure, chances)
 
     def _fits(self, preprocessing: Preprocessing) -> bool:
         """Whether there is nothing to resize or to cut."""
