@@ -8,7 +8,7 @@ from tests.engine.made import batch, draw, task
 from vitrail.engine.lamb import Lamb as LambOptimizer
 from vitrail.engine.muon import Muon as MuonOptimizer
 from vitrail.engine.muon import orthogonal
-from vitrail.engine.optim import SGD, AdamW, Lamb, Muon, OptimizerSlot, set_rate
+from vitrail.engine.optim import SGD, AdamW, Lamb, Muon, OptimizerSlot, set_decay, set_rate
 from vitrail.engine.rules import rules
 
 
@@ -152,3 +152,15 @@ def test_every_optimiser_learns_a_batch_by_heart(optim: OptimizerSlot) -> None:
 def test_what_makes_no_sense_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=r"."):
         AdamW(**{name: value})
+
+
+def test_weight_decay_follows_a_cosine_to_its_end() -> None:
+    made, optim = task(), AdamW(lr=0.1, weight_decay=0.04, decay_end=0.4)
+    optimizers = optim.build(made, rules(made, 1.0))
+    assert [optim.decay_at(step, 100) for step in (0, 50, 100)] == pytest.approx([0.04, 0.22, 0.4])
+    set_decay(optimizers, optim.decay_at(50, 100))
+    decays = {group["weight_decay"] for optimizer in optimizers for group in optimizer.param_groups}
+    assert decays == {0.0, optim.decay_at(50, 100)}
+    assert AdamW(weight_decay=0.3).decay_at(77, 100) == 0.3
+    with pytest.raises(ValueError, match="weight decay of -1"):
+        AdamW(decay_end=-1.0)

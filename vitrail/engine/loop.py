@@ -25,7 +25,7 @@ from vitrail.engine.distributed import Team, whole
 from vitrail.engine.ema import EMA, Average
 from vitrail.engine.heap import keep_memory
 from vitrail.engine.journal import Journal
-from vitrail.engine.optim import Optim, set_rate
+from vitrail.engine.optim import Optim, set_decay, set_rate
 from vitrail.engine.rules import rules
 from vitrail.engine.schedule import ScheduleSlot
 from vitrail.engine.state import Checkpoints, Progress, load, tensors_of
@@ -160,6 +160,7 @@ class Training:
         torch.manual_seed((plan.seed * 1_000_003 + step) * 4096 + team.rank)
         rate = self.optim.lr * self.schedule.factor(step, plan.steps)
         set_rate(self.optimizers, rate)
+        set_decay(self.optimizers, self.optim.decay_at(step, plan.steps))
         self.task.train()
         statistics = [(buffer, buffer.clone()) for buffer in self.task.buffers() if buffer.is_floating_point()]
         loss = self.backward(step, batch)

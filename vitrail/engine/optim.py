@@ -1,5 +1,6 @@
 """Optimisers as values, and which parameter is trained at which rate."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,16 +35,24 @@ class Optim:
     weight_decay: float = 0.0
     clip: float | None = 1.0  # of the gradient's global norm; None for none
     layer_decay: float = 1.0
+    decay_end: float | None = None  # the weight decay at the end of the run, on a cosine; None for the same all along
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"a learning rate of {self.lr}: it is above 0")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"a weight decay of {self.weight_decay}: it is at least 0")
+        for decay in (self.weight_decay, self.decay_end):
+            if decay is not None and not 0 <= decay < float("inf"):
+                raise ValueError(f"a weight decay of {decay}: it is at least 0")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"gradients clipped to {self.clip}: give a norm above 0, or none")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"a layer decay of {self.layer_decay}: it is above 0 and at most 1")
+
+    def decay_at(self, step: int, steps: int) -> float:
+        """The weight decay at step `step`, from 0."""
+        if self.decay_end is None:
+            return self.weight_decay
+        return self.decay_end + (self.weight_decay - self.decay_end) * (1 + math.cos(math.pi * step / steps)) / 2
 
     def build(self, task: nn.Module, rules: Rules) -> list[Optimizer]:
         """The optimisers that together train every parameter of the task that is not frozen."""
@@ -61,6 +70,7 @@ class Optim:
                 "lr": self.lr * rule.scale,
                 "scale": rule.scale,
                 "weight_decay": self.weight_decay if rule.decay else 0.0,
+                "decays": rule.decay,
                 "parts": rule.parts,
             }
             for rule, parameters in gathered.items()
@@ -130,3 +140,10 @@ def set_rate(optimizers: list[Optimizer], rate: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate * group["scale"]
+
+
+def set_decay(optimizers: list[Optimizer], decay: float) -> None:
+    """The step's weight decay, for the groups that it is meant for."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["weight_decay"] = decay if group["decays"] else 0.0
