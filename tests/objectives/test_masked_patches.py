@@ -105,7 +105,7 @@ def test_what_a_masked_patch_shows_does_not_reach_the_model() -> None:
 
 
 def test_an_untrained_head_knows_nothing() -> None:
-    loss = task().eval()(pictures(), None, draw())["loss"]
+    loss = task().eval().signals(pictures(), draw())["loss"]
     assert float(loss) == pytest.approx(math.log(512), abs=0.2)
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from vitrail.checkpoints import clip, google, timm, torchvision, transformers, vit_pytorch
-from vitrail.checkpoints.keys import Table, expected, key, keys_of, layout, left_out, rooted, some
+from vitrail.checkpoints.keys import LeftOut, Table, expected, key, keys_of, layout, left_out, rooted, some
 from vitrail.checkpoints.look import Facts, Form, Names, Shapes
 from vitrail.models.build import Config, configure
 
@@ -109,14 +109,17 @@ def account(form: Form, root: str, wrapper: str, config: Config, table: Table, f
 def own(config: Config, shapes: Shapes) -> Reading:
     """The account of an artifact of ours, whose configuration is known."""
     wanted = {name: tuple(tensor.shape) for name, tensor in layout(config).items()}
+    table: Table = [*(key(name, name) for name in wanted), LeftOut("decoder.*", "MAE decoder")]
+    aside = left_out(table, shapes)
     return Reading(
         form="vitrail",
         why="vitrail's own artifact: its header holds the configuration",
         config=config,
-        table=[key(name, name) for name in wanted],
+        table=table,
+        left_out=aside,
         loaded=tuple(name for name in wanted if shapes.get(name) == wanted[name]),
         missing={name: shape for name, shape in wanted.items() if name not in shapes},
-        unexpected={name: tuple(shape) for name, shape in shapes.items() if name not in wanted},
+        unexpected={n: tuple(shape) for n, shape in shapes.items() if n not in wanted and n not in aside},
         misshapen={
             name: (tuple(shapes[name]), shape)
             for name, shape in wanted.items()

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail convert hf://facebook/dinov2-base dinov2.safetensors --to timm\n"
         "  vitrail convert deit_tiny.safetensors deit --to hf --licence apache-2.0\n"
         "  vitrail convert deit_tiny.safetensors mine.safetensors --to vitrail --adapter runs/photos-finetune-1/adapter\n"
+        "  vitrail convert runs/photos-mae-1/pretraining.safetensors mae --to hf   # with the decoder; --to timm: Facebook's\n"
         "  vitrail convert deit_tiny.safetensors grey.safetensors --to vitrail --classes 10 --size 160x224 --channels 1\n"
     )
     parser.add_argument("source", metavar="IN", help="a file, a directory, or hf://owner/name")
@@ -65,8 +66,9 @@ def names_in(path: Path) -> tuple[str, ...]:
 
 def run(options: argparse.Namespace) -> int:
     """Converts, and prints the proof."""
-    from vitrail.checkpoints.convert import PHOTOGRAPH, convert
+    from vitrail.checkpoints.convert import PHOTOGRAPH
     from vitrail.checkpoints.loading import KEEP
+    from vitrail.checkpoints.mae import convert
 
     proof = convert(
         options.source,

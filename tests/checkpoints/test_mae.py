@@ -1,0 +1,184 @@
+"""Masked autoencoders in files: our own with the decoder beside the model, and what others can hold."""
+
+import json
+
+import pytest
+import torch
+
+import vitrail
+from tests.objectives.made import draw, encoder, pictures
+from vitrail.checkpoints.artifact import Contract, save_artifact
+from vitrail.checkpoints.loading import describe, save
+from vitrail.checkpoints.mae import Autoencoder, convert, read_mae, write_mae
+from vitrail.cli import main
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.decoder import Decoder, build_decoder
+from vitrail.nn.position import SinCos2D
+from vitrail.objectives.mae import MAE, NOISE, MaskedAutoencoder
+
+DECODER = Decoder(2, 16, 2, 24)
+
+
+def made(**slots) -> Autoencoder:
+    """Every tensor shaken, so that each matters."""
+    model = encoder(**slots)
+    model.preprocessing = Preprocessing((32, 32), (32, 32))
+    decoder = build_decoder(model.config, DECODER)
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *decoder.parameters()):
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return Autoencoder(model.eval(), decoder.eval(), 0.75, True)
+
+
+def as_task(found: Autoencoder) -> MaskedAutoencoder:
+    return MAE(found.mask, found.norm_pix, found.decoder.spec).build(found.model, 1, decoder=found.decoder).eval()
+
+
+def assert_same(one: Autoencoder, other: Autoencoder) -> None:
+    first, second = one.state(), other.state()
+    assert set(first) == set(second)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_our_own_file_brings_back_encoder_and_decoder_bit_for_bit(tmp_path):
+    auto, path = made(pool="mean", position="sincos2d"), tmp_path / "pretraining.safetensors"
+    proof = write_mae(auto, path, "vitrail")
+    assert proof.largest_difference == 0
+    found = read_mae(path)
+    assert_same(auto, found)
+    assert (found.model.config, found.decoder.spec) == (auto.model.config, auto.decoder.spec)
+    assert found.model.preprocessing == auto.model.preprocessing
+    assert not found.decoder.position.requires_grad
+    expected = as_task(auto)(pictures(), None, draw())["loss"]
+    assert torch.equal(as_task(found)(pictures(), None, draw())["loss"], expected)
+
+
+def test_our_own_file_loads_as_the_encoder(tmp_path):
+    auto, path = made(), tmp_path / "pretraining.safetensors"
+    write_mae(auto, path, "vitrail")
+    model = vitrail.load(path)
+    assert torch.equal(model(pictures()), auto.model(pictures()))
+    with describe(path) as checkpoint:
+        assert checkpoint.reading.whole
+        assert set(checkpoint.reading.left_out.values()) == {"MAE decoder"}
+    ours = vitrail.load(path, classes=5)
+    assert ours(pictures()).shape == (4, 5)
+
+
+def test_mask_and_normalisation_come_back(tmp_path):
+    auto, path = made(), tmp_path / "pretraining.safetensors"
+    auto.mask, auto.norm_pix = 0.6, False
+    write_mae(auto, path, "vitrail")
+    found = read_mae(path)
+    assert (found.mask, found.norm_pix) == (0.6, False)
+
+
+def test_a_changed_byte_of_the_decoder_is_noticed(tmp_path):
+    path = tmp_path / "pretraining.safetensors"
+    write_mae(made(), path, "vitrail")
+    data = bytearray(path.read_bytes())
+    at = data.index(b'"decoder.position"')
+    start = json.loads(bytes(data[8 : 8 + int.from_bytes(data[:8], "little")]))["decoder.position"]["data_offsets"][0]
+    data[8 + int.from_bytes(data[:8], "little") + start] ^= 1
+    assert at > 0
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"damaged: decoder\.position"):
+        read_mae(path)
+
+
+def test_a_file_without_decoder_or_without_word_of_it_is_refused_in_a_line(tmp_path):
+    auto, path = made(), tmp_path / "model.safetensors"
+    save(auto.model, path)
+    with pytest.raises(ValueError, match="no MAE decoder in it"):
+        read_mae(path)
+    for card, complaint in (
+        ({}, "does not say what it is"),
+        ({"pretraining": {"method": "mae"}}, "decoder is None"),
+        (
+            {"pretraining": {"method": "mae", "decoder": {"type": "Decoder", "depth": 10**12}}},
+            "more than any model has",
+        ),
+    ):
+        save_artifact(path, auto.state(), Contract(auto.model.config, card=card))
+        with pytest.raises(ValueError, match=complaint) as error:
+            read_mae(path)
+        assert "\n" not in str(error.value)
+
+
+def test_a_decoder_of_another_size_than_said_is_refused(tmp_path):
+    auto, path = made(), tmp_path / "pretraining.safetensors"
+    auto.decoder.spec = Decoder(3, 16, 2, 24)
+    with pytest.raises(ValueError, match="not what its configuration says"):
+        write_mae(auto, path, "vitrail")
+    assert not path.exists()
+
+
+def test_values_that_are_not_finite_are_not_saved(tmp_path):
+    auto = made()
+    with torch.no_grad():
+        auto.decoder.pred.bias[0] = float("nan")
+    with pytest.raises(ValueError, match=r"not finite in decoder\.pred\.bias"):
+        write_mae(auto, tmp_path / "pretraining.safetensors", "vitrail")
+
+
+@pytest.mark.parametrize("slots", [{}, {"position": SinCos2D(end=False), "pool": "mean", "prefix": "class"}])
+def test_transformers_loads_our_autoencoder_strictly_and_loses_the_same(slots, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    auto = made(**slots)
+    write_mae(auto, tmp_path / "pretraining.safetensors", "vitrail")
+    proof = convert(tmp_path / "pretraining.safetensors", tmp_path / "hf", "hf")
+    assert proof.largest_difference < 1e-5
+    theirs, info = transformers.ViTMAEForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert {name: list(found) for name, found in info.items() if found} == {}
+    expected = theirs(pictures(), noise=draw().uniform(16, NOISE)).loss
+    assert as_task(auto)(pictures(), None, draw())["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_command_line_converts_the_whole_for_others(tmp_path, capsys):
+    auto, path = made(), tmp_path / "pretraining.safetensors"
+    write_mae(auto, path, "vitrail")
+    assert main(["convert", str(path), str(tmp_path / "facebook.safetensors"), "--to", "timm", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["compared"] == "hidden patches"
+    assert "the decoder's 2" in said["notes"][-1]
+    found = read_mae(tmp_path / "facebook.safetensors", assume={"heads": 2}, decoder_heads=2)
+    assert_same(auto, found)
+    assert main(["convert", str(path), str(tmp_path / "hf"), "--to", "hf"]) == 0
+    assert "hidden patches on a photograph" in capsys.readouterr().out
+    assert_same(auto, read_mae(tmp_path / "hf"))
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "vit_mae"
+
+
+def test_command_line_refuses_to_change_a_whole_on_the_way_and_extracts_the_encoder(tmp_path, capsys):
+    auto, path = made(), tmp_path / "pretraining.safetensors"
+    write_mae(auto, path, "vitrail")
+    assert main(["convert", str(path), str(tmp_path / "out"), "--to", "hf", "--classes", "3"]) == 2
+    assert "leave out classes" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["convert", str(path), str(tmp_path / "m.safetensors"), "--to", "vitrail", "--classes", "3"]) == 0
+    assert vitrail.load(tmp_path / "m.safetensors").config.classes == 3
+
+
+@pytest.mark.parametrize(
+    ("slots", "complaint"),
+    [
+        ({"pool": "mean", "prefix": "none"}, "class token"),
+        ({"registers": 2}, "class token, and no other"),
+        ({"image_size": (16, 32)}, "square"),
+        ({"position": "rotary2d"}, "positions"),
+        ({"layer_scale": 0.1}, "layers are the paper's"),
+        ({"mlp": "swiglu"}, "layers are the paper's"),
+        ({"block": "parallel"}, "layers are the paper's"),
+        ({"token_norm": True}, "no norm before the first layer"),
+    ],
+)
+def test_what_published_forms_cannot_hold_is_refused_in_a_line(slots, complaint, tmp_path):
+    auto = made(**slots)
+    auto.model.preprocessing = None
+    for to, out in (("hf", tmp_path / "hf"), ("timm", tmp_path / "f.safetensors")):
+        with pytest.raises(ValueError, match=complaint) as error:
+            write_mae(auto, out, to)
+        assert "\n" not in str(error.value)
+        assert not out.exists()
+    with pytest.raises(ValueError, match="no place for a decoder"):
+        write_mae(auto, tmp_path / "c.safetensors", "clip")
