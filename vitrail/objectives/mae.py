@@ -71,7 +71,8 @@ class MaskedAutoencoder(Task):
 
     def __init__(self, model: ViT, decoder: PixelDecoder, spec: MAE) -> None:
         super().__init__()
-        self.model, self.decoder, self.spec = model, decoder, spec
+        self.model = model  # type: ignore[assignment] (`check` refuses what is no ViT)
+        self.decoder, self.spec = decoder, spec
 
     def forward(self, images: Tensor, targets: Tensor | None = None, draw: Draw | None = None) -> dict[str, Tensor]:
         """The `loss`: squared error over the values of hidden patches."""

@@ -102,7 +102,8 @@ class MaskedPatchPredictor(Task):
 
     def __init__(self, model: ViT, spec: MaskedPatches, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
-        self.model, self.spec, self.mean, self.std = model, spec, mean, std
+        self.model = model  # type: ignore[assignment] (`check` refuses what is no ViT)
+        self.spec, self.mean, self.std = spec, mean, std
         config, self.side = model.config, TARGETS[spec.target]
         assert len(mean) == len(std) == config.channels, (mean, std, config.channels)
         self.colours = LEVELS**config.channels
