@@ -7,6 +7,11 @@ DIR/index.html is one page that needs no network: hover a patch, or move it with
 from it is drawn. Beside it are distance.png, positions.png, filters.png and model.npz; for each picture a folder has a figure
 for each view and arrays.npz. Pictures that cannot be read are named and left out; the exit code is then 1, and 2 if none was
 left.
+
+With --compare the first two are models, and what follows are pictures: both go over the same ones, and their layers are held
+against each other as Park et al. 2023 do ("What Do Self-Supervised Vision Transformers Learn?"): how far attention reaches,
+how unlike heads and queries are, which frequencies the tokens keep and, for one folder of class folders or another data set with
+labels, what a linear probe reads from each layer. A table is printed; DIR gets a page, figures and all numbers.
 """
 
 import argparse
@@ -21,6 +26,8 @@ from vitrail.cli.describe import size
 from vitrail.cli.progress import cleared, counted, progress
 
 if TYPE_CHECKING:
+    from vitrail.data.preprocessing import Preprocessing
+    from vitrail.models.vit import ViT
     from vitrail.views.inspecting import Looker
 
 # The same names as in vitrail.views, kept here too so that --help need not import PyTorch; a test compares them.
@@ -64,9 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail inspect deit_tiny.safetensors cat.jpg --at 120,80 --target 281 --out cat\n"
         "  vitrail inspect deit_tiny.safetensors cat.jpg --size 384 --view attention --layers 1,6,12 --out large\n"
         "  vitrail inspect hf://facebook/dinov2-base cat.jpg --terminal tokens\n"
+        "  vitrail inspect --compare runs/mae runs/dino photos --out mae-and-dino\n"
+        "  vitrail inspect --compare mae.safetensors dino.safetensors cat.jpg dog.jpg --json\n"
     )
     parser.add_argument("model", metavar="MODEL", help="a file, a directory, hf://owner/name")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="pictures, or folders of them")
+    parser.add_argument(
+        "--compare", action="store_true", help="two models, layer by layer: --compare MODEL MODEL IMAGE…"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="a new or empty directory, or one of an earlier inspection"
     )
@@ -99,9 +111,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit",
         type=positive,
-        default=LIMIT,
         metavar="N",
-        help=f"pictures that are drawn, spread evenly over those given (default {LIMIT}); distances take 128, or N if more",
+        help=f"pictures that are drawn, spread evenly over those given (default {LIMIT}); distances take 128, or N if more. "
+        "With --compare: measured are N (default 128), probes take N of each split (default 1,024)",
     )
     parser.add_argument(
         "--filters",
@@ -116,7 +128,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Looks, draws and writes; says where."""
+    """Looks, draws and writes; says where. With --compare, measures two models instead."""
+    if options.compare:
+        from vitrail.cli.comparing import run_comparison
+
+        return run_comparison(options)
+    options.limit = options.limit or LIMIT
     if options.out is None and options.terminal is None:
         raise ValueError("where to? Give --out DIR, or --terminal to draw here")
     if options.json and options.terminal is not None:
@@ -142,17 +159,33 @@ def run(options: argparse.Namespace) -> int:
 
 def made(options: argparse.Namespace) -> "Looker":
     """The model, on its device and at its size, with what is asked of it."""
+    from vitrail.views.inspecting import Looker
+    from vitrail.views.naming import target_of
+
+    vit, preprocessing, name = opened(options, options.model)
+    return Looker(
+        vit,
+        preprocessing,
+        name,
+        tuple(options.view or VIEWS),
+        options.layers,
+        options.at,
+        None if options.target is None else target_of(vit, options.target),
+        options.filters,
+    )
+
+
+def opened(options: argparse.Namespace, where: str) -> "tuple[ViT, Preprocessing, str]":
+    """A model on its device and at the size that is asked for, its pipeline, and what to call it."""
     from vitrail.analysis.inside import vit_in
     from vitrail.checkpoints.loading import load
     from vitrail.engine.distributed import pick_device
     from vitrail.evaluation.opening import pipeline_of, weights_of
-    from vitrail.views.inspecting import Looker
-    from vitrail.views.naming import target_of
 
     device = pick_device(options.device)
     try:
         model = load(
-            options.model if options.model.startswith("hf://") else weights_of(options.model),
+            where if where.startswith("hf://") else weights_of(where),
             assume=reading.assumed(options),
             take=options.take,
             image_size=options.size,
@@ -162,20 +195,10 @@ def made(options: argparse.Namespace) -> "Looker":
     finally:
         cleared()
     vit = vit_in(model)
-    preprocessing = pipeline_of(options.model, vit)
-    name = options.model if options.model.startswith("hf://") else Path(options.model).name
+    name = where if where.startswith("hf://") else Path(where).name
     if name == "model.safetensors":
-        name = Path(options.model).resolve().parent.name
-    return Looker(
-        vit,
-        preprocessing,
-        name.removesuffix(".safetensors"),
-        tuple(options.view or VIEWS),
-        options.layers,
-        options.at,
-        None if options.target is None else target_of(vit, options.target),
-        options.filters,
-    )
+        name = Path(where).resolve().parent.name
+    return vit, pipeline_of(where, vit), name.removesuffix(".safetensors")
 
 
 def written(looker: "Looker", files: list[Path], options: argparse.Namespace) -> list[str]:
