@@ -1,0 +1,354 @@
+"""DINO: the published loss, centre and momentum; the same by parts, by processes and by shards; collapse without its guards."""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.special import erf
+
+import vitrail
+from tests.engine.made import draw
+from vitrail.data.views import Views
+from vitrail.engine.distributed import Parallel
+from vitrail.engine.optim import AdamW
+from vitrail.engine.rules import rules
+from vitrail.models.written import read_value, to_json
+from vitrail.nn.embed import ConvStem
+from vitrail.objectives.dino import DINO, SelfDistillation, agreement
+
+SPEC = DINO(out=24, hidden=20, bottleneck=12, momentum=0.9, warmup=0.5, frozen=0.0)
+SOME_FROZEN = replace(SPEC, frozen=0.1)  # the first step
+STEPS = 10
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def made(spec: DINO = SPEC, steps: int = STEPS, **slots: object) -> SelfDistillation:
+    torch.manual_seed(0)
+    given: dict[str, object] = {"patch": 8, "width": 16, "depth": 2, "heads": 2, "classes": None, "image_size": 16}
+    task = spec.build(vitrail.build(None, **(given | {"channels": 1} | slots)), steps)
+    with torch.no_grad():  # else student and teacher would say the same
+        for parameter in task.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        task.centre.normal_(std=0.2)
+    return task
+
+
+def crops(count: int = 8, small: int = 3) -> Pair:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 2, 1, 16, 16, generator=generator), torch.randn(
+        count, small, 1, 8, 8, generator=generator
+    )
+
+
+def some(images: Pair, rows: slice) -> Pair:
+    return images[0][rows], images[1][rows]
+
+
+def step(task: SelfDistillation, optimizer: torch.optim.Optimizer, images: Pair, number: int) -> None:
+    task(images, None, draw(len(images[0]), step=number))["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    task.after_step(number)
+
+
+# The published formulation in NumPy, from the paper's algorithm 1: nothing of the code under test but its weights.
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def head(features: np.ndarray, weights: dict[str, np.ndarray]) -> np.ndarray:
+    x = features
+    for layer in range(3):
+        x = x @ weights[f"layers.{layer}.weight"].T + weights[f"layers.{layer}.bias"]
+        if layer < 2:
+            x = 0.5 * x * (1 + erf(x / math.sqrt(2)))
+    x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    directions = weights["prototypes.weight"]
+    return x @ (directions / np.linalg.norm(directions, axis=1, keepdims=True)).T
+
+
+def published(task: SelfDistillation, images: Pair, temperature: float) -> tuple[float, np.ndarray]:
+    """The loss, and the centre after the step."""
+    with torch.no_grad():
+        task.model.eval()
+        student = [task.model(crop).double().numpy() for group in images for crop in group.unbind(1)]
+        teacher = [task.teacher(crop).double().numpy() for crop in images[0].unbind(1)]
+        task.model.train()
+    weights, slow = ({n: t.double().numpy() for n, t in h.state_dict().items()} for h in (task.head, task.teacher_head))
+    centre = task.centre.double().numpy()
+    said = [head(each, slow) for each in teacher]
+    total, pairs = 0.0, 0
+    for i, target in enumerate(said):
+        q = softmax((target - centre) / temperature)
+        for j, features in enumerate(student):
+            if i != j:
+                total += -(q * np.log(softmax(head(features, weights) / 0.1))).sum(-1).mean()
+                pairs += 1
+    return total / pairs, 0.9 * centre + 0.1 * np.concatenate(said).mean(0)
+
+
+@pytest.mark.parametrize("small", [3, 0])
+def test_loss_and_centre_are_the_published_ones(small: int) -> None:
+    task, images = made(), crops(small=small)
+    for number, temperature in ((0, 0.04), (2, 0.04 + 0.03 * 2 / 5), (7, 0.07)):
+        loss, centre = published(task, images, temperature)
+        found = task(images, None, draw(step=number))["loss"]
+        assert found.item() == pytest.approx(loss, rel=1e-5)
+        assert task.signals(images, draw(step=number))["loss"].item() == pytest.approx(loss, rel=1e-5)
+        task.after_step(number)
+        torch.testing.assert_close(task.centre.double().numpy(), centre, rtol=1e-4, atol=1e-6)
+
+
+def test_teacher_follows_by_the_momentum_of_the_step() -> None:
+    task = made(embed=ConvStem(8))
+    task(crops(), None, draw())
+    for number in (0, 4, 9):
+        keep = 1 - 0.1 * (math.cos(math.pi * number / STEPS) + 1) / 2
+        pairs = [(task.teacher, task.model), (task.teacher_head, task.head)]
+        tensors = [
+            (o, n) for t, s in pairs for o, n in zip(t.state_dict().values(), s.state_dict().values(), strict=True)
+        ]
+        expected = [keep * o.double() + (1 - keep) * n.double() for o, n in tensors if o.is_floating_point()]
+        task.after_step(number)
+        found = [o for o, _ in tensors if o.is_floating_point()]
+        assert any("running_mean" in name for name in task.teacher.state_dict())
+        for tensor, right in zip(found, expected, strict=True):
+            torch.testing.assert_close(tensor.double(), right, rtol=1e-5, atol=1e-7)
+    assert SPEC.momentum_at(STEPS, STEPS) == 1
+
+
+def test_gradients_are_those_of_the_log_softmax_that_is_not_computed() -> None:
+    q, logits = torch.randn(5, 2, 24).softmax(-1), (4 * torch.randn(5, 6, 24)).requires_grad_()
+    pairs = [-(q[:, i] * logits[:, j].log_softmax(-1)).sum(-1).mean() for i in range(2) for j in range(6) if i != j]
+    expected = torch.stack(pairs).mean()
+    found = agreement(q, logits)
+    torch.testing.assert_close(found, expected)
+    (right,) = torch.autograd.grad(expected, logits)
+    torch.testing.assert_close(torch.autograd.grad(found, logits)[0], right)
+
+
+def test_teacher_learns_nothing_and_drops_nothing() -> None:
+    task, images = made(dropout=0.5, stochastic_depth=0.5), crops()
+    task.train()
+    assert torch.equal(task.said(images[0]), task.said(images[0]))
+    assert not torch.equal(task.answers(images, 0), task.answers(images, 0))
+    task(images, None, draw())["loss"].backward()
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for p in [*task.model.parameters(), *task.head.parameters()]
+    )
+    assert all(p.grad is None for p in [*task.teacher.parameters(), *task.teacher_head.parameters()])
+    trained = {p for o in AdamW().build(task, rules(task, 1.0)) for g in o.param_groups for p in g["params"]}
+    assert trained == {*task.model.parameters(), *task.head.parameters()}
+
+
+def test_last_layer_waits_with_a_gradient_of_zeros() -> None:
+    task, images = made(DINO(out=24, hidden=20, bottleneck=12, frozen=0.3)), crops()
+    last = task.head.prototypes.weight
+    losses = []
+    for number in (0, 2, 3):
+        task.zero_grad()
+        loss = task(images, None, draw(step=number))["loss"]
+        loss.backward()
+        losses.append(loss.item())
+        assert last.grad is not None
+        assert bool(last.grad.any()) == (number == 3)
+        first = task.head.layers[0].weight
+        assert isinstance(first, torch.Tensor)
+        assert first.grad is not None
+        assert first.grad.any()
+    task.zero_grad()
+    directions = F.normalize(last.detach(), dim=1)
+    optimizer = torch.optim.AdamW(task.parameters(), lr=0.1, weight_decay=0.5)
+    for number in range(3):
+        step(task, optimizer, images, number)
+    torch.testing.assert_close(F.normalize(last.detach(), dim=1), directions)  # decay takes of its length alone
+
+
+def test_parts_of_a_batch_are_the_whole_batch() -> None:
+    whole, parts, images = made(), made(), crops()
+    loss = whole(images, None, draw())["loss"]
+    halves = [
+        parts(some(images, slice(a, b)), None, draw(b - a, first=a, total=8))["loss"] for a, b in ((0, 6), (6, 8))
+    ]
+    torch.testing.assert_close(0.75 * halves[0] + 0.25 * halves[1], loss)
+    for task in (whole, parts):
+        task.after_step(0)
+    torch.testing.assert_close(parts.centre, whole.centre)
+    assert not whole.summed.any()
+    assert not whole.counted
+
+
+def test_watching_changes_nothing() -> None:
+    task, images = made(), crops()
+    before = copy.deepcopy(task.state_dict())
+    task.eval()
+    task(images, None, draw())
+    signals = task.signals(images, draw())
+    task.train()
+    task.signals(images, draw())
+    task.after_step(0)  # the teacher moves; a centre that has seen no training stays
+    assert torch.equal(task.centre, before["centre"])
+    assert set(signals) == {"loss", "teacher_entropy", "teacher_diversity"}
+    assert all(0 <= signals[name] <= 1 for name in ("teacher_entropy", "teacher_diversity"))
+    assert not any(value.requires_grad for value in signals.values())
+    assert set(before) == set(task.state_dict())
+    assert not any("summed" in name or "counted" in name for name in before)
+
+
+def test_signals_tell_one_answer_for_all_and_no_answer_at_all() -> None:
+    task, images = made(), crops()
+    task.centre.zero_()
+    task.centre[5] = -100.0  # all pictures are of kind 5
+    same = task.signals(images, draw())
+    assert same["teacher_entropy"] < 0.01
+    assert same["teacher_diversity"] < 0.01
+    blunt = made(DINO(out=24, hidden=20, bottleneck=12, teacher_temperature_start=99.0, teacher_temperature=99.0))
+    even = blunt.signals(images, draw())
+    assert even["teacher_entropy"] > 0.99
+    assert even["teacher_diversity"] > 0.99
+
+
+@pytest.mark.parametrize(
+    ("wrong", "healthy"),
+    [({"centre": None}, False), ({"teacher_temperature": 1.0, "teacher_temperature_start": 1.0}, False), ({}, True)],
+)
+def test_it_collapses_without_centring_or_without_sharpening_and_not_with_both(wrong, healthy) -> None:
+    """Eight kinds of pictures. A teacher that collapsed gives all of them one answer: certain of it, or of none."""
+    generator = torch.Generator().manual_seed(3)
+    kinds = torch.randn(8, 1, 1, 16, 16, generator=generator).repeat(2, 1, 1, 1, 1)
+    spec = DINO(**({"out": 24, "hidden": 32, "bottleneck": 16, "momentum": 0.95, "teacher_temperature": 0.04} | wrong))
+    model = vitrail.build(None, patch=8, width=16, depth=2, heads=2, classes=None, image_size=16, channels=1)
+    task = spec.build(model, 120)
+    optimizer = torch.optim.AdamW([p for p in task.parameters() if p.requires_grad], lr=5e-4)
+    for number in range(120):
+        large = kinds + 0.3 * torch.randn(16, 2, 1, 16, 16, generator=generator)
+        step(task, optimizer, (large, large[..., 4:12, 4:12]), number)
+    found = task.signals((kinds.repeat(1, 2, 1, 1, 1), torch.zeros(16, 0, 1, 8, 8)), draw(16, step=119))
+    told = found["teacher_diversity"] - found["teacher_entropy"]  # what the teacher's answer tells of the picture
+    assert told > 0.15 if healthy else told < 0.01, found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    """Where two processes have left what each came to, by DDP and by FSDP2."""
+    folder = tmp_path_factory.mktemp("two")
+    command = [sys.executable, __file__, str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    both = [
+        subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE, text=True) for rank in (0, 1)
+    ]
+    for process in both:
+        _, complaint = process.communicate(timeout=300)
+        assert process.returncode == 0, complaint
+    return folder
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_processes_have_one_centre_and_one_teacher(parallel: str, two: Path) -> None:
+    """Two processes with halves of a batch do what one does with all of it, also where every weight is in two places."""
+    task, images = made(SOME_FROZEN), crops()
+    optimizer = torch.optim.SGD([p for p in task.parameters() if p.requires_grad], lr=0.1)
+    for number in range(3):
+        step(task, optimizer, images, number)
+    found = [torch.load(two / f"{parallel}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert torch.equal(found[0]["centre"], found[1]["centre"])
+    for name, tensor in task.state_dict().items():
+        torch.testing.assert_close(
+            found[0][name], tensor, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    signals = task.signals(images, draw(step=3))
+    torch.testing.assert_close(found[0]["entropy"], signals["teacher_entropy"], rtol=1e-4, atol=1e-6)
+
+
+def one_of_two(folder: Path, rank: int) -> None:
+    """One of the processes of the test above."""
+    import torch.distributed as dist
+
+    from vitrail.engine.distributed import Team, whole
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for parallel in get_args(Parallel):
+        start, images = made(SOME_FROZEN), crops()
+        task = SOME_FROZEN.build(start.model, STEPS, dist.group.WORLD)
+        task.load_state_dict(start.state_dict())
+        team = Team(rank, 2, torch.device("cpu"), parallel)
+        wrapped = team.wrap(task)
+        optimizer = torch.optim.SGD([p for p in task.parameters() if p.requires_grad], lr=0.1)
+        mine = some(images, slice(4 * rank, 4 * rank + 4))
+        for number in range(3):
+            wrapped(mine, None, draw(4, first=4 * rank, total=8, step=number))["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            task.after_step(number)
+        with team.gathered(task):
+            entropy = task.signals(images, draw(step=3))["teacher_entropy"]
+        state = {name: whole(tensor.detach()).clone() for name, tensor in task.state_dict().items()}
+        torch.save(state | {"entropy": entropy}, folder / f"{parallel}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_schedules_are_functions_of_the_step() -> None:
+    spec = DINO(teacher_temperature_start=0.02, teacher_temperature=0.06, warmup=0.2, frozen=0.1, momentum=0.99)
+    assert [spec.temperature_at(n, 100) for n in (0, 10, 20, 90)] == pytest.approx([0.02, 0.04, 0.06, 0.06])
+    assert [spec.momentum_at(n, 100) for n in (0, 50, 100)] == pytest.approx([0.99, 0.995, 1.0])
+    assert [spec.frozen_at(n, 100) for n in (0, 9, 10)] == [True, True, False]
+    assert DINO(warmup=0.0).temperature_at(0, 100) == 0.07
+    assert not DINO(frozen=0.0).frozen_at(0, 100)
+    assert read_value(to_json(spec), DINO, "objective") == spec
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"student_temperature": 0.0}, "a temperature is above 0"),
+        ({"teacher_temperature": -0.1}, "a temperature is above 0"),
+        ({"teacher_temperature_start": math.nan}, "a temperature is above 0"),
+        ({"momentum": 1.2}, "momentum is 1.2: use a number from 0 to 1"),
+        ({"frozen": -0.5}, "frozen is -0.5"),
+        ({"centre": 1.0}, "below 1, or none"),
+        ({"out": 1}, "out is 1: use 2 or more"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DINO(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("slots", "batch", "views", "words"),
+    [
+        ({}, 7, None, "batch of 7"),
+        ({"classes": 10}, 8, None, "10 classes"),
+        ({"prefix": "class+distillation"}, 8, None, "distillation token"),
+        ({"head": "pre-logits"}, 8, None, "head='linear'"),
+        ({"patch": 128, "image_size": 256}, 8, Views(), "hold no patch of 128×128"),
+        ({"patch": 28}, 8, Views(), "use 84×84"),
+        ({"embed": "conv-stem", "patch": 64, "image_size": 256, "width": 32}, 8, Views(), "use 128×128"),
+    ],
+)
+def test_models_batches_and_crops_that_cannot_work_are_refused_before_training(slots, batch, views, words) -> None:
+    given = {"patch": 16, "width": 16, "depth": 1, "heads": 2, "classes": None, "image_size": 224} | slots
+    config = vitrail.build(None, **given).config
+    with pytest.raises(ValueError, match=words) as error:
+        DINO().check(config, batch, views)
+    assert "\n" not in str(error.value)
+
+
+def test_what_can_work_is_not_refused() -> None:
+    DINO().check(vitrail.build(None, patch=16, width=16, depth=1, heads=2, classes=None).config, 8, Views())
+
+
+if __name__ == "__main__":
+    one_of_two(Path(sys.argv[1]), int(sys.argv[2]))
