@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vitrail.data.maps import MapShape
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.bit import BiT
-from vitrail.models.vit import ViT
+from vitrail.models.bit import BiT, BiTConfig
+from vitrail.models.vit import ViT, ViTConfig
 from vitrail.objectives.classification import Classification, Classifier
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.mix_token import blended, boxes, exchanged, mixed_tokens
@@ -36,7 +36,9 @@ class TokenLabelling(Classification):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss != "softmax":
-            raise ValueError("token labels are shares of one whole: use objective.loss=softmax")
+            raise ValueError(
+                "token labels are for pictures with one label each: use objective.loss=softmax, or --distil soft"
+            )
         for name in ("mixup", "cutmix", "patch_dropout"):
             if getattr(self, name):
                 raise ValueError(
@@ -69,17 +71,17 @@ class TokenLabelling(Classification):
         if teacher is None or preprocessing is None:
             raise ValueError("token labels are a teacher's: give --teacher MODEL")
         shape = map_shape(teacher, self.top)
-        self.check(model, shape)
+        self.check(model.config, shape)
         assert isinstance(model, ViT)
         return TokenLabeller(model, self, weights, shape, None if cached else teacher, preprocessing)
 
-    def check(self, model: ViT | BiT, shape: MapShape) -> None:
+    def check(self, student: ViTConfig | BiTConfig, shape: MapShape) -> None:
         """Refuses what cannot work, before training starts."""
-        if not isinstance(model, ViT):
-            raise ValueError("a ResNet has no patch tokens to label: use a ViT as the student, or --distil hard")
-        if model.config.classes != shape.classes:
+        if not isinstance(student, ViTConfig):
+            raise ValueError("a ResNet has no patch tokens to label: use a ViT as the student, or --distil soft")
+        if student.classes != shape.classes:
             raise ValueError(
-                f"score maps of {shape.classes} classes for a student of {model.config.classes}: "
+                f"score maps of {shape.classes} classes for a student of {student.classes}: "
                 "use a teacher that was trained on these classes"
             )
 

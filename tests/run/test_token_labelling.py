@@ -1,0 +1,155 @@
+"""`vitrail train --teacher MODEL --distil tokens`: maps of whole pictures, computed once, and runs that learn from them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from tests.run.runs import last
+from tests.run.test_train import COLOURS, picture
+from vitrail.cli import main
+from vitrail.data.maps import MapFile
+from vitrail.data.pictures import Pictures
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources import read
+from vitrail.objectives.score_map import map_shape
+from vitrail.objectives.teacher import Teacher, score_maps
+from vitrail.objectives.token_labelling import TokenLabelling
+from vitrail.recipe import Recipe, read_recipe
+from vitrail.run.score_maps import compute
+from vitrail.run.score_maps import score_maps as opened
+
+CPU = torch.device("cpu")
+PIPELINE = Preprocessing((16, 16), (20, 20), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
+SHORT = ("--set", "model.size.depth=1", "--set", "model.size.width=32", "--batch-size", "12", "--size", "16", "--quiet")
+TOKENS = ("--teacher", "teacher.safetensors", "--distil", "tokens")
+
+
+@pytest.fixture(autouse=True)
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for name, colour in COLOURS.items():
+        for number in range(8):
+            picture(tmp_path / "photos" / "train" / name / f"{number}.png", colour, 100 * number + len(name), 16)
+        for number in range(3):
+            picture(tmp_path / "photos" / "val" / name / f"{number}.png", colour, 7000 + 100 * number + len(name), 16)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def teacher() -> Teacher:
+    """A model that has not learnt anything, but is sure of what it says."""
+    torch.manual_seed(5)
+    model = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=3, image_size=16).eval()
+    torch.nn.init.normal_(model.head.weight, std=1.0)
+    model.preprocessing, model.labels = PIPELINE, tuple(sorted(COLOURS))
+    vitrail.save(model, "teacher.safetensors")
+    return Teacher(model, PIPELINE)
+
+
+def lying(photos: Path) -> Pictures:
+    """The training pictures, one of which lies on its side and is long."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    array = np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8)
+    Image.fromarray(array).save(photos / "train" / "red" / "lying.jpg", exif=exif)
+    return read(str(photos)).splits["train"]
+
+
+def test_a_map_is_what_the_teacher_says_of_the_whole_picture_as_it_is_seen(photos: Path, teacher: Teacher) -> None:
+    pictures = lying(photos)
+    place = Path("some.maps")
+    assert compute(teacher, place, pictures, 2, True, CPU, workers=0) == len(pictures)
+    maps = opened(teacher, place, pictures, 2)
+    indices = np.arange(len(pictures))
+    _, classes, scores = maps.shape.apart(maps.columns(indices, np.zeros((len(pictures), 2, 3))))
+    whole = replace(PIPELINE, fit="squash", resize=(16, 16), turn=True)
+    for index in indices.tolist():
+        with pictures.open(index) as image:
+            said = score_maps(teacher.model, whole(image)[None])[0].softmax(-1)
+        chances, expected = said.topk(2)
+        assert torch.equal(classes[index], expected)
+        torch.testing.assert_close(scores[index], chances / chances.sum(-1, keepdim=True), rtol=0, atol=1e-3)
+    long = next(i for i in indices.tolist() if "lying" in pictures.name(i))
+    assert maps.sizes(np.array([long])).tolist() == [[40, 24]]
+
+
+def test_only_new_pictures_are_shown_to_the_teacher(photos: Path, teacher: Teacher) -> None:
+    before, heard = read(str(photos)).splits["train"], []
+    compute(teacher, Path("some.maps"), before, 2, True, CPU, workers=0, progress=lambda *said: heard.append(said))
+    assert heard == [("score maps of the teacher", 24, 24)]
+    assert compute(teacher, Path("some.maps"), before, 2, True, CPU, workers=0) == 0
+    assert compute(teacher, Path("some.maps"), lying(photos), 2, True, CPU, workers=0) == 1
+
+
+def test_a_stop_keeps_what_was_computed(photos: Path, teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrail.run import score_maps as module
+
+    monkeypatch.setattr(module, "BATCH", 10)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 20:
+            raise KeyboardInterrupt
+
+    pictures = read(str(photos)).splits["train"]
+    with pytest.raises(KeyboardInterrupt):
+        compute(teacher, Path("some.maps"), pictures, 2, True, CPU, workers=0, progress=stop)
+    assert len(MapFile(Path("some.maps"), map_shape(teacher, 2)).lacking(pictures)) == 4
+    assert compute(teacher, Path("some.maps"), pictures, 2, True, CPU, workers=0) == 4
+
+
+def trained(out: str, *more: str) -> Recipe:
+    assert main(["train", "photos", *TOKENS, "--out", out, *SHORT, *more]) == 0
+    return read_recipe(Path(out) / "recipe.json")
+
+
+@pytest.mark.usefixtures("teacher")
+def test_cached_runs_are_the_same_with_any_workers_and_after_a_stop() -> None:
+    steps = ("--teacher-cache", "--steps", "4", "--set", "validate_every=1")  # two steps an epoch
+    recipe = trained("one", *steps, "--workers", "0")
+    assert isinstance(recipe.objective, TokenLabelling)
+    assert recipe.teacher is not None
+    assert recipe.teacher.cached
+    trained("two", *steps, "--workers", "2")
+    first = last(Path("one"))
+    assert any(name.endswith("head.weight") and "model." not in name for name in first)  # the patches' head is trained
+    second = last(Path("two"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for gone in ("summary.json", "model.safetensors"):  # as if it had been stopped after its second step
+        Path("two", gone).unlink()
+    newest = max(Path("two/checkpoints").glob("step-*"))
+    newest.rename("away")
+    assert main(["train", "--resume", "two", "--quiet"]) == 0
+    again = last(Path("two"))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    model = vitrail.load("two/model.safetensors")
+    assert set(model.state_dict()) == set(vitrail.build_from(recipe.model).state_dict())
+
+
+@pytest.mark.usefixtures("teacher")
+@pytest.mark.parametrize("cached", [(), ("--teacher-cache",)])
+def test_loss_falls_whether_the_teacher_is_asked_or_was_asked(cached: tuple[str, ...]) -> None:
+    trained("run", *cached, "--steps", "30", "--workers", "0", "--set", "validate_every=15")
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.1
+
+
+@pytest.mark.usefixtures("teacher")
+def test_students_without_patches_are_refused_before_anything_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = trained("run", "--steps", "1", "--workers", "0")
+    resnet = vitrail.configure("R50x0.25", root="small", classes=3, image_size=16)
+    with pytest.raises(ValueError, match="a ResNet has no patch tokens to label"):
+        vitrail.train(recipe=replace(recipe, model=resnet), out="other")
+    assert not Path("other").exists()
+    assert main(["train", "photos", *TOKENS, "--out", "third", *SHORT, "--set", "objective.top=0"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith("keep 1 at least")
+    assert len(said.splitlines()) == 1
+    assert not Path("third").exists()
