@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.models.build import build, build_from, configure
     from vitrail.models.vit import ViT, ViTConfig
+    from vitrail.pretraining import pretrain
     from vitrail.training import resume, train
 
 _HOMES = {
     "Preprocessing": "vitrail.data.preprocessing",
     "load": "vitrail.checkpoints.loading",
+    "pretrain": "vitrail.pretraining",
     "push": "vitrail.checkpoints.push",
     "resume": "vitrail.training",
     "save": "vitrail.checkpoints.loading",
@@ -39,6 +41,7 @@ __all__ = [
     "build_from",
     "configure",
     "load",
+    "pretrain",
     "push",
     "resume",
     "save",

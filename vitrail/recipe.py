@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from vitrail.data.augment import AugmentSlot
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.views import Views
 from vitrail.engine.ema import EMA
 from vitrail.engine.optim import OptimizerSlot
 from vitrail.engine.schedule import ScheduleSlot
@@ -18,8 +19,18 @@ from vitrail.models.tuning import check_tune
 from vitrail.models.vit import ViTConfig
 from vitrail.models.written import dataclass_from_json, read_value, to_json
 from vitrail.objectives.classification import Classification
+from vitrail.objectives.dino import DINO
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.feature_distillation import FeatureDistillation
+from vitrail.objectives.mae import MAE
+from vitrail.objectives.masked_patches import MaskedPatches
+from vitrail.objectives.token_labelling import TokenLabelling
+
+TaughtSlot = Distillation | FeatureDistillation | TokenLabelling  # what asks a teacher
+LabelSlot = Classification | TaughtSlot
+PictureSlot = MaskedPatches | MAE | DINO  # what is learnt from pictures alone
+ObjectiveSlot = LabelSlot | PictureSlot
+METHODS: dict[type[Any], str] = {MaskedPatches: "mpp", MAE: "mae", DINO: "dino"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class Data:
 
     where: str
     fractions: tuple[float, float, float] | None = None  # train, validation, test, where the data has no splits
-    task: Literal["auto", "single", "multi"] = "auto"
+    task: Literal["auto", "single", "multi", "none"] = "auto"  # "none" needs no labels
     balance: Literal["none", "weights", "sampling"] = "none"  # for classes with few pictures
     allow_class_mismatch: bool = False
     quarantine: str | None = None  # a file that names pictures to leave out
@@ -52,7 +63,7 @@ class Recipe:
     model: ViTConfig | BiTConfig
     preprocessing: Preprocessing  # of evaluation, and of everything after training
     augment: tuple[AugmentSlot, ...]
-    objective: Classification | Distillation | FeatureDistillation
+    objective: ObjectiveSlot
     optimizer: OptimizerSlot
     schedule: ScheduleSlot
     batch_size: int  # over all processes
@@ -62,6 +73,8 @@ class Recipe:
     teacher: Teacher | None = None
     tune: str = "full"
     ema: EMA | None = None
+    views: Views | None = None  # several crops of each picture, for DINO; `augment` is of the first
+    collapse: Literal["stop", "warn"] = "stop"  # what to do when learning without labels goes nowhere
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     accumulate: int = 1
     validate_every: float = 1.0  # epochs
@@ -157,6 +170,11 @@ class Facts:
             return wish
         self.chosen.append(f"{name.replace('_', ' ')} {shown(value)}: {why}")
         return value
+
+
+def method_of(recipe: Recipe) -> str | None:
+    """How a recipe learns without labels; None for one that learns labels."""
+    return METHODS[type(recipe.objective)] if recipe.model.classes is None else None
 
 
 def shown(value: Any) -> str:

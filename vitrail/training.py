@@ -17,25 +17,31 @@ from vitrail.engine.journal import Listener
 from vitrail.engine.trackers import needed
 from vitrail.models.sizes import closest
 from vitrail.models.written import dataclass_from_json
-from vitrail.recipe import Data, Facts, Machine, Recipe, read_recipe, with_settings
-from vitrail.recipes import check_name, made
+from vitrail.recipe import Data, Facts, Machine, Recipe, Teacher, read_recipe, with_settings
+from vitrail.recipes import METHODS, check_name, made
 from vitrail.report import write_report
+from vitrail.run.opening import weights_of
 from vitrail.run.prepare import Prepared, prepare
+from vitrail.run.pretraining import Pretraining
 from vitrail.run.record import read_json
 from vitrail.run.running import Run
 from vitrail.run.supervised import Supervised
+from vitrail.run.teaching import Taught, is_taught, with_teacher
 
 Progress = Callable[[str, int, int], None]
 WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # that a named recipe adapts to
-WITHIN = ("width", "depth", "patch_dropout")  # that some adapt to
+WITHIN = ("width", "depth", "patch_dropout", "distil")  # that some adapt to
 ALWAYS = ("seed", "tune", "precision")  # that every recipe takes
-FROM_CHECKPOINT = ("finetune", "paper-finetune")
+FROM_CHECKPOINT = ("finetune", "paper-finetune", *METHODS)
 
 
 def train(
     data: str | Data | None = None,
     *,
     init: str | None = None,
+    teacher: str | None = None,
+    distil: str | None = None,
+    teacher_cache: bool = False,
     recipe: str | Path | Recipe | None = None,
     out: str | Path | None = None,
     settings: Sequence[str] = (),
@@ -48,8 +54,10 @@ def train(
     """Trains, and gives the run directory and its summary.
 
     `data` is a folder, a file or a name; `init` a checkpoint to begin with; `recipe` a name, a recipe.json or a Recipe (by
-    default `finetune` with a checkpoint and `scratch-small` without). `wishes` are what the recipe adapts to (`epochs`,
-    `steps`, `batch_size`, `lr`, `model`, `size`), `settings` change the finished recipe in places (`optimizer.lr=3e-4`).
+    default `finetune` with a checkpoint, `distil` with a teacher and `scratch-small` without). `teacher` is a trained model to
+    learn from, `distil` how (hard, soft, features), and with `teacher_cache` it is asked once about each picture. `wishes` are
+    what the recipe adapts to (`epochs`, `steps`, `batch_size`, `lr`, `model`, `size`), `settings` change the finished recipe in
+    places (`optimizer.lr=3e-4`).
     """
     if isinstance(recipe, str):
         recipe = Path(recipe) if recipe.endswith(".json") else recipe
@@ -59,12 +67,50 @@ def train(
     if data is None and given is None:
         raise ValueError("what to train on? Give a folder, a file or a name: vitrail train digits")
     source = Data(data) if isinstance(data, str) else data if data is not None else given.data  # type: ignore[union-attr]
+
+    taught = wanted(teacher, distil, teacher_cache, given)
+    usual = "finetune" if init else "distil" if taught else "scratch-small"
+    name = recipe if isinstance(recipe, str) else usual
+
+    def choose(prepared: Prepared, facts: Facts, team: Team) -> Recipe:
+        if given is None:
+            asked, facts.teacher = dict(wishes or {}), taught
+            asked |= {"distil": distil} if distil and name == "distil" else {}
+            chosen = suited(named(name, facts, source, init, asked), facts, team, asked)
+            return chosen if taught is None or chosen.teacher else with_teacher(chosen, taught, distil)
+        check_finished(wishes)
+        chosen = replace(given, data=source, init=init or given.init)
+        if taught is not None:
+            chosen = with_teacher(chosen, taught, distil)
+        if chosen.model.classes != len(prepared.labels):
+            raise ValueError(
+                f"the recipe is for {chosen.model.classes} classes and {source.where} has {len(prepared.labels)}: "
+                f"--set model.classes={len(prepared.labels)}, or use a named recipe"
+            )
+        return chosen
+
+    place = out if out is not None else unused(source.where, given.name if given else name)
+    return begin(source, place, choose, out is not None, settings, machine, listeners, trackers, progress)
+
+
+def begin(
+    source: Data,
+    out: str | Path,
+    choose: Callable[[Prepared, Facts, Team], Recipe],
+    told: bool,
+    settings: Sequence[str],
+    machine: Machine,
+    listeners: tuple[Listener, ...],
+    trackers: tuple[str, ...],
+    progress: Progress | None,
+) -> tuple[Path, dict[str, Any]]:
+    """A run from its first step, in a directory that was `told` or made up; goes on with it where torchrun started this again."""
+    directory = Path(out)
     for tracker in trackers:
         needed(tracker)  # before anything else is done
-    if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not told and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("several processes must agree on a directory: give --out RUN")
     with joined(machine.device, machine.parallel) as team:
-        directory = Path(out) if out is not None else unused(source.where, given.name if given else recipe, init)
         if restarted(directory):
             return resumed(directory, machine, team, listeners, trackers, progress)
         if directory.exists() and not directory.is_dir():
@@ -75,27 +121,26 @@ def train(
             )
         prepared = together(team, source, progress)
         facts = prepared.facts()
-        if given is not None:
-            if asked := [name for name, wish in (wishes or {}).items() if wish is not None]:
-                option = f"--{asked[0].replace('_', '-')}"
-                raise ValueError(f"{option} is for named recipes: this one is finished, change it with --set")
-            chosen = replace(given, data=source, init=init or given.init)
-            if chosen.model.classes != len(prepared.labels):
-                raise ValueError(
-                    f"the recipe is for {chosen.model.classes} classes and {source.where} has {len(prepared.labels)}: "
-                    f"--set model.classes={len(prepared.labels)}, or use a named recipe"
-                )
-        else:
-            asked = dict(wishes or {})
-            chosen = named(str(recipe) if recipe else None, facts, source, init, asked)
-            if team.device.type == "cuda" and asked.get("precision") is None:
-                best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-                chosen = replace(chosen, precision=facts.choose("precision", best, "what this GPU is fast at"))
-        chosen = with_settings(chosen, list(settings))
-        run = Supervised(chosen, prepared, directory, machine, team, facts.chosen, listeners, trackers, progress)
-        for line in announcement(chosen, prepared, facts, directory):
+        recipe = with_settings(choose(prepared, facts, team), list(settings))
+        run = kind_of(recipe)(recipe, prepared, directory, machine, team, facts.chosen, listeners, trackers, progress)
+        for line in announcement(recipe, prepared, facts, directory):
             run.tell(line)
         return finished(run, run.start())
+
+
+def suited(recipe: Recipe, facts: Facts, team: Team, wishes: Mapping[str, Any]) -> Recipe:
+    """A named recipe in the precision that the device is fast at."""
+    if team.device.type != "cuda" or wishes.get("precision") is not None:
+        return recipe
+    best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    return replace(recipe, precision=facts.choose("precision", best, "what this GPU is fast at"))
+
+
+def check_finished(wishes: Mapping[str, Any] | None) -> None:
+    """Refuses wishes for a recipe that is read from a file: only named ones adapt."""
+    if asked := [name for name, wish in (wishes or {}).items() if wish is not None]:
+        option = f"--{asked[0].replace('_', '-')}"
+        raise ValueError(f"{option} is for named recipes: this one is finished, change it with --set")
 
 
 def resume(
@@ -144,7 +189,7 @@ def resumed(
         return directory, read_json(directory / "summary.json")
     recipe = read_recipe(directory / "recipe.json")
     prepared = together(team, recipe.data, progress)
-    run = Supervised(recipe, prepared, directory, machine, team, [], listeners, trackers, progress)
+    run = kind_of(recipe)(recipe, prepared, directory, machine, team, [], listeners, trackers, progress)
     return finished(run, run.resume())
 
 
@@ -184,6 +229,20 @@ def named(name: str | None, facts: Facts, data: Data, init: str | None, wishes: 
     return replace(recipe, init=init, **{k: wishes[k] for k in ALWAYS if wishes.get(k) is not None})
 
 
+def wanted(teacher: str | None, distil: str | None, cache: bool, recipe: Recipe | None) -> Teacher | None:
+    """The teacher that was asked for, or is the recipe's own: there, and a model, before anything else is done."""
+    before = recipe.teacher if recipe is not None else None
+    if teacher is None and before is None:
+        if distil or cache:
+            raise ValueError(f"{'--distil' if distil else '--teacher-cache'} is about a teacher: give --teacher MODEL")
+        return None
+    found = before if teacher is None or before is None else replace(before, where=teacher)
+    found = found or Teacher(str(teacher))
+    with describe(weights_of(found.where)):
+        pass
+    return replace(found, cached=cache or found.cached)
+
+
 def together(team: Team, data: Data, progress: Progress | None) -> Prepared:
     """Prepared data on every process: the first one's audit fills the cache that the others read."""
     prepared: Prepared | None = None
@@ -206,10 +265,16 @@ def restarted(directory: Path) -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (directory / "recipe.json").is_file()
 
 
-def unused(where: str, recipe: Any, init: str | None) -> Path:
+def kind_of(recipe: Recipe) -> type[Run]:
+    """What kind of run a recipe makes: one that learns labels, by itself or with a teacher, or one that does without."""
+    if recipe.model.classes is None:
+        return Pretraining
+    return Taught if is_taught(recipe) else Supervised
+
+
+def unused(where: str, kind: str) -> Path:
     """A name for the run that is not taken: runs/photos-finetune-1."""
     data = re.sub(r"[^\w.-]+", "-", Path(where).resolve().name if Path(where).exists() else where).strip("-.") or "data"
-    kind = recipe if isinstance(recipe, str) else "scratch-small" if init is None else "finetune"
     number = 1
     while (place := Path("runs") / f"{data}-{kind}-{number}").exists():
         number += 1
@@ -219,7 +284,8 @@ def unused(where: str, recipe: Any, init: str | None) -> Path:
 def announcement(recipe: Recipe, prepared: Prepared, facts: Facts, directory: Path) -> list[str]:
     """What is about to happen, and why it was chosen."""
     parts = ", ".join(f"{len(p):,} {split}" for split, p in prepared.splits.items())
-    lines = [f"{recipe.data.where}: {len(prepared.labels)} classes; {parts}"]
+    classes = f"{len(prepared.labels)} classes; " if prepared.labelled else ""
+    lines = [f"{recipe.data.where}: {classes}{parts}"]
     lines += [f"  {note}" for note in (*prepared.dataset.notes, *prepared.warnings)]
     lines += [f"  {line}" for line in prepared.audit.summary() if not line.startswith("note")]
     if prepared.skipped:

@@ -9,6 +9,7 @@ import vitrail
 
 COMMANDS = {
     "train": "a folder of pictures to a model that can be trusted",
+    "pretrain": "pictures without labels to a model with good features: masked patches, MAE, DINO",
     "transfer": "what a model is worth on your pictures: probes, head, LoRA and all of it, in one table",
     "recipes": "the recipes that training follows, and what to expect of them",
     "check": "what is wrong with a dataset, before it is trained on",

@@ -1,6 +1,7 @@
 """The recipes that come with vitrail, and what to expect of each.
 
-`vitrail recipes NAME` shows one in full; `vitrail train DATA --recipe NAME` runs it.
+`vitrail recipes NAME` shows one in full; `vitrail train DATA --recipe NAME` runs it. Those without labels (mpp, mae,
+dino) are run by `vitrail pretrain DATA --method NAME`.
 """
 
 import argparse
@@ -17,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Lists them, or shows one."""
-    from vitrail.recipes import NAMES, described
+    from vitrail.recipes import METHODS, NAMES, described
 
-    names = [options.name] if options.name else list(NAMES)
+    names = [options.name] if options.name else [*NAMES, *METHODS]
     if options.json:
         print(json.dumps([{"name": name, "text": described(name)[1]} for name in names], indent=2, ensure_ascii=False))
     elif options.name:

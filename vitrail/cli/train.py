@@ -2,7 +2,8 @@
 
 DATA is a folder of class folders, a CSV or Parquet table, tar shards, or a name: digits, fashion-mnist, cifar-10, cifar-100. It
 is checked first; bad files are left out by name. With --init a trained model is fine-tuned, without it one is trained from
-scratch. The run directory ends with model.safetensors, report.html, summary.json, metrics.jsonl and recipe.json.
+scratch, and with --teacher a small one learns from a trained one. The run directory ends with model.safetensors, report.html,
+summary.json, metrics.jsonl and recipe.json.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from vitrail.cli.live import Live, duration
 
 WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
 DATA = ("split", "task", "balance", "allow_class_mismatch", "quarantine")
+TEACHER = ("teacher", "distil", "teacher_cache")
+DISTIL = ("hard", "soft", "features", "tokens")
 MACHINE = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 FIELDS = {"split": "fractions"}  # where a recipe calls it otherwise
 
@@ -49,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail train digits                                        a minute on a laptop\n"
         "  vitrail train photos --init deit_tiny.safetensors           fine-tune on a folder\n"
         "  vitrail train photos --init hf://facebook/deit-tiny-patch16-224 --tune lora --epochs 10\n"
+        "  vitrail train photos --teacher runs/photos-finetune-1       a small student learns from a trained model\n"
+        "  vitrail train photos --teacher clip.safetensors --distil features   … whose classes are others\n"
         "  vitrail train imagenet --recipe deit --model B/16 --set optimizer.lr=1e-3\n"
         "  vitrail train --recipe runs/photos-finetune-1/recipe.json   the same again\n"
         "  vitrail train --resume runs/photos-finetune-1               go on after a stop or a crash\n"
@@ -73,6 +78,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures as the model sees them")
     common.add_argument("--tune", metavar="HOW", help="full, head, last-N, lora or lora-R")
     common.add_argument("--seed", type=int, metavar="N")
+    taught = parser.add_argument_group("a teacher")
+    taught.add_argument(
+        "--teacher", metavar="MODEL", help="a trained model to learn from: a file, a run, a directory, hf://owner/name"
+    )
+    taught.add_argument(
+        "--distil",
+        choices=DISTIL,
+        help="what is learnt: its surest class, all that it answers, its features, or its answer at every patch",
+    )
+    taught.add_argument(
+        "--teacher-cache",
+        action="store_true",
+        default=None,
+        help="ask it once about each picture as it is, and keep that on the disk: quicker, and it sees no augmentation",
+    )
     data = parser.add_argument_group("data")
     data.add_argument(
         "--split",
@@ -95,6 +115,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--quarantine", metavar="FILE", help="pictures to leave out, as `vitrail check --quarantine` lists them"
     )
+    add_computing(parser)
+
+
+def add_computing(parser: argparse.ArgumentParser) -> None:
+    """On what, and how it is watched."""
     how = parser.add_argument_group("how it is computed")
     how.add_argument("--device", metavar="auto|cpu|cuda|mps", help="auto unless given")
     how.add_argument(
@@ -116,14 +141,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the summary for machines at the end")
 
 
+def watched(options: argparse.Namespace) -> tuple[bool, Live, dict[str, Any]]:
+    """Whether this process talks, what it says things with, and what a run is given to be heard."""
+    leads = os.environ.get("RANK", "0") == "0"  # of several processes, the first one talks
+    live = Live(options.quiet or not leads)
+    return leads, live, {"listeners": (live.hear,), "trackers": tuple(options.log), "progress": live.progress}
+
+
+def changes_of(options: argparse.Namespace) -> list[str]:
+    """What is to be set in the recipe, also by options of their own."""
+    named = [
+        f"{name}={getattr(options, name)}"
+        for name in ("skip_nonfinite", "patience")
+        if getattr(options, name) is not None
+    ]
+    return [*options.set, *named]
+
+
 def run(options: argparse.Namespace) -> int:
     """Trains or goes on, and says where the result is."""
     wishes = told(options, WISHES)
     about = told(options, DATA)
+    teacher = told(options, TEACHER)
     changes = told(options, MACHINE)
     other = {name: getattr(options, name) for name in ("init", "recipe", "out", "set", "patience", "skip_nonfinite")}
     if options.resume and (
-        extra := [*wishes, *about, *(["data"] if options.data else []), *(n for n in other if other[n])]
+        extra := [*wishes, *about, *teacher, *(["data"] if options.data else []), *(n for n in other if other[n])]
     ):
         raise ValueError(f"--resume goes on with a run as it was begun: leave out {option(extra[0])}")
     if about and not options.data:
@@ -133,17 +176,8 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.recipe import Data, Machine
     from vitrail.training import resume, train
 
-    # Of several processes, the first one talks.
-    leads = os.environ.get("RANK", "0") == "0"
-    live = Live(options.quiet or not leads)
-    settings = list(options.set)
-    settings += [f"skip_nonfinite={options.skip_nonfinite}"] if options.skip_nonfinite is not None else []
-    settings += [f"patience={options.patience}"] if options.patience is not None else []
-    shared: dict[str, Any] = {
-        "listeners": (live.hear,),
-        "trackers": tuple(options.log),
-        "progress": live.progress,
-    }
+    leads, live, shared = watched(options)
+    settings = changes_of(options)
     try:
         if options.resume:
             directory, summary = resume(options.resume, changes=changes, **shared)
@@ -154,6 +188,7 @@ def run(options: argparse.Namespace) -> int:
             directory, summary = train(
                 data,
                 init=options.init,
+                **teacher,
                 recipe=options.recipe,
                 out=options.out,
                 settings=settings,

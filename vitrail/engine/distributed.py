@@ -82,6 +82,20 @@ class Team:
             with getattr(wrapped, "no_sync")() if apart else nullcontext():  # noqa: B009
                 yield
 
+    @contextmanager
+    def gathered(self, task: nn.Module) -> Iterator[None]:
+        """Parts of the task can be called by themselves: shards are put together for as long as it lasts."""
+        from torch.distributed.fsdp import FSDPModule
+
+        sharded = [module for module in task.modules() if isinstance(module, FSDPModule)] if self.world > 1 else []
+        for module in sharded:
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in sharded:
+                module.reshard()
+
     def share_buffers(self, task: nn.Module) -> None:
         """Running statistics, which each process took of its own part, become their mean on all."""
         if self.world > 1:

@@ -4,10 +4,10 @@
     vitrail train photos/ --teacher runs/photos-finetune-1 --teacher-cache
     vitrail train photos/ --teacher dino.safetensors --distil features
 
-DeiT's distillation (Touvron et al. 2021) for a folder of photographs: a token for the labels and one for the teacher, whose
-answers are the mean of both. The teacher sees every crop that the student sees and is followed in all that it says, not in its
-surest class alone, for long ("A good teacher is patient and consistent", Beyer et al. 2022). Convolutions make the tokens,
-Muon trains the matrices, as without a teacher in scratch-small. With --model Ti/16 the student is DeiT's own.
+DeiT's distillation (Touvron et al. 2021) for a folder of photographs: a token for the labels and one for the teacher, and the
+answer is the mean of both. As in "A good teacher is patient and consistent" (Beyer et al. 2022), the teacher sees every crop and
+every blend that the student sees, is followed in all that it says and not in its surest class alone, and that for long.
+Convolutions make the tokens and Muon trains the matrices, as in scratch-small. With --model Ti/16 the student is DeiT's own.
 Expected: more than the same student learns from labels in the same time (measured: docs/results.md).
 """
 
@@ -22,7 +22,8 @@ from vitrail.nn.pool import ClassToken
 from vitrail.nn.prefix import Prefix
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.feature_distillation import FeatureDistillation
-from vitrail.recipe import Data, Facts, Recipe
+from vitrail.objectives.token_labelling import TokenLabelling
+from vitrail.recipe import Data, Facts, Recipe, TaughtSlot
 from vitrail.recipes.scratch_small import SMALL, architecture, augmentation
 
 FEW = 5_000  # pictures up to which small batches are better
@@ -58,13 +59,21 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     )
 
 
-def objective(facts: Facts, how: str) -> Distillation | FeatureDistillation:
-    """The labels have a small share: a teacher that was trained on them says what they say, and more."""
+def objective(facts: Facts, how: str) -> TaughtSlot:
+    """What is asked of the student, in which labels have a small share: a teacher who learnt them says what they say, and more.
+
+    On the few pictures that it was trained on, a teacher says little but their labels. So it is asked about blends of two, by
+    any share: there it has no label to repeat. Where it was asked beforehand there is nothing of that to learn.
+    """
     if how == "features":
         return FeatureDistillation(loss=facts.loss)
+    if how == "tokens":
+        return TokenLabelling(loss=facts.loss)
+    assert facts.teacher is not None
+    blend = 0.0 if facts.teacher.cached else 1.0
     if how == "soft":
-        return Distillation(loss=facts.loss, kind="soft", alpha=0.9, temperature=2.0, per="picture")
-    return Distillation(loss=facts.loss, kind="hard", alpha=0.5)
+        return Distillation(loss=facts.loss, mixup=blend, kind="soft", alpha=0.9, temperature=2.0, per="picture")
+    return Distillation(loss=facts.loss, mixup=blend, kind="hard", alpha=0.5)
 
 
 def student(facts: Facts, small: bool, how: str) -> ViTConfig:

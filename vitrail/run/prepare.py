@@ -12,7 +12,7 @@ from vitrail.data.audit.quarantine import read_quarantine, without
 from vitrail.data.labels import LabelMap
 from vitrail.data.pictures import Dataset, Pictures
 from vitrail.data.sources import read
-from vitrail.data.sources.parts import Fractions
+from vitrail.data.sources.parts import HELD_OUT, UNLABELLED, Fractions
 from vitrail.recipe import Data, Facts
 
 Progress = Callable[[str, int, int], None]
@@ -35,6 +35,11 @@ class Prepared:
     def train(self) -> Pictures:
         return self.splits["train"]
 
+    @property
+    def labelled(self) -> bool:
+        """Whether there is something to tell apart."""
+        return len(self.labels) > 1
+
     def facts(self) -> Facts:
         """What recipes adapt to."""
         sample = np.linspace(0, len(self.train) - 1, min(LOOKED_AT, len(self.train))).round().astype(int)
@@ -55,7 +60,9 @@ class Prepared:
 
 def prepare(data: Data, progress: Progress | None = None, cache: bool = True) -> Prepared:
     """Reads and audits a dataset. Pictures that would fail are left out by name; what cannot be mended that way is an error."""
-    prepared = audited(data, found(data, data.fractions, progress), progress, cache)
+    # Without labels a few held-out pictures are enough: they are watched, nothing is chosen by them.
+    fractions = data.fractions or (HELD_OUT if data.task == "none" else None)
+    prepared = audited(data, found(data, fractions, progress), progress, cache)
     if "validation" not in prepared.splits:
         raise ValueError(f"{data.where} has no picture to validate on: give --split 0.8,0.2,0 or a validation folder")
     return prepared
@@ -63,7 +70,7 @@ def prepare(data: Data, progress: Progress | None = None, cache: bool = True) ->
 
 def found(data: Data, fractions: Fractions | None, progress: Progress | None = None) -> Dataset:
     """The data as it is read, divided by these fractions where it has no splits of its own."""
-    several = {"auto": None, "single": False, "multi": True}[data.task]
+    several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
     return read(data.where, fractions=fractions, several=several, progress=progress)
 
 
@@ -79,14 +86,15 @@ def audited(data: Data, dataset: Dataset, progress: Progress | None = None, cach
         reasons = read_quarantine(Path(data.quarantine))
         clean, left_out = without(clean, reasons)
         skipped += [(name, f"named in {data.quarantine}") for name in left_out]
-    allow = data.allow_class_mismatch
+    unlabelled = data.task == "none"
+    allow = data.allow_class_mismatch or unlabelled
     labels = LabelMap.of(clean["train"], allow=allow)
-    if len(labels) < 2 and not clean["train"].several:
+    if len(labels) < 2 and not clean["train"].several and not unlabelled:
         raise ValueError(f"{data.where} has one class, {labels.names[0]!r}: there is nothing to tell apart")
     splits = {}
     for split, pictures in clean.splits.items():
         if len(pictures):
             applied = labels.apply(pictures, allow=allow)
-            warnings += applied.warnings
+            warnings += applied.warnings if not unlabelled else ()
             splits[split] = applied.pictures
     return Prepared(clean, labels, splits, checked, skipped, warnings)

@@ -15,7 +15,7 @@ from vitrail.data.pictures import Pictures
 from vitrail.engine.distributed import Team
 from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
-from vitrail.recipe import Machine, Recipe
+from vitrail.recipe import Machine, Recipe, method_of
 from vitrail.run.environment import environment
 from vitrail.run.prepare import Prepared
 
@@ -25,13 +25,15 @@ def record(
 ) -> dict[str, Any]:
     """Everything worth knowing of a run before it begins."""
     labels = prepared.labels.names
+    method = method_of(recipe)
     return {
         "vitrail": vitrail.__version__,
         "command": ["vitrail", *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe_name": recipe.name,
-        "task": "multi" if prepared.train.several else "single",
-        "labels": list(labels),
+        "task": "pretraining" if method else "multi" if prepared.train.several else "single",
+        **({"method": method} if method else {}),
+        "labels": list(labels) if prepared.labelled or not method else [],
         "data": {
             "where": recipe.data.where,
             "path": place(recipe.data.where),
@@ -103,7 +105,7 @@ def same(directory: Path, prepared: Prepared) -> None:
     if not isinstance(before.get("labels"), list) or not isinstance(before.get("data", {}).get("fingerprints"), dict):
         raise ValueError(f"{directory / 'run.json'} is not what this version writes")
     was, now = before["labels"], list(prepared.labels.names)
-    if was != now:
+    if was != now and (was or prepared.labelled):
         gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
         raise ValueError(
             f"{directory} was begun with other classes: {', '.join(gone) or 'none'} are gone, "

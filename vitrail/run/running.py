@@ -199,19 +199,23 @@ class Run:
 
     def loader(self, split: str) -> Loader:
         """Every picture of a split, in its order, as the model will see pictures ever after."""
-        if split not in self.loaders:
-            self.loaders[split] = Loader(
-                self.prepared.splits[split],
+        return self.evaluated(split, self.prepared.splits[split])
+
+    def evaluated(self, name: str, pictures: Pictures) -> Loader:
+        """Some pictures the same way, by a name of their own."""
+        if name not in self.loaders:
+            self.loaders[name] = Loader(
+                pictures,
                 None,
                 Evaluation(self.recipe.preprocessing),
                 batch_size=min(256, max(16, self.recipe.batch_size)) * self.team.world,
                 seed=self.recipe.seed,
                 rank=self.team.rank,
                 world=self.team.world,
-                workers=self.workers(self.prepared.splits[split]),
+                workers=self.workers(pictures),
                 progress=self.decoding,
             )
-        return self.loaders[split]
+        return self.loaders[name]
 
     def workers(self, pictures: Pictures) -> int:
         """Processes that prepare pictures: none for pixels that lie in memory, few beside a model on the same cores."""
@@ -226,9 +230,9 @@ class Run:
         if self.progress is not None and self.team.leads:
             self.progress("decoding", done, total)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The tensors of the model that is kept, as they stand now, put together from all processes."""
-        prefix = f"{self.recipe.objective.keeps}."
+    def weights(self, part: str | None = None) -> dict[str, torch.Tensor]:
+        """The tensors of a part of the task as they stand now, put together from all processes: of the model that is kept."""
+        prefix = f"{part or self.recipe.objective.keeps}."
         return {
             name.removeprefix(prefix): whole(tensor.detach()).cpu().clone()
             for name, tensor in self.training.task.state_dict().items()

@@ -11,6 +11,7 @@ from vitrail.evaluate import score_name
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 from vitrail.objectives.task import Task
+from vitrail.recipe import LabelSlot
 from vitrail.run.finish import finish, score
 from vitrail.run.judge import answers
 from vitrail.run.running import BEST, Run, fresh
@@ -20,11 +21,17 @@ class Supervised(Run):
     """A classifier on its way."""
 
     @property
+    def objective(self) -> LabelSlot:
+        """What is asked about the labels."""
+        assert isinstance(self.recipe.objective, LabelSlot)
+        return self.recipe.objective
+
+    @property
     def score(self) -> str:
         return score_name(self.prepared.train.several)
 
     def task(self, model: ViT | BiT, steps: int) -> Task:
-        return self.recipe.objective.build(model, self.class_weights())
+        return self.objective.build(model, self.class_weights())
 
     def validate(self) -> Metrics:
         task, loader = self.training.task, self.loader("validation")
@@ -35,7 +42,7 @@ class Supervised(Run):
         return finish(self)
 
     def training_loader(self) -> Loader:
-        loader, objective, world = super().training_loader(), self.recipe.objective, self.team.world
+        loader, objective, world = super().training_loader(), self.objective, self.team.world
         if objective.pairs and world > 1 and loader.batch_size // world % 2:
             raise ValueError(
                 f"mixing needs pairs: a batch of {loader.batch_size} gives each of {world} processes an odd number"

@@ -13,26 +13,31 @@ import torch
 from vitrail.checkpoints.loading import load
 from vitrail.data.labels import listed, named, normal
 from vitrail.data.loader import Loader
+from vitrail.data.maps import Maps
 from vitrail.data.preprocessing import MODES
 from vitrail.models.bit import BiT
 from vitrail.models.sizes import closest
 from vitrail.models.vit import ViT
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.feature_distillation import FeatureDistillation
+from vitrail.objectives.score_map import map_shape
 from vitrail.objectives.task import Task
 from vitrail.objectives.teacher import Teacher, vectors
+from vitrail.objectives.token_labelling import TokenLabelling
 from vitrail.objectives.told import rows
-from vitrail.recipe import Recipe
+from vitrail.recipe import Recipe, TaughtSlot
 from vitrail.recipe import Teacher as Wanted
 from vitrail.run.features import content_of_model, once
 from vitrail.run.opening import pipeline_of, weights_of
 from vitrail.run.record import read_json
+from vitrail.run.score_maps import compute, place_of, score_maps
 from vitrail.run.supervised import Supervised
 
-KINDS: dict[str, Distillation | FeatureDistillation] = {  # what --distil stands for
+KINDS: dict[str, TaughtSlot] = {  # what --distil stands for
     "hard": Distillation(kind="hard"),
     "soft": Distillation(kind="soft"),
     "features": FeatureDistillation(),
+    "tokens": TokenLabelling(),
 }
 OTHERWISE = "fine-tune it on this data first, or learn from its features with --distil features"
 
@@ -58,6 +63,8 @@ class Taught(Supervised):
         wanted = taught_by(self.recipe)
         self.where = wanted.where
         self.teacher = engaged(wanted, self.recipe, self.prepared.labels.names)
+        if isinstance(self.objective, TokenLabelling):
+            self.objective.check(self.recipe.model, map_shape(self.teacher, self.objective.top))
         # Its names count too: they decide which of its answers is which of the student's classes.
         names = json.dumps(self.teacher.model.labels)
         whole = content_of_model(self.teacher.model, self.teacher.preprocessing)
@@ -77,30 +84,41 @@ class Taught(Supervised):
         }
 
     def task(self, model: ViT | BiT, steps: int) -> Task:
-        recipe = self.recipe
-        assert isinstance(recipe.objective, Distillation | FeatureDistillation)
+        recipe, objective = self.recipe, self.objective
+        assert isinstance(objective, TaughtSlot)
         cached = taught_by(recipe).cached
-        return recipe.objective.build(model, self.class_weights(), self.teacher, recipe.preprocessing, cached)
+        return objective.build(model, self.class_weights(), self.teacher, recipe.preprocessing, cached)
 
     def training_loader(self) -> Loader:
         """The labels alone, or with what the teacher said of each picture beside them."""
         loader = super().training_loader()
-        if taught_by(self.recipe).cached:
+        if not taught_by(self.recipe).cached:
+            return loader
+        if not self.team.leads:
+            self.team.wait()  # the first process asks, and the others find what was said in the cache
+        if isinstance(self.objective, TokenLabelling):
+            loader.maps = self.mapped(self.objective.top)
+        else:
             loader.targets = torch.from_numpy(rows(self.prepared.train.targets, self.said()))
+        if self.team.leads:
+            self.team.wait()
         return loader
+
+    def mapped(self, top: int) -> Maps:
+        """What the teacher says at every place of each training picture: asked once, and kept on the disk."""
+        teacher, train, device = self.teacher, self.prepared.train, self.team.device
+        teacher.model.to(device)
+        turn = self.recipe.preprocessing.turn
+        place = place_of(teacher, self.weights_content, top, turn, device)
+        progress = self.progress if self.team.leads else None
+        new = compute(teacher, place, train, top, turn, device, self.machine.workers, progress)
+        self.tell(f"the teacher's score maps of {len(train):,} pictures: {new:,} asked for, the others from the cache")
+        return score_maps(teacher, place, train, top)
 
     def said(self) -> np.ndarray:
         """What the teacher says of each training picture as it is, [n, K] or [n, F]: asked once, and kept on the disk."""
-        if self.team.leads:
-            found = self.asked()
-            self.team.wait()
-            return found
-        self.team.wait()  # the first process asks, and the others find it in the cache
-        return self.asked()
-
-    def asked(self) -> np.ndarray:
         teacher, train, device = self.teacher, self.prepared.train, self.team.device
-        model, of_features = teacher.model.to(device), isinstance(self.recipe.objective, FeatureDistillation)
+        model, of_features = teacher.model.to(device), isinstance(self.objective, FeatureDistillation)
         began = time.monotonic()
         found = once(
             (lambda images: vectors(model, images)) if of_features else model,
@@ -121,18 +139,20 @@ class Taught(Supervised):
 
 def is_taught(recipe: Recipe) -> bool:
     """Whether a recipe is for a run with a teacher, or means to be."""
-    return recipe.teacher is not None or isinstance(recipe.objective, Distillation | FeatureDistillation)
+    return recipe.teacher is not None or isinstance(recipe.objective, TaughtSlot)
 
 
 def with_teacher(recipe: Recipe, teacher: Wanted, how: str | None = None) -> Recipe:
     """A recipe with this teacher, who is asked `how`; what is asked of the labels stays."""
     before = recipe.objective
-    if how is None and isinstance(before, Distillation | FeatureDistillation):
+    if how is None and isinstance(before, TaughtSlot):
         return replace(recipe, teacher=teacher)
     if how is not None and how not in KINDS:
         raise ValueError(f"unknown way to learn from a teacher {how!r}: {closest(how, list(KINDS))}")
     kind = KINDS[how or "hard"]
     shared = {f.name for f in fields(kind)} & {f.name for f in fields(before)} - {"kind"}
+    if isinstance(kind, TokenLabelling):
+        shared -= {"mixup", "cutmix", "patch_dropout"}  # it mixes patches in its own way, and asks all of them
     return replace(recipe, teacher=teacher, objective=replace(kind, **{n: getattr(before, n) for n in shared}))
 
 
@@ -141,7 +161,7 @@ def taught_by(recipe: Recipe) -> Wanted:
     name = type(recipe.objective).__name__
     if recipe.teacher is None:
         raise ValueError(f"the objective {name} learns from a teacher: give --teacher MODEL")
-    if not isinstance(recipe.objective, Distillation | FeatureDistillation):
+    if not isinstance(recipe.objective, TaughtSlot):
         raise ValueError(f"the objective {name} does not ask a teacher: set objective=Distillation, or teacher=none")
     return recipe.teacher
 

@@ -1,0 +1,64 @@
+"""DINO (Caron et al. 2021): crops of one picture are to be answered alike, by a student and by the mean of what it was.
+
+    vitrail pretrain photos/ --method dino
+    vitrail pretrain cifar-10 --method dino --epochs 20
+
+Its features are good as they are: nearest neighbours find classes that nobody named. Two large crops and several small ones of
+each picture make a step dear. Watch the signals: an alarm stops a run whose features collapse. For photographs the published
+settings are 100 to 800 epochs of ImageNet with ViT-S/16, batch 1,024, 65,536 outputs.
+Expected: docs/results.md says what was measured here.
+"""
+
+from vitrail.data.augment import AugmentSlot, ColourJitter, Flip
+from vitrail.data.crops import RandomResizedCrop
+from vitrail.data.photometric import Blur, Grey, Solarise
+from vitrail.data.views import Views
+from vitrail.engine.optim import AdamW
+from vitrail.engine.schedule import Cosine
+from vitrail.objectives.dino import DINO
+from vitrail.recipe import Data, Facts, Recipe
+from vitrail.recipes.unlabelled import encoder, is_small, lasting, pipeline
+
+
+def recipe(facts: Facts, data: Data) -> Recipe:
+    model, small = encoder(facts), is_small(facts)
+    patch, size = model.embed.stride, model.image_size
+    batch = facts.choose("batch_size", 128 if facts.images >= 2_000 else 32, f"{facts.images:,} pictures to learn from")
+    length = lasting(facts, 300_000 if small else 100_000)
+    total = length.get("steps") or facts.steps(length["epochs"], batch)
+    rate = facts.choose("lr", 5e-4 * (batch / 128) ** 0.5, "5e-4 for a batch of 128")
+    part = (max(patch, size[0] // 2 // patch * patch), max(patch, size[1] // 2 // patch * patch))
+    large = RandomResizedCrop(size, scale=(0.3, 1.0))
+    return Recipe(
+        name="dino",
+        data=data,
+        model=model,
+        preprocessing=pipeline(facts, model),
+        augment=(large, *changes(facts, small, 0.0 if small else 1.0, 0.0)),
+        views=Views(
+            second=(large, *changes(facts, small, 0.0 if small else 0.1, 0.2)),
+            local=(RandomResizedCrop(part, scale=(0.05, 0.3)), *changes(facts, small, 0.0 if small else 0.5, 0.0)),
+            count=4,
+            size=part,
+        ),
+        objective=DINO(out=2048, momentum=0.99 if total < 5_000 else 0.996),
+        optimizer=AdamW(lr=rate, weight_decay=0.04, decay_end=0.4, clip=3.0),
+        schedule=Cosine(warmup=max(1, total // 10)),
+        batch_size=batch,
+        **length,
+        validate_every=max(1.0, length.get("epochs", 0) // 20),
+    )
+
+
+def changes(facts: Facts, small: bool, blurred: float, solarised: float) -> tuple[AugmentSlot, ...]:
+    """What happens to a crop. Grey pictures have no colours to change, and no left and right that may be exchanged."""
+    steps: list[AugmentSlot] = []
+    if facts.channels == 1:
+        steps.append(ColourJitter(0.4, 0.4, 0.0, 0.0, rate=0.8))
+    else:
+        steps += [Flip(), ColourJitter(0.4, 0.4, 0.2, 0.1, rate=0.8), Grey(0.2)]
+    if blurred:
+        steps.append(Blur(blurred, (0.1, 2.0)))
+    if solarised:
+        steps.append(Solarise(solarised, 128))
+    return tuple(steps)
