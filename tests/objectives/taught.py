@@ -1,5 +1,7 @@
 """A small student and a small teacher that differ in everything, and a batch for them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ THEIRS = Preprocessing((24, 24), (28, 28), mean=(0.5,), std=(0.5,))  # larger, a
 CLASSES = 5
 
 
-def model(seed: int = 0, name: str | None = None, **slots: object) -> ViT | BiT:
+def model(seed: int = 0, name: str | None = None, **slots: Any) -> ViT | BiT:
     """A model whose answers differ from class to class."""
     torch.manual_seed(seed)
     given: dict[str, object] = {"classes": CLASSES, "image_size": 16, "channels": 3}
@@ -27,7 +29,7 @@ def model(seed: int = 0, name: str | None = None, **slots: object) -> ViT | BiT:
     return made
 
 
-def teacher(order: list[int] | None = None, **slots: object) -> Teacher:
+def teacher(order: list[int] | None = None, **slots: Any) -> Teacher:
     return Teacher(model(7, image_size=24, channels=1, **slots), THEIRS, order)
 
 

@@ -1,5 +1,7 @@
 """Learning from a teacher's features: where classes differ, where there are no labels, and that it is learnt."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from vitrail.objectives.teacher import Teacher
 from vitrail.objectives.told import rows
 
 
-def built(spec: FeatureDistillation, cached: bool = False, **slots: object) -> FeatureDistiller:
+def built(spec: FeatureDistillation, cached: bool = False, **slots: Any) -> FeatureDistiller:
     """A student of five classes, or as the slots say, whose teacher knows nine others."""
     return spec.build(model(**slots), None, teacher(classes=9), OURS, cached)
 

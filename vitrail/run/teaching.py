@@ -83,6 +83,11 @@ class Taught(Supervised):
             }
         }
 
+    def begun(self) -> ViT | BiT:
+        model = super().begun()
+        self.task(model, 0)  # what an objective refuses, it refuses before anything is written
+        return model
+
     def task(self, model: ViT | BiT, steps: int) -> Task:
         recipe, objective = self.recipe, self.objective
         assert isinstance(objective, TaughtSlot)
