@@ -41,7 +41,7 @@ def made_pretraining(
     _write(
         directory / "recipe.json", {"type": "Recipe", "objective": objective, "optimizer": {"type": "AdamW", "lr": lr}}
     )
-    counts = {label: 500 for label in labels}
+    counts = dict.fromkeys(labels, 500)
     _write(
         directory / "run.json",
         {

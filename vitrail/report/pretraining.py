@@ -58,19 +58,19 @@ def alarm(run: Run) -> Markup | None:
 def tiles(run: Run) -> Markup | None:
     """The few numbers to take away: of the end, else of the last look."""
     last: dict[str, Any] = (run.summary or {}) if run.finished else (run.validation[-1] if run.validation else {})
-    labels = {
-        "knn": "Right by nearest neighbours",
-        "knn_pixels": "… of raw pixels",
-        "knn_random": "… of the untrained network",
-    }
-    made = [opening.tile(labels[key], percent(value), value, within) for key, (value, within) in found(last).items()]
+    values, labels = found(last), {"knn": "Right by nearest neighbours", "knn_pixels": "The same of raw pixels"}
+    made = [
+        opening.tile(label, percent(values[key][0]), *values[key]) for key, label in labels.items() if key in values
+    ]
+    numbers = [
+        ("rank", "Effective rank", "of the differences"),
+        ("spread", "Spread of the features", "0 alike, 1 everywhere"),
+    ]
+    if not made:
+        numbers.insert(0, ("loss", "Loss", "the lower the better"))
     made += [
         opening.tile(label, number(last[key]), None, None, under)
-        for key, label, under in (
-            ("loss", "Loss", "the lower the better"),
-            ("rank", "Effective rank", "directions in which pictures differ"),
-            ("spread", "Spread of the features", "0: all alike; 1: everywhere"),
-        )
+        for key, label, under in numbers
         if is_number(last.get(key))
     ]
     if is_number(last.get("seconds")):

@@ -12,8 +12,8 @@ PARTS = {"original": "the picture", "masked": "what it saw", "reconstructed": "i
 TOLD = {
     "mae": "Grey patches were hidden, and guessed from the others. Rough shapes and colours in the right places are good, "
     "however blurred; the same grey everywhere is bad. The loss counts hidden patches only.",
-    "mpp": "Some patches were hidden or swapped. The guess is the mean colour of each patch: it should be near the picture’s, also "
-    "where that was hidden.",
+    "mpp": "Some patches were hidden or swapped. The guess is the mean colour of each patch: it should be near the "
+    "picture’s, also where that was hidden.",
 }
 
 

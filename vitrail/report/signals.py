@@ -17,24 +17,25 @@ SIGNALS = {  # in words, the colour, and what to make of it
     "spread": (
         "Spread of the features",
         1,
-        "How far pictures lie apart. Rising is good. At 0 they all look alike, at 1 they point everywhere; a fresh network "
-        "begins low.",
+        "How far pictures lie apart: at 0 they all look alike, at 1 they point everywhere. It often falls at first; a fall "
+        "to almost nothing of where it began is bad.",
     ),
     "rank": (
         "Effective rank",
         3,
-        "In how many directions pictures differ. Rising is good; a fall to a few means that little is told apart.",
+        "In how many directions pictures differ. It often falls at first; rising later is good, a fall to a few is bad.",
     ),
     "teacher_entropy": (
         "Undecidedness of the teacher",
         5,
-        "The entropy of its answer to one picture. It begins near 1, which is no answer at all, and should fall from there.",
+        "The entropy of its answer to one picture. It rises as training begins, and should fall from there; staying at 1, "
+        "which is no answer at all, is bad.",
     ),
     "teacher_diversity": (
         "Diversity of the teacher",
         4,
-        "The entropy of its answers over all pictures. It should stay high, and above its undecidedness: near 0, or equal to "
-        "that, every picture gets the same answer.",
+        "The entropy of its answers over all pictures. High is good; near 0, every picture gets the same answer. What it has "
+        "above the undecidedness is what answers tell of their pictures.",
     ),
 }
 

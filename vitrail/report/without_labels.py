@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vitrail.report.charts import Line, bar, line_chart, of_rows, thinned
+from vitrail.report.charts import Line, line_chart, of_rows, thinned
 from vitrail.report.curves import percent_ticks
 from vitrail.report.headline import METHODS
 from vitrail.report.markup import Markup, h, join, name, plain, table
@@ -43,16 +43,12 @@ def scores(comparison: "Comparison") -> list[Markup]:
     rows = []
     for place, each in enumerate(comparison.names):
         row = comparison.row(place)
-        within, right = tuple(row["interval"]) if row["interval"] else None, row["knn"]
-        shown = (
-            h("span", bar(right, 1, within), h("span", percent(right)), class_="barred") if right is not None else "–"
-        )
         rows.append(
             [
                 (join([name(each), h("span", f" {state(row)}", class_="quiet") if state(row) else None]), each),
                 METHODS.get(str(row["method"]), row["method"] or "–"),
-                (shown, -1 if right is None else right),
-                span(within) or "–",
+                (percent(row["knn"]), -1 if row["knn"] is None else row["knn"]),
+                span(row["interval"]) or "–",
                 *((percent(row[key]), row[key] or 0) for key in ("knn_pixels", "knn_random")),
                 *((number(row[key]), row[key] or 0) for key in ("loss", "rank", "spread")),
                 (duration(row["seconds"]), row["seconds"] or 0),
@@ -62,7 +58,7 @@ def scores(comparison: "Comparison") -> list[Markup]:
     head = [
         "run",
         "method",
-        "nearest neighbours",
+        "k-NN",
         "95 %",
         "raw pixels",
         "untrained",
