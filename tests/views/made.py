@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from vitrail.analysis.seen import Distances, Filters, Positions, Seen
+from vitrail.analysis.seen import Distances, Filters, Positions, Profile, Seen
+from vitrail.views.compared import Comparison, Probe, Side
 from vitrail.views.shown import Shown
 
 
@@ -103,3 +104,41 @@ def made_filters(count: int = 28, patch: int = 16, channels: int = 3) -> Filters
         (explained / explained.sum() * 0.9).astype(np.float32),
         "patch projection",
     )
+
+
+def made_side(
+    letter: str, name: str, depth: int, heads: int, size: tuple[int, int], seed: int, probe: bool = True
+) -> Side:
+    random = np.random.default_rng(seed)
+    deep, frequencies = np.linspace(0, 1, depth)[:, None], np.linspace(0, 1, 8)
+    distance = 30 + 70 * deep + random.uniform(-25, 25, (depth, heads))
+    diversity = 0.5 - 0.3 * deep * seed + random.uniform(-0.1, 0.1, (depth, heads))
+    spectrum = -(1.2 + 1.3 * np.linspace(0, 1, depth + 1))[:, None] * frequencies * (1 + 0.3 * seed)
+    found = Profile(
+        distance=distance,
+        distance_spread=distance / 10,
+        diversity=diversity if heads > 1 else np.full_like(diversity, np.nan),
+        diversity_spread=np.zeros_like(distance),
+        mutual=0.3 - 0.2 * deep * seed + random.uniform(-0.05, 0.05, (depth, heads)),
+        mutual_spread=np.zeros_like(distance),
+        spectrum=spectrum,
+        spectrum_spread=abs(spectrum) / 12,
+        frequencies=frequencies,
+        everywhere=116.0,
+        grid=(14, 14),
+        size=size,
+        pictures=48,
+    )
+    right = tuple(int(k) for k in np.linspace(30, 90 - 10 * seed, depth + 1))
+    return Side(letter, name, found, Probe(right, (0.01,) * (depth + 1), 100, 120, 10, 0.12) if probe else None)
+
+
+def made_comparison(
+    depths: tuple[int, int] = (12, 12),
+    heads: tuple[int, int] = (3, 3),
+    sizes: tuple[tuple[int, int], tuple[int, int]] = ((224, 224), (224, 224)),
+    names: tuple[str, str] = ("mae", "dino with a name that is long enough to be shortened somewhere"),
+    probe: bool = True,
+) -> Comparison:
+    sides = [made_side("AB"[k], names[k], depths[k], heads[k], sizes[k], k, probe) for k in (0, 1)]
+    return Comparison((sides[0], sides[1]), "photos", "" if probe else "no labels")

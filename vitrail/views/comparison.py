@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vitrail.report.markup import plain
-from vitrail.views.colours import BLUE, INK, ORANGE, PAPER, QUIET
+from vitrail.views.colours import BLUE, INK, ORANGE, QUIET
 from vitrail.views.compared import Comparison, Side
 from vitrail.views.sheet import MARGIN, SERIF, Sheet, shortened
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDE, HIGH = 4.8, 4.7  # inches of a panel by itself
+DOTTED = (0, (1.2, 2.2))
 LEFT, TOP, RIGHT, BOTTOM = 0.72, 1.5, 0.28, 0.68  # inches around its plot
 
 
@@ -54,13 +55,20 @@ class Panel:
     title: str
     unit: str
     draw: Callable[["Axes"], None]
+    reference: tuple[float, str] | None = None  # a quiet line across, and what it stands for
 
 
 def panels(found: Comparison) -> list[Panel]:
     """What there is to draw."""
     pixels = "mean attention distance, " + ("pixels" if found.one_size else "% of the picture’s width")
     made = [
-        Panel("distance.png", "How far attention reaches", pixels, lambda axes: _distance(axes, found)),
+        Panel(
+            "distance.png",
+            "How far attention reaches",
+            pixels,
+            lambda axes: _distance(axes, found),
+            _everywhere(found),
+        ),
         Panel(
             "diversity.png",
             "How unlike the heads are",
@@ -86,10 +94,11 @@ def panels(found: Comparison) -> list[Panel]:
             lambda axes: _spectrum(axes, found),
         ),
     ]
-    if all(side.probe is not None for side in found.sides):
-        made.append(
-            Panel("probe.png", "What a linear probe reads", "top-1 accuracy, %", lambda axes: _probe(axes, found))
-        )
+    probe = found.sides[0].probe
+    if probe is not None:
+        common = (100 * probe.commonest, "the commonest class")
+        title = "What a linear probe reads"
+        made.append(Panel("probe.png", title, "top-1 accuracy, %", lambda axes: _probe(axes, found), common))
     return made
 
 
@@ -98,7 +107,6 @@ def draw(panel: Panel, found: Comparison) -> bytes:
     sheet = Sheet(WIDE, HIGH)
     sheet.text(LEFT - 0.42, 0.36, panel.title, size=16, font=SERIF, baseline="center")
     _names(sheet, found, LEFT - 0.42, 0.68)
-    sheet.text(LEFT - 0.42, TOP - 0.2, panel.unit, size=9, colour=QUIET, baseline="center")
     _place(sheet, panel, LEFT, TOP, WIDE - LEFT - RIGHT, HIGH - TOP - BOTTOM)
     return sheet.png()
 
@@ -119,7 +127,6 @@ def draw_all(found: Comparison) -> bytes:
                 sheet.text(left, top + 0.3 + 0.19 * row, line, size=9, colour=QUIET)
             continue
         sheet.text(left, top, made[place].title, size=13, font=SERIF, baseline="center")
-        sheet.text(left, top + 0.26, made[place].unit, size=8.5, colour=QUIET, baseline="center")
         _place(sheet, made[place], left + before, top + 0.48, *plot)
     return sheet.png()
 
@@ -144,10 +151,16 @@ def _names(sheet: Sheet, found: Comparison, left: float, top: float) -> None:
 
 
 def _place(sheet: Sheet, panel: Panel, left: float, top: float, width: float, height: float) -> None:
+    """The plot, with what its axis says over it."""
     axes = sheet.axes(left, top, width, height)
     axes.tick_params(labelsize=9)
     panel.draw(axes)
     axes.set_xlabel(axes.get_xlabel(), fontsize=9.5, color=INK)
+    sheet.text(left - 0.42, top - 0.21, panel.unit, size=8.8, colour=QUIET, baseline="center")
+    if panel.reference is not None:
+        at, word = panel.reference
+        axes.axhline(at, color=QUIET, linewidth=1.1, linestyle=DOTTED, zorder=1)
+        sheet.text(left + width, top - 0.21, f"····  {word}", size=8.8, colour=QUIET, align="right", baseline="center")
 
 
 def _depths(found: Comparison, side: Side, first: int) -> np.ndarray:
@@ -188,28 +201,17 @@ def _heads(axes: "Axes", found: Comparison, values: Callable[[Side], np.ndarray]
     return largest
 
 
-def _reference(axes: "Axes", height: float, word: str) -> None:
-    """A quiet line across, with its word over its left end."""
-    axes.axhline(height, color=QUIET, linewidth=0.9, linestyle=(0, (1.5, 2.5)), zorder=1)
-    axes.annotate(
-        word,
-        (0, height),
-        xycoords=("axes fraction", "data"),
-        xytext=(4, 3),
-        textcoords="offset points",
-        fontsize=8.5,
-        color=QUIET,
-        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.8},
-        zorder=1.5,  # over the grid, and under what is measured
-    )
+def _everywhere(found: Comparison) -> tuple[float, str] | None:
+    """How far attention reaches that is the same everywhere, where that is one number for both."""
+    first, second = (side.profile for side in found.sides)
+    same = (first.grid, first.size) == (second.grid, second.size)
+    return (first.everywhere, "everywhere alike") if same else None
 
 
 def _distance(axes: "Axes", found: Comparison) -> None:
     largest = _heads(axes, found, found.reach)
-    first, second = (side.profile for side in found.sides)
-    if (first.grid, first.size) == (second.grid, second.size):
-        _reference(axes, first.everywhere, "looking everywhere alike")
-        largest = max(largest, 1.06 * first.everywhere)
+    common = _everywhere(found)
+    largest = largest if common is None else max(largest, common[0])
     axes.set_ylim(0, 1.06 * largest or 1.0)
 
 
@@ -260,9 +262,6 @@ def _probe(axes: "Axes", found: Comparison) -> None:
     for side, style in zip(found.sides, STYLES, strict=True):
         assert side.probe is not None
         _line(axes, _depths(found, side, 0), 100 * side.probe.top1, 100 * side.probe.intervals, style)
-    probe = found.sides[0].probe
-    assert probe is not None
     _by_depth(axes, found, 0)
     most = max(float(side.probe.intervals.max()) for side in found.sides if side.probe is not None)
     axes.set_ylim(0, min(102.0, 106 * most))
-    _reference(axes, 100 * probe.commonest, "always the commonest class")

@@ -51,8 +51,8 @@ def table(found: Comparison) -> list[str]:
     made, wide = columns(found), 7
     lines = [about(side) for side in found.sides] + [""]
     first = "layer" if found.one_depth else "depth"
-    lines.append(" " * 6 + "".join(f"  {name:>{2 * wide - 1}}" for name, *_ in made))
-    lines.append(" " * 6 + "".join(f"  {unit:>{2 * wide - 1}}" for _, unit, *_ in made))
+    lines.append(" " * 6 + "".join(f"{name:>{2 * wide}}" for name, *_ in made))
+    lines.append(" " * 6 + "".join(f"{unit:>{2 * wide}}" for _, unit, *_ in made))
     lines.append(f"{first:>6}" + "".join(f"{letter:>{wide}}" for letter in ("A", "B")) * len(made))
     lines = [line.rstrip() for line in lines]
     for row in rows(found):
