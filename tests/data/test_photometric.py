@@ -38,7 +38,9 @@ def test_a_batch_is_its_pictures_one_by_one(step, channels) -> None:
     assert (whole != pixels).any() == (not (isinstance(step, Grey) and channels == 1))
 
 
-@pytest.mark.parametrize("make", [Blur, Grey, Solarise, lambda rate: ColourJitter(0.4, 0.4, 0.4, rate=rate)])
+@pytest.mark.parametrize(
+    "make", [lambda rate: Blur(rate, (0.5, 2.0)), Grey, Solarise, lambda rate: ColourJitter(0.4, 0.4, 0.4, rate=rate)]
+)
 def test_as_many_pictures_change_as_the_rate_says(make) -> None:
     pixels, chances = pictures(500), Chances(0, 0, np.arange(500))
     for rate in (0.0, 0.3, 1.0):
@@ -52,6 +54,16 @@ def test_blurs_are_drawn_from_the_whole_range_and_flatten_a_point() -> None:
     tops = Blur(1.0, (0.5, 2.0)).batch(point, Chances(0, 0, np.arange(200))).amax((1, 2, 3))
     for radius, found in ((0.5, tops.max()), (2.0, tops.min())):
         assert abs(int(operations.blur(point[0], radius).max()) - int(found)) <= 3
+
+
+@pytest.mark.parametrize("radius", [0.1, 0.5, 1.0, 2.0, 7.0])
+def test_blur_is_nearly_pillows_and_keeps_what_is_even(radius) -> None:
+    fine = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 40, 31), dtype=np.uint8))
+    found = operations.smooth(fine, torch.full((3,), radius, dtype=torch.float64))
+    apart = (found.int() - torch.stack([operations.blur(each, radius) for each in fine]).int()).abs().float()
+    assert apart.mean() < 2
+    even = torch.full((1, 4, 9, 5), 201, dtype=torch.uint8)
+    assert torch.equal(operations.smooth(even, torch.tensor([radius], dtype=torch.float64)), even)
 
 
 def test_jitter_at_rate_1_is_what_it_was_without_one() -> None:

@@ -10,9 +10,9 @@ from PIL import Image
 from tests.data.test_loader import Files
 from vitrail.data import decode
 from vitrail.data.augment import ColourJitter, Flip
-from vitrail.data.chance import Chance
+from vitrail.data.chance import Chance, Chances
 from vitrail.data.crops import RandomResizedCrop, SimpleCrop
-from vitrail.data.decode import Decoded, Opened, opened
+from vitrail.data.decode import Box, Decoded, Opened, opened
 from vitrail.data.loader import Loader
 from vitrail.data.photometric import Blur, Grey, Solarise
 from vitrail.data.pictures import Pictures
@@ -64,17 +64,28 @@ def rows(pictures: Pictures, prepare: MultiCrop, **options) -> torch.Tensor:
     return made
 
 
-def test_every_crop_is_what_its_augmentation_gives_with_the_chance_of_its_view(pixels) -> None:
-    batch = next(iter(Loader(pixels, None, PREPARE, batch_size=5, seed=3).epoch(1)))
+@pytest.mark.parametrize("first", [FIRST, (RandomResizedCrop((32, 32), (0.2, 0.3)), Solarise(0.5)), ()])
+def test_every_crop_is_what_its_augmentation_gives_with_the_chance_of_its_view(pixels, first) -> None:
+    batch = next(iter(Loader(pixels, None, VIEWS.prepare(first, (32, 32)), batch_size=5, seed=3).epoch(1)))
     large, small = VIEWS.apart(batch.pixels, (32, 32))
     assert large.shape == (5, 2, 3, 32, 32)
     assert small.shape == (5, 3, 3, 16, 16)
-    steps = [FIRST, VIEWS.second, VIEWS.local, VIEWS.local, VIEWS.local]
+    steps = [first, VIEWS.second, VIEWS.local, VIEWS.local, VIEWS.local]
     for row, index in enumerate(batch.indices.tolist()):
         source = Decoded(torch.from_numpy(pixels.store.pixels[index]))  # pyright: ignore[reportAttributeAccessIssue]
         for view, found in enumerate([*large[row], *small[row]]):
             alone = Training(steps[view], (32, 32) if view < 2 else (16, 16))
             assert torch.equal(found, alone.picture(source, Chance(3, 1, index + view * VIEW)))
+
+
+def test_boxes_of_a_batch_are_those_of_its_pictures() -> None:
+    for crop in (
+        RandomResizedCrop((8, 8)),
+        RandomResizedCrop((8, 8), (0.9, 1.0), (1.5, 2.0)),
+    ):  # the last fits at times
+        for size in ((32, 32), (20, 90), (1, 1)):
+            boxes = crop.boxes(*size, Chances(4, 2, np.arange(500), 3)).tolist()
+            assert [Box(*box) for box in boxes] == [crop.box(*size, Chance(4, 2, index, 3)) for index in range(500)]
 
 
 def test_no_two_crops_of_a_picture_are_drawn_alike(pixels) -> None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,6 +65,20 @@ class RandomResizedCrop:
                 return Box(top, left, h, w)
         return middle(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]))
 
+    def boxes(self, height: int, width: int, chances: Chances) -> np.ndarray:
+        """The same for many pictures of one size: top, left, height and width, int64 [B, 4]."""
+        draws, (low, high) = chances.uniforms(2 * ATTEMPTS + 2), (math.log(r) for r in self.ratio)
+        area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[:, 0:-2:2])
+        ratio = np.exp(low + (high - low) * draws[:, 1:-2:2])
+        wide, tall = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))  # [B, ATTEMPTS]
+        fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
+        rows, first = np.arange(len(draws)), fits.argmax(1)
+        h, w = tall[rows, first], wide[rows, first]
+        found = np.stack((draws[:, -2] * (height - h + 1), draws[:, -1] * (width - w + 1), h, w), 1).astype(np.int64)
+        other = middle(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]))
+        found[~fits.any(1)] = (other.top, other.left, other.height, other.width)
+        return found
+
     def part(self, height: int, width: int, chance: Chance) -> Part:
         """What the crop shows of a picture of this size."""
         return shares(self.box(height, width, chance), height, width)
@@ -73,15 +88,13 @@ class RandomResizedCrop:
 
     def batch(self, pixels: Tensor, chances: Chances) -> Tensor:
         """The same for pictures of one size, uint8 [B, H, W, C] to [B, C, h, w]: boxes of one size are resized at once."""
-        alike: dict[Pair, list[tuple[int, Box]]] = {}
-        for row, index in enumerate(chances.indices.tolist()):
-            chance = Chance(chances.seed, chances.epoch, index, chances.stream)
-            box = self.box(pixels.shape[1], pixels.shape[2], chance)
-            alike.setdefault((box.height, box.width), []).append((row, box))
+        alike: dict[Pair, list[tuple[int, int, int]]] = {}
+        for row, (top, left, h, w) in enumerate(self.boxes(pixels.shape[1], pixels.shape[2], chances).tolist()):
+            alike.setdefault((h, w), []).append((row, top, left))
         out = torch.empty((len(pixels), pixels.shape[3], *self.size), dtype=torch.uint8)
         for (h, w), found in alike.items():
-            parts = [pixels[row, b.top : b.top + h, b.left : b.left + w] for row, b in found]
-            rows = torch.tensor([row for row, _ in found])
+            parts = [pixels[row, top : top + h, left : left + w] for row, top, left in found]
+            rows = torch.tensor([row for row, _, _ in found])
             out[rows] = resize(torch.stack(parts), self.size, self.interpolation)
         return out
 

@@ -1,5 +1,6 @@
 """From a picture to the bytes of a model's input: with chance for training, without for everything else."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -176,32 +177,31 @@ class MultiCrop:
 
     def cut(self, pixels: Tensor, chances: Chances) -> Tensor:
         """The first step of every crop, from uint8 [B, H, W, C]."""
-        return self._joined(
-            (
-                self.first.cut(pixels, seen(chances, [0])),
-                self.second.cut(pixels, seen(chances, [1])),
-                self.local.cut(pixels.repeat_interleave(self.count, 0), seen(chances, range(2, 2 + self.count))),
+        small = self.local.cut(pixels.repeat_interleave(self.count, 0), seen(chances, range(2, 2 + self.count)))
+        if self.first.crop == self.second.crop:  # more boxes of one size come together
+            return self._joined(
+                (self.first.cut(pixels.repeat_interleave(2, 0), seen(chances, (0, 1))), small), len(pixels)
             )
-        )
+        large = self.first.cut(pixels, seen(chances, (0,))), self.second.cut(pixels, seen(chances, (1,)))
+        return self._joined((*large, small), len(pixels))
 
     def batch(self, rows: Tensor, chances: Chances) -> Tensor:
         """What follows the crops, on rows: the small ones of all pictures at once."""
         large, small = self.apart(rows)
-        return self._joined(
-            (
-                self.first.batch(large[:, 0], seen(chances, [0])),
-                self.second.batch(large[:, 1], seen(chances, [1])),
-                self.local.batch(small.flatten(0, 1), seen(chances, range(2, 2 + self.count))),
-            )
+        changed = (
+            self.first.batch(large[:, 0], seen(chances, (0,))),
+            self.second.batch(large[:, 1], seen(chances, (1,))),
+            self.local.batch(small.flatten(0, 1), seen(chances, range(2, 2 + self.count))),
         )
+        return self._joined(changed, len(rows))
 
     def apart(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Large [B, 2, C, H, W] and small [B, n, C, h, w] crops of the pictures."""
         return apart(rows, self.channels, self.size, self.local.size)
 
-    def _joined(self, crops: tuple[Tensor, ...]) -> Tensor:
-        count = len(crops[0])
-        return torch.cat([each.reshape(count, -1) for each in crops], 1)
+    def _joined(self, crops: tuple[Tensor, ...], count: int) -> Tensor:
+        """One row of bytes for each of so many pictures."""
+        return torch.cat([each.reshape(count, math.prod(each.shape) // max(1, count)) for each in crops], 1)
 
 
 def seen(chances: Chances, views: Sequence[int]) -> Chances:
