@@ -26,6 +26,7 @@ def small(**slots: object) -> ViT:
     given: dict[str, object] = {"patch": 4, "width": 16, "depth": 2, "heads": 2, "classes": 5, "image_size": 16}
     model = vitrail.build(None, **(given | {"channels": 1} | slots))
     assert isinstance(model, ViT)
+    assert isinstance(model.head, torch.nn.Linear)
     torch.nn.init.normal_(model.head.weight, std=0.3)
     return model
 
@@ -189,6 +190,7 @@ def targets_of(shape: MapShape, labels: Tensor, places: Tensor, classes: Tensor,
 
 def norm(z: np.ndarray, model: ViT) -> np.ndarray:
     layer = model.pool.norm
+    assert isinstance(layer, torch.nn.LayerNorm)
     weight, bias = (p.detach().double().numpy() for p in (layer.weight, layer.bias))
     z = z - z.mean(-1, keepdims=True)
     return z / np.sqrt((z**2).mean(-1, keepdims=True) + layer.eps) * weight + bias
@@ -216,8 +218,9 @@ def test_loss_is_that_of_an_independent_version(pool: str) -> None:
     z = norm(model.features(images)[0].detach().numpy(), model)
     prefix = model.config.prefix.count
     pooled = z[:, 0] if pool == "class" else z[:, prefix:].mean(1)
-    heads = [(h.weight.detach().numpy(), h.bias.detach().numpy()) for h in (model.head, made.head)]
-    (weight, bias), (token_weight, token_bias) = heads
+    state = {name: tensor.numpy() for name, tensor in made.state_dict().items()}
+    weight, bias = state["model.head.weight"], state["model.head.bias"]
+    token_weight, token_bias = state["head.weight"], state["head.bias"]
     wanted = np.eye(5)[labels] * 0.9 + 0.1 / 5
     rare = np.array([2.0, 1.0, 0.5])
     of_pictures = (-(wanted * logs(pooled @ weight.T + bias)).sum(1) * rare).mean()

@@ -47,6 +47,7 @@ def teacher() -> Teacher:
     """A model that has not learnt anything, but is sure of what it says."""
     torch.manual_seed(5)
     model = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=3, image_size=16).eval()
+    assert isinstance(model.head, torch.nn.Linear)
     torch.nn.init.normal_(model.head.weight, std=1.0)
     model.preprocessing, model.labels = PIPELINE, tuple(sorted(COLOURS))
     vitrail.save(model, "teacher.safetensors")
