@@ -23,27 +23,36 @@ def environment(tmp: Path) -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp / "cache"), "VITRAIL_TRACEBACK": ""}
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "vitrail", "train", *arguments]
+def command(*arguments: str, verb: str = "train") -> list[str]:
+    return [sys.executable, "-m", "vitrail", verb, *arguments]
 
 
-def train(tmp: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def train(tmp: Path, *arguments: str, verb: str = "train", **extra: str) -> subprocess.CompletedProcess[str]:
     """`vitrail train` to its end."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=300, cwd=tmp, env=environment(tmp) | extra
+        command(*arguments, verb=verb),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp,
+        env=environment(tmp) | extra,
     )
 
 
-def trained(tmp: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def trained(tmp: Path, *arguments: str, verb: str = "train", **extra: str) -> subprocess.CompletedProcess[str]:
     """The same where it must succeed."""
-    done = train(tmp, *arguments, **extra)
+    done = train(tmp, *arguments, verb=verb, **extra)
     assert done.returncode == 0, done.stderr
     return done
 
 
-def interrupted(tmp: Path, run: Path, number: signal.Signals, at_step: int, *arguments: str) -> int:
+def interrupted(
+    tmp: Path, run: Path, number: signal.Signals, at_step: int, *arguments: str, verb: str = "train"
+) -> int:
     """A run that gets a signal once it has a checkpoint of this step; gives its exit code."""
-    process = subprocess.Popen(command(*arguments), cwd=tmp, env=environment(tmp), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(*arguments, verb=verb), cwd=tmp, env=environment(tmp), stderr=subprocess.PIPE, text=True
+    )
     begin = time.monotonic()
     while newest(run) < at_step:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""

@@ -19,7 +19,7 @@ LINEAR = ("--set", "model.embed=Patches", "--set", "optimizer=SGD", "--set", "op
 pytestmark = pytest.mark.slow
 
 
-def torchrun(tmp: Path, processes: int, *arguments: str, restarts: int = 0) -> list[str]:
+def torchrun(tmp: Path, processes: int, *arguments: str, restarts: int = 0, verb: str = "train") -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -29,14 +29,19 @@ def torchrun(tmp: Path, processes: int, *arguments: str, restarts: int = 0) -> l
         f"--max-restarts={restarts}",
         "-m",
         "vitrail",
-        "train",
+        verb,
         *arguments,
     ]
 
 
-def run(tmp: Path, processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(tmp: Path, processes: int, *arguments: str, verb: str = "train") -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        torchrun(tmp, processes, *arguments), capture_output=True, text=True, timeout=300, cwd=tmp, env=environment(tmp)
+        torchrun(tmp, processes, *arguments, verb=verb),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp,
+        env=environment(tmp),
     )
     assert done.returncode == 0, done.stderr
     return done

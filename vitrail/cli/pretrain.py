@@ -8,10 +8,9 @@ features collapse is stopped, with the likely cause and what to change.
 
 import argparse
 import json
-from typing import Any
 
 from vitrail.cli.describe import size
-from vitrail.cli.live import duration
+from vitrail.cli.outcome import outcome
 from vitrail.cli.train import MACHINE, add_computing, changes_of, fractions, option, told, watched
 
 WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size", "seed", "precision")
@@ -100,19 +99,5 @@ def run(options: argparse.Namespace) -> int:
     if leads and options.json:
         print(json.dumps(summary, indent=2, ensure_ascii=False))
     elif leads and not options.quiet:
-        print(in_words(summary))
-        print(f"model   {directory / 'model.safetensors'}\nreport  {directory / 'report.html'}")
+        print(outcome(summary, directory))
     return 1 if summary.get("stopped") == "collapse" else 0
-
-
-def in_words(summary: dict[str, Any]) -> str:
-    """What came out, in a line."""
-    how = f"after {duration(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"
-    if "knn" not in summary:
-        return f"{summary['method']}: loss {summary['loss']:.4f}, rank {summary['rank']:.1f}, {how}"
-    low, high = summary["knn_interval"]
-    return (
-        f"{summary['method']}: nearest neighbours {100 * summary['knn']:.2f} % ({100 * low:.1f}–{100 * high:.1f}) on "
-        f"{summary['images']:,} held-out pictures; raw pixels {100 * summary['knn_pixels']:.1f} %, "
-        f"the untrained network {100 * summary['knn_random']:.1f} %; {how}"
-    )

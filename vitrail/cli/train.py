@@ -12,7 +12,8 @@ import os
 from typing import Any
 
 from vitrail.cli.describe import size
-from vitrail.cli.live import Live, duration
+from vitrail.cli.live import Live
+from vitrail.cli.outcome import outcome
 
 WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
 DATA = ("split", "task", "balance", "allow_class_mismatch", "quarantine")
@@ -205,11 +206,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(summary, indent=2, ensure_ascii=False))
     elif not options.quiet:
-        name, value = ("mAP", summary["map"]) if "map" in summary else ("top-1", summary["top1"])
-        low, high = summary.get("interval", (0.0, 1.0))
-        print(
-            f"{name} {100 * value:.2f} % ({100 * low:.1f}–{100 * high:.1f}) on {summary['images']:,} {summary['split']} "
-            f"pictures, after {duration(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"
-        )
-        print(f"model   {directory / 'model.safetensors'}\nreport  {directory / 'report.html'}")
+        print(outcome(summary, directory))
     return 0

@@ -1,0 +1,180 @@
+"""Runs without labels, through the command line: what they leave, how they go on, and what they refuse."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from tests.run.runs import interrupted, last, summary, train, trained
+from tests.run.test_distributed import run as torchrun
+
+TINY = ("--set", "model.size.depth=1", "--batch-size", "16")
+METHODS = ("mpp", "mae", "dino")
+LINE = "vitrail pretrain: "
+
+
+@pytest.fixture(scope="module")
+def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp: Path) -> Path:
+    """A flat folder of coloured pictures of one size, one of them broken."""
+    folder, chance = tmp / "photos", np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(48):
+        base = np.kron(chance.integers(0, 256, (4, 4, 3)), np.ones((4, 4, 1))).astype(np.uint8)
+        Image.fromarray(base).save(folder / f"{number:02d}.png")
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    return folder
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def whole(request: pytest.FixtureRequest, tmp: Path) -> Path:
+    """A run of each method on digits, whose labels say how good its features are."""
+    out = f"{request.param}-whole"
+    trained(
+        tmp, "digits", "--method", request.param, "--out", out, *TINY, "--steps", "8", "--set", "validate_every=0.05",
+        verb="pretrain",
+    )  # fmt: skip
+    return tmp / out
+
+
+def test_finished_run_holds_everything(whole: Path) -> None:
+    names = {path.name for path in whole.iterdir()}
+    assert {"model.safetensors", "recipe.json", "run.json", "metrics.jsonl", "summary.json", "report.html"} <= names
+    found, about = summary(whole), json.loads((whole / "run.json").read_text())
+    method = whole.name.removesuffix("-whole")
+    assert (about["task"], about["method"], found["method"]) == ("pretraining", method, method)
+    assert {"loss", "spread", "rank", "knn", "knn_interval", "knn_pixels", "knn_random", "images"} <= set(found)
+    assert found["steps"] == 8
+    assert (whole / "pretraining.safetensors").is_file() == (method == "mae")
+    pictures = sorted(path.name for path in (whole / "evaluation" / "reconstructions").glob("00-*.png"))
+    assert pictures == ([] if method == "dino" else ["00-masked.png", "00-original.png", "00-reconstructed.png"])
+    records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    judged = [record for record in records if record["kind"] == "validation"]
+    assert judged[0]["step"] == 0
+    assert [record["step"] for record in judged[1:]] == [5, 8]
+    assert judged[-1]["knn"] == found["knn"]  # the file that was written, loaded as a stranger would load it
+
+
+def test_model_is_taken_as_it_is(tmp: Path, whole: Path) -> None:
+    model = vitrail.load(whole / "model.safetensors")
+    assert model.config.classes is None
+    assert model.preprocessing is not None
+    out = f"{whole.name}-tuned"
+    trained(
+        tmp, "digits", "--init", str(whole / "model.safetensors"), "--out", out, "--steps", "4", "--batch-size", "16"
+    )
+    assert summary(tmp / out)["steps"] == 4
+    ours, theirs = model.state_dict(), vitrail.load(tmp / out / "model.safetensors").state_dict()
+    name = "blocks.0.mlp.fc1.weight"  # four small steps away from where it began
+    assert torch.nn.functional.cosine_similarity(ours[name].flatten(), theirs[name].flatten(), 0) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", ["dino", "mae"], indirect=True)
+def test_killed_run_resumes_to_the_same_weights(tmp: Path, whole: Path) -> None:
+    run, method = tmp / f"{whole.name}-killed", whole.name.removesuffix("-whole")
+    arguments = ("digits", "--method", method, "--out", run.name, *TINY, "--steps", "8", "--set", "validate_every=0.05")
+    code = interrupted(tmp, run, signal.SIGKILL, 5, *arguments, "--save-seconds", "0", verb="pretrain")
+    assert code == -signal.SIGKILL
+    trained(tmp, "--resume", run.name, verb="pretrain")
+    ours, theirs = last(run), last(whole)
+    assert set(ours) == set(theirs)
+    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "parallel"), [("mae", "ddp"), ("dino", "ddp"), ("dino", "fsdp"), ("mpp", "fsdp")])
+def test_two_processes_give_the_result_of_one(tmp: Path, method: str, parallel: str) -> None:
+    shared = ("--method", method, *TINY, "--steps", "6", "--set", "optimizer=SGD", "--set", "optimizer.lr=0.01")
+    if not (tmp / f"{method}-one").exists():
+        trained(tmp, "digits", "--out", f"{method}-one", *shared, verb="pretrain")
+    out = f"{method}-{parallel}"
+    torchrun(tmp, 2, "digits", "--out", out, "--parallel", parallel, *shared, verb="pretrain")
+    ours, theirs = last(tmp / out), last(tmp / f"{method}-one")
+    assert set(ours) == set(theirs)
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=2e-4)
+    one, two = summary(tmp / f"{method}-one"), summary(tmp / out)
+    for name in ("loss", "rank", "spread"):
+        assert one[name] == pytest.approx(two[name], rel=1e-2), name
+
+
+def test_flat_folder_without_labels(tmp: Path, photos: Path) -> None:
+    done = trained(
+        tmp, "photos", "--method", "mae", "--out", "flat", *TINY, "--steps", "3", verb="pretrain"
+    )  # fmt: skip
+    assert "broken.png" in done.stderr
+    assert "classes" not in done.stderr
+    found = summary(tmp / "flat")
+    assert "knn" not in found
+    assert found["rank"] > 0
+    about = json.loads((tmp / "flat" / "run.json").read_text())
+    assert about["labels"] == []
+    assert [skipped["path"] for skipped in about["data"]["skipped"]] == ["photos/broken.png"]
+    resumed = trained(tmp, "--resume", "flat", verb="pretrain")
+    assert "finished already" in resumed.stderr
+
+
+def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
+    """A rate a thousand times too high: features are the same for all pictures, or no numbers."""
+    arguments = ("digits", "--method", "dino", *TINY, "--steps", "40", "--set", "validate_every=0.05")
+    done = train(tmp, *arguments, "--lr", "1", "--set", "optimizer.clip=none", "--out", "burnt", verb="pretrain")
+    assert done.returncode == 1, done.stderr
+    assert "collapse at step" in done.stderr
+    assert "--lr" in done.stderr
+    found = summary(tmp / "burnt")
+    assert found["stopped"] == "collapse"
+    assert found["steps"] < 40
+    assert {"cause", "advice", "step"} == set(found["collapse"])
+    assert found["collapse"]["cause"] in (tmp / "burnt" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("digits",), "--method"),
+        ((), "what to learn from"),
+        (("photos", "--method", "mae", "--set", "objective.mask=0"), "mask"),
+        (("photos", "--method", "mae", "--set", "objective.mask=1"), "mask"),
+        (("photos", "--method", "mpp", "--set", "objective.corrupt=0"), "corrupt"),
+        (("photos", "--method", "dino", "--batch-size", "4"), "batch"),
+        (("photos", "--method", "dino", "--set", "views.size=[2,2]"), "2×2"),
+        (("photos", "--method", "dino", "--set", "views=none"), "views"),
+        (("photos", "--method", "mae", "--size", "18"), "18"),
+        (("nowhere", "--method", "mae"), "nowhere"),
+        (("few", "--method", "mae"), "needs 8"),
+        (("--recipe", "flat/recipe.json", "--method", "mae"), "leave out --method"),
+        (("digits", "--method", "mae", "--init", "nowhere.safetensors"), "nowhere.safetensors"),
+    ],
+)
+def test_bad_input_is_one_line_before_training(tmp: Path, photos: Path, arguments: tuple[str, ...], said: str) -> None:
+    if not (tmp / "few").exists():
+        (tmp / "few").mkdir()
+        shutil.copy(photos / "00.png", tmp / "few" / "only.png")
+    if "flat/recipe.json" in arguments and not (tmp / "flat").exists():
+        test_flat_folder_without_labels(tmp, photos)
+    done = train(tmp, *arguments, "--out", "never", verb="pretrain")
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith(LINE)]
+    assert len(lines) == 1
+    assert "Traceback" not in done.stderr
+    assert said in lines[0]
+    assert not (tmp / "never").exists()
+
+
+def test_labelled_recipe_is_for_train(tmp: Path) -> None:
+    done = train(tmp, "digits", "--recipe", "mae", "--out", "never")
+    assert done.returncode == 2
+    assert "vitrail pretrain DATA --method mae" in done.stderr
