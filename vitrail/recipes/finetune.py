@@ -54,5 +54,6 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         schedule=Cosine(warmup=max(1, total // 10)),
         batch_size=batch,
         **lasting,
+        validate_every=max(1.0, lasting.get("epochs", 0) // 10),  # to watch it costs less than a tenth of training
         ema=EMA(0.98),
     )
