@@ -11,6 +11,7 @@ from PIL import Image
 
 import vitrail
 from tests.run.runs import last
+from tests.run.test_distributed import run
 from tests.run.test_train import COLOURS, picture
 from vitrail.cli import main
 from vitrail.data.maps import MapFile
@@ -133,6 +134,19 @@ def test_cached_runs_are_the_same_with_any_workers_and_after_a_stop() -> None:
     assert set(model.state_dict()) == set(vitrail.build_from(recipe.model).state_dict())
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("teacher")
+def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
+    plain = ("--set", "model.embed=Patches", "--set", "optimizer=SGD", "--set", "optimizer.lr=0.05", "--workers", "0")
+    steps = ("--teacher-cache", "--steps", "3", *plain)
+    trained("one", *steps)
+    run(tmp_path, 2, "photos", *TOKENS, "--out", "two", *SHORT, *steps)
+    first, second = last(Path("one")), last(Path("two"))
+    assert set(first) == set(second)
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.usefixtures("teacher")
 @pytest.mark.parametrize("cached", [(), ("--teacher-cache",)])
 def test_loss_falls_whether_the_teacher_is_asked_or_was_asked(cached: tuple[str, ...]) -> None:
@@ -154,3 +168,18 @@ def test_students_without_patches_are_refused_before_anything_is_written(capsys:
     assert said.endswith("keep 1 at least")
     assert len(said.splitlines()) == 1
     assert not Path("third").exists()
+
+
+@pytest.mark.usefixtures("teacher")
+def test_pictures_with_several_labels_are_refused(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["path,label,split"]
+    for split in ("train", "val"):
+        for path in sorted((photos / split).rglob("*.png")):
+            rows.append(f"{path},{path.parent.name if path.stem == '0' else 'blue|green|red'},{split}")
+    Path("table.csv").write_text("\n".join(rows))
+    assert main(["train", "table.csv", *TOKENS, "--out", "other", *SHORT]) == 2
+    assert "token labels are for pictures with one label each" in capsys.readouterr().err
+    recipe = trained("run", "--steps", "1", "--workers", "0")  # finished, with a softmax
+    with pytest.raises(ValueError, match="token labels are for pictures with one label each: use --distil soft"):
+        vitrail.train("table.csv", recipe=recipe, out="other")
+    assert not Path("other").exists()

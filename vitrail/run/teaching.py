@@ -64,6 +64,8 @@ class Taught(Supervised):
         self.where = wanted.where
         self.teacher = engaged(wanted, self.recipe, self.prepared.labels.names)
         if isinstance(self.objective, TokenLabelling):
+            if self.prepared.train.several:
+                raise ValueError("token labels are for pictures with one label each: use --distil soft")
             self.objective.check(self.recipe.model, map_shape(self.teacher, self.objective.top))
         # Its names count too: they decide which of its answers is which of the student's classes.
         names = json.dumps(self.teacher.model.labels)
