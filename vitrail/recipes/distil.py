@@ -62,15 +62,16 @@ def recipe(facts: Facts, data: Data) -> Recipe:
 def objective(facts: Facts, how: str) -> TaughtSlot:
     """What is asked of the student, in which labels have a small share: a teacher who learnt them says what they say, and more.
 
-    On the few pictures that it was trained on, a teacher says little but their labels. So it is asked about blends of two, by
-    any share: there it has no label to repeat. Where it was asked beforehand there is nothing of that to learn.
+    On the few pictures that it was trained on, a teacher says little but their labels. So it is asked about blends of two,
+    where it has no label to repeat; many with little of the second, because a student needs long to learn from halves. Where it
+    was asked beforehand there is nothing of that to learn.
     """
     if how == "features":
         return FeatureDistillation(loss=facts.loss)
     if how == "tokens":
         return TokenLabelling(loss=facts.loss)
     assert facts.teacher is not None
-    blend = 0.0 if facts.teacher.cached else 1.0
+    blend = 0.0 if facts.teacher.cached else 0.5
     if how == "soft":
         return Distillation(loss=facts.loss, mixup=blend, kind="soft", alpha=0.9, temperature=2.0, per="picture")
     return Distillation(loss=facts.loss, mixup=blend, kind="hard", alpha=0.5)
