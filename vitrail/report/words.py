@@ -1,13 +1,14 @@
 """Numbers as people read them."""
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 SPACE = "\u00a0"  # between a number and its unit, where no line may end
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Finite, and no truth value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -30,7 +31,7 @@ def span(interval: Any, digits: int = 1) -> str:
     return f"{100 * low:.{digits}f}–{100 * high:.{digits}f}"
 
 
-def is_interval(value: Any) -> bool:
+def is_interval(value: Any) -> TypeGuard[Sequence[float]]:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_number, value))
 
 
