@@ -230,17 +230,17 @@ def named(name: str | None, facts: Facts, data: Data, init: str | None, wishes: 
 
 
 def wanted(teacher: str | None, distil: str | None, cache: bool, recipe: Recipe | None) -> Teacher | None:
-    """The teacher that was asked for, or is the recipe's own: there, and a model, before anything else is done."""
+    """The teacher that was asked for, which is there and a model before anything else is done; or else the recipe's own."""
     before = recipe.teacher if recipe is not None else None
     if teacher is None and before is None:
         if distil or cache:
             raise ValueError(f"{'--distil' if distil else '--teacher-cache'} is about a teacher: give --teacher MODEL")
         return None
-    found = before if teacher is None or before is None else replace(before, where=teacher)
-    found = found or Teacher(str(teacher))
-    with describe(weights_of(found.where)):
-        pass
-    return replace(found, cached=cache or found.cached)
+    if teacher is not None:
+        with describe(weights_of(teacher)):
+            before = replace(before, where=teacher) if before is not None else Teacher(teacher)
+    assert before is not None
+    return replace(before, cached=cache or before.cached)
 
 
 def together(team: Team, data: Data, progress: Progress | None) -> Prepared:

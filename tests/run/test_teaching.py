@@ -180,6 +180,28 @@ def test_what_is_asked_of_labels_stays_when_a_teacher_comes() -> None:
         with_teacher(plain, Teacher("t"), "osmosis")
 
 
+def test_the_same_student_can_do_without_its_teacher() -> None:
+    teacher()
+    assert taught() == 0
+    Path("teacher.safetensors").rename("gone.safetensors")
+    alone = (
+        "--set",
+        "objective=Classification",
+        "--set",
+        "teacher=none",
+        "--out",
+        "alone",
+        "--quiet",
+        "--workers",
+        "0",
+    )
+    assert main(["train", "--recipe", "run/recipe.json", *alone]) == 0
+    before, after = read_recipe(Path("run/recipe.json")), read_recipe(Path("alone/recipe.json"))
+    assert isinstance(before.objective, Distillation)
+    assert after.objective == Classification(mixup=before.objective.mixup)
+    assert replace(after, objective=before.objective, teacher=before.teacher) == before
+
+
 def test_fine_tuning_can_be_taught_too() -> None:
     teacher()
     given = ("--init", "teacher.safetensors", "--teacher", "teacher.safetensors", "--out", "run", "--steps", "2")
