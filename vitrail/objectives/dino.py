@@ -123,10 +123,11 @@ class ProjectionHead(nn.Module):
             nn.init.zeros_(layer.bias)
         self.layers, self.prototypes = nn.ModuleList(layers), Prototypes(spec.bottleneck, spec.out)
 
-    def forward(self, y: Tensor, frozen: bool = False) -> Tensor:
+    def forward(self, y: Tensor, temperature: float = 1.0, frozen: bool = False) -> Tensor:
+        """Logits, divided by the temperature while they are still a narrow vector."""
         first, second, third = self.layers
         y = third(F.gelu(second(F.gelu(first(y)))))
-        return self.prototypes(F.normalize(y.float(), dim=-1), frozen)
+        return self.prototypes(F.normalize(y.float(), dim=-1) / temperature, frozen).float()
 
 
 class SelfDistillation(Task):
@@ -172,7 +173,7 @@ class SelfDistillation(Task):
     @torch.no_grad()
     def said(self, large: Tensor) -> Tensor:
         """What the teacher says of the large crops, before centring, [B, 2, K]."""
-        return self.teacher_head(self.teacher(large.flatten(0, 1))).float().unflatten(0, large.shape[:2])
+        return self.teacher_head(self.teacher(large.flatten(0, 1))).unflatten(0, large.shape[:2])
 
     def distributions(self, said: Tensor, step: int) -> Tensor:
         """The teacher's answers as distributions, centred and sharpened, [B, 2, K]."""
@@ -181,8 +182,7 @@ class SelfDistillation(Task):
     def answers(self, images: tuple[Tensor, Tensor], step: int) -> Tensor:
         """The student's logits for all crops, at its temperature, [B, V, K]: one call of the encoder for each size."""
         seen = [self.model(crops.flatten(0, 1)).unflatten(0, crops.shape[:2]) for crops in images if crops.shape[1]]
-        logits = self.head(torch.cat(seen, 1), self.spec.frozen_at(step, self.steps))
-        return logits.float() / self.spec.student_temperature
+        return self.head(torch.cat(seen, 1), self.spec.student_temperature, self.spec.frozen_at(step, self.steps))
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
