@@ -195,7 +195,8 @@ class Pretraining(Run):
 
     def alarm(self, history: list[dict[str, Any]]) -> None:
         """Stops the run, or warns, when its features no longer tell pictures apart."""
-        raised = collapse(history, str(method_of(self.recipe)), self.recipe.optimizer.lr)
+        recipe = self.recipe
+        raised = collapse(history, str(method_of(recipe)), recipe.optimizer.lr, vars(recipe.objective))
         raised = self.team.said_by_first(raised)
         if raised is None or self.collapsed is not None:
             return
