@@ -4,8 +4,14 @@
     python benchmarks/pretraining.py --only mae      one contest
     python benchmarks/pretraining.py --rounds 5 --batch 8
 
-mae: our masked autoencoder against transformers' ViTMAEForPreTraining with the same weights, once with our light decoder and
-once with the published one (8 layers of 512); and against a supervised step of the same encoder, which sees every patch.
+mae: our masked autoencoder against transformers' ViTMAEForPreTraining with the same weights: a named size with our light
+decoder and with the published one (8 layers of 512), and what our recipe takes for photographs and for CIFAR-10; each also
+against a supervised step of the same encoder, which sees every patch.
+
+dino: student and teacher on two crops of each picture, against vit-pytorch's Dino with the same weights, heads and crops,
+which are given to both (its own augmentation is left out): for photographs, and for pictures of 32² with a small model. It
+resizes its small crops to the full size, so there is nothing to compare small ones with; the third number is what our step does
+with six of them besides.
 
 Everybody takes turns, round after round, in one process; the ratios are of medians.
 """
@@ -13,6 +19,7 @@ Everybody takes turns, round after round, in one process; the ratios are of medi
 import argparse
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import measure
@@ -21,16 +28,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.checkpoints import vit_pytorch as vit_pytorch_names
+from vitrail.checkpoints.keys import read
 from vitrail.checkpoints.mae import Autoencoder, write_mae
+from vitrail.models.build import configure
 from vitrail.models.decoder import Decoder, build_decoder
 from vitrail.models.vit import ViT
+from vitrail.nn.block import PreNorm
+from vitrail.nn.embed import Patches
+from vitrail.objectives.dino import DINO, SelfDistillation
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.mae import MAE, NOISE
 
 Step = Callable[[], float]
 
 
-def trained(module: nn.Module, loss: Callable[[], Tensor]) -> Step:
+def trained(module: nn.Module, loss: Callable[[], Tensor], after: Callable[[], None] = lambda: None) -> Step:
     """One step of a module's own loss, with the same optimiser for everybody."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.05, betas=(0.9, 0.95), fused=True)
@@ -41,6 +54,7 @@ def trained(module: nn.Module, loss: Callable[[], Tensor]) -> Step:
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
+        after()
         return value.item()
 
     return step
@@ -57,48 +71,148 @@ def row(work: str, runs: dict[str, Step], images: int, rounds: int, **notes: Any
     return {"work": work, "images_per_second": speed, "ratios": ratios, "rounds": rounds, **notes}
 
 
+def masked(task: nn.Module, images: Tensor) -> Callable[[], Tensor]:
+    """The loss of a step after the other, each hiding other patches."""
+    steps = iter(range(10**9))
+    count = len(images)
+    return lambda: task(images, None, Draw(0, next(steps), 0, count, count, images.device))["loss"]
+
+
+def labelled(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+    return lambda: F.cross_entropy(model(images), labels)
+
+
 def mae(size: str, batch: int, rounds: int) -> list[dict[str, Any]]:
     """Targets: 1.2 of transformers, and with the light decoder 2.2 of the supervised step."""
     import transformers
 
+    small: dict[str, Any] = {"width": 192, "depth": 6, "heads": 6}
+    contests: dict[str, tuple[dict[str, Any], Decoder, int]] = {
+        f"{size}, light decoder": ({"name": size}, Decoder(), batch),
+        f"{size}, published decoder": ({"name": size}, Decoder(8, 512, 16), batch),
+        "recipe for photographs": ({"patch": 16, "image_size": 128, **small}, Decoder(depth=2), 4 * batch),
+        "recipe for CIFAR-10": ({"patch": 4, "image_size": 32, **small}, Decoder(depth=2), 4 * batch),
+    }
     rows = []
-    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
-    for name, decoder in {"light decoder": Decoder(), "published decoder": Decoder(8, 512, 16)}.items():
-        model = vitrail.build(size, classes=None)
+    for name, (slots, decoder, count) in contests.items():
+        model = vitrail.build(**slots, classes=None)
         assert isinstance(model, ViT)
+        images, labels = torch.randn(count, 3, *model.config.image_size), torch.randint(1000, (count,))
         auto = Autoencoder(model, build_decoder(model.config, decoder))
         with tempfile.TemporaryDirectory() as folder:
             write_mae(auto, f"{folder}/mae", "hf")
             theirs = transformers.ViTMAEForPreTraining.from_pretrained(f"{folder}/mae")
         task = MAE(decoder=decoder).build(model, 1, decoder=auto.decoder)
-        same = Draw(0, 0, 0, batch, batch, images.device)
-        first = {
-            "vitrail": float(task(images, None, same)["loss"]),
-            "transformers": float(theirs(images, noise=same.uniform(196, NOISE)).loss),
-        }
+        same = Draw(0, 0, 0, count, count, images.device)
+        with torch.no_grad():
+            noise = same.uniform(model.config.shape.patches, NOISE)
+            first = {
+                "vitrail": task(images, None, same)["loss"].item(),
+                "transformers": theirs(images, noise=noise).loss.item(),
+            }
         assert abs(first["vitrail"] - first["transformers"]) < 1e-4, f"the two have to compute the same: {first}"
-        supervised = vitrail.build(size)
-        steps = iter(range(10**9))
-
-        def ours(task: nn.Module = task, steps: Any = steps) -> Tensor:
-            return task(images, None, Draw(0, next(steps), 0, batch, batch, images.device))["loss"]
-
-        def peer(theirs: nn.Module = theirs) -> Tensor:
-            return theirs(images).loss
-
-        def labelled(supervised: nn.Module = supervised) -> Tensor:
-            return F.cross_entropy(supervised(images), labels)
-
         runs = {
-            "vitrail": trained(task, ours),
-            "transformers": trained(theirs, peer),
-            "supervised": trained(supervised, labelled),
+            "vitrail": trained(task, masked(task, images)),
+            "transformers": trained(theirs, lambda theirs=theirs, images=images: theirs(images).loss),
+            "supervised": trained(supervised := vitrail.build(**slots), labelled(supervised, images, labels)),
         }
-        rows.append(row(f"MAE {size}, {name}, batch {batch}", runs, batch, rounds, first_loss=first))
+        rows.append(row(f"MAE {name}, batch {count}", runs, count, rounds, first_loss=first))
     return rows
 
 
-CONTESTS: dict[str, Callable[[str, int, int], list[dict[str, Any]]]] = {"mae": mae}
+def dino(size: str, batch: int, rounds: int) -> list[dict[str, Any]]:
+    """Target: 1.2 of vit-pytorch."""
+    rows = []
+    photographs = configure(size, classes=None), batch, 96
+    tiny = configure(patch=4, width=192, depth=6, heads=3, image_size=32, classes=None), 4 * batch, 16
+    for config, batch, local in (photographs, tiny):
+        side = config.image_size[0]
+        large, small = torch.randn(batch, 2, 3, side, side), torch.randn(batch, 6, 3, local, local)
+        none = small[:, :0]
+        task, theirs = dino_pair(config, large)
+        steps = iter(range(10**9))
+
+        def ours(crops: Tensor, task: SelfDistillation = task, large: Tensor = large, steps: Any = steps) -> Tensor:
+            return task((large, crops), None, Draw(0, next(steps), 0, len(large), len(large), large.device))["loss"]
+
+        first = {"vitrail": ours(none).item(), "vit-pytorch": theirs(large).item()}
+        assert abs(first["vitrail"] - first["vit-pytorch"]) < 1e-4, f"the two have to compute the same: {first}"
+
+        def moved(task: SelfDistillation = task) -> None:
+            task.after_step(0)
+
+        runs = {
+            "vitrail": trained(task, lambda ours=ours, none=none: ours(none), moved),
+            "vit-pytorch": trained(theirs, lambda dino=theirs, x=large: dino(x), theirs.update_moving_average),
+        }
+        runs["vitrail, and small crops"] = trained(task, lambda ours=ours, small=small: ours(small), moved)
+        name = f"DINO {size if side == 224 else 'D=192 L=6'}, {side}², batch {batch}"
+        rows.append(row(name, runs, batch, rounds, first_loss=first))
+    return rows
+
+
+def dino_pair(config: Any, large: Tensor) -> tuple[SelfDistillation, Any]:
+    """Ours, and vit-pytorch's Dino with the same weights, whose two crops are those that it is given."""
+    import vit_pytorch
+    from vit_pytorch.dino import Dino
+
+    s, side, patch = config.size, config.image_size[0], config.embed.stride
+    config = replace(config, eps=1e-5, embed=Patches(patch, normed=True), block=PreNorm(qkv_bias=False))
+    net = vit_pytorch.ViT(
+        image_size=side,
+        patch_size=patch,
+        num_classes=2,
+        dim=s.width,
+        depth=s.depth,
+        heads=s.heads,
+        dim_head=s.width // s.heads,
+        mlp_dim=s.mlp,
+    )
+    labelled = replace(config, classes=2)
+    model = vitrail.build_from(config)
+    assert isinstance(model, ViT)
+    state = read(vit_pytorch_names.vit(labelled), net.state_dict())
+    model.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("head.")})
+    spec = DINO(hidden=256, bottleneck=256, teacher_temperature=0.04, momentum=0.996, frozen=0.0)
+    task = spec.build(model, 10**9)
+
+    class Given(nn.Module):
+        """In place of a random crop: one of the crops that both have."""
+
+        def __init__(self, which: int) -> None:
+            super().__init__()
+            self.which = which
+
+        def forward(self, crops: Tensor) -> Tensor:
+            return crops[:, self.which] if crops.ndim == 5 else crops
+
+    theirs = Dino(
+        net,
+        image_size=side,
+        hidden_layer="to_latent",
+        num_classes_K=spec.out,
+        student_temp=0.1,
+        teacher_temp=0.04,
+        moving_average_decay=0.996,
+        augment_fn=Given(0),
+        augment_fn2=Given(1),
+    )
+    theirs.local_crop = theirs.global_crop = nn.Identity()
+    with torch.no_grad():
+        projector = theirs.student_encoder.projector.net
+        projector[5] = nn.Identity()  # a GELU more than was published, before the length is set to 1
+        linears = [layer for layer in projector if isinstance(layer, nn.Linear)]
+        for layer, weights in zip(linears[:-1], task.head.layers, strict=True):
+            layer.load_state_dict(weights.state_dict())
+        linears[-1].weight.copy_(F.normalize(task.head.prototypes.weight, dim=1))
+        linears[-1].bias.zero_()
+    theirs.reset_moving_average()  # the teacher is made again from these weights
+    theirs(large[:2])
+    theirs.last_teacher_centers.zero_()
+    return task, theirs
+
+
+CONTESTS: dict[str, Callable[[str, int, int], list[dict[str, Any]]]] = {"mae": mae, "dino": dino}
 
 
 def main() -> None:
