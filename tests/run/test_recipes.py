@@ -31,11 +31,25 @@ def recipe(name: str, given: Facts | None = None) -> Recipe:
     return made(name, given or (checkpoint() if tuned else facts()), Data("somewhere"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *METHODS])
 def test_every_recipe_survives_being_written_and_read(name: str, tmp_path: Path) -> None:
     found = recipe(name)
     write_recipe(found, tmp_path / "recipe.json")
     assert read_recipe(tmp_path / "recipe.json") == found
+
+
+def test_recipe_of_an_older_version_means_what_it_did(tmp_path: Path) -> None:
+    found = recipe("finetune")
+    written = to_json(found)
+    for name in ("teacher", "views", "collapse"):
+        del written[name]
+    del written["optimizer"]["decay_end"]
+    (tmp_path / "recipe.json").write_text(json.dumps(written))
+    assert read_recipe(tmp_path / "recipe.json") == found
+    del written["batch_size"]
+    (tmp_path / "recipe.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="lacks batch_size"):
+        read_recipe(tmp_path / "recipe.json")
     assert found.name == name
 
 

@@ -4,7 +4,7 @@ Reading trusts nothing: an unknown type, a field too many or of another kind is 
 to be, it refuses here too.
 """
 
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -87,7 +87,10 @@ def _dataclass(data: Any, kind: Any, where: str) -> Any:
     given = {name: value for name, value in data.items() if name != "type"}
     if extra := sorted(set(given) - names):
         raise ValueError(f"{where} has the unknown {', '.join(map(_short, extra))}: written by a newer version?")
-    if lacking := sorted(names - set(given)):
+    # A model says everything. Elsewhere, what an older version did not write means what it did: a later field's default.
+    model = issubclass(kind, ViTConfig | BiTConfig)
+    needed = {f.name for f in fields(kind) if model or (f.default is MISSING and f.default_factory is MISSING)}
+    if lacking := sorted(needed - set(given)):
         raise ValueError(f"{where} lacks {', '.join(lacking)}")
     return kind(**{name: _read(value, hints[name], f"{where}.{name}") for name, value in given.items()})
 
