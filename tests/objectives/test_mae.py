@@ -172,6 +172,7 @@ def test_specs_are_written_and_read() -> None:
         ({}, {"embed": "conv-stem"}, "set model.embed=Patches"),
         ({}, {"embed": Hybrid((1,), 1)}, "set model.embed=Patches"),
         ({"mask": 0.95}, {}, "mask 0.95 of 16 patches leaves 0"),
+        ({}, {"patch": 1, "channels": 1, "image_size": 4}, "no contrast"),
         ({}, {"classes": 3}, "model.classes=none"),
         ({}, {"pool": "map"}, "model.pool=Mean"),
         ({"decoder": Decoder(2, 18)}, {}, "divisible by 4"),

@@ -7,6 +7,7 @@ decoder, C·P² values of a patch.
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.init import initialise, made
@@ -77,7 +78,7 @@ class PixelDecoder(nn.Module):
         count, p = hidden.shape[1], self.prefix
         known = self.embed(latent)  # [B, T, W]
         tokens = torch.cat((self.mask_token.expand(*hidden.shape, -1).to(known.dtype), known[:, p:]), 1)
-        tokens = tokens + self.position[0, p:][torch.cat((hidden, visible), 1)]  # [B, N, W]
+        tokens = tokens + F.embedding(torch.cat((hidden, visible), 1), self.position[0, p:])  # [B, N, W]
         z = torch.cat((tokens, known[:, :p] + self.position[:, :p]), 1) if p else tokens
         for layer, block in enumerate(self.blocks, start=1):
             z = block(z, NOWHERE, count if layer == len(self.blocks) else None)

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.nn.embed import choose
 from vitrail.nn.shape import Grid, Shape
 
 At = Literal["stem", "every", "shared"]
@@ -93,8 +92,7 @@ class Added(Position):
         elif keep is None:
             return table
         if keep is not None:
-            b = keep.shape[0]
-            prefix, patches = prefix.expand(b, -1, -1), choose(patches.expand(b, -1, -1), keep)
+            prefix, patches = prefix.expand(keep.shape[0], -1, -1), F.embedding(keep, patches[0])
         return torch.cat((prefix, patches), 1)
 
     def stem(self, grid: Grid, keep: Tensor | None) -> Tensor | None:
@@ -256,7 +254,7 @@ class RotaryTurn(Position):
         x = torch.arange(grid[1], device=device)[None, :, None] * omega
         angle = torch.cat((x.expand(*grid, -1), y.expand(*grid, -1)), -1).flatten(0, 1).unsqueeze(0)  # [1, N, d/2]
         if keep is not None:
-            angle = choose(angle.expand(keep.shape[0], -1, -1), keep)
+            angle = F.embedding(keep, angle[0])
         angle = F.pad(angle, (0, 0, self.shape.prefix, 0)).repeat_interleave(2, -1).unsqueeze(1)  # [., 1, T, d]
         return angle.cos().to(self._like.dtype), angle.sin().to(self._like.dtype)
 
