@@ -36,6 +36,7 @@ def test_every_recipe_survives_being_written_and_read(name: str, tmp_path: Path)
     found = recipe(name)
     write_recipe(found, tmp_path / "recipe.json")
     assert read_recipe(tmp_path / "recipe.json") == found
+    assert found.name == name
 
 
 def test_recipe_of_an_older_version_means_what_it_did(tmp_path: Path) -> None:
@@ -50,7 +51,6 @@ def test_recipe_of_an_older_version_means_what_it_did(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text(json.dumps(written))
     with pytest.raises(ValueError, match="lacks batch_size"):
         read_recipe(tmp_path / "recipe.json")
-    assert found.name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
