@@ -17,7 +17,7 @@ MOST = 64  # small crops of a picture
 class Views:
     """What is cut from a picture besides the first large crop, whose augmentation is the recipe's.
 
-    The defaults are the published ones, for large crops of 224 pixels: `views` makes those of other sizes.
+    The defaults are the published ones, for large crops of 224 pixels.
     """
 
     second: tuple[AugmentSlot, ...] = (
