@@ -207,6 +207,6 @@ def test_a_trained_model_differs_from_an_untrained_one_as_is_known(tmp_path, cap
     trained, untrained = json.loads(said)["models"]
     assert trained["size"] == untrained["size"]
     np.testing.assert_allclose(untrained["distance"]["mean"], untrained["distance"]["everywhere"], rtol=0.03)
-    assert max(untrained["diversity"]["mean"]) < 0.05
     assert min(min(heads) for heads in trained["distance"]["heads"][:4]) < 40
-    assert min(trained["diversity"]["mean"]) > 5 * max(untrained["diversity"]["mean"])
+    assert max(untrained["mutual_information"]["mean"]) < 0.1 < 0.4 < max(trained["mutual_information"]["mean"])
+    assert untrained["spectrum"]["high"][-1] < trained["spectrum"]["high"][-1] - 1

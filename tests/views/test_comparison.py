@@ -91,6 +91,8 @@ def test_the_table_has_a_row_for_each_layer_and_both_models_beside_each_other():
     assert max(map(len, lines)) < 110
     assert max(len(line) for line in lines[2:10]) < 80
     assert any("judged on 120" in line for line in lines)
+    assert "A is read best after layer 3 of 3: 75.0 % (66.6–81.9)" in lines
+    assert "always saying the commonest class would get 12.0 % right" in lines
 
 
 def test_where_depths_differ_rows_are_relative_and_what_a_model_has_not_is_left_open():

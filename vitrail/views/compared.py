@@ -15,7 +15,7 @@ from vitrail.evaluate.intervals import wilson
 
 LETTERS = ("A", "B")
 READ = (
-    "mean of the patch tokens"  # what a probe is fitted to: every model has it, and an MAE's class token learnt nothing
+    "mean of the patch tokens"  # what a probe is fitted to: every model has it, and no loss reads an MAE's class token
 )
 
 

@@ -73,4 +73,4 @@ def _numbers(found: Comparison) -> Markup:
 
 def _notes(found: Comparison) -> list[Markup]:
     files = "Every head’s number is in comparison.json and, as arrays, in comparison.npz beside this page."
-    return [h("p", line, class_="note") for line in (*told(found), *found.notes, files)]
+    return [h("p", line, class_="note") for line in (*told(found), files)]

@@ -74,7 +74,7 @@ def told(found: Comparison) -> list[str]:
     lines = [f"attention and frequencies over {counted} of {plain(found.where)}"]
     probe = found.sides[0].probe
     if probe is None:
-        return [*lines, f"no probe: {plain(found.no_probe)}"]
+        return [*lines, f"no probe: {plain(found.no_probe)}", *map(plain, found.notes)]
     lines.append(
         f"probes of the {READ} of each layer: {probe.classes} classes, fitted to {probe.fitted:,} pictures, judged on "
         f"{probe.judged:,}"
@@ -85,6 +85,7 @@ def told(found: Comparison) -> list[str]:
         low, high = 100 * side.probe.intervals[best]
         lines.append(
             f"{side.letter} is read best after layer {best} of {side.depth}: {100 * side.probe.top1[best]:.1f} % "
-            f"({low:.1f}–{high:.1f}); always the commonest class: {100 * side.probe.commonest:.1f} %"
+            f"({low:.1f}–{high:.1f})"
         )
-    return lines
+    lines.append(f"always saying the commonest class would get {100 * probe.commonest:.1f} % right")
+    return [*lines, *map(plain, found.notes)]

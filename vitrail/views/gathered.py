@@ -58,6 +58,8 @@ def of_dataset(where: str, limit: int | None, progress: parts.Progress | None) -
     """Measured on the split that models are judged on, or on everything where there is none; a probe needs labels and a split."""
     whole = read(where, fractions=parts.UNDIVIDED, progress=progress)
     splits = {name: pictures for name, pictures in whole.splits.items() if len(pictures)}
+    if not splits:
+        raise ValueError(f"{where} holds no pictures: give a folder or a data set that does")
     first = next(iter(splits.values()))
     if len(first.classes) < 2 and not first.several and Path(where).is_dir():
         raise NoClassFoldersError(f"{where} has one class")
