@@ -88,6 +88,20 @@ def test_what_is_set_well_is_not_blamed():
         assert found.cause == cause
 
 
+def test_a_burnt_run_is_the_rate_s_fault_though_every_picture_gets_one_answer():
+    # vitrail pretrain digits --method dino --lr 1 --set optimizer.clip=none, validated every five steps.
+    keys = ("step", "loss", "spread", "rank", "teacher_entropy", "teacher_diversity")
+    rows = [
+        (0, 7.17503, 0.13138, 9.868, 0.870252, 0.888103),
+        (5, 0.00249, 0.05500, 15.903, 0.000315, 0.000315),
+        (10, 0.13947, 0.12660, 5.212, 0.013832, 0.013832),
+        (15, 7.63495, 0.07833, 3.923, 0.520260, 0.520261),
+    ]
+    burnt = [dict(zip(keys, row, strict=True)) for row in rows]
+    found = collapse(burnt, "dino", 1.0, {"centre": 0.9, "teacher_temperature": 0.07})
+    assert found == Collapse(ONE_ANSWER_FAST, "use a third of it, --lr 0.33", 15)
+
+
 def test_features_that_begin_alike_are_given_time():
     # A fresh network whose pictures all look alike, and which slowly begins to tell them apart.
     rows = [{"step": 0, "loss": 8.0, "spread": 0.02, "rank": 30.0, "teacher_entropy": 0.75, "teacher_diversity": 0.752}]
@@ -117,6 +131,12 @@ def test_before_the_first_validation_there_is_nothing_to_say():
     _, rows = history(next(iter(COLLAPSED)))
     assert collapse([], "dino") is None
     assert collapse(rows[:1], "dino") is None
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_without_a_beginning_to_hold_them_against_runs_are_left_alone(name):
+    method, rows = history(name)
+    assert collapse([{"step": 0, "loss": 7.0, "spread": "nan", "rank": "nan"}, *rows[1:]], method) is None
 
 
 def test_without_a_rate_the_advice_still_names_the_option():

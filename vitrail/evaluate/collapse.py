@@ -8,6 +8,7 @@ against where the run began, several validations must agree, and a run that is o
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -21,7 +22,7 @@ SAME = 0.2  # diversity below which answers are one answer: 0.59, 0.17
 NOTHING = 0.001  # diversity less undecidedness, what answers tell of their pictures: 0.0024, 0.0008 and falling
 LITTLE = 0.01  # of the same, where the features lie closer as well: 0.04, 0.0077
 NO_CHOICE = 0.97  # undecidedness from which on there is no answer, rather than the same one: 0.99, 0.1
-LITTLE_SPREAD = 0.15  # of the spread at the beginning: 0.12 (with a rank of 0.9), 0.13
+LITTLE_SPREAD = 0.15  # of the spread at the beginning: 0.12 (with a rank of 0.9), 0.13; with a teacher 0.16, 0.09
 FEW_DIRECTIONS = 0.35  # of the rank at the beginning, without a teacher: 0.33 (with a spread of 0.5), 0.26
 FEWER_DIRECTIONS = 0.6  # of it, with one: 0.74, 0.46
 COOL = 0.04  # the teacher's temperature, from which on it is not to blame
@@ -65,6 +66,8 @@ def collapse(
     last, seen = history[-1], history[1:]
     if any(not_finite(last.get(key)) for key in SIGNALS):
         return Collapse(BROKEN, slower(lr), int(last["step"]))
+    if any(math.isinf(number(history[0], key)) for key in ("spread", "rank")):
+        return None  # there is nothing to hold the others against
     told = silent(history[0], seen, objective or {}) if method == "dino" else None
     if told is None and alike(history[0], seen) and (method == "dino" or stuck(seen)):
         told = (ALIKE_TAUGHT if method == "dino" else ALIKE), ""
@@ -74,8 +77,8 @@ def collapse(
 def silent(start: Record, seen: Sequence[Record], objective: Mapping[str, Any]) -> tuple[str, str] | None:
     """Why a teacher's answers no longer tell one picture from another, and what to set; an empty advice is the rate's."""
     last, recent = seen[-1], seen[-IN_A_ROW:]
-    fewer = all(rank(row) < FEWER_DIRECTIONS * rank(start) for row in recent)
-    closer = fewer or all(spread(row) < LITTLE_SPREAD * spread(start) for row in recent)
+    fewer = median(map(rank, recent)) < FEWER_DIRECTIONS * rank(start)
+    closer = fewer or median(map(spread, recent)) < LITTLE_SPREAD * spread(start)
     undecided = entropy(start) > 0.99  # before any step: only a temperature does that
     times = IN_A_ROW if undecided or telling(start) >= LITTLE else AT_FIRST
     nothing = low(seen, telling, LITTLE if closer else NOTHING, times)

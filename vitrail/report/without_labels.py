@@ -60,7 +60,7 @@ def scores(comparison: "Comparison") -> list[Markup]:
         "method",
         "k-NN",
         "95 %",
-        "raw pixels",
+        "pixels",
         "untrained",
         "loss",
         "rank",
