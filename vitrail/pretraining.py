@@ -35,14 +35,14 @@ def pretrain(
     given = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe)) if recipe is not None else None
     if given is not None and method_of(given) is None:
         raise ValueError(f"the recipe {given.name} learns labels: use vitrail train")
+    if data is None and given is None:
+        raise ValueError("what to learn from? Give a folder, a file or a name: vitrail pretrain photos --method dino")
     if given is None and method is None:
         raise ValueError(f"how to learn? Give --method {', --method '.join(METHODS[:-1])} or --method {METHODS[-1]}")
     if method is not None and method not in METHODS:
         raise ValueError(f"unknown method {method!r}: use {', '.join(METHODS)}")
     if method is not None and given is not None:
         raise ValueError("a finished recipe has its method already: leave out --method")
-    if data is None and given is None:
-        raise ValueError("what to learn from? Give a folder, a file or a name: vitrail pretrain photos --method dino")
     source = Data(data) if isinstance(data, str) else data if data is not None else given.data  # type: ignore[union-attr]
     source = replace(source, task="none")
 

@@ -133,7 +133,6 @@ def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
     done = train(tmp, *arguments, "--lr", "1", "--set", "optimizer.clip=none", "--out", "burnt", verb="pretrain")
     assert done.returncode == 1, done.stderr
     assert "collapse at step" in done.stderr
-    assert "--lr" in done.stderr
     found = summary(tmp / "burnt")
     assert found["stopped"] == "collapse"
     assert found["steps"] < 40
@@ -154,7 +153,7 @@ def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
         (("photos", "--method", "dino", "--set", "views=none"), "views"),
         (("photos", "--method", "mae", "--size", "18"), "18"),
         (("nowhere", "--method", "mae"), "nowhere"),
-        (("few", "--method", "mae"), "needs 8"),
+        (("few", "--method", "mae"), "needs 10"),
         (("--recipe", "flat/recipe.json", "--method", "mae"), "leave out --method"),
         (("digits", "--method", "mae", "--init", "nowhere.safetensors"), "nowhere.safetensors"),
     ],

@@ -17,6 +17,7 @@ from vitrail.recipe import Data, Facts
 
 Progress = Callable[[str, int, int], None]
 LOOKED_AT = 1024  # pictures whose size and mode stand for all
+FEWEST = 10  # pictures to learn from without labels, and to watch
 GREY = ("1", "L", "LA", "I", "F")
 
 
@@ -80,6 +81,9 @@ def audited(data: Data, dataset: Dataset, progress: Progress | None = None, cach
         raise ValueError(f"{data.where} has no training split: it has {', '.join(dataset.splits)}")
     checked = audit(dataset, cache=cache, progress=progress)
     clean = checked.clean()
+    usable = sum(map(len, clean.splits.values()))
+    if data.task == "none" and usable < FEWEST:
+        raise ValueError(f"{data.where} has {usable} pictures that can be used: learning without labels needs {FEWEST}")
     skipped = [(finding.path, finding.detail) for finding in checked.of(UNUSABLE)]
     warnings: list[str] = []
     if data.quarantine:

@@ -67,12 +67,8 @@ class Pretraining(Run):
         return "knn" if self.votes else "rank"
 
     def begun(self) -> ViT | BiT:
-        recipe, splits = self.recipe, self.prepared.splits
-        if min(len(splits["train"]), FEWEST) < FEWEST or len(splits["validation"]) < 2:
-            raise ValueError(
-                f"{recipe.data.where} has {len(splits['train'])} pictures to learn from and {len(splits['validation'])} held "
-                f"out: learning without labels needs {FEWEST} and 2 at least"
-            )
+        self.check()
+        recipe = self.recipe
         if recipe.init is None:
             return fresh(recipe)
         config = recipe.model
@@ -93,18 +89,23 @@ class Pretraining(Run):
             return objective.build(model, steps, group, mean=mean, std=std)
         return objective.build(model, steps, group)
 
-    def training_loader(self) -> Loader:
-        recipe, batch = self.recipe, min(self.recipe.batch_size, len(self.prepared.train))
+    def check(self) -> None:
+        """Refuses what cannot work, before anything is written."""
+        recipe, splits = self.recipe, self.prepared.splits
+        if len(splits["train"]) < FEWEST or len(splits["validation"]) < 2:
+            raise ValueError(
+                f"{recipe.data.where} has {len(splits['train'])} pictures to learn from and {len(splits['validation'])} held "
+                f"out: learning without labels needs {FEWEST} and 2 at least"
+            )
         if not isinstance(recipe.model, ViTConfig):
             raise ValueError(
                 "learning without labels is for Vision Transformers: a ResNet has no patches to hide or to mix"
             )
-        self.objective.check(recipe.model, batch)
+        self.objective.check(recipe.model, min(recipe.batch_size, len(self.prepared.train)))
         if isinstance(self.objective, DINO) != (recipe.views is not None):
             raise ValueError("DINO, and no other method, learns from several crops: set views=Views, or views=none")
         if recipe.views is not None:
             recipe.views.check(recipe.model.image_size, recipe.model.embed.stride)
-        return super().training_loader()
 
     def augmentation(self) -> Prepare:
         recipe, pipeline = self.recipe, self.recipe.preprocessing
@@ -163,8 +164,8 @@ class Pretraining(Run):
 
     def seen(self, task: Task) -> Metrics:
         """The numbers of a validation."""
-        found = self.losses(task)
         with self.team.gathered(task):
+            found = self.losses(task)
             values, right = self.looked(getattr(task, self.objective.keeps))
         found |= {"spread": spread(values), "rank": rank(values)}
         return found if right is None else found | {"knn": float(right.mean())}
@@ -221,7 +222,8 @@ class Pretraining(Run):
         with training.final():
             self.save_model(file.name, method=method_of(recipe))
             self.show(training.task)
-            last = self.losses(training.task)
+            with team.gathered(training.task):
+                last = self.losses(training.task)
         team.wait()
         model = load(file, mapped=False).to(team.device)
         seen, right = self.looked(model)
