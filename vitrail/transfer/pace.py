@@ -44,7 +44,7 @@ def measured(recipe: Recipe, prepared: Prepared, machine: Machine) -> Pace:
         loader = run.training_loader()
         nowhere = Checkpoints(Path(), team)  # nothing is saved: only single steps are asked for
         training = Training(
-            task=recipe.objective.build(model, run.class_weights()),
+            task=run.task(model, STEPS),
             loader=loader,
             normalise=recipe.preprocessing.normalise,
             optim=recipe.optimizer,
