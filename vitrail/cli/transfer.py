@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.transfer import transfer
 
     about: dict[str, Any] = {FIELDS.get(name, name): given for name, given in told(options, DATA).items()}
-    out = options.out or unused(options.data, "transfer", options.model)
+    out = options.out or unused(options.data, "transfer")
     live = Live(options.quiet)
     try:
         table = transfer(
