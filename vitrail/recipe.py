@@ -174,7 +174,7 @@ class Facts:
 
 def method_of(recipe: Recipe) -> str | None:
     """How a recipe learns without labels; None for one that learns labels."""
-    return METHODS[type(recipe.objective)] if recipe.model.classes is None else None
+    return METHODS.get(type(recipe.objective))
 
 
 def shown(value: Any) -> str:

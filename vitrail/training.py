@@ -17,7 +17,7 @@ from vitrail.engine.journal import Listener
 from vitrail.engine.trackers import needed
 from vitrail.models.sizes import closest
 from vitrail.models.written import dataclass_from_json
-from vitrail.recipe import Data, Facts, Machine, Recipe, Teacher, read_recipe, with_settings
+from vitrail.recipe import Data, Facts, Machine, PictureSlot, Recipe, Teacher, method_of, read_recipe, with_settings
 from vitrail.recipes import METHODS, check_name, made
 from vitrail.report import write_report
 from vitrail.run.opening import weights_of
@@ -82,11 +82,8 @@ def train(
         chosen = replace(given, data=source, init=init or given.init)
         if taught is not None:
             chosen = with_teacher(chosen, taught, distil)
-        if chosen.model.classes != len(prepared.labels):
-            raise ValueError(
-                f"the recipe is for {chosen.model.classes} classes and {source.where} has {len(prepared.labels)}: "
-                f"--set model.classes={len(prepared.labels)}, or use a named recipe"
-            )
+        if method := method_of(chosen):
+            raise ValueError(f"the recipe learns without labels, by {method}: use vitrail pretrain --recipe")
         return chosen
 
     place = out if out is not None else unused(source.where, given.name if given else name)
@@ -122,7 +119,13 @@ def begin(
         prepared = together(team, source, progress)
         facts = prepared.facts()
         recipe = with_settings(choose(prepared, facts, team), list(settings))
-        run = kind_of(recipe)(recipe, prepared, directory, machine, team, facts.chosen, listeners, trackers, progress)
+        kind, classes = kind_of(recipe), recipe.model.classes
+        if classes is not None and classes != len(prepared.labels):
+            raise ValueError(
+                f"the recipe is for {classes} classes and {source.where} has {len(prepared.labels)}: "
+                f"--set model.classes={len(prepared.labels)}, or use a named recipe"
+            )
+        run = kind(recipe, prepared, directory, machine, team, facts.chosen, listeners, trackers, progress)
         for line in announcement(recipe, prepared, facts, directory):
             run.tell(line)
         return finished(run, run.start())
@@ -267,8 +270,16 @@ def restarted(directory: Path) -> bool:
 
 def kind_of(recipe: Recipe) -> type[Run]:
     """What kind of run a recipe makes: one that learns labels, by itself or with a teacher, or one that does without."""
-    if recipe.model.classes is None:
+    if isinstance(recipe.objective, PictureSlot):
+        if recipe.model.classes is not None:
+            raise ValueError(
+                f"{type(recipe.objective).__name__} learns without labels, in a model without classes: use vitrail pretrain"
+            )
         return Pretraining
+    if recipe.model.classes is None:
+        raise ValueError(
+            f"{type(recipe.objective).__name__} learns labels, and the model has no classes: leave both as they are"
+        )
     return Taught if is_taught(recipe) else Supervised
 
 

@@ -95,7 +95,7 @@ def test_killed_run_resumes_to_the_same_weights(tmp: Path, whole: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "parallel"), [("mae", "ddp"), ("dino", "ddp"), ("dino", "fsdp"), ("mpp", "fsdp")])
+@pytest.mark.parametrize(("method", "parallel"), [("mae", "fsdp"), ("dino", "ddp"), ("dino", "fsdp"), ("mpp", "ddp")])
 def test_two_processes_give_the_result_of_one(tmp: Path, method: str, parallel: str) -> None:
     shared = ("--method", method, *TINY, "--steps", "6", "--set", "optimizer=SGD", "--set", "optimizer.lr=0.01")
     if not (tmp / f"{method}-one").exists():
@@ -151,6 +151,13 @@ def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
         (("photos", "--method", "dino", "--batch-size", "4"), "batch"),
         (("photos", "--method", "dino", "--set", "views.size=[2,2]"), "2×2"),
         (("photos", "--method", "dino", "--set", "views=none"), "views"),
+        (("photos", "--method", "dino", "--set", "ema=EMA"), "ema"),
+        (("photos", "--method", "mae", "--set", "tune=head"), "tune=head"),
+        (("empty", "--method", "mae"), "holds no pictures"),
+        (("photos", "--method", "dino", "--set", "augment.0=SimpleCrop"), "SimpleCrop"),
+        (("photos", "--method", "mae", "--set", "augment.0.size=[64,64]"), "64×64"),
+        (("photos", "--method", "mae", "--set", "objective=Classification"), "learns labels"),
+        (("photos", "--method", "mae", "--set", "model.classes=10"), "without labels"),
         (("photos", "--method", "mae", "--size", "18"), "18"),
         (("nowhere", "--method", "mae"), "nowhere"),
         (("few", "--method", "mae"), "needs 10"),
@@ -162,6 +169,7 @@ def test_bad_input_is_one_line_before_training(tmp: Path, photos: Path, argument
     if not (tmp / "few").exists():
         (tmp / "few").mkdir()
         shutil.copy(photos / "00.png", tmp / "few" / "only.png")
+    (tmp / "empty").mkdir(exist_ok=True)
     if "flat/recipe.json" in arguments and not (tmp / "flat").exists():
         test_flat_folder_without_labels(tmp, photos)
     done = train(tmp, *arguments, "--out", "never", verb="pretrain")
@@ -173,7 +181,47 @@ def test_bad_input_is_one_line_before_training(tmp: Path, photos: Path, argument
     assert not (tmp / "never").exists()
 
 
-def test_labelled_recipe_is_for_train(tmp: Path) -> None:
-    done = train(tmp, "digits", "--recipe", "mae", "--out", "never")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--recipe", "mae"), "vitrail pretrain DATA --method mae"),
+        (("--set", "objective=MAE"), "learns without labels"),
+        (("--set", "model.classes=none"), "no classes"),
+    ],
+)
+def test_training_with_labels_refuses_what_learns_without(tmp: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = train(tmp, "digits", *arguments, "--out", "never")
     assert done.returncode == 2
-    assert "vitrail pretrain DATA --method mae" in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp / "never").exists()
+
+
+def test_splits_with_other_classes_are_all_used(tmp: Path, photos: Path) -> None:
+    for folder, first, end in (("train/a", 0, 20), ("train/b", 20, 30), ("val", 30, 40)):
+        (tmp / "mixed" / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(first, end):
+            shutil.copy(photos / f"{number:02d}.png", tmp / "mixed" / folder)
+    done = trained(tmp, "mixed", "--method", "mpp", "--out", "of-mixed", *TINY, "--steps", "2", verb="pretrain")
+    assert "30 train, 10 validation" in done.stderr
+    assert "labels are not used" in done.stderr
+    assert "knn" not in summary(tmp / "of-mixed")
+
+
+def test_best_weights_are_kept_where_asked(tmp: Path) -> None:
+    arguments = (
+        "digits",
+        "--method",
+        "mae",
+        *TINY,
+        "--steps",
+        "8",
+        "--set",
+        "validate_every=0.02",
+        "--set",
+        "keep=best",
+    )
+    trained(tmp, *arguments, "--out", "kept", verb="pretrain")
+    found = summary(tmp / "kept")
+    assert found["weights"] == "best"
+    assert found["knn"] == found["best_validation"]

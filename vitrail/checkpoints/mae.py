@@ -415,9 +415,12 @@ def convert(source: str | Path, out: str | Path, to: str, **how: Any) -> Proof:
     """As `convert.convert`; our own file with a decoder is written whole where the form has a place for one."""
     path = resolve(source)
     with open_and_recognise(path, how.get("assume"), how.get("take")) as checkpoint:
-        whole = to in SPELLINGS and checkpoint.reading.form == "vitrail" and has_decoder(checkpoint)
-    if not whole:
-        return convert_model(path, out, to, **how)
+        ours = checkpoint.reading.form == "vitrail" and has_decoder(checkpoint)
+    if not ours or to not in FORMS:
+        proof = convert_model(path, out, to, **how)
+        if ours:
+            proof.notes.append(f"the decoder is left out: {to} has no place for one, {' and '.join(FORMS)} have")
+        return proof
     usual = {"classes": KEEP, "image_size": None, "channels": None, "labels": None, "adapter": None}
     if changes := [name.replace("_", " ") for name, value in usual.items() if how.get(name, value) is not value]:
         raise ValueError(

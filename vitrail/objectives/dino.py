@@ -230,7 +230,8 @@ def agreement(targets: Tensor, logits: Tensor) -> Tensor:
 
     As targets sum to 1, -Σ q log softmax(s) is logsumexp(s) - q·s, which needs no log-softmax of every view in memory.
     """
-    crossed = logits.logsumexp(-1)[:, None] - targets @ logits.transpose(1, 2)  # [B, 2, V]
+    with torch.autocast(logits.device.type, enabled=False):  # in half precision they would not sum to 1
+        crossed = logits.logsumexp(-1)[:, None] - targets @ logits.transpose(1, 2)  # [B, 2, V]
     return (crossed.sum() - crossed.diagonal(dim1=1, dim2=2).sum()) / (
         crossed.shape[0] * crossed.shape[1] * (crossed.shape[2] - 1)
     )

@@ -17,7 +17,7 @@ from vitrail.engine.optim import AdamW
 from vitrail.engine.schedule import Cosine
 from vitrail.objectives.dino import DINO
 from vitrail.recipe import Data, Facts, Recipe
-from vitrail.recipes.unlabelled import encoder, is_small, lasting, pipeline
+from vitrail.recipes.unlabelled import encoder, is_small, lasting, pipeline, watched
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
@@ -28,7 +28,9 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     total = length.get("steps") or facts.steps(length["epochs"], batch)
     rate = facts.choose("lr", 5e-4 * (batch / 128) ** 0.5, "5e-4 for a batch of 128")
     part = (max(patch, size[0] // 2 // patch * patch), max(patch, size[1] // 2 // patch * patch))
-    large = RandomResizedCrop(size, scale=(0.3, 1.0))
+    # A twentieth of a small picture shows nothing, and what shows nothing can only be answered by nothing.
+    large = RandomResizedCrop(size, scale=(0.4, 1.0))
+    little = RandomResizedCrop(part, scale=(0.15, 0.5) if small else (0.05, 0.4))
     return Recipe(
         name="dino",
         data=data,
@@ -37,16 +39,17 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         augment=(large, *changes(facts, small, 0.0 if small else 1.0, 0.0)),
         views=Views(
             second=(large, *changes(facts, small, 0.0 if small else 0.1, 0.2)),
-            local=(RandomResizedCrop(part, scale=(0.05, 0.3)), *changes(facts, small, 0.0 if small else 0.5, 0.0)),
+            local=(little, *changes(facts, small, 0.0 if small else 0.5, 0.0)),
             count=4,
             size=part,
         ),
-        objective=DINO(out=2048, momentum=0.99 if total < 5_000 else 0.996),
+        # The published temperature of up to 0.07 is for 65,536 outputs and long runs.
+        objective=DINO(out=2048, momentum=0.99 if total < 5_000 else 0.996, teacher_temperature=0.04),
         optimizer=AdamW(lr=rate, weight_decay=0.04, decay_end=0.4, clip=3.0),
         schedule=Cosine(warmup=max(1, total // 10)),
         batch_size=batch,
         **length,
-        validate_every=max(1.0, length.get("epochs", 0) // 20),
+        validate_every=watched(facts, batch, total),
     )
 
 

@@ -16,7 +16,7 @@ from vitrail.engine.schedule import Cosine
 from vitrail.models.decoder import Decoder
 from vitrail.objectives.mae import MAE
 from vitrail.recipe import Data, Facts, Recipe
-from vitrail.recipes.unlabelled import encoder, is_small, lasting, pipeline
+from vitrail.recipes.unlabelled import encoder, is_small, lasting, pipeline, watched
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
@@ -24,7 +24,8 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     batch = facts.choose("batch_size", 256 if facts.images >= 2_000 else 64, f"{facts.images:,} pictures to learn from")
     length = lasting(facts, 2_000_000 if is_small(facts) else 400_000)
     total = length.get("steps") or facts.steps(length["epochs"], batch)
-    rate = facts.choose("lr", 1.5e-3 * batch / 256, "1.5e-3 for a batch of 256")
+    base = 1.5e-3 if model.size.width < 384 else 1.5e-4  # the second is published, for B and L
+    rate = facts.choose("lr", base * batch / 256, f"{base:g} for a batch of 256 and this width")
     turned = () if facts.channels == 1 else (Flip(),)
     return Recipe(
         name="mae",
@@ -37,5 +38,5 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         schedule=Cosine(warmup=max(1, total // 10)),
         batch_size=batch,
         **length,
-        validate_every=max(1.0, length.get("epochs", 0) // 20),
+        validate_every=watched(facts, batch, total),
     )

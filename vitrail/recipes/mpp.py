@@ -15,7 +15,7 @@ from vitrail.engine.optim import AdamW
 from vitrail.engine.schedule import Cosine
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.recipe import Data, Facts, Recipe
-from vitrail.recipes.unlabelled import encoder, is_small, lasting, pipeline
+from vitrail.recipes.unlabelled import encoder, is_small, lasting, pipeline, watched
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
@@ -35,5 +35,5 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         schedule=Cosine(warmup=max(1, total // 10)),
         batch_size=batch,
         **length,
-        validate_every=max(1.0, length.get("epochs", 0) // 20),
+        validate_every=watched(facts, batch, total),
     )

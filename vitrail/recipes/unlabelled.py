@@ -55,6 +55,11 @@ def pipeline(facts: Facts, model: ViTConfig) -> Preprocessing:
     return Preprocessing(model.image_size, model.image_size, interpolation=filter, mean=half, std=half, turn=True)
 
 
+def watched(facts: Facts, batch: int, total: int) -> float:
+    """Epochs between validations: twenty of them in a run, however long it is, so that an alarm comes in time."""
+    return max(1, total // 20) / max(1, facts.images // batch)
+
+
 def lasting(facts: Facts, pictures: int) -> dict[str, Any]:
     """`epochs` or `steps`: so many pictures in all, at least five epochs and at most a thousand."""
     epochs = float(min(1000, max(5, round(pictures / facts.images))))

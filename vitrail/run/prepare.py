@@ -1,7 +1,7 @@
 """Data made ready for training: read, audited, its labels fixed and held against every split."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -12,7 +12,7 @@ from vitrail.data.audit.quarantine import read_quarantine, without
 from vitrail.data.labels import LabelMap
 from vitrail.data.pictures import Dataset, Pictures
 from vitrail.data.sources import read
-from vitrail.data.sources.parts import HELD_OUT, UNLABELLED, Fractions
+from vitrail.data.sources.parts import HELD_OUT, PICTURE, UNLABELLED, Fractions
 from vitrail.recipe import Data, Facts
 
 Progress = Callable[[str, int, int], None]
@@ -69,6 +69,11 @@ def prepare(data: Data, progress: Progress | None = None, cache: bool = True) ->
     return prepared
 
 
+def without_labels(pictures: Pictures) -> Pictures:
+    """The same pictures, all of one class."""
+    return replace(pictures, targets=np.zeros(len(pictures), dtype=np.int64), classes=(PICTURE,))
+
+
 def found(data: Data, fractions: Fractions | None, progress: Progress | None = None) -> Dataset:
     """The data as it is read, divided by these fractions where it has no splits of its own."""
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
@@ -91,6 +96,10 @@ def audited(data: Data, dataset: Dataset, progress: Progress | None = None, cach
         clean, left_out = without(clean, reasons)
         skipped += [(name, f"named in {data.quarantine}") for name in left_out]
     unlabelled = data.task == "none"
+    if unlabelled and len({pictures.classes for pictures in clean.splits.values()}) > 1:
+        plain = {split: without_labels(pictures) for split, pictures in clean.splits.items()}
+        note = "the splits do not have the same classes: labels are not used"
+        clean = replace(clean, splits=plain, notes=(*clean.notes, note))
     allow = data.allow_class_mismatch or unlabelled
     labels = LabelMap.of(clean["train"], allow=allow)
     if len(labels) < 2 and not clean["train"].several and not unlabelled:

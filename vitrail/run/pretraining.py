@@ -1,5 +1,6 @@
 """A run that learns without labels: watched by what its features do with pictures that were held out."""
 
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from vitrail.checkpoints.mae import Autoencoder, write_mae
 from vitrail.data.loader import Loader
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Prepare
-from vitrail.engine.journal import lines
+from vitrail.engine.journal import lines, plain
 from vitrail.engine.loop import Metrics
 from vitrail.evaluate.collapse import Collapse, collapse
 from vitrail.evaluate.intervals import wilson
@@ -23,6 +24,7 @@ from vitrail.evaluate.signals import rank, spread
 from vitrail.models.bit import BiT
 from vitrail.models.decoder import build_decoder
 from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.written import to_json
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.mae import MaskedAutoencoder
@@ -32,7 +34,7 @@ from vitrail.objectives.task import Task
 from vitrail.recipe import PictureSlot, method_of
 from vitrail.run.judge import answers
 from vitrail.run.record import write_json
-from vitrail.run.running import Run, fresh
+from vitrail.run.running import BEST, Run, fresh
 
 FEWEST = 8  # pictures that anything can be learnt from
 MEMORY, WATCHED = 5_000, 1_000  # training pictures that vote, and held-out ones that are looked at, in a validation
@@ -50,6 +52,7 @@ class Pretraining(Run):
     """A model on its way to good features."""
 
     collapsed: Collapse | None = None
+    began: dict[str, Any] | None = None  # what a validation found before the first step
 
     @property
     def objective(self) -> PictureSlot:
@@ -92,20 +95,30 @@ class Pretraining(Run):
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
         recipe, splits = self.recipe, self.prepared.splits
-        if len(splits["train"]) < FEWEST or len(splits["validation"]) < 2:
+        watched = max(2, self.team.world)  # each process looks at one at least
+        if len(splits["train"]) < FEWEST or len(splits["validation"]) < watched:
             raise ValueError(
                 f"{recipe.data.where} has {len(splits['train'])} pictures to learn from and {len(splits['validation'])} held "
-                f"out: learning without labels needs {FEWEST} and 2 at least"
+                f"out: learning without labels needs {FEWEST} and {watched} at least"
             )
         if not isinstance(recipe.model, ViTConfig):
             raise ValueError(
                 "learning without labels is for Vision Transformers: a ResNet has no patches to hide or to mix"
             )
         self.objective.check(recipe.model, min(recipe.batch_size, len(self.prepared.train)))
-        if isinstance(self.objective, DINO) != (recipe.views is not None):
-            raise ValueError("DINO, and no other method, learns from several crops: set views=Views, or views=none")
+        if isinstance(self.objective, DINO) and recipe.views is None:
+            raise ValueError("DINO learns from several crops of a picture: set views=Views, or use another --method")
+        if recipe.views is not None and not isinstance(self.objective, DINO):
+            raise ValueError("several crops of a picture are for DINO: set views=none, or use --method dino")
+        if recipe.tune != "full":
+            raise ValueError(
+                f"tune={recipe.tune} would leave the encoder as it is: learning without labels trains all of it"
+            )
         if recipe.views is not None:
             recipe.views.check(recipe.model.image_size, recipe.model.embed.stride)
+        if isinstance(self.objective, DINO) and recipe.ema is not None:
+            raise ValueError("DINO's teacher is an average already, and is what is kept: leave out ema")
+        self.augmentation()  # refuses crops of another size
 
     def augmentation(self) -> Prepare:
         recipe, pipeline = self.recipe, self.recipe.preprocessing
@@ -146,37 +159,43 @@ class Pretraining(Run):
         return self.loaders[name]
 
     def validate(self) -> Metrics:
-        progress = self.training.progress
-        history = [line for line in lines(self.directory / "metrics.jsonl") if line.get("kind") == "validation"]
-        if not self.team.said_by_first(len(history)):
-            history.append(self.beginning())
-        found = self.seen(self.training.task)
+        progress, history = self.training.progress, self.history()
+        if not history:
+            assert self.began is not None
+            self.training.journal.write(self.began)
+            history.append(self.began)
+        found = self.seen(self.training.task, progress.step)
         epoch = round(progress.step / self.training.loader.steps, 4)
         self.alarm([*history, {"kind": "validation", "step": progress.step, "epoch": epoch, **found}])
         return found
 
-    def beginning(self) -> dict[str, Any]:
-        """What a validation would have found before the first step: signals are held against it."""
-        task = self.task(self.begun(), 1).to(self.team.device).eval()
-        record = {"kind": "validation", "step": 0, "epoch": 0.0, **self.seen(task), "best": False}
-        self.training.journal.write(record)
-        return record
+    def history(self) -> list[dict[str, Any]]:
+        """The validations so far, as the first process wrote them down."""
+        found = [line for line in lines(self.directory / "metrics.jsonl") if line.get("kind") == "validation"]
+        return self.team.said_by_first(found if self.team.leads else None)
 
-    def seen(self, task: Task) -> Metrics:
+    def beginning(self) -> dict[str, Any]:
+        """What a validation finds before the first step: signals are held against it."""
+        task = self.task(self.begun(), 1).to(self.team.device).eval()
+        return {"kind": "validation", "step": 0, "epoch": 0.0, **self.seen(task, 0), "best": False}
+
+    def seen(self, task: Task, step: int) -> Metrics:
         """The numbers of a validation."""
         with self.team.gathered(task):
-            found = self.losses(task)
+            found = self.losses(task, step)
             values, right = self.looked(getattr(task, self.objective.keeps))
         found |= {"spread": spread(values), "rank": rank(values)}
         return found if right is None else found | {"knn": float(right.mean())}
 
-    def losses(self, task: Task) -> Metrics:
-        """What the task says of held-out pictures, each time of the same crops with the same chance."""
+    def losses(self, task: Task, step: int) -> Metrics:
+        """What the task says at this step of held-out pictures, each time of the same crops with the same chance."""
         loader, team = self.part(LOSS_SPLIT), self.team
         sums: dict[str, Tensor] = {}
-        for step, batch in enumerate(loader.epoch(0)):
+        for number, batch in enumerate(loader.epoch(0)):
             mine = len(batch.indices)
-            draw = Draw(self.recipe.seed, step, team.rank * mine, mine, team.world * mine, team.device)
+            # DINO's temperature follows the step. Elsewhere the step is chance, which is to stay the same.
+            at = step if isinstance(self.objective, DINO) else number
+            draw = Draw(self.recipe.seed, at, team.rank * mine, mine, team.world * mine, team.device)
             with torch.no_grad():
                 said = task.signals(self.normalise(batch.pixels.to(team.device)), draw)
             for name, value in said.items():
@@ -194,11 +213,14 @@ class Pretraining(Run):
         votes = knn(known[there], memory.pictures.targets[there], np.nan_to_num(seen[read]), len(self.prepared.labels))
         return seen[read], votes.argmax(1) == loader.pictures.targets[read]
 
+    def judged(self, history: list[dict[str, Any]]) -> Collapse | None:
+        """What the alarm says after the last of these validations."""
+        rate, objective = self.recipe.optimizer.lr, to_json(self.objective)
+        return collapse(history, str(method_of(self.recipe)), rate, objective)
+
     def alarm(self, history: list[dict[str, Any]]) -> None:
         """Stops the run, or warns, when its features no longer tell pictures apart."""
-        recipe = self.recipe
-        raised = collapse(history, str(method_of(recipe)), recipe.optimizer.lr, vars(recipe.objective))
-        raised = self.team.said_by_first(raised)
+        raised = self.team.said_by_first(self.judged(history))
         if raised is None or self.collapsed is not None:
             return
         self.collapsed = raised
@@ -210,6 +232,13 @@ class Pretraining(Run):
     # --- the end ---
 
     def trained(self, model: ViT | BiT, checkpoint: Any) -> dict[str, Any]:
+        history = self.history() if checkpoint is not None else []
+        if not history:
+            self.began = self.beginning()  # before there is another task that takes memory
+        elif self.recipe.collapse == "warn":  # it warned before it was stopped
+            self.collapsed = next(
+                filter(None, map(self.judged, (history[:n] for n in range(2, len(history) + 1)))), None
+            )
         try:
             return super().trained(model, checkpoint)
         except Collapsed:
@@ -219,34 +248,29 @@ class Pretraining(Run):
     def finish(self) -> dict[str, Any]:
         training, recipe, team = self.training, self.recipe, self.team
         file = self.directory / "model.safetensors"
+        best = (recipe.keep == "best" or training.stopped == "early") and self.best_is_ours()
+        summary: dict[str, Any] = {"method": method_of(recipe), "split": "validation"}
         with training.final():
-            self.save_model(file.name, method=method_of(recipe))
-            self.show(training.task)
             with team.gathered(training.task):
-                last = self.losses(training.task)
+                summary |= self.losses(training.task, training.progress.step)
+            whole = all(bool(torch.isfinite(tensor).all()) for tensor in self.weights().values())
+            if whole:
+                self.show(training.task)
+                if not best:
+                    self.save_model(file.name, method=method_of(recipe))
+        if best and team.leads:
+            shutil.copyfile(self.directory / BEST, file)
         team.wait()
-        model = load(file, mapped=False).to(team.device)
-        seen, right = self.looked(model)
-        summary: dict[str, Any] = {
-            "method": method_of(recipe),
-            "split": "validation",
-            "images": len(seen),
-            **last,
-            "spread": spread(seen),
-            "rank": rank(seen),
-        }
-        if right is not None:
-            summary |= {"knn": float(right.mean()), "knn_interval": list(wilson(int(right.sum()), len(right)))}
-            for name, other in (("knn_pixels", pixels), ("knn_random", fresh(recipe).eval().to(team.device))):
-                _, right = self.looked(other)
-                assert right is not None
-                summary[name] = float(right.mean())
+        if whole or best:
+            summary |= self.worth(load(file, mapped=False).to(team.device))
+        else:
+            self.tell("the weights are not finite: there is no model file")
         progress = training.progress
         summary |= {
             "seconds": round(progress.seconds, 3),
             "steps": progress.step,
             "images_per_second": progress.images / max(1e-9, progress.seconds),
-            "weights": self.objective.keeps if training.average is None else "ema",
+            "weights": "best" if best else self.objective.keeps if training.average is None else "ema",
             "stopped": "collapse" if self.collapsed and recipe.collapse == "stop" else training.stopped,
             "best_validation": progress.best,
             "best_step": progress.best_step,
@@ -260,9 +284,22 @@ class Pretraining(Run):
                 "step": self.collapsed.step,
             }
         if team.leads:
-            write_json(self.directory / "summary.json", summary)
+            write_json(self.directory / "summary.json", {name: plain(value) for name, value in summary.items()})
         team.wait()
         return summary
+
+    def worth(self, model: ViT | BiT) -> dict[str, Any]:
+        """What the features of the file that was written are worth, beside raw pixels and the untrained network."""
+        seen, right = self.looked(model)
+        found: dict[str, Any] = {"images": len(seen), "spread": spread(seen), "rank": rank(seen)}
+        if right is None:
+            return found
+        found |= {"knn": float(right.mean()), "knn_interval": list(wilson(int(right.sum()), len(right)))}
+        for name, other in (("knn_pixels", pixels), ("knn_random", fresh(self.recipe).eval().to(self.team.device))):
+            _, right = self.looked(other)
+            assert right is not None
+            found[name] = float(right.mean())
+        return found
 
     def show(self, task: Task) -> None:
         """A decoder is kept, and pictures of what was hidden and what was told of it, where the method hides something."""
@@ -276,13 +313,13 @@ class Pretraining(Run):
             if self.team.leads:
                 whole = Autoencoder(model, decoder, task.spec.mask, task.spec.norm_pix)
                 write_mae(whole, self.directory / "pretraining.safetensors", "vitrail")
-        with self.team.gathered(task):
-            if not self.team.leads:
-                return
+        with self.team.gathered(task):  # all processes compute, whichever pictures are theirs: layers may be in shards
             batch = next(iter(loader.once()))
             images = pipeline.normalise(batch.pixels[:SHOWN].to(self.team.device))
             draw = Draw(self.recipe.seed, 0, 0, len(images), len(images), self.team.device)
             made = reconstruct(task, images, draw, pipeline.mean, pipeline.std)
+        if not self.team.leads:
+            return
         folder = self.directory / "evaluation" / "reconstructions"
         folder.mkdir(parents=True, exist_ok=True)
         for kind in ("original", "masked", "reconstructed"):
@@ -300,6 +337,6 @@ def some(pictures: Pictures, most: int) -> Pictures:
 
 def pixels(images: Tensor) -> Tensor:
     """Raw pixels as features, small: what any learning has to beat."""
-    if max(images.shape[-2:]) > SIDE:
-        images = torch.nn.functional.interpolate(images, (SIDE, SIDE), mode="area")
+    if max(images.shape[-2:]) > SIDE:  # not on Metal, which cannot average pixels by parts
+        images = torch.nn.functional.interpolate(images.cpu(), (SIDE, SIDE), mode="area")
     return images.flatten(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.files.atomic import staged
-from vitrail.checkpoints.loading import save
+from vitrail.checkpoints.loading import describe, save
 from vitrail.data.loader import Loader
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation, Prepare
@@ -272,6 +272,14 @@ class Run:
         prints = self.team.everybody(fingerprints(self.prepared.splits))
         if any(other != prints[0] for other in prints):
             raise ValueError("the processes do not see the same data: is it on a disk that all of them read?")
+
+    def best_is_ours(self) -> bool:
+        """Whether the file with the best weights is of this very run, not left by one that was killed and went otherwise."""
+        with describe(self.directory / BEST) as found:
+            ours = found.contract.card.get("step") == self.training.progress.best_step
+        if not ours:
+            self.tell(f"{BEST} is not of step {self.training.progress.best_step}: the last weights are kept instead")
+        return ours
 
     def tell(self, text: str) -> None:
         """A line for whoever watches."""

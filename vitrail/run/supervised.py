@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoints.loading import describe, load
+from vitrail.checkpoints.loading import load
 from vitrail.data.loader import Loader
 from vitrail.engine.loop import Metrics
 from vitrail.evaluate import score_name
@@ -14,7 +14,7 @@ from vitrail.objectives.task import Task
 from vitrail.recipe import LabelSlot
 from vitrail.run.finish import finish, score
 from vitrail.run.judge import answers
-from vitrail.run.running import BEST, Run, fresh
+from vitrail.run.running import Run, fresh
 
 
 class Supervised(Run):
@@ -84,11 +84,3 @@ class Supervised(Run):
             theirs |= {name: torch.zeros_like(theirs[name]) for name in last}
         model.load_state_dict(theirs)
         return model
-
-    def best_is_ours(self) -> bool:
-        """Whether the file with the best weights is of this very run, not left by one that was killed and went otherwise."""
-        with describe(self.directory / BEST) as found:
-            ours = found.contract.card.get("step") == self.training.progress.best_step
-        if not ours:
-            self.tell(f"{BEST} is not of step {self.training.progress.best_step}: the last weights are kept instead")
-        return ours

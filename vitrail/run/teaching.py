@@ -137,6 +137,9 @@ class Taught(Supervised):
             self.machine.workers,
             progress=self.progress if self.team.leads else None,
         )
+        if found.unreadable:
+            name, why = next(iter(found.unreadable.items()))
+            raise OSError(f"the teacher could not see {len(found.unreadable)} training pictures, {name} first ({why})")
         for note in found.notes:
             self.tell(note)
         how = "from the cache" if found.cached else f"asked once, in {time.monotonic() - began:.1f} seconds"

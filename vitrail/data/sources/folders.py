@@ -152,6 +152,8 @@ def part(walk: Walk, folder: str, root: str, labelled: bool) -> Part:
     here = walk.level(folder)
     if not labelled and here.pictures:  # beside them, folders are no classes
         return Part(walk.listing.count, {parts.PICTURE: walk.below(folder, set())})
+    if not here.folders and not labelled:
+        raise ValueError(f"{folder} holds no pictures")
     if not here.folders:
         held = f"{len(here.pictures):,} pictures and no class folders" if here.pictures else "no class folders"
         raise NoClassFoldersError(f"{folder} holds {held}: {LAYOUTS}")
