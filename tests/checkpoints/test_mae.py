@@ -157,6 +157,17 @@ def test_command_line_refuses_to_change_a_whole_on_the_way_and_extracts_the_enco
     assert not (tmp_path / "out").exists()
     assert main(["convert", str(path), str(tmp_path / "m.safetensors"), "--to", "vitrail", "--classes", "3"]) == 0
     assert vitrail.load(tmp_path / "m.safetensors").config.classes == 3
+    assert "the decoder is left out: it fits no other classes" in capsys.readouterr().out
+
+
+def test_decoder_goes_along_or_is_said_to_be_left_out(tmp_path, capsys):
+    auto, path = made(), tmp_path / "pretraining.safetensors"
+    write_mae(auto, path, "vitrail")
+    assert main(["convert", str(path), str(tmp_path / "again.safetensors"), "--to", "vitrail"]) == 0
+    assert set(read_mae(tmp_path / "again.safetensors").state()) == set(auto.state())
+    assert "left out" not in capsys.readouterr().out
+    assert main(["convert", str(path), str(tmp_path / "theirs.npz"), "--to", "big_vision"]) == 0
+    assert "the decoder is left out: big_vision has no place for one" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

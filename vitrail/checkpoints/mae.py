@@ -416,13 +416,15 @@ def convert(source: str | Path, out: str | Path, to: str, **how: Any) -> Proof:
     path = resolve(source)
     with open_and_recognise(path, how.get("assume"), how.get("take")) as checkpoint:
         ours = checkpoint.reading.form == "vitrail" and has_decoder(checkpoint)
-    if not ours or to not in FORMS:
+    usual = {"classes": KEEP, "image_size": None, "channels": None, "labels": None, "adapter": None}
+    changes = [name.replace("_", " ") for name, value in usual.items() if how.get(name, value) is not value]
+    if not ours or to not in FORMS or (changes and to == "vitrail"):
         proof = convert_model(path, out, to, **how)
         if ours:
-            proof.notes.append(f"the decoder is left out: {to} has no place for one, {' and '.join(FORMS)} have")
+            why = f"it fits no other {changes[0]}" if changes else f"{to} has no place for one"
+            proof.notes.append(f"the decoder is left out: {why}")
         return proof
-    usual = {"classes": KEEP, "image_size": None, "channels": None, "labels": None, "adapter": None}
-    if changes := [name.replace("_", " ") for name, value in usual.items() if how.get(name, value) is not value]:
+    if changes:
         raise ValueError(
             f"{path} holds a decoder and is converted whole: leave out {', '.join(changes)}, or convert the model beside it"
         )
