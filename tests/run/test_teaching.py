@@ -395,6 +395,7 @@ def test_a_run_goes_on_with_its_teacher_and_with_no_other(capsys: pytest.Capture
     assert "is another teacher than run was begun with" in capsys.readouterr().err
     Path("teacher.safetensors").unlink()
     assert main(["train", "--resume", "run", "--quiet"]) == 2
+    assert "the teacher teacher.safetensors is not there" in capsys.readouterr().err
 
 
 # --- several processes ---

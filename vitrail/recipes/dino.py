@@ -6,7 +6,7 @@
 Its features are good as they are: nearest neighbours find classes that nobody named. Two large crops and several small ones of
 each picture make a step dear. Watch the signals: an alarm stops a run whose features collapse. For photographs the published
 settings are 100 to 800 epochs of ImageNet with ViT-S/16, batch 1,024, 65,536 outputs.
-Expected: docs/results.md says what was measured here.
+Expected: not measured at its full length yet; docs/results.md says what was run.
 """
 
 from vitrail.data.augment import AugmentSlot, ColourJitter, Flip

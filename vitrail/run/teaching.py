@@ -182,7 +182,10 @@ def engaged(wanted: Wanted, recipe: Recipe, labels: Sequence[str]) -> Teacher:
     if channels not in MODES:
         raise ValueError(f"a student of {channels} channels: a teacher can be shown pictures of 1, 3 or 4")
     # Not mapped: pages of a file are aligned otherwise than memory, and sums could differ in their last bit.
-    model = load(weights_of(wanted.where), mapped=False)
+    try:
+        model = load(weights_of(wanted.where), mapped=False)
+    except FileNotFoundError:
+        raise ValueError(f"the teacher {wanted.where} is not there: bring it back, or begin a new run") from None
     pipeline = pipeline_of(wanted.where, model)
     order = None
     if not isinstance(recipe.objective, FeatureDistillation):
