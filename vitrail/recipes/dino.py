@@ -29,8 +29,9 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     rate = facts.choose("lr", 5e-4 * (batch / 128) ** 0.5, "5e-4 for a batch of 128")
     part = (max(patch, size[0] // 2 // patch * patch), max(patch, size[1] // 2 // patch * patch))
     # A twentieth of a small picture shows nothing, and what shows nothing can only be answered by nothing.
-    large = RandomResizedCrop(size, scale=(0.4, 1.0))
-    little = RandomResizedCrop(part, scale=(0.15, 0.5) if small else (0.05, 0.4))
+    tiny = max(facts.side) < 32
+    large = RandomResizedCrop(size, scale=(0.6, 1.0) if tiny else (0.4, 1.0))
+    little = RandomResizedCrop(part, scale=(0.3, 0.7) if tiny else (0.15, 0.5) if small else (0.05, 0.4))
     return Recipe(
         name="dino",
         data=data,
@@ -57,7 +58,7 @@ def changes(facts: Facts, small: bool, blurred: float, solarised: float) -> tupl
     """What happens to a crop. Grey pictures have no colours to change, and no left and right that may be exchanged."""
     steps: list[AugmentSlot] = []
     if facts.channels == 1:
-        steps.append(ColourJitter(0.4, 0.4, 0.0, 0.0, rate=0.8))
+        steps.append(ColourJitter(0.2, 0.2, 0.0, 0.0, rate=0.5))
     else:
         steps += [Flip(), ColourJitter(0.4, 0.4, 0.2, 0.1, rate=0.8), Grey(0.2)]
     if blurred:
