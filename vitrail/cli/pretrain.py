@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to learn from, how, and everything that can be changed."""
     parser.epilog = (
         "examples:\n"
-        "  vitrail pretrain photos --method dino                   features that are good as they are\n"
+        "  vitrail pretrain photos --method dino                   crops of one picture are answered alike\n"
         "  vitrail pretrain photos --method mae --model S/16       to be fine-tuned\n"
         "  vitrail pretrain cifar-10 --method mpp                  the ViT paper's own: colours of hidden patches\n"
         "  vitrail pretrain photos --method dino --init deit_tiny.safetensors --epochs 10\n"
