@@ -43,6 +43,15 @@ class Data:
     balance: Literal["none", "weights", "sampling"] = "none"  # for classes with few pictures
     allow_class_mismatch: bool = False
     quarantine: str | None = None  # a file that names pictures to leave out
+    per_class: int | None = None  # at most so many pictures of each class to learn from
+    drawn: int = 0  # which ones: another number draws others
+    test: bool = True  # whether test pictures are looked at: not while something is still being chosen
+
+    def __post_init__(self) -> None:
+        if self.per_class is not None and self.per_class < 1:
+            raise ValueError(f"{self.per_class} pictures of each class to learn from: use 1 or more")
+        if self.drawn < 0:
+            raise ValueError(f"draw {self.drawn}: use 0 or more")
 
 
 @dataclass(frozen=True)

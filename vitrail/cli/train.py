@@ -16,7 +16,7 @@ from vitrail.cli.live import Live
 from vitrail.cli.outcome import outcome
 
 WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
-DATA = ("split", "task", "balance", "allow_class_mismatch", "quarantine")
+DATA = ("split", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "drawn")
 TEACHER = ("teacher", "distil", "teacher_cache")
 DISTIL = ("hard", "soft", "features", "tokens")
 MACHINE = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
@@ -116,7 +116,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--quarantine", metavar="FILE", help="pictures to leave out, as `vitrail check --quarantine` lists them"
     )
+    add_few(data)
     add_computing(parser)
+
+
+def add_few(data: argparse._ArgumentGroup) -> None:
+    """How many of the pictures are learnt from."""
+    data.add_argument(
+        "--per-class", type=int, metavar="N", help="learn from at most N pictures of each class, drawn at random"
+    )
+    data.add_argument("--drawn", type=int, metavar="SEED", help="which ones these are (0)")
 
 
 def add_computing(parser: argparse.ArgumentParser) -> None:

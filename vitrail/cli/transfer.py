@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.cli.describe import size
 from vitrail.cli.live import Live
-from vitrail.cli.train import DATA, FIELDS, fractions, told
+from vitrail.cli.train import DATA, FIELDS, add_few, fractions, told
 
 # The same names as in vitrail.transfer.table, kept here too so that --help need not import PyTorch; a test compares.
 METHODS = ("knn", "linear", "head", "lora", "full")
@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--balance", choices=("none", "weights", "sampling"), help="for classes with few pictures")
     data.add_argument("--allow-class-mismatch", action="store_true", default=None, help="warn, do not refuse")
     data.add_argument("--quarantine", metavar="FILE", help="pictures to leave out")
+    add_few(data)
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="auto unless given")
     parser.add_argument("--workers", type=int, metavar="N", help="processes that prepare pictures")
     parser.add_argument("--quiet", action="store_true", help="say nothing but the table")

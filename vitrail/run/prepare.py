@@ -69,6 +69,17 @@ def prepare(data: Data, progress: Progress | None = None, cache: bool = True) ->
     return prepared
 
 
+def few(pictures: Pictures, data: Data) -> Pictures:
+    """At most `per_class` pictures of each class, drawn at random and left in their order; fewer are the first of more."""
+    if data.per_class is None:
+        return pictures
+    if pictures.several:
+        raise ValueError(f"{data.where}: pictures with several labels have no {data.per_class} of each class to draw")
+    order = np.random.default_rng(data.drawn).permutation(len(pictures))
+    mine = [order[pictures.targets[order] == label][: data.per_class] for label in np.unique(pictures.targets)]
+    return pictures.only(np.sort(np.concatenate(mine)))
+
+
 def without_labels(pictures: Pictures) -> Pictures:
     """The same pictures, all of one class."""
     return replace(pictures, targets=np.zeros(len(pictures), dtype=np.int64), classes=(PICTURE,))
@@ -110,4 +121,7 @@ def audited(data: Data, dataset: Dataset, progress: Progress | None = None, cach
             applied = labels.apply(pictures, allow=allow)
             warnings += applied.warnings if not unlabelled else ()
             splits[split] = applied.pictures
+    splits["train"] = few(splits["train"], data)
+    if not data.test:
+        splits.pop("test", None)
     return Prepared(clean, labels, splits, checked, skipped, warnings)
