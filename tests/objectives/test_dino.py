@@ -26,7 +26,7 @@ from vitrail.nn.embed import ConvStem
 from vitrail.objectives.dino import DINO, SelfDistillation, agreement
 
 SPEC = DINO(out=24, hidden=20, bottleneck=12, momentum=0.9, warmup=0.5, frozen=0.0)
-SOME_FROZEN = replace(SPEC, frozen=0.1)  # the first step
+SOME_FROZEN = replace(SPEC, frozen=0.1, standardise=0.9)  # the first step
 STEPS = 10
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -88,6 +88,9 @@ def published(task: SelfDistillation, images: Pair, temperature: float) -> tuple
         task.model.train()
     weights, slow = ({n: t.double().numpy() for n, t in h.state_dict().items()} for h in (task.head, task.teacher_head))
     centre = task.centre.double().numpy()
+    if task.spec.standardise is not None:  # not in the paper: features less their mean, in units of their deviation
+        mean, square = task.moments.double().numpy()
+        student, teacher = ([(y - mean) / np.sqrt(square - mean**2) for y in each] for each in (student, teacher))
     said = [head(each, slow) for each in teacher]
     total, pairs = 0.0, 0
     for i, target in enumerate(said):
@@ -109,6 +112,24 @@ def test_loss_and_centre_are_the_published_ones(small: int) -> None:
         assert task.signals(images, draw(step=number))["loss"].item() == pytest.approx(loss, rel=1e-5)
         task.after_step(number)
         torch.testing.assert_close(task.centre.double().numpy(), centre, rtol=1e-4, atol=1e-6)
+
+
+def test_heads_see_features_standardised_by_what_the_teacher_saw_before() -> None:
+    task, images = made(replace(SPEC, standardise=0.75)), crops()
+    with torch.no_grad():
+        y = task.teacher(images[0].flatten(0, 1))
+    seen = torch.stack([y.mean(0), y.square().mean(0)])
+    loss, _ = published(task, images, 0.04)  # by a mean of 0 and a deviation of 1, as nothing was seen
+    assert task(images, None, draw())["loss"].item() == pytest.approx(loss, rel=1e-5)
+    task.after_step(0)
+    torch.testing.assert_close(task.moments, seen)
+    loss, _ = published(task, images, 0.04 + 0.03 / 5)
+    assert task(images, None, draw(step=1))["loss"].item() == pytest.approx(loss, rel=1e-5)
+    before = task.moments.clone()
+    with torch.no_grad():
+        y = task.teacher(images[0].flatten(0, 1))
+    task.after_step(1)
+    torch.testing.assert_close(task.moments, 0.75 * before + 0.25 * torch.stack([y.mean(0), y.square().mean(0)]))
 
 
 def test_teacher_follows_by_the_momentum_of_the_step() -> None:
@@ -142,7 +163,7 @@ def test_gradients_are_those_of_the_log_softmax_that_is_not_computed() -> None:
 def test_teacher_learns_nothing_and_drops_nothing() -> None:
     task, images = made(dropout=0.5, stochastic_depth=0.5), crops()
     task.train()
-    assert torch.equal(task.said(images[0]), task.said(images[0]))
+    assert torch.equal(task.said(images[0])[1], task.said(images[0])[1])
     assert not torch.equal(task.answers(images, 0), task.answers(images, 0))
     task(images, None, draw())["loss"].backward()
     assert all(
@@ -177,7 +198,7 @@ def test_last_layer_waits_with_a_gradient_of_zeros() -> None:
 
 
 def test_parts_of_a_batch_are_the_whole_batch() -> None:
-    whole, parts, images = made(), made(), crops()
+    whole, parts, images = made(SOME_FROZEN), made(SOME_FROZEN), crops()
     loss = whole(images, None, draw())["loss"]
     halves = [
         parts(some(images, slice(a, b)), None, draw(b - a, first=a, total=8))["loss"] for a, b in ((0, 6), (6, 8))
@@ -186,12 +207,14 @@ def test_parts_of_a_batch_are_the_whole_batch() -> None:
     for task in (whole, parts):
         task.after_step(0)
     torch.testing.assert_close(parts.centre, whole.centre)
+    torch.testing.assert_close(parts.moments, whole.moments)
     assert not whole.summed.any()
+    assert not whole.summed_moments.any()
     assert not whole.counted
 
 
 def test_watching_changes_nothing() -> None:
-    task, images = made(), crops()
+    task, images = made(SOME_FROZEN), crops()
     before = copy.deepcopy(task.state_dict())
     task.eval()
     task(images, None, draw())
@@ -200,6 +223,7 @@ def test_watching_changes_nothing() -> None:
     task.signals(images, draw())
     task.after_step(0)  # the teacher moves; a centre that has seen no training stays
     assert torch.equal(task.centre, before["centre"])
+    assert torch.equal(task.moments, before["moments"])
     assert set(signals) == {"loss", "teacher_entropy", "teacher_diversity"}
     assert all(0 <= signals[name] <= 1 for name in ("teacher_entropy", "teacher_diversity"))
     assert not any(value.requires_grad for value in signals.values())
@@ -318,6 +342,7 @@ def test_schedules_are_functions_of_the_step() -> None:
         ({"momentum": 1.2}, "momentum is 1.2: use a number from 0 to 1"),
         ({"frozen": -0.5}, "frozen is -0.5"),
         ({"centre": 1.0}, "below 1, or none"),
+        ({"standardise": 1.5}, "standardise keeps 1.5 of itself"),
         ({"out": 1}, "out is 1: use 2 or more"),
     ],
 )

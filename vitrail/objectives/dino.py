@@ -32,6 +32,10 @@ class DINO:
     The defaults suit small pictures and one machine. Published for ImageNet: `out` 65536, `hidden` 2048, `bottleneck` 256.
     Two forces keep the teacher from giving one answer to everything: centring takes away what all answers have in common,
     and a low temperature makes each of them sharp. Either alone collapses.
+
+    Features of a fresh network differ little from picture to picture. Long runs find their way out of that; in short ones all
+    answers stay alike. `standardise` takes from the features, too, what all pictures have in common, and brings what remains to
+    one size, so that answers differ from the beginning.
     """
 
     keeps: ClassVar[str] = "teacher"
@@ -46,6 +50,7 @@ class DINO:
     centre: float | None = 0.9  # what the centre keeps of itself in a step; None for no centring
     momentum: float = 0.996  # what the teacher keeps of itself in a step, at first; on a cosine to 1 at the end
     frozen: float = 0.01  # share in which the head's last layer does not learn
+    standardise: float | None = None  # what the features' mean and deviation keep of themselves; None for neither, as published
 
     def __post_init__(self) -> None:
         for name in ("out", "hidden", "bottleneck"):
@@ -57,8 +62,10 @@ class DINO:
         for name in ("momentum", "warmup", "frozen"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"DINO's {name} is {getattr(self, name)}: use a number from 0 to 1")
-        if self.centre is not None and not 0 <= self.centre < 1:
-            raise ValueError(f"DINO's centre keeps {self.centre} of itself: use at least 0 and below 1, or none")
+        for name in ("centre", "standardise"):
+            kept = getattr(self, name)
+            if kept is not None and not 0 <= kept < 1:
+                raise ValueError(f"DINO's {name} keeps {kept} of itself: use at least 0 and below 1, or none")
 
     def check(self, config: ViTConfig, batch: int, views: Views | None = None) -> None:
         """Refuses what cannot work, before anything is computed. `batch` counts the pictures of all processes."""
@@ -131,14 +138,17 @@ class ProjectionHead(nn.Module):
 
 
 class SelfDistillation(Task):
-    """Student and teacher with their heads, and the centre of the teacher's answers.
+    """Student and teacher with their heads, the centre of the teacher's answers, and the moments of its features.
 
     All parts of a batch are centred by what the steps before have seen. What this step sees is summed up over its parts, and
-    over the processes, and enters the centre after it: so neither parts nor processes change what is computed.
+    over the processes, and enters the centre after it: so neither parts nor processes change what is computed. The same holds
+    for the mean and the mean square of the features.
     """
 
     centre: Tensor
+    moments: Tensor
     summed: Tensor
+    summed_moments: Tensor
     counted: Tensor
 
     def __init__(self, model: ViT, spec: DINO, steps: int, group: dist.ProcessGroup | None) -> None:
@@ -149,9 +159,11 @@ class SelfDistillation(Task):
         for parameter in (*self.teacher.parameters(), *self.teacher_head.parameters()):
             parameter.requires_grad = False
         self.register_buffer("centre", torch.zeros(spec.out))
-        # Empty between steps, so a checkpoint needs neither. As buffers they go to the device, and what a step that is
+        self.register_buffer("moments", torch.tensor([[0.0], [1.0]]).repeat(1, model.pool.features))
+        # Empty between steps, so a checkpoint needs none. As buffers they go to the device, and what a step that is
         # skipped put into them is taken back by the loop.
         self.register_buffer("summed", torch.zeros(spec.out), persistent=False)
+        self.register_buffer("summed_moments", torch.zeros_like(self.moments), persistent=False)
         self.register_buffer("counted", torch.zeros(()), persistent=False)
         self.train()
 
@@ -164,16 +176,25 @@ class SelfDistillation(Task):
 
     def forward(self, images: tuple[Tensor, Tensor], targets: Tensor | None, draw: Draw) -> dict[str, Tensor]:
         """The `loss` of large [B, 2, C, H, W] and small [B, V - 2, C, h, w] crops."""
-        said = self.said(images[0])
+        y, said = self.said(images[0])
         if self.training:
             self.summed += said.sum((0, 1))
-            self.counted += said.shape[0] * said.shape[1]
+            self.summed_moments += torch.stack([y, y.square()]).sum((1, 2))
+            self.counted += y.shape[0] * y.shape[1]
         return {"loss": agreement(self.distributions(said, draw.step), self.answers(images, draw.step))}
 
     @torch.no_grad()
-    def said(self, large: Tensor) -> Tensor:
-        """What the teacher says of the large crops, before centring, [B, 2, K]."""
-        return self.teacher_head(self.teacher(large.flatten(0, 1))).unflatten(0, large.shape[:2])
+    def said(self, large: Tensor) -> tuple[Tensor, Tensor]:
+        """The teacher's features of the large crops [B, 2, F], and what it says of them, before centring, [B, 2, K]."""
+        y = self.teacher(large.flatten(0, 1)).float().unflatten(0, large.shape[:2])
+        return y, self.teacher_head(self.standard(y))
+
+    def standard(self, y: Tensor) -> Tensor:
+        """Features as the heads see them: as they are, or standardised by what the teacher's features were."""
+        if self.spec.standardise is None:
+            return y
+        mean, square = self.moments
+        return (y - mean) / (square - mean.square()).clamp(min=1e-6).sqrt()
 
     def distributions(self, said: Tensor, step: int) -> Tensor:
         """The teacher's answers as distributions, centred and sharpened, [B, 2, K]."""
@@ -182,23 +203,26 @@ class SelfDistillation(Task):
     def answers(self, images: tuple[Tensor, Tensor], step: int) -> Tensor:
         """The student's logits for all crops, at its temperature, [B, V, K]: one call of the encoder for each size."""
         seen = [self.model(crops.flatten(0, 1)).unflatten(0, crops.shape[:2]) for crops in images if crops.shape[1]]
-        return self.head(torch.cat(seen, 1), self.spec.student_temperature, self.spec.frozen_at(step, self.steps))
+        return self.head(self.standard(torch.cat(seen, 1)), self.spec.student_temperature, self.spec.frozen_at(step, self.steps))
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """The teacher moves towards the student, and the centre to what the teacher said in this step."""
+        """The teacher moves towards the student, and centre and moments to what the teacher said and saw in this step."""
         keep = self.spec.momentum_at(step, self.steps)
         for old, new in self.followed():
             old.lerp_(new.to(old.dtype), 1 - keep)
+        sums = (self.summed, self.summed_moments, self.counted)
         if self.group is not None:
-            dist.all_reduce(self.summed, group=self.group)
-            dist.all_reduce(self.counted, group=self.group)
+            for each in sums:
+                dist.all_reduce(each, group=self.group)
+        seen = self.counted > 0  # a step that saw nothing leaves both alone
         if self.spec.centre is not None:
-            # A step that saw nothing leaves the centre alone.
-            share = (1 - self.spec.centre) * (self.counted > 0)
-            self.centre.lerp_(self.summed / self.counted.clamp(min=1), share)
-        self.summed.zero_()
-        self.counted.zero_()
+            self.centre.lerp_(self.summed / self.counted.clamp(min=1), (1 - self.spec.centre) * seen)
+        if self.spec.standardise is not None:
+            share = 1 - self.spec.standardise if step else 1.0  # before the first step there is nothing worth keeping
+            self.moments.lerp_(self.summed_moments / self.counted.clamp(min=1), share * seen)
+        for each in sums:
+            each.zero_()
 
     def followed(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What of the teacher follows what of the student: weights, and the running statistics taken with them."""
@@ -215,7 +239,7 @@ class SelfDistillation(Task):
         Both entropies are in shares of the largest, log K. Collapse is a diversity near 0, or an entropy near 1.
         """
         large, small = images
-        targets = self.distributions(self.said(large), draw.step)
+        targets = self.distributions(self.said(large)[1], draw.step)
         most = math.log(self.spec.out)
         return {
             "loss": agreement(targets, self.answers((large, small), draw.step)),
