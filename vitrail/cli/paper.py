@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.train import fractions
-from vitrail.studies import NAMES, study
+from vitrail.studies import NAMES, study_named
 
 if TYPE_CHECKING:
     from vitrail.studies.study import Answer
@@ -78,7 +78,7 @@ def listed(options: argparse.Namespace) -> int:
     """Every study."""
     from vitrail.cli.answered import described
 
-    studies = [study(name) for name in NAMES]
+    studies = [study_named(name) for name in NAMES]
     if options.json:
         print(json.dumps([as_table(each) for each in studies], indent=2, ensure_ascii=False))
     else:
@@ -117,7 +117,7 @@ def shown(options: argparse.Namespace) -> int:
 
 def ran(options: argparse.Namespace) -> int:
     """Runs what is missing, and says what came of it."""
-    asked = study(options.name)
+    asked = study_named(options.name)
     if options.jobs < 1:
         raise ValueError(f"--jobs {options.jobs}: use 1 or more")
     if options.split and not options.data:

@@ -25,8 +25,8 @@ NAMES = (
 )
 
 
-def study(name: str) -> "Study":
-    """A study by its name; its module, and PyTorch with it, is imported only then."""
+def study_named(name: str) -> "Study":
+    """A study by its name; its module, and PyTorch with it, is imported only then. (`vitrail.studies.study` is a module.)"""
     if name not in NAMES:
         raise ValueError(f"unknown study {name!r}: {closest(name, list(NAMES))}")
     return import_module(f"vitrail.studies.{name.replace('-', '_')}").STUDY

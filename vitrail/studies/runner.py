@@ -35,6 +35,14 @@ class Runner:
 
     def run(self) -> State:
         """Works to the end. Cells that failed before are tried again, once; those that others fail at meanwhile are left."""
+        gc.freeze()  # what is there already is not looked through after every cell
+        try:
+            return self.cells()
+        finally:
+            gc.unfreeze()
+
+    def cells(self) -> State:
+        """Cell after cell."""
         before = {failed.id for failed in self.sweep.state().failed.values()}
         while True:
             state = self.sweep.state()

@@ -20,7 +20,7 @@ from vitrail.models.written import dataclass_from_json, to_json
 from vitrail.recipe import Data, Facts, with_settings
 from vitrail.run.prepare import prepare
 from vitrail.run.record import place, write_json
-from vitrail.studies import study as study_named
+from vitrail.studies import study_named
 from vitrail.studies.study import Cell, Result, Scale, Setting, Setup, Study
 
 Progress = Callable[[str, int, int], None]
