@@ -6,6 +6,7 @@ is taken at that side and patches are as they stand: the larger scales do so.
 """
 
 import math
+from functools import cache
 from typing import Any
 
 from vitrail.data.augment import AugmentSlot, Fit, Flip, RandomResizedCrop
@@ -94,6 +95,7 @@ def augmentation(setup: Setup, size: tuple[int, int]) -> tuple[AugmentSlot, ...]
     return (fit,) if setup.facts.channels == 1 else (fit, Flip())
 
 
+@cache
 def macs(model: ViTConfig | BiTConfig) -> int:
     """Multiply-adds of one picture, forward, as `vitrail describe` counts them."""
     return count(model).macs

@@ -1,0 +1,228 @@
+"""Deeper, wider, more heads, smaller patches, everything: what each buys for its compute (appendix D, figure 8).
+
+    vitrail paper run shape --scale laptop
+
+One base model, and models that differ from it in one dimension, or in depth and width together. What they cost is counted on the
+models (`vitrail describe`), relative to the base. Each has its rate tuned by as many tries.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from vitrail.recipe import Recipe
+from vitrail.studies.accuracies import NONE_YET, UNFINISHED, judged_on, rate_of, series, told, told_difference
+from vitrail.studies.base import macs, recipe, vit
+from vitrail.studies.intervals import difference, estimate, grouped, points
+from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
+from vitrail.studies.tuning import tuned
+
+BASE, DEPTH, WIDTH, MLP, HEADS, PATCH, ALL = "base", "depth", "width", "MLP", "heads", "patch size", "everything"
+DIMENSIONS = (DEPTH, WIDTH, MLP, HEADS, PATCH, ALL)
+WORTH = 1.2  # times the base's compute, from which on there is something to divide a gain by
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of the study as its results tell it."""
+
+    dimension: str
+    value: str
+    compute: float  # times the base's
+    tests: Sequence[float]  # by seed
+
+
+def places(setup: Setup) -> list[tuple[dict[str, Setting], dict[str, Any]]]:
+    """Where each model lies in the grid, and how it differs from the base."""
+    sizes = setup.scale.sizes
+    ratio = sizes["width"] // sizes["heads"]
+    changes: list[tuple[str, str, dict[str, Any]]] = [(BASE, "", {})]
+    changes += [(DEPTH, f"{n} layers", {"depth": n}) for n in sizes["depths"]]
+    changes += [(WIDTH, f"{n}", {"width": n, "mlp_width": 4 * sizes["width"]}) for n in sizes["widths"]]
+    changes += [(MLP, f"{n}", {"mlp_width": n}) for n in sizes["mlps"]]
+    changes += [(HEADS, f"{n}", {"heads": n}) for n in sizes["head_counts"]]
+    changes += [(PATCH, f"{n} pixels", {"patch": n}) for n in sizes["patches"]]
+    changes += [
+        (ALL, f"{deep} layers of {wide}", {"depth": deep, "width": wide, "heads": wide // ratio})
+        for deep, wide in sizes["all"]
+    ]
+    cost = macs(vit(setup))
+    return [
+        ({"dimension": name, "value": value, "compute": round(macs(vit(setup, **change)) / cost, 3)}, change)
+        for name, value, change in changes
+    ]
+
+
+def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
+    """Every model with its own tries."""
+    known = places(setup)
+    models = {(place["dimension"], place["value"]): vit(setup, **change) for place, change in known}
+
+    def made(place: Mapping[str, Setting], rate: float, seed: int) -> Recipe:
+        return recipe(setup, models[place["dimension"], place["value"]], rate, seed)
+
+    return tuned(setup, results, [place for place, _ in known], made)
+
+
+def read(results: Sequence[Result], scale: Scale) -> Answer:
+    pictures = judged_on(results)
+    shapes = [
+        Shape(str(name), str(value), float(compute or 0), tests)
+        for (name, value, compute), tests in grouped(results, "dimension", "value", "compute").items()
+    ]
+    shapes.sort(key=lambda shape: ((BASE, *DIMENSIONS).index(shape.dimension), shape.compute))
+    base = next((shape for shape in shapes if shape.dimension == BASE), None)
+    finding, agreement = found(shapes)
+    lines = {name: [s for s in shapes if s.dimension in (BASE, name)] for name in DIMENSIONS}
+    return Answer(
+        finding=finding,
+        agreement=agreement,
+        columns=("scaled", "to", "compute", "rate", "test", "more than the base", "for each doubling of compute"),
+        rows=tuple(
+            (
+                shape.dimension,
+                shape.value,
+                f"×{shape.compute:.2g}",
+                rate_of(results, {"dimension": shape.dimension, "value": shape.value}),
+                told(shape.tests, pictures),
+                told_difference(difference(shape.tests, base.tests, pictures) if base and shape is not base else None),
+                told_gain(gain(shape, base)) if base and shape.compute >= WORTH else NONE_YET,
+            )
+            for shape in shapes
+        ),
+        charts=(
+            Chart(
+                "Test accuracy against compute relative to the base",
+                "lines",
+                tuple(
+                    series(name, {s.compute: s.tests for s in sorted(line, key=lambda s: s.compute)}, pictures)
+                    for name, line in lines.items()
+                    if len({s.compute for s in line}) > 1
+                ),
+                x_name="compute of a picture, times the base's",
+                y_name="top-1",
+                x_log=True,
+            ),
+        ),
+        limits=(
+            "A small base and short training on few pictures: larger models are not trained for longer, so what a dimension "
+            "gives after many epochs is not seen. The paper goes up to 64 layers, pre-trains on JFT, and scores 5-shot "
+            "accuracy on ImageNet."
+        ),
+        notes=returns(shapes),
+    )
+
+
+def gain(shape: Shape, base: Shape) -> list[float]:
+    """What each seed gains on the base for each doubling of its compute."""
+    doublings = math.log2(shape.compute)
+    return [(mine - before) / doublings for mine, before in zip(shape.tests, base.tests, strict=False)]
+
+
+def told_gain(gains: Sequence[float]) -> str:
+    return points(difference(gains, [0.0] * len(gains)))
+
+
+def largest(shapes: Sequence[Shape]) -> dict[str, Shape]:
+    """The costliest model of every dimension that costs something."""
+    found: dict[str, Shape] = {}
+    for shape in shapes:
+        costs = shape.dimension != BASE and shape.compute >= WORTH
+        if costs and (shape.dimension not in found or shape.compute > found[shape.dimension].compute):
+            found[shape.dimension] = shape
+    return found
+
+
+def found(shapes: Sequence[Shape]) -> tuple[str, Agreement]:
+    """The largest model of each dimension by its gain for a doubling of compute; depth against width as in the paper."""
+    base = next((shape for shape in shapes if shape.dimension == BASE), None)
+    top = largest(shapes)
+    if base is None or DEPTH not in top or WIDTH not in top:
+        return UNFINISHED
+    gains = {name: gain(shape, base) for name, shape in top.items()}
+    order = sorted(gains, key=lambda name: -fmean(gains[name]))
+    first, last = order[0], order[-1]
+    most, least = told_gain(gains[first]), told_gain(gains[last])
+    ranked = f"for each doubling of compute, {first} gains most, {most}, and {last} least, {least}"
+    apart = difference(gains[DEPTH], gains[WIDTH])
+    if not any(estimate(each).low > 0 for each in gains.values()):
+        return f"No difference at this scale: nothing gains clearly on the base; {ranked}.", "no difference"
+    if not apart.clear:
+        return f"Of what was scaled, {ranked}; depth and width do not differ clearly: {points(apart)}.", "no difference"
+    if apart.mean > 0:
+        return f"Of what was scaled, {ranked}; depth gains more than width, by {points(apart)}.", "agrees"
+    return f"Of what was scaled, {ranked}; depth gains less than width: {points(apart)}.", "disagrees"
+
+
+def returns(shapes: Sequence[Shape]) -> tuple[str, ...]:
+    """How much of depth's gain comes with its first step, where it has two; and what smaller patches do."""
+    base = next((shape for shape in shapes if shape.dimension == BASE), None)
+    deep = [shape for shape in shapes if shape.dimension == DEPTH]
+    notes = []
+    if base is not None and len(deep) > 1:
+        first = difference(deep[0].tests, base.tests)
+        more = difference(deep[-1].tests, deep[0].tests)
+        notes.append(f"Depth: {points(first)} to {deep[0].value}, and {points(more)} from there to {deep[-1].value}.")
+    finer = [shape for shape in shapes if shape.dimension == PATCH and shape.compute >= WORTH]
+    if base is not None and finer:
+        notes.append(
+            f"Patches of {finer[-1].value}: {points(difference(finer[-1].tests, base.tests))} in a model as deep and as wide."
+        )
+    return tuple(notes)
+
+
+STUDY = Study(
+    name="shape",
+    question="Which dimension of the model is best scaled: depth, width, MLP, heads, patch size, or everything?",
+    where="figure 8, appendix D.2",
+    found=(
+        "Depth gives the largest improvements, visible up to 64 layers with diminishing returns after 16; width the "
+        "smallest; smaller patches give surprisingly robust improvements without new parameters; scaling everything in "
+        "proportion is robust."
+    ),
+    scales={
+        "test": Scale(
+            "digits", 0.2, "one core", seeds=1, steps=3, batch=32,
+            sizes={
+                "width": 16, "depth": 1, "heads": 2, "patch": 4, "depths": (2,), "widths": (32,), "mlps": (128,),
+                "head_counts": (4,), "patches": (2,), "all": ((2, 24),),
+            },
+        ),
+        # 16 tokens, width 64, depth 4: 900 pictures/s on a free core, 2,800/s without training; others in proportion as
+        # measured. 600 steps × 64 = 38,400 pictures, and validation and test cost as much as 6,000 more. Seconds for 1,000
+        # pictures: base and heads 1.1 each, depth 2.2 and 4.6, width 1.7 and 2.4, MLP 1.6 and 2.4, patches 0.5 and 2.8,
+        # everything 1.6 and 2.4: 25.5 for all 13. × 44.4 × (2 tries + 3 seeds) = 5,660 s, and 65 × 8 s to begin = 6,180 s;
+        # two at a time 52 min.
+        "laptop": Scale(
+            "fashion-mnist", 52, "two cores", seeds=3, steps=600, batch=64, rates=(1e-3, 3e-3),
+            sizes={
+                "width": 64, "depth": 4, "heads": 4, "patch": 7, "depths": (8, 16), "widths": (96, 128), "mlps": (512, 1024),
+                "head_counts": (2, 8), "patches": (14, 4), "all": ((5, 80), (6, 96)),
+            },
+        ),
+        # 16 tokens of CIFAR-10 at width 192 and depth 8, reckoned with 30,000 pictures/s: 10,000 steps × 256 take 85 s, and
+        # 30 s more. 13 models cost 38 times the base: 5 × (38 × 85 + 13 × 30) s = 302 min.
+        "gpu": Scale(
+            "cifar-10", 302, "one GPU", seeds=3, steps=10_000, batch=256, rates=(3e-4, 1e-3),
+            sizes={
+                "width": 192, "depth": 8, "heads": 3, "patch": 8, "depths": (16, 32), "widths": (288, 384), "mlps": (1536, 3072),
+                "head_counts": (6, 12), "patches": (16, 4), "all": ((10, 256), (12, 320)), "precision": "bf16", "warmup": 1_000,
+            },
+        ),
+        # 49 patches of 32 pixels at B's width and 8 layers, with table 3's settings for ImageNet-21k. 30 epochs of 14 M:
+        # 102,500 steps, 4 h, reckoned with 30,000 pictures/s on eight GPUs. 14 models that cost 43 times the base in all, at
+        # the paper's rate.
+        "cluster": Scale(
+            "imagenet-21k", 10_300, "8 GPUs", seeds=1, steps=102_500, batch=4096,
+            sizes={
+                "width": 768, "depth": 8, "heads": 12, "patch": 32, "depths": (16, 32, 64), "widths": (1152, 1536),
+                "mlps": (6144, 12288), "head_counts": (6, 24), "patches": (16,), "all": ((10, 960), (12, 1152)), "image": 224,
+                "dropout": 0.1, "weight_decay": 0.03, "precision": "bf16", "warmup": 10_000,
+            },
+        ),
+    },
+    plan=plan,
+    read=read,
+)  # fmt: skip
