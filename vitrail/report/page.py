@@ -85,7 +85,12 @@ def _charts(charts: list[Markup]) -> Markup | None:
 
 
 def document(
-    title: str, seed: str, top: Sequence[Markup | None], parts: list[Part], drawn_from: str = "the recipe"
+    title: str,
+    seed: str,
+    top: Sequence[Markup | None],
+    parts: list[Part],
+    drawn_from: str = "the recipe",
+    style: str = "",  # besides what all pages have
 ) -> str:
     """A whole page: nothing in it asks the network for anything, and no script but ours can run."""
     script = _resource("page.js")
@@ -98,7 +103,7 @@ def document(
         h("meta", name="color-scheme", content="light dark"),
         h("meta", name="generator", content=f"vitrail {vitrail.__version__}"),
         h("title", title),
-        h("style", Markup(_resource("page.css"))),
+        h("style", Markup(f"{_resource('page.css')}\n{style}".rstrip())),
     ]
     found = [(key, short, title, [part for part in content if part]) for key, short, title, content in parts]
     found = [part for part in found if part[3]]

@@ -7,7 +7,7 @@ from vitrail.studies.drawing import bars, maps, points
 from vitrail.studies.drawing.canvas import DARK, FONTS, LIGHT, PAGE, SIZE, Drawing, Palette, text, told, wrapped
 from vitrail.studies.study import Chart
 
-WIDE, NARROW = 720, 350  # pixels: for a screen and for a phone
+FILE, SCREEN, PHONE = 720, 860, 350  # pixels that a chart is wide
 EDGE = 20  # pixels around a chart that is a file
 
 
@@ -24,11 +24,11 @@ def drawn(chart: Chart, palette: Palette, width: float) -> Drawing:
 def svg(chart: Chart, dark: bool = False) -> str:
     """The chart as a file: with its title, its own ground and its own colours, so that any page may show it."""
     palette = DARK if dark else LIGHT
-    inside = drawn(chart, palette, WIDE)
-    lines = wrapped(chart.title, WIDE, 16, 3)
+    inside = drawn(chart, palette, FILE)
+    lines = wrapped(chart.title, FILE, 16, 3)
     head = [text(0, 15 + 21 * k, line, palette.ink, 16, weight=600) for k, line in enumerate(lines)]
     top = 21 * len(lines) + 8
-    width, height = WIDE + 2 * EDGE, math.ceil(top + inside.height + 2 * EDGE)
+    width, height = FILE + 2 * EDGE, math.ceil(top + inside.height + 2 * EDGE)
     ground = h("rect", width=width, height=height, rx="10", fill=palette.sheet, stroke=palette.rule)
     body = h(
         "g",
@@ -59,7 +59,7 @@ def figure(chart: Chart) -> Markup:
     return h(
         "figure",
         h("figcaption", h("h3", chart.title)),
-        [_inline(chart, PAGE, width, kind) for width, kind in ((WIDE, "screen"), (NARROW, "phone"))],
+        [_inline(chart, PAGE, width, kind) for width, kind in ((SCREEN, "screen"), (PHONE, "phone"))],
         class_="chart study",
     )
 

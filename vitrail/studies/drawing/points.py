@@ -41,7 +41,7 @@ def drawn(chart: Chart, palette: Palette, width: float) -> Drawing:
     said = written(up, chart.percent)
     left = max(width_of(said(tick), SMALL) for tick in up.ticks) + 8
     beside = chart.kind == "lines" and width >= NARROW and len(series) > 1
-    right = width - (22 + min(LABEL, BOLD * max(map(width_of, labels))) if beside else 12)
+    right = width - (22 + min(LABEL, BOLD * max(map(width_of, labels))) if beside else 20)
     parts, top = [], 4.0
     if chart.y_name:
         parts.append(text(0, 14, shortened(chart.y_name, width, SMALL), palette.quiet, SMALL))
