@@ -31,6 +31,7 @@ LabelSlot = Classification | TaughtSlot
 PictureSlot = MaskedPatches | MAE | DINO  # what is learnt from pictures alone
 ObjectiveSlot = LabelSlot | PictureSlot
 METHODS: dict[type[Any], str] = {MaskedPatches: "mpp", MAE: "mae", DINO: "dino"}
+FEATURES = "features"  # a teacher's, learnt from pictures alone
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,8 @@ class Facts:
 
 def method_of(recipe: Recipe) -> str | None:
     """How a recipe learns without labels; None for one that learns labels."""
+    if isinstance(recipe.objective, FeatureDistillation) and recipe.model.classes is None:
+        return FEATURES
     return METHODS.get(type(recipe.objective))
 
 

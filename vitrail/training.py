@@ -17,9 +17,21 @@ from vitrail.engine.journal import Listener
 from vitrail.engine.trackers import needed
 from vitrail.models.sizes import closest
 from vitrail.models.written import dataclass_from_json
-from vitrail.recipe import Data, Facts, Machine, PictureSlot, Recipe, Teacher, method_of, read_recipe, with_settings
+from vitrail.recipe import (
+    FEATURES,
+    Data,
+    Facts,
+    Machine,
+    PictureSlot,
+    Recipe,
+    Teacher,
+    method_of,
+    read_recipe,
+    with_settings,
+)
 from vitrail.recipes import METHODS, check_name, made
 from vitrail.report import write_report
+from vitrail.run.imitation import Imitation
 from vitrail.run.opening import weights_of
 from vitrail.run.prepare import Prepared, prepare
 from vitrail.run.pretraining import Pretraining
@@ -64,6 +76,8 @@ def train(
         if isinstance(recipe, str):
             check_name(recipe)
     given = read_recipe(recipe) if isinstance(recipe, Path) else recipe if isinstance(recipe, Recipe) else None
+    if given is not None and (method := method_of(given)):
+        raise ValueError(f"the recipe learns without labels, by {method}: use vitrail pretrain --recipe")
     if data is None and given is None:
         raise ValueError("what to train on? Give a folder, a file or a name: vitrail train digits")
     source = Data(data) if isinstance(data, str) else data if data is not None else given.data  # type: ignore[union-attr]
@@ -80,11 +94,7 @@ def train(
             return chosen if taught is None or chosen.teacher else with_teacher(chosen, taught, distil)
         check_finished(wishes)
         chosen = replace(given, data=source, init=init or given.init)
-        if taught is not None:
-            chosen = with_teacher(chosen, taught, distil)
-        if method := method_of(chosen):
-            raise ValueError(f"the recipe learns without labels, by {method}: use vitrail pretrain --recipe")
-        return chosen
+        return chosen if taught is None else with_teacher(chosen, taught, distil)
 
     place = out if out is not None else unused(source.where, given.name if given else name)
     return begin(source, place, choose, out is not None, settings, machine, listeners, trackers, progress)
@@ -270,16 +280,22 @@ def restarted(directory: Path) -> bool:
 
 def kind_of(recipe: Recipe) -> type[Run]:
     """What kind of run a recipe makes: one that learns labels, by itself or with a teacher, or one that does without."""
+    name, without = type(recipe.objective).__name__, recipe.model.classes is None
     if isinstance(recipe.objective, PictureSlot):
-        if recipe.model.classes is not None:
-            raise ValueError(
-                f"{type(recipe.objective).__name__} learns without labels, in a model without classes: use vitrail pretrain"
-            )
+        if not without:
+            raise ValueError(f"{name} learns without labels, in a model without classes: use vitrail pretrain")
+        if recipe.teacher is not None:
+            raise ValueError(f"{name} does not ask a teacher: set teacher=none, or use --method {FEATURES}")
         return Pretraining
-    if recipe.model.classes is None:
-        raise ValueError(
-            f"{type(recipe.objective).__name__} learns labels, and the model has no classes: leave both as they are"
-        )
+    unlabelled = recipe.data.task == "none"
+    if method_of(recipe) == FEATURES:
+        if not unlabelled:
+            raise ValueError(f"without classes there are no labels to learn: use vitrail pretrain --method {FEATURES}")
+        return Imitation
+    if without:
+        raise ValueError(f"{name} learns labels, and the model has no classes: leave both as they are")
+    if unlabelled:
+        raise ValueError(f"{name} with {recipe.model.classes} classes learns labels: use vitrail train")
     return Taught if is_taught(recipe) else Supervised
 
 

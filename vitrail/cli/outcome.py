@@ -23,7 +23,8 @@ def with_labels(summary: dict[str, Any]) -> str:
 def without_labels(summary: dict[str, Any]) -> str:
     """What its features are worth, as far as there are labels to tell."""
     if "knn" not in summary:
-        return f"{summary['method']}: loss {summary['loss']:.4f}, rank {summary['rank']:.1f}"
+        near = f"cosine {summary['cosine']:.3f} with the teacher's features" if "cosine" in summary else None
+        return f"{summary['method']}: {near or 'loss {loss:.4f}'.format(**summary)}, rank {summary['rank']:.1f}"
     low, high = summary["knn_interval"]
     return (
         f"{summary['method']}: nearest neighbours {100 * summary['knn']:.2f} % ({100 * low:.1f}–{100 * high:.1f}) on "

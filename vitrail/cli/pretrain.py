@@ -1,7 +1,8 @@
 """Pictures without labels to a model with good features.
 
 DATA is whatever `vitrail train` takes, and also a folder of pictures without class folders: labels are not needed. Where there
-are labels, they are used to say how good the features are, and for nothing else. The run directory ends with report.html and
+are labels, they are used to say how good the features are, and for nothing else. With --method features a small model learns
+what a trained one sees in the pictures, whose classes do not matter. The run directory ends with report.html and
 with model.safetensors, which `vitrail train --init`, `evaluate --probe`, `inspect` and `convert` take as it is. A run whose
 features collapse is stopped, with the likely cause and what to change.
 """
@@ -14,6 +15,7 @@ from vitrail.cli.outcome import outcome
 from vitrail.cli.train import MACHINE, add_computing, changes_of, fractions, option, told, watched
 
 WISHES = ("epochs", "steps", "batch_size", "lr", "model", "size", "seed", "precision")
+TEACHER = ("teacher", "teacher_cache")
 DATA = {"split": "fractions", "quarantine": "quarantine"}
 
 
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail pretrain photos --method dino                   crops of one picture are answered alike\n"
         "  vitrail pretrain photos --method mae --model S/16       to be fine-tuned\n"
         "  vitrail pretrain cifar-10 --method mpp                  the ViT paper's own: colours of hidden patches\n"
+        "  vitrail pretrain photos --method features --teacher clip.safetensors   what a trained model sees in them\n"
         "  vitrail pretrain photos --method dino --init deit_tiny.safetensors --epochs 10\n"
         "  vitrail pretrain photos --method mpp --set objective.target=down --set objective.corrupt=0.15\n"
         "  vitrail pretrain --resume runs/photos-dino-1            go on after a stop or a crash\n"
@@ -33,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("data", nargs="?", metavar="DATA", help="a folder, a file or a name; labels are not needed")
     parser.add_argument(
-        "--method", choices=("mpp", "mae", "dino"), help="masked patch prediction, masked autoencoder, or DINO"
+        "--method",
+        choices=("mpp", "mae", "dino", "features"),
+        help="masked patch prediction, masked autoencoder, DINO, or the features of a --teacher",
     )
     parser.add_argument("--init", metavar="FILE", help="a checkpoint to begin with, as for train")
     parser.add_argument("--recipe", metavar="FILE", help="a run's recipe.json, instead of a method")
@@ -51,6 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--model", metavar="NAME", help="Ti/16, S/16, B/16 …")
     common.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures as the model sees them")
     common.add_argument("--seed", type=int, metavar="N")
+    taught = parser.add_argument_group("a teacher, for --method features")
+    taught.add_argument(
+        "--teacher",
+        metavar="MODEL",
+        help="a trained model, with a head or without: a file, a run, a directory, hf://owner/name",
+    )
+    taught.add_argument(
+        "--teacher-cache",
+        action="store_true",
+        default=None,
+        help="ask it once about each picture as it is, and keep that on the disk: quicker, and it sees no augmentation",
+    )
     data = parser.add_argument_group("data")
     data.add_argument("--split", type=fractions, metavar="A,B,C", help="train, validation, test (0.9,0.1,0)")
     data.add_argument("--quarantine", metavar="FILE", help="pictures to leave out, as for train")
@@ -60,10 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Learns or goes on, and says where the result is."""
     wishes, about, changes = told(options, WISHES), told(options, tuple(DATA)), told(options, MACHINE)
+    teacher = told(options, TEACHER)
     names = ("method", "init", "recipe", "out", "set", "collapse", "patience", "skip_nonfinite")
     other = {name: getattr(options, name) for name in names}
     if options.resume and (
-        extra := [*wishes, *about, *(["data"] if options.data else []), *(n for n in other if other[n])]
+        extra := [*wishes, *about, *teacher, *(["data"] if options.data else []), *(n for n in other if other[n])]
     ):
         raise ValueError(f"--resume goes on with a run as it was begun: leave out {option(extra[0])}")
     if about and not options.data:
@@ -85,6 +103,7 @@ def run(options: argparse.Namespace) -> int:
                 data,
                 method=options.method,
                 init=options.init,
+                **teacher,
                 recipe=options.recipe,
                 out=options.out,
                 settings=settings,

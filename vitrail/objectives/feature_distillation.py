@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.bit import BiT
-from vitrail.models.vit import ViT
+from vitrail.models.vit import ViT, ViTConfig
+from vitrail.nn.head import Linear
+from vitrail.nn.pool import ClassToken
 from vitrail.objectives.classification import Classification, Classifier
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.mixing import mix
@@ -34,6 +36,18 @@ class FeatureDistillation(Classification):
         super().__post_init__()
         if not 0 <= self.labels < float("inf"):
             raise ValueError(f"labels count {self.labels}: it is at least 0")
+
+    def check(self, config: ViTConfig, batch: int) -> None:
+        """An error in one line for a student that cannot learn features alone."""
+        if not isinstance(config.head, Linear):
+            raise ValueError(
+                f"features are learnt by what comes to the head, so a {type(config.head).__name__} behind it would learn "
+                "nothing: set model.head=Linear"
+            )
+        if isinstance(config.pool, ClassToken) and config.prefix.outputs > 1:
+            raise ValueError(
+                "of a class and a distillation token only one would learn the teacher's features: set model.pool=Mean"
+            )
 
     def build(
         self,
@@ -86,7 +100,7 @@ class FeatureDistiller(Classifier):
             wanted = labels.float() if several else F.one_hot(labels, classes).float()
         if said is None:
             images, wanted = mix(images, wanted, spec.mixup, spec.cutmix, draw)
-            said = self.teacher.features(images, self.preprocessing.mean, self.preprocessing.std)
+            said = self.asked(images)
         else:
             both = torch.cat((wanted, F.normalize(said.float(), dim=1)), 1)
             images, both = mix(images, both, spec.mixup, spec.cutmix, draw)
@@ -122,9 +136,13 @@ class FeatureDistiller(Classifier):
         """1 - cosine, [B]."""
         return 1 - F.cosine_similarity(self.projection(y).float(), said.float(), dim=1)
 
+    def asked(self, images: Tensor) -> Tensor:
+        """What the teacher makes of the student's pictures, [B, F]."""
+        return self.teacher.features(images, self.preprocessing.mean, self.preprocessing.std)
+
     @torch.no_grad()
-    def signals(self, images: Tensor | tuple[Tensor, ...], draw: Draw) -> dict[str, Tensor]:
-        """How far the student's features are from the teacher's, on pictures that are not trained on."""
+    def signals(self, images: Tensor | tuple[Tensor, ...], draw: Draw, said: Tensor | None = None) -> dict[str, Tensor]:
+        """How far the student's features are from the teacher's, on pictures that are not trained on; `said` if it is known."""
         assert isinstance(images, Tensor)
-        said = self.teacher.features(images, self.preprocessing.mean, self.preprocessing.std)
-        return {"loss": self.distance(self.seen(images)[0], said).mean()}
+        far = self.distance(self.seen(images)[0], self.asked(images) if said is None else said).mean()
+        return {"loss": far, "cosine": 1 - far}

@@ -22,7 +22,7 @@ NAMES = (
     "deit3",
 )
 
-METHODS = ("mpp", "mae", "dino")  # without labels: `vitrail pretrain --method`
+METHODS = ("mpp", "mae", "dino", "features")  # without labels: `vitrail pretrain --method`
 
 
 def check_name(name: str, names: tuple[str, ...] = NAMES) -> None:

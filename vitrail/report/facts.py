@@ -152,4 +152,7 @@ def model(run: Run) -> Markup | None:
             facts[key] = count(value)
         elif value is not None:
             facts[key] = value
+    teacher, size = run.part("teacher", "where"), run.part("teacher", "parameters")
+    if teacher:
+        facts["taught by"] = f"{teacher}, {count(size)} parameters" if is_number(size) else teacher
     return definitions(facts)

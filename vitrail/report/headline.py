@@ -5,7 +5,7 @@ from pathlib import PurePath
 from vitrail.report.run import Run
 from vitrail.report.words import count, is_interval, is_number, number, percent, pictures, span
 
-METHODS = {"mpp": "masked patches", "mae": "MAE", "dino": "DINO"}
+METHODS = {"mpp": "masked patches", "mae": "MAE", "dino": "DINO", "features": "a teacher’s features"}
 
 
 def data_name(run: Run) -> str:

@@ -27,6 +27,7 @@ from vitrail.models.vit import ViT, ViTConfig
 from vitrail.models.written import to_json
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.draw import Draw
+from vitrail.objectives.feature_distillation import FeatureDistillation
 from vitrail.objectives.mae import MaskedAutoencoder
 from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchPredictor
 from vitrail.objectives.reconstruction import reconstruct
@@ -55,9 +56,9 @@ class Pretraining(Run):
     began: dict[str, Any] | None = None  # what a validation found before the first step
 
     @property
-    def objective(self) -> PictureSlot:
+    def objective(self) -> PictureSlot | FeatureDistillation:
         """What is learnt from pictures alone."""
-        assert isinstance(self.recipe.objective, PictureSlot)
+        assert isinstance(self.recipe.objective, PictureSlot | FeatureDistillation)
         return self.recipe.objective
 
     @property
@@ -85,6 +86,7 @@ class Pretraining(Run):
     def task(self, model: ViT | BiT, steps: int) -> Task:
         recipe, group = self.recipe, dist.group.WORLD if self.team.world > 1 else None
         objective = self.objective
+        assert isinstance(objective, PictureSlot)
         assert isinstance(model, ViT)
         torch.manual_seed(recipe.seed)  # what stands beside the model begins the same on every process
         if isinstance(objective, MaskedPatches):
@@ -197,10 +199,14 @@ class Pretraining(Run):
             at = step if isinstance(self.objective, DINO) else number
             draw = Draw(self.recipe.seed, at, team.rank * mine, mine, team.world * mine, team.device)
             with torch.no_grad():
-                said = task.signals(self.normalise(batch.pixels.to(team.device)), draw)
+                said = self.said_of(task, self.normalise(batch.pixels.to(team.device)), draw)
             for name, value in said.items():
                 sums[name] = sums.get(name, torch.zeros((), device=team.device)) + value.detach().float()
         return {name: float(team.mean(value / loader.steps)) for name, value in sums.items()}
+
+    def said_of(self, task: Task, images: Any, draw: Draw) -> dict[str, Tensor]:
+        """What the task says of a batch of held-out pictures."""
+        return task.signals(images, draw)
 
     def looked(self, model: Any) -> tuple[np.ndarray, np.ndarray | None]:
         """The features of the watched pictures, and whether their neighbours' vote is right, where they have a class."""

@@ -42,12 +42,7 @@ class Supervised(Run):
         return finish(self)
 
     def training_loader(self) -> Loader:
-        loader, objective, world = super().training_loader(), self.objective, self.team.world
-        if objective.pairs and world > 1 and loader.batch_size // world % 2:
-            raise ValueError(
-                f"mixing needs pairs: a batch of {loader.batch_size} gives each of {world} processes an odd number"
-            )
-        return loader
+        return in_pairs(super().training_loader(), self.objective, self.team.world)
 
     def class_weights(self) -> torch.Tensor | None:
         """Rare classes count more: inversely to their pictures, and one on average over the pictures."""
@@ -84,3 +79,12 @@ class Supervised(Run):
             theirs |= {name: torch.zeros_like(theirs[name]) for name in last}
         model.load_state_dict(theirs)
         return model
+
+
+def in_pairs(loader: Loader, objective: LabelSlot, world: int) -> Loader:
+    """The loader, if no two pictures that are to be mixed come to different processes."""
+    if objective.pairs and world > 1 and loader.batch_size // world % 2:
+        raise ValueError(
+            f"mixing needs pairs: a batch of {loader.batch_size} gives each of {world} processes an odd number"
+        )
+    return loader

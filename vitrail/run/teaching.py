@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitrail.checkpoints.loading import load
 from vitrail.data.labels import listed, named, normal
@@ -30,6 +31,7 @@ from vitrail.recipe import Teacher as Wanted
 from vitrail.run.features import content_of_model, once
 from vitrail.run.opening import pipeline_of, weights_of
 from vitrail.run.record import read_json
+from vitrail.run.running import Run
 from vitrail.run.score_maps import compute, place_of, score_maps
 from vitrail.run.supervised import Supervised
 
@@ -42,8 +44,8 @@ KINDS: dict[str, TaughtSlot] = {  # what --distil stands for
 OTHERWISE = "fine-tune it on this data first, or learn from its features with --distil features"
 
 
-class Taught(Supervised):
-    """A student on its way, and who teaches it."""
+class WithTeacher(Run):
+    """What a run has that is taught, whatever it learns: a teacher who is engaged before anything begins, and asked."""
 
     def start(self) -> dict[str, Any]:
         self.engage()
@@ -63,10 +65,6 @@ class Taught(Supervised):
         wanted = taught_by(self.recipe)
         self.where = wanted.where
         self.teacher = engaged(wanted, self.recipe, self.prepared.labels.names)
-        if isinstance(self.objective, TokenLabelling):
-            if self.prepared.train.several:
-                raise ValueError("token labels are for pictures with one label each: use --distil soft")
-            self.objective.check(self.recipe.model, map_shape(self.teacher, self.objective.top))
         # Its names count too: they decide which of its answers is which of the student's classes.
         names = json.dumps(self.teacher.model.labels)
         whole = content_of_model(self.teacher.model, self.teacher.preprocessing)
@@ -90,42 +88,33 @@ class Taught(Supervised):
         self.task(model, 0)  # what an objective refuses, it refuses before anything is written
         return model
 
-    def task(self, model: ViT | BiT, steps: int) -> Task:
-        recipe, objective = self.recipe, self.objective
+    def taught(self, model: ViT | BiT, weights: Tensor | None = None) -> Task:
+        """The student with its objective and its teacher."""
+        recipe, objective = self.recipe, self.recipe.objective
         assert isinstance(objective, TaughtSlot)
-        cached = taught_by(recipe).cached
-        return objective.build(model, self.class_weights(), self.teacher, recipe.preprocessing, cached)
+        return objective.build(model, weights, self.teacher, recipe.preprocessing, taught_by(recipe).cached)
 
     def training_loader(self) -> Loader:
-        """The labels alone, or with what the teacher said of each picture beside them."""
+        """As without a teacher, or with what was asked beforehand about each picture."""
         loader = super().training_loader()
         if not taught_by(self.recipe).cached:
             return loader
         if not self.team.leads:
             self.team.wait()  # the first process asks, and the others find what was said in the cache
-        if isinstance(self.objective, TokenLabelling):
-            loader.maps = self.mapped(self.objective.top)
-        else:
-            loader.targets = torch.from_numpy(rows(self.prepared.train.targets, self.said()))
+        self.told(loader)
         if self.team.leads:
             self.team.wait()
         return loader
 
-    def mapped(self, top: int) -> Maps:
-        """What the teacher says at every place of each training picture: asked once, and kept on the disk."""
-        teacher, train, device = self.teacher, self.prepared.train, self.team.device
-        teacher.model.to(device)
-        turn = self.recipe.preprocessing.turn
-        place = place_of(teacher, self.weights_content, top, turn, device)
-        progress = self.progress if self.team.leads else None
-        new = compute(teacher, place, train, top, turn, device, self.machine.workers, progress)
-        self.tell(f"the teacher's score maps of {len(train):,} pictures: {new:,} asked for, the others from the cache")
-        return score_maps(teacher, place, train, top)
+    def told(self, loader: Loader) -> None:
+        """Puts what the teacher said of each picture beside its label, or in its place where labels are not learnt."""
+        labels = None if self.recipe.model.classes is None else self.prepared.train.targets
+        loader.targets = torch.from_numpy(rows(labels, self.said()))
 
     def said(self) -> np.ndarray:
         """What the teacher says of each training picture as it is, [n, K] or [n, F]: asked once, and kept on the disk."""
         teacher, train, device = self.teacher, self.prepared.train, self.team.device
-        model, of_features = teacher.model.to(device), isinstance(self.objective, FeatureDistillation)
+        model, of_features = teacher.model.to(device), isinstance(self.recipe.objective, FeatureDistillation)
         began = time.monotonic()
         found = once(
             (lambda images: vectors(model, images)) if of_features else model,
@@ -145,6 +134,37 @@ class Taught(Supervised):
         how = "from the cache" if found.cached else f"asked once, in {time.monotonic() - began:.1f} seconds"
         self.tell(f"the teacher's {'features' if of_features else 'answers'} for {len(train):,} pictures: {how}")
         return found.values if of_features else teacher.sorted(torch.from_numpy(found.values)).numpy()
+
+
+class Taught(WithTeacher, Supervised):
+    """A student that learns labels, and what a teacher says of the same pictures."""
+
+    def engage(self) -> None:
+        super().engage()
+        if isinstance(self.objective, TokenLabelling):
+            if self.prepared.train.several:
+                raise ValueError("token labels are for pictures with one label each: use --distil soft")
+            self.objective.check(self.recipe.model, map_shape(self.teacher, self.objective.top))
+
+    def task(self, model: ViT | BiT, steps: int) -> Task:
+        return self.taught(model, self.class_weights())
+
+    def told(self, loader: Loader) -> None:
+        if isinstance(self.objective, TokenLabelling):
+            loader.maps = self.mapped(self.objective.top)
+        else:
+            super().told(loader)
+
+    def mapped(self, top: int) -> Maps:
+        """What the teacher says at every place of each training picture: asked once, and kept on the disk."""
+        teacher, train, device = self.teacher, self.prepared.train, self.team.device
+        teacher.model.to(device)
+        turn = self.recipe.preprocessing.turn
+        place = place_of(teacher, self.weights_content, top, turn, device)
+        progress = self.progress if self.team.leads else None
+        new = compute(teacher, place, train, top, turn, device, self.machine.workers, progress)
+        self.tell(f"the teacher's score maps of {len(train):,} pictures: {new:,} asked for, the others from the cache")
+        return score_maps(teacher, place, train, top)
 
 
 def is_taught(recipe: Recipe) -> bool:
