@@ -74,6 +74,7 @@ class Setup:
     data: Data
     facts: Facts  # of the data: classes, channels, side, number of training pictures
     place: Path  # the study's directory, in which runs lie
+    init: str | None = None  # a model that the user gives to a study that begins with one
 
 
 @dataclass(frozen=True)
@@ -126,3 +127,4 @@ class Study:
     plan: Callable[[Setup, Sequence[Result]], list[Cell]]
     read: Callable[[Sequence[Result], Scale], Answer]
     measure: Callable[[Cell, Path], dict[str, Any]] | None = None  # besides "validation" and "test", of a finished run
+    look: Callable[[Data], Facts | None] | None = None  # facts of data that is not one data set; None for what is

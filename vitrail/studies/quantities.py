@@ -1,0 +1,29 @@
+"""Numbers that are no shares, as they are told: a correlation, a distance, and what changes them."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from vitrail.studies.intervals import Difference, Estimate, estimate
+from vitrail.studies.study import Series
+
+
+def number(found: Estimate) -> str:
+    """0.62 (0.55 to 0.69); without an interval where none is known."""
+    return _written(found, "")
+
+
+def signed(found: Difference) -> str:
+    """+0.10 (+0.05 to +0.15)."""
+    return _written(found, "+")
+
+
+def _written(found: Estimate | Difference, sign: str) -> str:
+    mean, low, high = (f"{value:{sign}.2f}".replace("-", "−") for value in (found.mean, found.low, found.high))
+    return mean if math.isnan(found.low) else f"{mean} ({low} to {high})"
+
+
+def series(label: str, values: Mapping[float | str, Sequence[float]]) -> Series:
+    """Means over seeds with their intervals, by x."""
+    found = [estimate(each) for each in values.values()]
+    mean, low, high = (tuple(getattr(each, name) for each in found) for name in ("mean", "low", "high"))
+    return Series(label, tuple(values), mean, low, high)
