@@ -52,7 +52,8 @@ def markdown(record: Record) -> str:
             *map(plain, answer.notes),
             f"**What this scale cannot show:** {plain(answer.limits)}",
         ]
-    parts += ["## How it was run", f"```console\n$ {shlex.join(record.command)}\n```", about(record)]
+    command = " ".join(shlex.join(record.command).split())  # on one line, which no name can end
+    parts += ["## How it was run", f"```console\n$ {command}\n```", about(record)]
     if chosen := tuning(record):
         parts.append(f"<details><summary>Rates tried, by validation accuracy</summary>\n\n{chosen}\n\n</details>")
     if record.failed:

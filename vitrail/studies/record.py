@@ -191,7 +191,7 @@ def write_record(record: Record, directory: Path) -> None:
             for r in record.results
         ],
     }
-    write_json(directory / FILE, _finite(about))
+    write_json(directory / FILE, _kept(about))
 
 
 def read_record(directory: Path) -> Record:
@@ -218,12 +218,14 @@ def read_record(directory: Path) -> Record:
         raise ValueError(f"{path} cannot be read ({error}): vitrail paper show {directory} writes it again") from None
 
 
-def _finite(value: Any) -> Any:
-    """The same for JSON, which knows no infinities: they are null."""
+def _kept(value: Any) -> Any:
+    """The same for JSON, which knows no infinities (they are null) and no halves of characters."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(part) for key, part in value.items()}
+        return {_kept(str(key)): _kept(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
+        return [_kept(part) for part in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
