@@ -121,4 +121,5 @@ def test_groups_are_in_order_of_appearance_and_their_values_by_seed():
 def test_estimates_and_differences_in_words():
     assert percent(Estimate(0.713, 0.701, 0.725, 3)) == "71.3 % (70.1–72.5)"
     assert points(Difference(-0.021, -0.03, 0.002)) == "−2.1 points (−3.0 to +0.2)"
+    assert points(Difference(-0.0001, -0.02, 0.02)) == "+0.0 points (−2.0 to +2.0)"
     assert points(Difference(0.021, math.nan, math.nan)) == "+2.1 points"

@@ -128,5 +128,7 @@ def percent(found: Estimate, digits: int = 1) -> str:
 
 def points(found: Difference, digits: int = 1) -> str:
     """+2.1 points (+1.2 to +3.0), of a difference between shares."""
-    mean, low, high = (f"{100 * value:+.{digits}f}".replace("-", "−") for value in (found.mean, found.low, found.high))
+    values = (found.mean, found.low, found.high)
+    # What rounds to nothing has no sign of its own.
+    mean, low, high = (f"{round(100 * value, digits) + 0.0:+.{digits}f}".replace("-", "−") for value in values)
     return f"{mean} points" if math.isnan(found.low) else f"{mean} points ({low} to {high})"
