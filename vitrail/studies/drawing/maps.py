@@ -13,7 +13,7 @@ from vitrail.studies.study import Chart, Series
 from vitrail.views.colours import LIKE, coloured
 
 GAP = 18.0  # pixels between panels
-PANEL = 210.0  # pixels that a panel has at least
+PANEL = 160.0  # pixels that a panel has at least
 ENLARGED = 4  # pixels of the picture for one number, so that smoothing does not blur it
 
 
@@ -24,9 +24,7 @@ def drawn(chart: Chart, palette: Palette, width: float) -> Drawing:
         return Drawing((text(0, 16, "nothing to draw yet", palette.quiet),), width, 24)
     values = np.array([v for each in series for picture in each.maps for row in picture for v in row], float)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    columns = max(1, min(len(series), 3, int((width + GAP) // (PANEL + GAP))))
-    if columns == 1 and len(series) > 1 and width >= 2 * 140 + GAP:
-        columns = 2
+    columns = _columns(len(series), width)
     panel = min((width - GAP * (columns - 1)) / columns, 330.0)
     parts, y = [], 0.0
     for start in range(0, len(series), columns):
@@ -43,6 +41,13 @@ def drawn(chart: Chart, palette: Palette, width: float) -> Drawing:
         y += tall + 4 + deepest + GAP
     bar, y = _scale(chart, low, high, y, width, palette)
     return Drawing((*parts, *bar), width, y + 6)
+
+
+def _columns(panels: int, width: float) -> int:
+    """Two on a phone, three on a screen; four where three would leave one panel alone."""
+    if panels in (4, 7, 8) and (width - 3 * GAP) / 4 >= PANEL:
+        return 4
+    return min(panels, 3 if (width - 2 * GAP) / 3 >= PANEL else 2)
 
 
 def _panel(series: Series, low: float, high: float, x: float, y: float, width: float) -> tuple[Markup, float]:
@@ -77,9 +82,10 @@ def _scale(
     for k, (r, g, b) in enumerate(colours):
         size = {"x": f"{k * long / steps:.2f}", "width": f"{long / steps + 0.5:.2f}", "y": f"{y:.1f}", "height": "10"}
         parts.append(h("rect", **size, fill=f"#{r:02x}{g:02x}{b:02x}"))
+    least, most = ((f"{end:.2f}" if abs(end) < 100 else amount(end)).replace("-", "−") for end in (low, high))
     parts += [
-        text(0, y + 25, f"{low:.2f}" if abs(low) < 100 else amount(low), palette.quiet, SMALL),
-        text(long, y + 25, f"{high:.2f}" if abs(high) < 100 else amount(high), palette.quiet, SMALL, "end"),
+        text(0, y + 25, least, palette.quiet, SMALL),
+        text(long, y + 25, most, palette.quiet, SMALL, "end"),
         rule(0, y + 10, long, y + 10, palette.rule),
     ]
     reach = y + 25

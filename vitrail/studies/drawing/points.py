@@ -49,7 +49,8 @@ def drawn(chart: Chart, palette: Palette, width: float) -> Drawing:
     axis = across([x for each in series for x in each.x[: len(each.y)]], chart.x_log, left, right)
     high = 280 if width >= NARROW else 240
     frame = _Frame(axis, up, top + 8, top + 8 + high, _aside(series, axis))
-    direct = _named(series, frame, palette) if chart.kind == "dots" and len(series) > 1 else None
+    apart = chart.kind == "dots" and len(series) > 1 and not frame.aside  # families in one column need a legend
+    direct = _named(series, frame, palette) if apart else None
     if len(series) > 1 and not beside and direct is None:
         keys, reach = legend(labels, width, palette, top + 12)
         parts, top = [*parts, *keys], reach + 14
@@ -178,9 +179,9 @@ def _named(series: list[Series], frame: _Frame, palette: Palette) -> list[Markup
 
 
 def _free(label: str, spots: list[tuple[int, float, float]], taken: list[Box], frame: _Frame) -> Box | None:
-    """A place for a name near a point: right or left of it, above, below; the family's ends are tried first."""
+    """A place for a name at the family's rightmost points: right or left of one, above, below."""
     wide, high = BOLD * width_of(label), 17.0
-    for _, x, y in [*reversed(spots[-1:]), *spots[:1], *spots[1:-1]]:
+    for _, x, y in sorted(spots, key=lambda spot: -spot[1])[:2]:
         for left, top in (
             (x + 10, y - high / 2),
             (x - wide / 2, y - high - 8),
