@@ -7,6 +7,7 @@ from vitrail.evaluate.collapse import (
     ALIKE,
     BROKEN,
     NO_ANSWER,
+    NO_ANSWER_CLOSE,
     NO_ANSWER_FAST,
     ONE_ANSWER,
     ONE_ANSWER_FAST,
@@ -83,9 +84,13 @@ def test_what_is_set_well_is_not_blamed():
         assert found.cause == cause
     warm = next(name for name, why in COLLAPSED.items() if why == "no sharpening")
     for temperature, cause in ((0.07, NO_ANSWER), (0.04, NO_ANSWER_FAST)):
-        found = alarm(warm, objective={"teacher_temperature": temperature})
+        found = alarm(warm, objective={"teacher_temperature": temperature, "standardise": 0.9})
         assert found is not None
         assert found.cause == cause
+    found = alarm(warm, objective={"teacher_temperature": 0.04, "standardise": None})
+    assert found is not None
+    assert found.cause == NO_ANSWER_CLOSE
+    assert found.advice.endswith("--set objective.standardise=0.9")
 
 
 def test_a_burnt_run_is_the_rate_s_fault_though_every_picture_gets_one_answer():

@@ -37,6 +37,9 @@ ONE_ANSWER = "every picture gets the same answer: nothing takes away what the te
 SLOW_CENTRE = "every picture gets the same answer: the centre of the teacher’s answers follows them too slowly"
 ONE_ANSWER_FAST = "every picture gets the same answer, though answers are centred: the learning rate is too high"
 NO_ANSWER = "no picture gets an answer, as the teacher finds all equally likely: its temperature is too high"
+NO_ANSWER_CLOSE = (
+    "no picture gets an answer, as the features of all pictures lie too close together for the heads to see"
+)
 NO_ANSWER_FAST = "no picture gets an answer, as the features lie too close together: the learning rate is too high"
 
 
@@ -93,6 +96,8 @@ def silent(start: Record, seen: Sequence[Record], objective: Mapping[str, Any]) 
         return ONE_ANSWER_FAST, ""
     temperature = objective.get("teacher_temperature")
     if closer or (temperature is not None and temperature <= COOL):
+        if "standardise" in objective and objective["standardise"] is None:
+            return NO_ANSWER_CLOSE, "show them what differs, --set objective.standardise=0.9"
         return NO_ANSWER_FAST, ""
     return NO_ANSWER, f"sharpen its answers, --set objective.teacher_temperature={COOL}"
 
