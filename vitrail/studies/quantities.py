@@ -18,7 +18,9 @@ def signed(found: Difference) -> str:
 
 
 def _written(found: Estimate | Difference, sign: str) -> str:
-    mean, low, high = (f"{value:{sign}.2f}".replace("-", "−") for value in (found.mean, found.low, found.high))
+    values = (found.mean, found.low, found.high)
+    # What rounds to nothing has no sign of its own.
+    mean, low, high = (f"{round(value, 2) + 0.0:{sign}.2f}".replace("-", "−") for value in values)
     return mean if math.isnan(found.low) else f"{mean} ({low} to {high})"
 
 

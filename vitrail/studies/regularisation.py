@@ -105,15 +105,15 @@ class Worth:
 def as_many(curve: Sequence[tuple[int, float]], accuracy: float) -> float:
     """With how many pictures plain training has this accuracy: 0 below the curve, infinitely many beyond it."""
     reached = curve[0]
-    if accuracy < reached[1]:
-        return 0.0
+    if accuracy <= reached[1]:
+        return float(reached[0]) if accuracy == reached[1] else 0.0
     for there in curve[1:]:
-        if there[1] >= accuracy > reached[1]:
+        if there[1] >= accuracy:
             along = (accuracy - reached[1]) / (there[1] - reached[1])
             return math.exp(math.log(reached[0]) + along * (math.log(there[0]) - math.log(reached[0])))
         if there[1] > reached[1]:  # where more pictures were no better by chance, the line goes straight on
             reached = there
-    return float(reached[0]) if accuracy == reached[1] else math.inf
+    return math.inf
 
 
 def worths(results: Sequence[Result], pictures: int | None) -> list[Worth]:

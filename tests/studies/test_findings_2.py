@@ -1,0 +1,576 @@
+"""What the studies say follows from their numbers: constructed results in, the expected sentence and agreement out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail.models.vit import ViT, build_vit
+from vitrail.objectives.masked_patches import MaskedPatches
+from vitrail.recipe import Data, Facts
+from vitrail.studies import (
+    attention_distance,
+    masked_patches,
+    position_maps,
+    regularisation,
+    resolution,
+    transfer,
+    vtab,
+)
+from vitrail.studies.base import vit
+from vitrail.studies.study import Answer, Result, Setup, Study
+
+DIGITS = Facts(1257, 10, False, (8, 8), 1, False)
+SPREAD = (-0.002, 0.0, 0.002)  # of three seeds
+
+
+def final(at: Mapping[str, Any], seed: int, **numbers: Any) -> Result:
+    return Result({**at, "seed": seed}, "final", {"pictures": 10_000, **numbers}, 1.0)
+
+
+def finals(at: Mapping[str, Any], around: float, name: str = "test", spread: Sequence[float] = SPREAD) -> list[Result]:
+    """Three seeds around a value."""
+    return [final(at, seed, **{name: around + apart}) for seed, apart in enumerate(spread)]
+
+
+def answered(study: Study, results: Sequence[Result], **sizes: Any) -> Answer:
+    scale = study.scales["test"]
+    return study.read(results, replace(scale, sizes={**scale.sizes, **sizes}))
+
+
+def setup_of(study: Study, place: Path = Path("study"), **changes: Any) -> Setup:
+    return Setup(study.scales["test"], Data("digits"), DIGITS, place, **changes)
+
+
+# --- position-maps ---
+
+
+def mapped(places: Mapping[str, float], lines: float = 0.1, spread: Sequence[float] = SPREAD) -> list[Result]:
+    """Three seeds of each setting; a 2×2 grid of positions."""
+    return [
+        final(
+            {"setting": setting, "steps": 800, "rate": 1e-3, "weight decay": 0.1},
+            seed,
+            place=place + apart,
+            lines=lines + apart,
+            test=0.8,
+            similarity=np.eye(4).reshape(2, 2, 2, 2).tolist(),
+        )
+        for setting, place in places.items()
+        for seed, apart in enumerate(spread)
+    ]
+
+
+def test_maps_that_depend_on_training_agree_with_the_paper():
+    answer = answered(
+        position_maps.STUDY,
+        mapped({"as usual": 0.6, "twice as long": 0.7, "no weight decay": 0.6, "half as long": 0.5}),
+    )
+    assert answer.finding == (
+        "Closer positions are more alike (correlation of their cosine with nearness 0.60 (0.60 to 0.60)), and how much depends "
+        "on the training: twice as long +0.10 (+0.10 to +0.10); half as long −0.10 (−0.10 to −0.10); no weight decay: no clear "
+        "change."
+    )
+    assert answer.agreement == "agrees"
+    assert answer.rows[1][:6] == (
+        "twice as long",
+        "800",
+        "0.001",
+        "0.1",
+        "0.70 (0.70 to 0.70)",
+        "+0.10 (+0.10 to +0.10)",
+    )
+    assert answer.notes[0].startswith("Positions of one row or column are more alike")
+    maps = answer.charts[0].series[0].maps
+    assert (len(maps), maps[0], maps[3]) == (4, ((1.0, 0.0), (0.0, 0.0)), ((0.0, 0.0), (0.0, 1.0)))
+
+
+def test_every_setting_that_changes_the_maps_is_named_and_nothing_else():
+    finding = answered(position_maps.STUDY, mapped({"as usual": 0.6, "twice as long": 0.7})).finding
+    assert finding.endswith("depends on the training: twice as long +0.10 (+0.10 to +0.10).")
+
+
+def test_maps_that_training_does_not_change_are_no_difference():
+    answer = answered(position_maps.STUDY, mapped({"as usual": 0.6, "twice as long": 0.6, "half as long": 0.6}))
+    assert answer.finding.endswith(
+        "and none of the 2 other settings changes that clearly: no difference at this scale."
+    )
+    assert answer.agreement == "no difference"
+
+
+def test_maps_that_tell_nothing_of_places_are_unclear_and_those_that_tell_the_opposite_disagree():
+    noisy = (-0.5, 0.0, 0.5)
+    answer = answered(position_maps.STUDY, mapped({"as usual": 0.1, "twice as long": 0.9}, 0.0, noisy))
+    assert answer.finding == (
+        "Whether closer positions are more alike cannot be told at this scale: correlation of their cosine with nearness 0.10 "
+        "(−1.14 to 1.34)."
+    )
+    assert answer.agreement == "unclear"
+    assert answer.notes[0].startswith("Rows and columns do not clearly stand out")
+    answer = answered(position_maps.STUDY, mapped({"as usual": -0.3}))
+    assert answer.finding.startswith("Closer positions are less alike: ")
+    assert answer.agreement == "disagrees"
+
+
+def test_two_seeds_do_not_make_a_map_clear():
+    answer = answered(position_maps.STUDY, mapped({"as usual": 0.6, "twice as long": 0.7}, spread=(0.0, 0.0)))
+    assert answer.agreement == "unclear"
+
+
+def test_likeness_that_falls_with_distance_tells_place_and_no_lines():
+    y, x = (axis.reshape(-1) for axis in np.mgrid[:5, :4])
+    away = np.hypot(y[:, None] - y, x[:, None] - x)
+    place, lines = position_maps.told((1 - away / 10).reshape(5, 4, 5, 4))
+    assert place == pytest.approx(1)
+    assert lines == pytest.approx(0, abs=1e-9)
+    line = (y[:, None] == y) | (x[:, None] == x)
+    assert position_maps.told((1 - away / 10 + 0.3 * line).reshape(5, 4, 5, 4))[1] == pytest.approx(0.3)
+
+
+# --- resolution ---
+
+
+def tuned_at(same: float, grid: float, order: float, anew: float, spread: Sequence[float] = SPREAD) -> list[Result]:
+    ways = {resolution.SAME: same, resolution.GRID: grid, resolution.ORDER: order, resolution.ANEW: anew}
+    return [
+        result for way, test in ways.items() for result in finals({"positions": way, "rate": 0.03}, test, spread=spread)
+    ]
+
+
+def test_a_larger_size_with_interpolated_positions_that_is_better_agrees():
+    answer = answered(resolution.STUDY, tuned_at(0.80, 0.85, 0.84, 0.82))
+    assert answer.finding == (
+        "Fine-tuning at the larger size brings +5.0 points (+5.0 to +5.0); there 2-D interpolation brings +3.0 points (+3.0 to "
+        "+3.0) against positions begun anew, and +1.0 points (+1.0 to +1.0) against reading order."
+    )
+    assert answer.agreement == "agrees"
+    assert answer.rows[0] == ("the same size", "0.03", "80.0 % (79.5–80.5)", "+5.0 points (+5.0 to +5.0)")
+
+
+@pytest.mark.parametrize(
+    ("tests", "agreement"),
+    [
+        ((0.85, 0.80, 0.80, 0.70), "disagrees"),
+        ((0.70, 0.80, 0.80, 0.85), "disagrees"),
+        ((0.70, 0.80, 0.80, 0.80), "unclear"),
+        ((0.80, 0.80, 0.80, 0.70), "unclear"),
+    ],
+)
+def test_one_claim_alone_does_not_agree(tests: tuple[float, float, float, float], agreement: str):
+    assert answered(resolution.STUDY, tuned_at(*tests)).agreement == agreement
+
+
+def test_sizes_that_make_no_clear_difference_say_so():
+    answer = answered(resolution.STUDY, tuned_at(0.80, 0.80, 0.80, 0.80))
+    assert answer.finding.endswith("which may be chance, against reading order: no difference at this scale.")
+    assert answer.agreement == "no difference"
+
+
+def test_ways_without_a_run_are_named():
+    answer = answered(resolution.STUDY, finals({"positions": resolution.SAME, "rate": 0.03}, 0.8))
+    assert answer.finding == (
+        "Nothing can be said yet: there is no finished run of larger, 2-D, larger, reading order, larger, anew."
+    )
+    assert answer.agreement == "unclear"
+
+
+def test_positions_begin_in_reading_order_or_anew_and_the_class_token_keeps_its_own():
+    small = build_vit(vit(setup_of(resolution.STUDY), image_size=(4, 4)))
+    assert isinstance(small, ViT)
+    with torch.no_grad():
+        small.position.weight.copy_(torch.arange(5.0)[None, :, None].expand(1, 5, 16))  # class token 0, patches 1 to 4
+    stretched = resolution.in_order(small, (8, 8))
+    assert stretched.shape == (1, 17, 16)
+    assert stretched[0, 0].eq(0).all()
+    along = stretched[0, 1:, 0]
+    assert (along.diff() >= 0).all()  # rows do not begin again
+    assert (along[0], along[-1]) == (1, 4)
+    fresh = resolution.begun(small, (8, 8), 1)
+    assert fresh[0, 0].eq(0).all()
+    assert fresh[0, 1:].std() == pytest.approx(0.02, rel=0.2)
+    assert torch.equal(fresh, resolution.begun(small, (8, 8), 1))
+    assert not torch.equal(fresh, resolution.begun(small, (8, 8), 2))
+
+
+def test_pictures_of_two_patches_cannot_be_halved():
+    setup = replace(setup_of(resolution.STUDY), facts=replace(DIGITS, side=(4, 4)))
+    with pytest.raises(ValueError, match="too few patches to halve"):
+        resolution.plan(setup, [])
+
+
+# --- masked-patches ---
+
+
+def learnt(
+    scratch: float, colour: float, labelled: float, spread: Sequence[float] = SPREAD, **others: float
+) -> list[Result]:
+    names = {"down": masked_patches.DOWN, "pixels": masked_patches.PIXELS, "less": masked_patches.LESS}
+    ways = {masked_patches.SCRATCH: scratch, masked_patches.COLOUR: colour, masked_patches.LABELLED: labelled}
+    ways |= {names[name]: test for name, test in others.items()}
+    return [
+        result for way, test in ways.items() for result in finals({"begins": way, "rate": 1e-3}, test, spread=spread)
+    ]
+
+
+def test_pre_training_between_scratch_and_all_labels_agrees():
+    answer = answered(masked_patches.STUDY, learnt(0.40, 0.45, 0.60, down=0.45, pixels=0.44, less=0.46), labels=100)
+    assert answer.finding == (
+        "Pre-training on the mean colours of hidden patches brings +5.0 points (+5.0 to +5.0) over scratch with 100 labels of "
+        "each class, and stays behind training with all labels, which has +15.0 points (+15.0 to +15.0) more."
+    )
+    assert answer.agreement == "agrees"
+    assert answer.notes == (
+        "4×4 colours, 50 %: no clear difference against colour, 50 % (+0.0 points (+0.0 to +0.0)); in the paper it works as well "
+        "with few labels.",
+        "pixels, 50 %: worse against colour, 50 % (−1.0 points (−1.0 to −1.0)); in the paper it is slightly worse with few "
+        "labels.",
+        "colour, 15 %: better against colour, 50 % (+1.0 points (+1.0 to +1.0)); in the paper it is slightly worse with few "
+        "labels.",
+    )
+
+
+def test_pre_training_that_brings_nothing_clear_is_no_difference():
+    answer = answered(masked_patches.STUDY, learnt(0.45, 0.45, 0.60), labels=100)
+    assert answer.finding.endswith("no difference at this scale.")
+    assert answer.agreement == "no difference"
+    assert answer.notes == ()  # of targets without a run nothing is said
+
+
+def test_pre_training_that_costs_or_is_ahead_of_all_labels_disagrees():
+    costs = answered(masked_patches.STUDY, learnt(0.50, 0.45, 0.60), labels=100)
+    assert costs.finding == (
+        "Pre-training on the mean colours of hidden patches costs with 100 labels of each class: −5.0 points (−5.0 to −5.0) "
+        "against scratch."
+    )
+    ahead = answered(masked_patches.STUDY, learnt(0.40, 0.45, 0.42), labels=100)
+    assert "is even ahead of training with all labels" in ahead.finding
+    assert costs.agreement == ahead.agreement == "disagrees"
+
+
+def test_pre_training_with_an_unclear_rest_still_agrees():
+    answer = answered(masked_patches.STUDY, learnt(0.40, 0.45, 0.45), labels=100)
+    assert "how far it stays behind training with all labels is not clear" in answer.finding
+    assert answer.agreement == "agrees"
+
+
+def test_a_result_is_missing_until_there_is_something_to_compare_with():
+    answer = answered(masked_patches.STUDY, finals({"begins": masked_patches.COLOUR, "rate": 1e-3}, 0.4))
+    assert (
+        answer.finding == "Nothing can be said yet: there is no finished run of from scratch, from scratch, all labels."
+    )
+
+
+def test_learning_without_labels_never_sees_the_test_pictures():
+    cells = masked_patches.plan(setup_of(masked_patches.STUDY), [])
+    assert {cell.recipe.data.fractions for cell in cells} == {(0.8, 0.1, 0.1)}  # the same parts with labels and without
+    base = [cell for cell in cells if cell.phase == "base"]
+    objectives = [cell.recipe.objective for cell in base]
+    assert objectives == [
+        MaskedPatches(target, share)
+        for target, share in (("colour", 0.5), ("down", 0.5), ("pixels", 0.5), ("colour", 0.15))
+    ]
+    theirs = replace(setup_of(masked_patches.STUDY), data=Data("photos", fractions=(0.6, 0.2, 0.2)))
+    assert {cell.recipe.data.fractions for cell in masked_patches.plan(theirs, [])} == {(0.6, 0.2, 0.2)}
+
+
+def test_fine_tuning_waits_for_its_own_model_and_begins_with_it():
+    setup = setup_of(masked_patches.STUDY)
+    before = {cell.at["begins"] for cell in masked_patches.plan(setup, []) if cell.phase == "final"}
+    assert before == {masked_patches.SCRATCH, masked_patches.LABELLED}
+    done = Result({"learnt": masked_patches.PIXELS, "seed": 0}, "base", {}, 1.0, "cells/pixels/run")
+    after = {c.at["begins"]: c.recipe for c in masked_patches.plan(setup, [done]) if c.phase == "final"}
+    assert set(after) == before | {masked_patches.PIXELS}
+    assert after[masked_patches.PIXELS].init == "study/cells/pixels/run/model.safetensors"
+    assert after[masked_patches.PIXELS].data.per_class == 10
+    assert after[masked_patches.LABELLED].data.per_class is None
+
+
+# --- attention-distance ---
+
+APART = (-0.004, 0.0, 0.004)
+
+
+def looked(
+    pure: Sequence[Sequence[float]], hybrid: Sequence[Sequence[float]], seeds: Sequence[float] = APART
+) -> list[Result]:
+    """Three layers of two heads."""
+    return [
+        final(
+            {"model": model, "rate": 1e-3},
+            seed,
+            test=0.7,
+            distance=(np.array(heads) + apart * np.array([[-1], [0], [1]])).tolist(),
+        )
+        for model, heads in (("ViT", pure), ("hybrid", hybrid))
+        for seed, apart in enumerate(seeds)
+    ]
+
+
+RISING, GLOBAL, FLAT = (
+    ((0.4, 0.95), (0.7, 0.9), (0.95, 1.0)),
+    ((0.9, 0.95), (0.9, 1.0), (0.95, 1.0)),
+    ((0.95,) * 2,) * 3,
+)
+
+
+def test_the_papers_three_claims_together_agree():
+    answer = answered(attention_distance.STUDY, looked(RISING, GLOBAL))
+    assert answer.finding == (
+        "In the ViT attention distance grows with depth (0.30 (0.28 to 0.32) from low to high layers), 1.0 of the 2 heads in its "
+        "low layers attend globally on average over seeds, and the hybrid's low layers look farther (+0.25 (+0.25 to +0.25))."
+    )
+    assert answer.agreement == "agrees"
+    assert answer.rows[0][-2:] == ("3 of 6", "3 of 6")
+    points = answer.charts[0].series[0]
+    assert (points.x, points.y[:2]) == ((1, 1, 2, 2, 3, 3), (pytest.approx(0.4), pytest.approx(0.95)))
+
+
+def test_heads_against_one_of_the_claims_disagree():
+    falling = tuple(reversed(RISING))
+    local = ((0.4, 0.5), (0.7, 0.9), (0.95, 1.0))
+    nearer = ((0.2, 0.5), (0.7, 0.9), (0.95, 1.0))
+    assert "falls with depth" in answered(attention_distance.STUDY, looked(falling, GLOBAL)).finding
+    assert "0.0 of the 2 heads" in answered(attention_distance.STUDY, looked(local, GLOBAL)).finding
+    assert "low layers look nearer" in answered(attention_distance.STUDY, looked(RISING, nearer)).finding
+    for pure, hybrid in ((falling, GLOBAL), (local, GLOBAL), (RISING, nearer)):
+        assert answered(attention_distance.STUDY, looked(pure, hybrid)).agreement == "disagrees"
+
+
+def test_some_claims_alone_are_unclear_and_none_is_no_difference():
+    answer = answered(attention_distance.STUDY, looked(RISING, RISING))
+    assert "there is no clear difference at this scale (+0.00 (+0.00 to +0.00))" in answer.finding
+    assert answer.agreement == "unclear"
+    answer = answered(attention_distance.STUDY, looked(FLAT, FLAT))
+    assert "does not clearly change with depth" in answer.finding
+    assert answer.agreement == "no difference"
+
+
+def test_one_model_alone_says_nothing():
+    results = [result for result in looked(RISING, GLOBAL) if result.at["model"] == "ViT"]
+    answer = answered(attention_distance.STUDY, results)
+    assert answer.finding == "Nothing can be said yet: there is no finished run of hybrid."
+
+
+@pytest.mark.parametrize(("depth", "low", "high"), [(1, 1, 0), (2, 1, 1), (3, 1, 2), (4, 1, 3), (6, 2, 4), (12, 4, 8)])
+def test_low_and_high_layers_are_thirds(depth: int, low: int, high: int):
+    assert attention_distance.thirds(depth) == (slice(0, low), slice(high, depth))
+
+
+def test_a_head_that_looks_evenly_has_the_mean_distance_of_all_pairs():
+    assert attention_distance.evenly((1, 2), 4) == pytest.approx(2)  # half of the pairs are 4 pixels apart
+
+
+def test_a_hybrid_with_other_tokens_is_refused():
+    setup = setup_of(attention_distance.STUDY)
+    setup = replace(setup, scale=replace(setup.scale, sizes={**setup.scale.sizes, "stages": (1, 1)}))
+    with pytest.raises(ValueError, match="8 pixels to a token and the ViT 4"):
+        attention_distance.plan(setup, [])
+
+
+# --- transfer ---
+
+
+def transferred(tasks: Mapping[str, tuple[str, float, float]]) -> list[Result]:
+    """Group, pre-trained and from scratch by task."""
+    return [
+        result
+        for task, (group, *tests) in tasks.items()
+        for begins, test in zip((transfer.PRETRAINED, transfer.SCRATCH), tests, strict=True)
+        for result in finals({"task": task, "group": group, "begins": begins, "rate": 0.01}, test)
+    ]
+
+
+def test_weights_that_help_on_all_groups_agree_and_the_groups_have_their_means():
+    answer = answered(
+        transfer.STUDY,
+        transferred(
+            {
+                "cifar-100": ("natural", 0.70, 0.10),
+                "dtd": ("natural", 0.60, 0.10),
+                "eurosat": ("specialised", 0.90, 0.60),
+                "dmlab": ("structured", 0.40, 0.30),
+                "cifar-10": ("whole", 0.90, 0.90),
+            }
+        ),
+    )
+    assert answer.finding == (
+        "Fine-tuned as in the paper, the model has 70.0 % (69.5–70.5) over 5 data sets (natural 65.0 % (64.5–65.5), specialised "
+        "90.0 % (89.5–90.5), structured 40.0 % (39.5–40.5)); its weights bring +30.0 points (+30.0 to +30.0) against a random "
+        "beginning."
+    )
+    assert answer.agreement == "agrees"
+    assert answer.rows[4][-2:] == ("99.50 ± 0.06", "99.15 ± 0.03")
+    assert [row[:2] for row in answer.rows[5:]] == [
+        *(("mean", group) for group in vtab.GROUPS),
+        ("mean", "VTAB, 4 of 19"),
+    ]
+    assert answer.rows[-1][3] == "65.0 % (64.5–65.5)"
+    assert answer.rows[-1][-2:] == ("", "")  # the paper's mean is of all 19
+    assert len(answer.notes) == 15
+    assert "svhn (natural, 10 classes) is missing: put its pictures in DATA/svhn" in answer.notes
+
+
+def test_the_papers_mean_stands_beside_all_19_tasks():
+    answer = answered(transfer.STUDY, transferred({task.name: (task.group, 0.7, 0.2) for task in vtab.VTAB}))
+    assert answer.rows[-1][1:2] + answer.rows[-1][-2:] == ("VTAB, 19 of 19", "77.63 ± 0.23", "72.72 ± 0.21")
+    assert answer.notes == ()
+
+
+def test_weights_that_bring_nothing_or_cost_are_told_so():
+    same = answered(transfer.STUDY, transferred({"digits": ("small", 0.7, 0.7)}))
+    assert same.finding == (
+        "Fine-tuned as in the paper, the model has 70.0 % (69.5–70.5) on one data set; its weights make no clear difference to a "
+        "random beginning at this scale (+0.0 points (+0.0 to +0.0))."
+    )
+    assert same.agreement == "no difference"
+    assert same.notes == ("None of VTAB's 19 tasks is here: --data DATA takes a folder for each.",)
+    worse = answered(transfer.STUDY, transferred({"digits": ("small", 0.6, 0.7)}))
+    assert "its weights cost −10.0 points" in worse.finding
+    assert worse.agreement == "disagrees"
+
+
+def test_a_data_set_counts_once_both_beginnings_are_there():
+    only = finals({"task": "dtd", "group": "natural", "begins": transfer.PRETRAINED, "rate": 0.01}, 0.7)
+    assert answered(transfer.STUDY, only).finding.startswith("Nothing can be said yet")
+
+
+def test_vtab_has_its_19_tasks_in_three_groups():
+    assert [sum(task.group == group for task in vtab.VTAB) for group in vtab.GROUPS] == [7, 4, 8]
+    assert set(transfer.TABLE_4) == {task.name for task in (*vtab.VTAB, *vtab.WHOLE)}
+    assert {transfer.TABLE_4[task.name] for task in vtab.VTAB} == {(2_500, (0.01,))}
+    assert vtab.VTAB[1].per_class == 10
+    assert all(task.per_class is None for task in vtab.WHOLE)
+
+
+def test_folders_are_found_however_they_are_spelt(tmp_path: Path):
+    for name in ("CIFAR_100", "eurosat", "holidays"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "svhn").write_text("no folder")
+    found = {task.name: path.name for task, path in vtab.located(tmp_path).items()}
+    assert found == {"cifar-100": "CIFAR_100", "eurosat": "eurosat", "cifar-100, whole": "CIFAR_100"}
+    assert vtab.located("digits") == {}
+
+
+def test_a_directory_of_data_sets_needs_a_model(tmp_path: Path):
+    (tmp_path / "eurosat").mkdir()
+    setup = replace(setup_of(transfer.STUDY), data=Data(str(tmp_path)))
+    with pytest.raises(ValueError, match="give the model too, --init FILE"):
+        transfer.plan(setup, [])
+
+
+def test_a_model_is_not_transferred_to_what_it_was_trained_on():
+    setup = setup_of(transfer.STUDY)
+    laptop = replace(setup, data=Data("cifar-10"), scale=transfer.STUDY.scales["laptop"])
+    assert [task.name for task in transfer.data_sets(laptop)] == ["digits", "fashion-mnist"]
+    given = transfer.data_sets(replace(laptop, init="model.safetensors"))
+    assert [task.name for task in given] == ["digits", "fashion-mnist", "cifar-10"]
+    theirs = transfer.data_sets(replace(laptop, init="model.safetensors", data=Data("here/photos")))
+    assert [(task.name, task.classes, task.per_class) for task in theirs] == [("photos", 10, None)]
+
+
+# --- regularisation ---
+
+PLAIN, BOTH = regularisation.PLAIN, (regularisation.STRONG, regularisation.REGULAR)
+
+
+def grown(
+    plain: Mapping[int, float], best: Mapping[int, float], spread: Sequence[float] = SPREAD, way: tuple[str, str] = BOTH
+) -> list[Result]:
+    """Plain training, and one way more, by pictures of each class; both validate as they test."""
+    return [
+        final(
+            {"augmentation": kind[0], "regularisation": kind[1], "per class": count},
+            seed,
+            test=value + apart,
+            validation=value + apart,
+        )
+        for kind, curve in ((PLAIN, plain), (way, best))
+        for count, value in curve.items()
+        for seed, apart in enumerate(spread)
+    ]
+
+
+CURVE = {100: 0.40, 200: 0.50, 400: 0.60, 1600: 0.70}
+
+
+def test_a_way_is_worth_as_many_pictures_as_plain_training_needs():
+    answer = answered(regularisation.STUDY, grown(CURVE, {100: 0.50, 200: 0.65}))
+    assert answer.finding == (
+        "Augmentation and regularisation stand in for data: with 100 pictures of each class the best of them, strong "
+        "augmentation with regularisation, is worth 2.0 times (1.9 to 2.1) the pictures, with 200 4.0 times (3.7 to 4.3), short "
+        "of the order of magnitude that the authors found."
+    )
+    assert answer.agreement == "agrees"
+    assert answer.rows[1][:4] == (
+        "strong",
+        "dropout, depth, decay",
+        "50.0 % (49.5–50.5), 2.0 times (1.9 to 2.1)",
+        "65.0 % (64.5–65.5), 4.0 times (3.7 to 4.3)",
+    )
+    assert answer.rows[1][4] == "–"
+
+
+def test_ten_times_the_data_is_not_short_of_the_authors_finding():
+    answer = answered(regularisation.STUDY, grown(CURVE, {100: 0.69}))
+    assert answer.finding.endswith("is worth 13.9 times (13.0 to 14.9) the pictures.")
+    beyond = answered(regularisation.STUDY, grown(CURVE, {100: 0.75}))
+    assert beyond.finding.endswith("is worth more than 16.0 times the pictures.")
+    assert answer.agreement == beyond.agreement == "agrees"
+
+
+def test_a_way_that_is_no_better_or_worse_is_told_so():
+    answer = answered(regularisation.STUDY, grown(CURVE, {100: 0.40}))
+    assert answer.finding == (
+        "With 100 pictures of each class augmentation and regularisation make no clear difference to plain training at this "
+        "scale: strong augmentation with regularisation is worth 1.0 times (less than 1.0 to 1.0) the pictures."
+    )
+    assert answer.agreement == "no difference"
+    answer = answered(regularisation.STUDY, grown(CURVE, {100: 0.30, 200: 0.45}))
+    assert answer.finding == (
+        "Augmentation and regularisation are no substitute for data here: with 100 pictures of each class even the best of them, "
+        "strong augmentation with regularisation, is clearly worse than plain training (−10.0 points (−10.0 to −10.0)), with 200 "
+        "0.7 times (0.7 to 0.7)."
+    )
+    assert answer.agreement == "disagrees"
+
+
+def test_the_best_way_is_chosen_on_validation_pictures():
+    light = (regularisation.LIGHT, regularisation.NONE)
+    results = grown(CURVE, {100: 0.50})
+    for result in grown({}, {100: 0.65}, way=light):  # better on test pictures, worse on validation
+        results.append(replace(result, numbers={**result.numbers, "validation": 0.2}))
+    assert (
+        "the best of them, strong augmentation with regularisation, is worth 2.0 times"
+        in answered(regularisation.STUDY, results).finding
+    )
+
+
+def test_without_another_way_nothing_is_said():
+    assert answered(regularisation.STUDY, grown(CURVE, {})).finding.startswith("Nothing can be said yet")
+
+
+def test_a_plain_curve_that_dips_is_read_along_its_rise():
+    curve = [(100, 0.4), (200, 0.35), (400, 0.6)]
+    assert regularisation.as_many(curve, 0.5) == pytest.approx(200)  # half way from 100 to 400
+    assert regularisation.as_many(curve, 0.39) == 0
+    assert regularisation.as_many(curve, 0.4) == 100
+    assert regularisation.as_many(curve, 0.6) == pytest.approx(400)
+    assert regularisation.as_many(curve, 0.61) == float("inf")
+
+
+def test_the_grid_is_every_way_on_few_pictures_and_plain_training_beyond():
+    setup = replace(setup_of(regularisation.STUDY), scale=regularisation.STUDY.scales["laptop"])
+    cells = regularisation.plan(replace(setup, facts=replace(DIGITS, images=45_000, side=(32, 32), channels=3)), [])
+    counts = {(str(c.at["augmentation"]), str(c.at["regularisation"])): [] for c in cells}
+    for each in cells:
+        if each.at["seed"] == 0:
+            counts[str(each.at["augmentation"]), str(each.at["regularisation"])].append(each.recipe.data.per_class)
+    assert len(counts) == 6
+    assert counts.pop(PLAIN) == [200, 400, 800, 1600, 3200]
+    assert all(each == [200, 400, 800] for each in counts.values())
+    few = regularisation.plan(replace(setup, facts=replace(DIGITS, images=800)), [])
+    assert max(c.recipe.data.per_class or 0 for c in few) == 80  # of pictures that there are

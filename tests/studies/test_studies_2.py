@@ -1,0 +1,174 @@
+"""Each of six studies from its plan to its page, at the scale `test`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.checkpoints.loading import load, save
+from vitrail.models.build import build
+from vitrail.models.vit import ViT
+from vitrail.recipe import Data, read_recipe
+from vitrail.studies import (
+    attention_distance,
+    masked_patches,
+    position_maps,
+    regularisation,
+    resolution,
+    study_named,
+    transfer,
+)
+from vitrail.studies.report import write
+from vitrail.studies.runner import Runner
+from vitrail.studies.study import Answer, Result, Setup, Study
+from vitrail.studies.sweep import Sweep, begin_sweep
+
+
+def ran(sweep: Sweep) -> tuple[list[Result], Answer]:
+    """Every cell, none of which failed, and what is read of them; with the page and the record written."""
+    state = Runner(sweep).run()
+    assert not state.failed, [failed.line for failed in state.failed.values()]
+    results = list(state.results.values())
+    answer = write(sweep.study, sweep.setup, results, [], sweep.directory)
+    assert answer is not None
+    assert answer.finding in json.loads((sweep.directory / "study.json").read_text())["answer"]["finding"]
+    assert answer.limits.split()[0] in (sweep.directory / "report.html").read_text()
+    assert all(len(row) == len(answer.columns) for row in answer.rows)
+    assert not answer.finding.startswith("Nothing can be said yet")
+    return results, answer
+
+
+def begun(study: Study, place: Path) -> Sweep:
+    assert study_named(study.name) is study
+    return begin_sweep(place / "study", study, "test")
+
+
+def test_position_maps_are_measured_of_every_setting(tmp_path: Path):
+    results, answer = ran(begun(position_maps.STUDY, tmp_path))
+    assert [result.at["setting"] for result in results] == ["as usual"] * 2 + ["twice as long"] * 2
+    assert [result.numbers["steps"] for result in results] == [6, 6, 12, 12]
+    similarity = np.array(results[0].numbers["similarity"])
+    assert similarity.shape == (4, 4, 4, 4)
+    assert np.allclose(similarity.reshape(16, 16).diagonal(), 1)
+    assert all(-1 <= result.numbers["place"] <= 1 for result in results)
+    assert [len(series.maps) for series in answer.charts[0].series] == [16, 16]
+
+
+def test_fine_tuning_begins_with_the_positions_that_it_says(tmp_path: Path):
+    sweep = begun(resolution.STUDY, tmp_path)
+    results, answer = ran(sweep)
+    assert [result.phase for result in results] == ["base", *["final"] * 4]
+    assert [row[0] for row in answer.rows] == list(resolution.FILES)
+    base = sweep.directory / results[0].run
+    small = load(base / "model.safetensors")
+    assert isinstance(small, ViT)
+    assert small.config.image_size == (4, 4)
+    begins = {}
+    for result in results[1:]:
+        recipe = read_recipe(sweep.directory / result.run / "recipe.json")
+        assert recipe.init is not None
+        assert Path(recipe.init).parent == base
+        model = load(recipe.init, image_size=recipe.model.image_size)
+        begins[result.at["positions"]] = model
+        assert model.labels == small.labels
+        differ = [n for n, t in model.state_dict().items() if not t.equal(small.state_dict()[n])]
+        assert differ == ([] if result.at["positions"] == resolution.SAME else ["position.weight"])
+    assert [begins[way].config.image_size for way in resolution.FILES] == [(4, 4), (8, 8), (8, 8), (8, 8)]
+    tables = [
+        begins[way].state_dict()["position.weight"] for way in (resolution.GRID, resolution.ORDER, resolution.ANEW)
+    ]
+    assert not any(a.equal(b) for a, b in ((tables[0], tables[1]), (tables[0], tables[2]), (tables[1], tables[2])))
+
+
+@pytest.mark.slow
+def test_masked_patches_are_learnt_without_labels_and_fine_tuned_with_few(tmp_path: Path):
+    sweep = begun(masked_patches.STUDY, tmp_path)
+    results, answer = ran(sweep)
+    assert [row[0] for row in answer.rows] == list(masked_patches.WAYS)
+    bases = [result for result in results if result.phase == "base"]
+    assert [result.at["learnt"] for result in bases] == list(masked_patches.OBJECTIVES)
+    pictures = {}
+    for result in results:
+        splits = json.loads((sweep.directory / result.run / "run.json").read_text())["data"]["splits"]
+        pictures[result.phase, result.at.get("begins")] = splits["train"]["images"]
+    assert pictures["final", masked_patches.COLOUR] == pictures["final", masked_patches.SCRATCH] == 100
+    assert pictures["base", None] == pictures["final", masked_patches.LABELLED] > 1_400
+    starts = {
+        result.at["begins"]: read_recipe(sweep.directory / result.run / "recipe.json").init
+        for result in results
+        if result.phase == "final"
+    }
+    assert starts[masked_patches.SCRATCH] is starts[masked_patches.LABELLED] is None
+    assert len({init for init in starts.values() if init}) == 4
+
+
+def test_attention_distances_are_measured_of_both_models(tmp_path: Path):
+    results, answer = ran(begun(attention_distance.STUDY, tmp_path))
+    assert [result.at["model"] for result in results] == ["ViT", "ViT", "hybrid", "hybrid"]
+    for result in results:
+        distance = np.array(result.numbers["distance"])
+        assert distance.shape == (3, 2)
+        assert ((distance > 0) & (distance < 2)).all()
+        assert result.numbers["looked at"] == 128
+    assert [row[0] for row in answer.rows] == ["ViT", "hybrid"]
+    assert [len(series.x) for series in answer.charts[0].series] == [6, 6]
+
+
+def test_a_model_is_made_and_transferred(tmp_path: Path):
+    sweep = begun(transfer.STUDY, tmp_path)
+    results, answer = ran(sweep)
+    assert [(r.phase, r.at.get("begins")) for r in results] == [
+        ("base", None),
+        *[("final", transfer.PRETRAINED)] * 2,
+        *[("final", transfer.SCRATCH)] * 2,
+    ]
+    assert [row[0] for row in answer.rows] == ["digits"]
+    recipe = read_recipe(sweep.directory / results[1].run / "recipe.json")
+    assert recipe.init == str(sweep.directory / results[0].run / "model.safetensors")
+    assert (recipe.data.per_class, recipe.optimizer.weight_decay, recipe.optimizer.clip) == (100, 0.0, 1.0)
+
+
+def test_a_given_model_is_transferred_to_the_folders_that_are_there(tmp_path: Path):
+    random = np.random.default_rng(0)
+    for task, classes in (("Patch_Camelyon", 2), ("kitti-distance", 4)):
+        for split, count in (("train", 4), ("validation", 2), ("test", 2)):
+            for label in range(classes):
+                folder = tmp_path / "DATA" / task / split / f"class-{label}"
+                folder.mkdir(parents=True)
+                for number in range(count):
+                    pixels = random.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+                    Image.fromarray(pixels).save(folder / f"{number}.png")
+    model = build(patch=8, width=16, depth=1, heads=2, image_size=16, classes=7)
+    save(model, tmp_path / "model.safetensors")
+    data = Data(str(tmp_path / "DATA"))
+    facts = transfer.look(data)
+    assert facts is not None
+    assert transfer.look(Data("digits")) is None
+    scale = replace(transfer.STUDY.scales["test"], seeds=1, steps=2, batch=4)
+    setup = Setup(scale, data, facts, tmp_path / "study", str(tmp_path / "model.safetensors"))
+    results, answer = ran(Sweep(transfer.STUDY, "test", setup))
+    assert [(r.at["task"], r.at["group"], r.at["begins"]) for r in results] == [
+        ("patch-camelyon", "specialised", transfer.PRETRAINED),
+        ("patch-camelyon", "specialised", transfer.SCRATCH),
+        ("kitti-distance", "structured", transfer.PRETRAINED),
+        ("kitti-distance", "structured", transfer.SCRATCH),
+    ]
+    assert [result.numbers["pictures"] for result in results] == [4, 4, 8, 8]
+    assert answer.rows[-1][1] == "VTAB, 2 of 19"
+    assert "eurosat (specialised, 10 classes) is missing: put its pictures in DATA/eurosat" in answer.notes
+    assert len(answer.notes) == 17
+
+
+def test_ways_of_regularisation_are_held_against_plain_training_on_more_pictures(tmp_path: Path):
+    sweep = begun(regularisation.STUDY, tmp_path)
+    results, answer = ran(sweep)
+    assert [result.at["per class"] for result in results] == [10] * 4 + [40]
+    recipes = [read_recipe(sweep.directory / result.run / "recipe.json") for result in results]
+    assert [recipe.model.dropout for recipe in recipes] == [0.0, 0.1, 0.0, 0.1, 0.0]
+    assert [recipe.optimizer.weight_decay for recipe in recipes] == [0.0, 0.1, 0.0, 0.1, 0.0]
+    assert [recipe.objective.mixup for recipe in recipes] == [0.0, 0.0, 0.5, 0.5, 0.0]
+    assert [len(recipe.augment) for recipe in recipes] == [1, 1, 3, 3, 1]
+    assert answer.columns == ("augmentation", "regularisation", "10 a class", "40 a class")
