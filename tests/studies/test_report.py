@@ -6,11 +6,13 @@ import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.report.test_page import HOSTILE, parsed
 from tests.studies import made
+from vitrail.studies import NAMES
 from vitrail.studies.drawing import said, svg
 from vitrail.studies.drawing.bars import drawn as bars_drawn
 from vitrail.studies.drawing.canvas import LIGHT, amount, shortened, width_of, wrapped
@@ -21,6 +23,7 @@ from vitrail.studies.study import Answer, Chart, Result, Series
 from vitrail.studies.sweep import Failed
 from vitrail.studies.tries import tries
 
+DOCS = Path(__file__).parents[2] / "docs"
 TWO = ("none", "1-D")
 BROKEN = Failed("final-1-D-x", {"positions": "1-D", "rate": 0.001, "seed": 2}, "final", "RuntimeError: out of memory")
 
@@ -266,6 +269,29 @@ def test_a_page_without_a_study_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="cannot be read"):
         write_page(tmp_path, tmp_path / "docs")
     assert not (tmp_path / "docs").exists()
+
+
+def test_the_study_that_the_documentation_writes_answers_from_its_numbers(tmp_path):
+    text = (DOCS / "studies.md").read_text(encoding="utf-8")
+    found: dict = {}
+    exec(compile(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], "registers.py", "exec"), found)
+    study = found["STUDY"]
+    setup = made.made_setup(tmp_path)
+    setup = replace(setup, scale=study.scales["test"])
+    results = made.made_results(study, setup)
+    assert [result.phase for result in results] == ["tune"] * 4 + ["final"] * 4
+    level = [replace(each, numbers=each.numbers | {"test": 0.5}) for each in results]
+    assert write(study, setup, level, [], tmp_path).finding.startswith(
+        "Four registers make no difference at this scale"
+    )
+    better = [replace(each, numbers=each.numbers | {"test": 0.5 + 0.1 * each.at["registers"]}) for each in results]
+    assert write(study, setup, better, [], tmp_path).finding == "Four registers bring +40.0 points (+38.8 to +41.1)."
+
+
+def test_the_table_of_the_documentation_names_every_study():
+    text = (DOCS / "paper" / "README.md").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^\| \W*`([\w-]+)`", text, re.MULTILINE)) == NAMES
+    assert all(f"`vitrail paper run {name} --scale laptop`" in text for name in NAMES)
 
 
 @pytest.fixture(scope="module")
