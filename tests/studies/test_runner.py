@@ -249,6 +249,9 @@ def test_own_pictures_without_splits_are_divided_and_looked_at_once(tmp_path: Pa
     monkeypatch.setattr("vitrail.studies.sweep.prepare", lambda *_: pytest.fail("the facts are known"))
     monkeypatch.chdir(tmp_path / "photos")  # the data is where it was, wherever one stands
     assert begin_sweep("../study", tiny.STUDY, "laptop", Data("../photos")).setup.facts == facts
+    assert begin_sweep("../study", tiny.STUDY, "laptop", Data("../photos", (0.8, 0.1, 0.1))).setup.facts == facts
+    with pytest.raises(ValueError, match="another data"):
+        begin_sweep("../study", tiny.STUDY, "laptop", Data("../photos", (0.6, 0.2, 0.2)))
     ran(sweep)
     assert all(result.numbers["pictures"] > 0 for result in sweep.state().results.values())
 
@@ -256,6 +259,6 @@ def test_own_pictures_without_splits_are_divided_and_looked_at_once(tmp_path: Pa
 def test_own_pictures_without_a_test_split_are_refused_before_anything_is_written(tmp_path: Path):
     pictures(tmp_path / "photos" / "train")
     pictures(tmp_path / "photos" / "val", 5)
-    with pytest.raises(ValueError, match="has no test pictures.*add a test folder"):
+    with pytest.raises(ValueError, match=r"has no test pictures.*add a test folder"):
         begin_sweep(tmp_path / "study", tiny.STUDY, "laptop", Data(str(tmp_path / "photos")))
     assert not (tmp_path / "study").exists()

@@ -85,8 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
     import vitrail.studies
 
     ours = (sys.executable, "-m", "tests.studies.tiny")
+    sys.modules["vitrail.studies.tiny"] = sys.modules[__name__]
     with (
-        patch.dict(sys.modules, {"vitrail.studies.tiny": sys.modules[__name__]}),
         patch.object(vitrail.studies, "NAMES", (*NAMES, "tiny")),
         patch("vitrail.cli.paper.PROGRAM", ours),
     ):

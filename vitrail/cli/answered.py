@@ -76,7 +76,10 @@ def left_over(state: "State") -> list[str]:
     lines = [f"failed  {name}: {failed.line}" for name, failed in state.failed.items()]
     waiting = len(state.missing) - len(state.failed)
     if state.failed:
-        lines.append(f"{len(state.failed)} cells failed; the same command tries them again")
+        several = len(state.failed) > 1
+        lines.append(
+            f"{len(state.failed)} cell{'s' * several} failed; the same command tries {'them' if several else 'it'} again"
+        )
     if waiting:
         lines.append(
             f"{len(state.results)} of {len(state.cells)} cells that are known are finished, {waiting} are to be run"

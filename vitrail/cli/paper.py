@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail import studies
 from vitrail.cli.train import fractions
-from vitrail.studies import NAMES, study_named
 
 if TYPE_CHECKING:
-    from vitrail.studies.study import Answer
+    from vitrail.studies.study import Study
     from vitrail.studies.sweep import State, Sweep
 
 PROGRAM = (sys.executable, "-m", "vitrail")  # how a runner of the same kind is started
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--traceback", action="store_true", default=argparse.SUPPRESS, help="show where an error comes from"
         )
         sub.add_argument("--json", action="store_true", help="the same for machines")
-    running.add_argument("name", metavar="NAME", help=f"one of {', '.join(NAMES)}")
+    running.add_argument("name", metavar="NAME", help=f"one of {', '.join(studies.NAMES)}")
     running.add_argument("--scale", choices=SCALES, required=True, help="how large")
     running.add_argument("--data", metavar="DATA", help="your own pictures, as `vitrail train` takes them")
     running.add_argument(
@@ -78,15 +78,15 @@ def listed(options: argparse.Namespace) -> int:
     """Every study."""
     from vitrail.cli.answered import described
 
-    studies = [study_named(name) for name in NAMES]
+    found = [studies.study_named(name) for name in studies.NAMES]
     if options.json:
-        print(json.dumps([as_table(each) for each in studies], indent=2, ensure_ascii=False))
+        print(json.dumps([as_table(each) for each in found], indent=2, ensure_ascii=False))
     else:
-        print("\n\n".join(described(each) for each in studies))
+        print("\n\n".join(described(each) for each in found))
     return 0
 
 
-def as_table(each: Any) -> dict[str, Any]:
+def as_table(each: "Study") -> dict[str, Any]:
     """A study for machines."""
     scales = {
         name: {
@@ -117,7 +117,7 @@ def shown(options: argparse.Namespace) -> int:
 
 def ran(options: argparse.Namespace) -> int:
     """Runs what is missing, and says what came of it."""
-    asked = study_named(options.name)
+    asked = studies.study_named(options.name)
     if options.jobs < 1:
         raise ValueError(f"--jobs {options.jobs}: use 1 or more")
     if options.split and not options.data:
@@ -179,9 +179,8 @@ def concluded(sweep: "Sweep", state: "State", options: argparse.Namespace, lost:
     from vitrail.cli.answered import answered, left_over
     from vitrail.studies.report import write
 
-    answer: Answer | None = write(
-        sweep.study, sweep.setup, list(state.results.values()), list(state.failed.values()), sweep.directory
-    )
+    results, failed = list(state.results.values()), list(state.failed.values())
+    answer = write(sweep.study, sweep.setup, results, failed, sweep.directory, sweep.settings)
     short = [*left_over(state), *([lost] if lost else [])]
     place = shortest(sweep.directory)
     if options.json:

@@ -194,6 +194,8 @@ def begin_sweep(
         told = {name: getattr(facts, name) for name in FACTS}
         write_plan(where, about | {"data": to_json(source), "facts": told})
     before = read_table(where / FILE) or {}
+    if before.get("data") == about["asked"]:  # the fractions that were chosen then are asked for now
+        before["asked"] = about["asked"]
     for name, word in (("study", "study"), ("scale", "scale"), ("asked", "data"), ("seeds", "seeds"), ("set", "--set")):
         if before.get(name) != about[name]:
             raise ValueError(
