@@ -15,7 +15,6 @@ from vitrail.studies.base import image_size, is_small, larger, macs, vit
 from vitrail.studies.study import Setup
 
 RESNET, HYBRID, VIT = "ResNet", "hybrid", "ViT"
-WIDEST = 4096
 
 
 def resnet(setup: Setup, bit: Mapping[str, Any], step: int) -> BiTConfig:
@@ -52,10 +51,14 @@ def matched(
 
 
 def nearest(cost: int, build: Callable[[int], ViTConfig], step: int) -> ViTConfig:
-    """The model whose cost of a picture is nearest, of all widths that are a multiple of `step`."""
-    low, high = 1, WIDEST // step  # the cost rises with the width
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if macs(build(middle * step)) < cost else (low, middle)
-    near = [build(each * step) for each in (max(1, low - 1), low)]
+    """The model whose cost of a picture is nearest, of all widths that are a multiple of `step`.
+
+    Matrices grow with the square of the width and attention with the width, so three widths tell the cost of all.
+    """
+    one, two, three = (macs(build(each * step)) for each in (1, 2, 3))
+    square = (three - 2 * two + one) / 2
+    slope = two - one - 3 * square
+    rest = one - square - slope - cost
+    wanted = (math.sqrt(max(0.0, slope * slope - 4 * square * rest)) - slope) / (2 * square)
+    near = [build(max(1, each) * step) for each in (math.floor(wanted), math.ceil(wanted))]
     return min(near, key=lambda model: abs(macs(model) - cost))

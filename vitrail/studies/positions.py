@@ -121,7 +121,7 @@ def found(tests: Mapping[str, Sequence[float]], pictures: int | None) -> tuple[s
     first, *_, last = sorted(kinds, key=lambda kind: -fmean(kinds[kind]))
     spread = difference(kinds[first], kinds[last], pictures)
     return among(
-        f"Without positions the model loses {points(flipped(gap))} against the mean of the others",
+        f"Without positions accuracy changes by {points(flipped(gap))} against the mean of the kinds",
         first,
         last,
         gap,

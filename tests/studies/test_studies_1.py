@@ -1,0 +1,317 @@
+"""Seven studies from plan to answer: positions, shape, head, original-transformer, resnet-optimizer, compute, data-size."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vitrail.engine.optim import SGD, AdamW
+from vitrail.models.bit import BiTConfig
+from vitrail.models.hybrid import Hybrid
+from vitrail.models.vit import ViTConfig
+from vitrail.nn.block import PostNorm
+from vitrail.nn.embed import Patches
+from vitrail.nn.mlp import GELU, ReLU
+from vitrail.nn.pool import ClassToken, Mean
+from vitrail.nn.position import Learned1D, Learned2D, NoPosition, Relative, Sinusoid1D
+from vitrail.recipe import Data, Facts
+from vitrail.studies import study_named
+from vitrail.studies.base import image_size, macs, recipe, training_macs, vit
+from vitrail.studies.matching import HYBRID, RESNET, VIT, matched
+from vitrail.studies.runner import Runner
+from vitrail.studies.shots import five_shot
+from vitrail.studies.study import Answer, Cell, Result, Scale, Setup
+from vitrail.studies.sweep import State, Sweep, begin_sweep
+
+OURS = ("positions", "shape", "head", "original-transformer", "resnet-optimizer", "compute", "data-size")
+FACTS = {
+    "digits": Facts(1293, 10, False, (8, 8), 1, False),
+    "fashion-mnist": Facts(53_988, 10, False, (28, 28), 1, False),
+    "cifar-10": Facts(45_000, 10, False, (32, 32), 3, False),
+    "imagenet-21k": Facts(14_000_000, 21_000, False, (375, 500), 3, True),
+}
+PHOTOGRAPHS = Facts(800, 10, False, (534, 400), 3, True)
+
+
+def set_up(name: str, scale: str, place: Path = Path("study")) -> Setup:
+    chosen = study_named(name).scales[scale]
+    return Setup(chosen, Data(chosen.data), FACTS[chosen.data], place)
+
+
+def planned(name: str, setup: Setup, score: Callable[[Cell], float] = lambda cell: 0.5) -> list[Cell]:
+    """All cells of a study, with results that were made up."""
+    cells: list[Cell] = []
+    results: list[Result] = []
+    while True:
+        cells = study_named(name).plan(setup, results)
+        if len(cells) == len(results):
+            return cells
+        results = [Result(cell.at, cell.phase, {"validation": score(cell), "test": 0.5}, 1.0) for cell in cells]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Sweep, State, Answer]]:
+    """A study run to its end on digits, once."""
+    known: dict[str, tuple[Sweep, State, Answer]] = {}
+
+    def run(name: str) -> tuple[Sweep, State, Answer]:
+        if name not in known:
+            sweep = begin_sweep(tmp_path_factory.mktemp(name) / "study", study_named(name), "test")
+            state = Runner(sweep).run()
+            known[name] = sweep, state, study_named(name).read(list(state.results.values()), sweep.setup.scale)
+        return known[name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_study_runs_from_plan_to_answer(name, ran):
+    _, state, answer = ran(name)
+    assert not state.failed
+    assert not state.missing
+    finals = [result for result in state.results.values() if result.phase == "final"]
+    assert all(result.numbers["pictures"] == 270 for result in finals)
+    assert answer.finding.endswith(".")
+    assert answer.finding.count(". ") == 0, "one sentence"
+    assert "Too few" not in answer.finding
+    assert answer.agreement in ("agrees", "disagrees", "no difference", "unclear")
+    assert {len(row) for row in answer.rows} == {len(answer.columns)}
+    assert answer.charts[0].series
+    for chart in answer.charts:
+        for line in chart.series:
+            assert len(line.x) == len(line.y) == len(line.low) == len(line.high) > 0
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_study_that_is_hardly_begun_says_so(name, ran):
+    sweep, state, _ = ran(name)
+    for results in ([], list(state.results.values())[:1]):
+        answer = study_named(name).read(results, sweep.setup.scale)
+        assert (answer.finding, answer.agreement) == ("Too few runs are finished to say anything.", "unclear")
+
+
+@pytest.mark.parametrize("name", ["positions", "data-size"])
+def test_five_shot_scores_are_measured_where_the_paper_has_them(name, ran):
+    _, state, answer = ran(name)
+    finals = [result for result in state.results.values() if result.phase == "final"]
+    assert all(0 < result.numbers["five-shot"] < 1 for result in finals)
+    assert len(answer.charts) == 2
+
+
+def test_a_try_has_no_five_shot_score(tmp_path):
+    tries = [cell for cell in planned("positions", set_up("positions", "laptop")) if cell.phase == "tune"]
+    assert five_shot(tries[0], tmp_path / "nothing") == {}  # it does not even open the run
+
+
+def test_the_table_of_positions_has_the_papers_numbers(ran):
+    _, _, answer = ran("positions")
+    column = answer.columns.index("paper: 5-shot")
+    told = {row[0]: row[column] for row in answer.rows}
+    assert told == {"none": "0.61382", "1-D, stem": "0.64206", "2-D, shared": "0.64022", "relative": "0.64032"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("positions", 8 * (2 + 3)),
+        ("head", 2 * 5 * 3 + 2 * 3),
+        ("original-transformer", 5 * (4 + 3)),
+        ("shape", 13 * (2 + 3)),
+        ("resnet-optimizer", 2 * (3 + 3)),
+        ("compute", 9 * (2 + 2)),
+        ("data-size", 18 * (2 + 2)),
+    ],
+)
+def test_the_laptop_scale_has_the_cells_it_was_reckoned_with(name, cells):
+    assert len(planned(name, set_up(name, "laptop"))) == cells
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("scale", ["gpu", "cluster"])
+def test_larger_scales_can_be_planned(name, scale):
+    cells = planned(name, set_up(name, scale))
+    assert {cell.phase for cell in cells} >= {"final"}
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert all(cell.recipe.precision == "bf16" for cell in cells)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_family_has_as_many_tries(name):
+    cells = planned(name, set_up(name, "laptop"))
+    places = [tuple(value for key, value in cell.at.items() if key not in ("rate", "seed")) for cell in cells]
+    tries = Counter(place for place, cell in zip(places, cells, strict=True) if cell.phase == "tune")
+    finals = Counter(place for place, cell in zip(places, cells, strict=True) if cell.phase == "final")
+    assert len(set(tries.values())) == len(set(finals.values())) == 1
+    assert tries.keys() == finals.keys()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_final_runs_have_the_rate_that_validated_best(name):
+    setup = set_up(name, "laptop")
+    rates = {*setup.scale.rates, *setup.scale.sizes.get("sgd_rates", ())}
+    assert len(rates) > 1
+    cells = planned(name, setup, lambda cell: float(cell.at["rate"]))  # the highest is the best
+    finals = {cell.recipe.optimizer.lr for cell in cells if cell.phase == "final"}
+    assert finals == {setup.scale.rates[-1], *setup.scale.sizes.get("sgd_rates", ())[-1:]}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_study_can_be_planned_for_photographs(name):
+    setup = replace(set_up(name, "laptop"), facts=PHOTOGRAPHS)
+    for cell in planned(name, setup):
+        model = cell.recipe.model
+        assert model.channels == 3
+        assert max(model.image_size) <= 168  # 128, or the next multiple of a patch
+
+
+def models(name: str, key: str, scale: str = "laptop") -> dict[str, ViTConfig | BiTConfig]:
+    return {str(cell.at[key]): cell.recipe.model for cell in planned(name, set_up(name, scale))}
+
+
+def test_positions_differ_in_positions_alone():
+    found = models("positions", "positions")
+    kinds = {name: model.position for name, model in found.items() if isinstance(model, ViTConfig)}
+    assert kinds == {
+        "none": NoPosition(),
+        "1-D, stem": Learned1D("stem"),
+        "1-D, every layer": Learned1D("every"),
+        "1-D, shared": Learned1D("shared"),
+        "2-D, stem": Learned2D("stem"),
+        "2-D, every layer": Learned2D("every"),
+        "2-D, shared": Learned2D("shared"),
+        "relative": Relative("every"),
+    }
+    assert len({replace(model, position=NoPosition()) for model in found.values()}) == 1
+
+
+def test_the_two_heads_differ_in_pooling_and_its_token():
+    found = models("head", "head")
+    token, mean = found["class token"], found["mean of patches"]
+    assert (token.pool, token.prefix.outputs) == (ClassToken(), 1)
+    assert (mean.pool, mean.prefix.outputs) == (Mean(), 0)
+    assert replace(mean, pool=token.pool, prefix=token.prefix) == token
+
+
+def test_between_vit_and_the_transformer_of_2017_lies_one_change_each():
+    found = models("original-transformer", "encoder")
+    original, ours = found["Transformer of 2017"], found["ViT"]
+    assert (original.block, original.position) == (PostNorm(mlp=ReLU()), Sinusoid1D())
+    assert (ours.block.mlp, ours.block.final_norm, ours.position) == (GELU(), True, Learned1D())
+    assert found["ViT, norm after"] == replace(ours, block=PostNorm(mlp=GELU()))
+    assert found["ViT, ReLU"] == replace(ours, block=replace(ours.block, mlp=ReLU()))
+    assert found["ViT, sinusoid"] == replace(ours, position=Sinusoid1D())
+
+
+def test_shapes_tell_the_compute_that_is_counted_on_them():
+    cells = planned("shape", set_up("shape", "laptop"))
+    base = next(cell.recipe.model for cell in cells if cell.at["dimension"] == "base")
+    for cell in cells:
+        assert cell.at["compute"] == pytest.approx(macs(cell.recipe.model) / macs(base), abs=1e-3)
+    heads = {cell.at["compute"] for cell in cells if cell.at["dimension"] == "heads"}
+    assert heads == {1.0}
+
+
+def test_a_wider_model_keeps_its_mlp_and_everything_scales_all():
+    cells = planned("shape", set_up("shape", "laptop"))
+    sizes = {(cell.at["dimension"], cell.at["value"]): cell.recipe.model.size for cell in cells}
+    assert (sizes["width", "128"].width, sizes["width", "128"].mlp, sizes["width", "128"].depth) == (128, 256, 4)
+    whole = sizes["everything", "6 layers of 96"]
+    assert (whole.depth, whole.width, whole.mlp, whole.heads) == (6, 96, 384, 6)
+
+
+def test_the_resnet_is_trained_by_adam_and_by_sgd():
+    cells = planned("resnet-optimizer", set_up("resnet-optimizer", "laptop"))
+    kinds = {(cell.at["optimizer"], type(cell.recipe.optimizer), type(cell.recipe.model)) for cell in cells}
+    assert kinds == {("Adam", AdamW, BiTConfig), ("SGD", SGD, BiTConfig)}
+    assert len({cell.recipe.model for cell in cells}) == 1
+    assert all(cell.recipe.optimizer.lr == cell.at["rate"] for cell in cells)
+
+
+@pytest.mark.parametrize("scale", ["test", "laptop", "gpu", "cluster"])
+def test_models_of_matched_compute_are_within_ten_percent(scale):
+    for name in ("data-size", "compute"):
+        setup = set_up(name, scale)
+        for each in setup.scale.sizes.get("models", (setup.scale.sizes,)):
+            found = matched(setup, each["bit"], each["hybrid"])
+            costs = {family: macs(model) for family, model in found.items()}
+            assert all(abs(cost / costs[RESNET] - 1) < 0.1 for cost in costs.values()), (name, costs)
+            assert len({model.image_size for model in found.values()}) == 1
+
+
+def test_models_of_matched_compute_are_of_three_families():
+    setup = set_up("data-size", "laptop")
+    found = matched(setup, setup.scale.sizes["bit"], setup.scale.sizes["hybrid"])
+    assert isinstance(found[RESNET], BiTConfig)
+    assert isinstance(found[HYBRID], ViTConfig)
+    assert isinstance(found[HYBRID].embed, Hybrid)
+    assert isinstance(found[VIT], ViTConfig)
+    assert isinstance(found[VIT].embed, Patches)
+
+
+def test_compute_is_three_times_forward_for_every_picture_seen():
+    setup = set_up("compute", "laptop")
+    for cell in planned("compute", setup):
+        assert cell.recipe.steps is not None
+        seen = cell.recipe.steps * cell.recipe.batch_size
+        assert cell.at["compute"] == 3 * macs(cell.recipe.model) * seen == training_macs(cell.recipe.model, seen)
+
+
+def test_data_sizes_are_drawn_anew_for_each_seed_and_the_test_pictures_stay():
+    cells = planned("data-size", set_up("data-size", "laptop"))
+    assert sorted({cell.recipe.data.per_class for cell in cells}) == [8, 24, 72, 216, 648, 1944]
+    for cell in cells:
+        assert cell.recipe.data.per_class == cell.at["each class"]
+        assert cell.recipe.data.drawn == cell.at["seed"]
+    assert len({cell.recipe.steps for cell in cells}) == 1
+
+
+def test_sizes_that_the_data_does_not_have_are_left_out():
+    setup = replace(set_up("data-size", "laptop"), facts=PHOTOGRAPHS)  # 80 of each class
+    assert sorted({cell.at["each class"] for cell in planned("data-size", setup)}) == [8, 24, 72]
+    few = replace(setup, data=Data("photos"), facts=replace(PHOTOGRAPHS, images=100))
+    with pytest.raises(
+        ValueError, match=r"photos has about 10 training pictures of each class.*use data with 24 or more"
+    ):
+        planned("data-size", few)
+
+
+def test_a_run_learns_from_as_many_pictures_as_its_place_says(ran):
+    sweep, state, _ = ran("data-size")
+    for result in state.results.values():
+        splits = json.loads((sweep.directory / result.run / "run.json").read_text())["data"]["splits"]
+        assert splits["train"]["images"] == 10 * int(str(result.at["each class"]))
+        assert splits["test"]["images"] == 270
+
+
+def set_up_for(facts: Facts, **sizes) -> Setup:
+    return Setup(Scale("any", 1, "one core", steps=50, sizes=sizes), Data("any"), facts, Path("study"))
+
+
+def test_small_pictures_are_taken_whole_and_photographs_have_as_many_tokens():
+    small = vit(set_up_for(FACTS["cifar-10"], width=32, depth=2, heads=2, patch=4))
+    photograph = vit(set_up_for(PHOTOGRAPHS, width=32, depth=2, heads=2, patch=4))
+    assert (small.image_size, small.embed) == ((32, 32), Patches(4))
+    assert (photograph.image_size, photograph.embed) == ((128, 128), Patches(16))
+    assert small.shape.patches == photograph.shape.patches == 64
+
+
+def test_a_scale_that_names_the_size_of_pictures_gets_it():
+    setup = set_up_for(PHOTOGRAPHS, width=32, depth=2, heads=2, patch=16, image=224)
+    assert (vit(setup).image_size, vit(setup).shape.patches) == ((224, 224), 196)
+
+
+def test_pictures_are_made_a_multiple_of_the_patch():
+    assert image_size(set_up_for(FACTS["fashion-mnist"]), 8) == (32, 32)
+
+
+def test_the_base_recipe_trains_after_the_paper_and_can_be_changed():
+    setup = set_up_for(FACTS["cifar-10"], width=32, depth=2, heads=2, patch=4, weight_decay=0.03)
+    made = recipe(setup, vit(setup), 2e-3, 7)
+    assert isinstance(made.optimizer, AdamW)
+    assert (made.optimizer.lr, made.optimizer.weight_decay, made.optimizer.clip) == (2e-3, 0.03, 1.0)
+    assert (made.schedule.warmup, made.steps, made.seed, made.data) == (5, 50, 7, Data("any"))
+    longer = recipe(setup, vit(setup), 2e-3, 7, steps=200)
+    assert (longer.schedule.warmup, longer.steps) == (20, 200)
