@@ -132,6 +132,21 @@ def test_heads_see_features_standardised_by_what_the_teacher_saw_before() -> Non
     torch.testing.assert_close(task.moments, 0.75 * before + 0.25 * torch.stack([y.mean(0), y.square().mean(0)]))
 
 
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_what_is_written_gives_features_as_the_heads_saw_them(pool: str) -> None:
+    task, images = made(replace(SPEC, standardise=0.9), pool=pool), crops()
+    task(images, None, draw())
+    task.after_step(0)
+    with torch.no_grad():
+        wanted = task.standard(task.teacher(images[0][:, 0]))
+        plain = copy.deepcopy(task.teacher)
+        plain.load_state_dict(task.written(dict(task.teacher.state_dict())))
+        torch.testing.assert_close(plain(images[0][:, 0]), wanted, rtol=1e-4, atol=1e-5)
+    published = made()
+    state = published.teacher.state_dict()
+    assert published.written(state) is state
+
+
 def test_teacher_follows_by_the_momentum_of_the_step() -> None:
     task = made(embed=ConvStem(8))
     task(crops(), None, draw())
@@ -369,6 +384,14 @@ def test_models_batches_and_crops_that_cannot_work_are_refused_before_training(s
     with pytest.raises(ValueError, match=words) as error:
         DINO().check(config, batch, views)
     assert "\n" not in str(error.value)
+
+
+def test_features_that_no_layernorm_can_standardise_are_refused() -> None:
+    for slots in ({"pool": "map"}, {"pool": "class+mean"}, {"block": "post"}):
+        config = vitrail.build(None, patch=16, width=16, depth=1, heads=2, classes=None, **slots).config
+        DINO().check(config, 8)
+        with pytest.raises(ValueError, match="standardise=none"):
+            DINO(standardise=0.9).check(config, 8)
 
 
 def test_what_can_work_is_not_refused() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitrail.data.views import Views
 from vitrail.models.vit import ViT, ViTConfig
 from vitrail.nn.head import Linear
+from vitrail.nn.pool import ClassToken, Mean
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.task import Task
 
@@ -50,7 +51,9 @@ class DINO:
     centre: float | None = 0.9  # what the centre keeps of itself in a step; None for no centring
     momentum: float = 0.996  # what the teacher keeps of itself in a step, at first; on a cosine to 1 at the end
     frozen: float = 0.01  # share in which the head's last layer does not learn
-    standardise: float | None = None  # what the features' mean and deviation keep of themselves; None for neither, as published
+    standardise: float | None = (
+        None  # what the features' mean and deviation keep of themselves; None for neither, as published
+    )
 
     def __post_init__(self) -> None:
         for name in ("out", "hidden", "bottleneck"):
@@ -80,6 +83,13 @@ class DINO:
         if not isinstance(config.head, Linear):
             raise ValueError(
                 f"DINO puts its own head behind the model's features, not {config.head}: use head='linear'"
+            )
+        if self.standardise is not None and not (
+            isinstance(config.pool, ClassToken | Mean) and config.block.final_norm
+        ):
+            raise ValueError(
+                "DINO standardises what a last LayerNorm gives of one token or of their mean: use pool='class' or 'mean', "
+                "or set objective.standardise=none"
             )
         if views is not None:
             views.check(config.image_size, config.embed.stride)
@@ -193,8 +203,20 @@ class SelfDistillation(Task):
         """Features as the heads see them: as they are, or standardised by what the teacher's features were."""
         if self.spec.standardise is None:
             return y
+        mean, deviation = self.mean_and_deviation()
+        return (y - mean) / deviation
+
+    def written(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The last LayerNorm's scale and shift take over what the heads were shown: the file gives standardised features."""
+        if self.spec.standardise is None:
+            return weights
+        mean, deviation = (each.cpu() for each in self.mean_and_deviation())
+        scale, shift = weights["pool.norm.weight"] / deviation, (weights["pool.norm.bias"] - mean) / deviation
+        return weights | {"pool.norm.weight": scale, "pool.norm.bias": shift}
+
+    def mean_and_deviation(self) -> tuple[Tensor, Tensor]:
         mean, square = self.moments
-        return (y - mean) / (square - mean.square()).clamp(min=1e-6).sqrt()
+        return mean, (square - mean.square()).clamp(min=1e-6).sqrt()
 
     def distributions(self, said: Tensor, step: int) -> Tensor:
         """The teacher's answers as distributions, centred and sharpened, [B, 2, K]."""
@@ -203,7 +225,9 @@ class SelfDistillation(Task):
     def answers(self, images: tuple[Tensor, Tensor], step: int) -> Tensor:
         """The student's logits for all crops, at its temperature, [B, V, K]: one call of the encoder for each size."""
         seen = [self.model(crops.flatten(0, 1)).unflatten(0, crops.shape[:2]) for crops in images if crops.shape[1]]
-        return self.head(self.standard(torch.cat(seen, 1)), self.spec.student_temperature, self.spec.frozen_at(step, self.steps))
+        return self.head(
+            self.standard(torch.cat(seen, 1)), self.spec.student_temperature, self.spec.frozen_at(step, self.steps)
+        )
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

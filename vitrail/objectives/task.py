@@ -15,6 +15,14 @@ class Task(nn.Module):
     def after_step(self, step: int) -> None:
         """What follows an optimiser step: a momentum teacher follows its student."""
 
+    def standard(self, y: Tensor) -> Tensor:
+        """Features [n, F] of the model that is kept, as the file that is written will give them."""
+        return y
+
+    def written(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the model that is kept, as they are to be written."""
+        return weights
+
     def signals(self, images: Tensor | tuple[Tensor, ...], draw: Draw) -> dict[str, Tensor]:
         """Numbers worth watching, of pictures that are not trained on: the `loss` at least."""
         raise AssertionError("an objective without labels says what to watch")

@@ -1,6 +1,7 @@
 """A run that learns without labels: watched by what its features do with pictures that were held out."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +186,7 @@ class Pretraining(Run):
         """The numbers of a validation."""
         with self.team.gathered(task):
             found = self.losses(task, step)
-            values, right = self.looked(getattr(task, self.objective.keeps))
+            values, right = self.looked(getattr(task, self.objective.keeps), task.standard)
         found |= {"spread": spread(values), "rank": rank(values)}
         return found if right is None else found | {"knn": float(right.mean())}
 
@@ -208,15 +209,23 @@ class Pretraining(Run):
         """What the task says of a batch of held-out pictures."""
         return task.signals(images, draw)
 
-    def looked(self, model: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        """The features of the watched pictures, and whether their neighbours' vote is right, where they have a class."""
+    def looked(
+        self, model: Any, standard: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The features of the watched pictures, and whether their neighbours' vote is right, where they have a class.
+
+        Neighbours are found by what `standard` makes of features. Their spread is not: it would look the same for ever.
+        """
         loader, normalise = self.part(WATCHED_SPLIT), self.recipe.preprocessing.normalise
         seen, read = answers(model, loader, normalise, self.team)
         if not self.votes:
             return seen[read], None
         memory = self.part(MEMORY_SPLIT)
         known, there = answers(model, memory, normalise, self.team)
-        votes = knn(known[there], memory.pictures.targets[there], np.nan_to_num(seen[read]), len(self.prepared.labels))
+        pair = [known[there], np.nan_to_num(seen[read])]
+        if standard is not None:
+            pair = [standard(torch.from_numpy(values).to(self.team.device)).cpu().numpy() for values in pair]
+        votes = knn(pair[0], memory.pictures.targets[there], pair[1], len(self.prepared.labels))
         return seen[read], votes.argmax(1) == loader.pictures.targets[read]
 
     def judged(self, history: list[dict[str, Any]]) -> Collapse | None:

@@ -232,12 +232,13 @@ class Run:
 
     def weights(self, part: str | None = None) -> dict[str, torch.Tensor]:
         """The tensors of a part of the task as they stand now, put together from all processes: of the model that is kept."""
-        prefix = f"{part or self.recipe.objective.keeps}."
-        return {
+        task, prefix = self.training.task, f"{part or self.recipe.objective.keeps}."
+        found = {
             name.removeprefix(prefix): whole(tensor.detach()).cpu().clone()
-            for name, tensor in self.training.task.state_dict().items()
+            for name, tensor in task.state_dict().items()
             if name.startswith(prefix)
         }
+        return found if part else task.written(found)
 
     def tuned(self) -> ViT | BiT:
         """A model with the weights as they stand now, low-rank additions by themselves."""
