@@ -349,6 +349,10 @@ def test_some_claims_alone_are_unclear_and_none_is_no_difference():
     assert answer.agreement == "no difference"
 
 
+def test_two_seeds_do_not_make_heads_clear():
+    assert answered(attention_distance.STUDY, looked(RISING, GLOBAL, (0.0, 0.0))).agreement == "unclear"
+
+
 def test_one_model_alone_says_nothing():
     results = [result for result in looked(RISING, GLOBAL) if result.at["model"] == "ViT"]
     answer = answered(attention_distance.STUDY, results)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from vitrail.checkpoints.loading import load, save
@@ -83,7 +82,6 @@ def test_fine_tuning_begins_with_the_positions_that_it_says(tmp_path: Path):
     assert not any(a.equal(b) for a, b in ((tables[0], tables[1]), (tables[0], tables[2]), (tables[1], tables[2])))
 
 
-@pytest.mark.slow
 def test_masked_patches_are_learnt_without_labels_and_fine_tuned_with_few(tmp_path: Path):
     sweep = begun(masked_patches.STUDY, tmp_path)
     results, answer = ran(sweep)

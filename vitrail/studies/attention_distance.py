@@ -173,6 +173,8 @@ def found(growth: Estimate, everywhere: float, heads: int, nearer: Difference) -
         )
     change = f"{number(growth)} from low to high layers"
     sentence = f"In the ViT attention distance {depth} with depth ({change}), {some}, and {hybrid}."
+    if math.isnan(growth.low) or math.isnan(nearer.low):  # of one or two seeds nobody can say how much is chance
+        return sentence, "unclear"
     if falls or (nearer.clear and nearer.mean < 0) or everywhere == 0:
         return sentence, "disagrees"
     if grows and nearer.clear:

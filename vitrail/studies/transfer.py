@@ -94,13 +94,14 @@ def data_sets(setup: Setup) -> dict[Task, Data]:
 
 
 @cache
-def opened(init: str) -> tuple[ViTConfig, Preprocessing | None]:
-    """What a checkpoint is, as its header tells."""
+def opened(init: str) -> tuple[ViTConfig, Preprocessing]:
+    """What a checkpoint is, as its header tells; where it does not tell how pictures are normalised, plainly."""
     with describe(init) as checkpoint:
         config, pipeline = checkpoint.contract.config, checkpoint.contract.preprocessing
     if not isinstance(config, ViTConfig):
         raise ValueError(f"{init} is a ResNet: this study transfers Vision Transformers")
-    return config, pipeline if isinstance(pipeline, Preprocessing) else None
+    half = (0.5,) * config.channels
+    return config, pipeline if isinstance(pipeline, Preprocessing) else Preprocessing(mean=half, std=half)
 
 
 def tuning(
@@ -109,7 +110,7 @@ def tuning(
     targets: Mapping[Task, Data],
     init: str,
     model: ViTConfig,
-    pipeline: Preprocessing | None,
+    pipeline: Preprocessing,
 ) -> list[Cell]:
     """Fine-tuning on every data set, each for as long and at as many rates as the scale has for it."""
     lengths: Mapping[str, Length] = setup.scale.sizes.get("lengths", {})
@@ -140,7 +141,7 @@ def finetuning(
     task: Task,
     data: Data,
     model: ViTConfig,
-    pipeline: Preprocessing | None,
+    pipeline: Preprocessing,
     steps: int,
     rate: float,
     seed: int,
