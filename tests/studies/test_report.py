@@ -140,8 +140,31 @@ def test_tries_are_shown_by_rate_and_the_best_is_marked_when_all_are_there(small
     assert found.chosen((("positions", "none"),)) == max(scores, key=lambda rate: scores[rate])
     part = tries(results[:3])
     assert part.chosen((("positions", "1-D"),)) is None
-    gone = Result({"positions": "none", "rate": 0.1, "seed": 0}, "tune", {"validation": 0.0, "diverged": "at 3"}, 1.0)
-    assert tries([*results, gone]).families[("positions", "none"),][0.1] == "diverged"
+    assert found.names == ["positions"]
+
+
+def test_a_try_that_diverged_is_called_so_and_never_chosen():
+    at = {"family": "ViT", "each class": 1944}
+    results = [
+        Result({**at, "rate": 1e-3, "seed": 0}, "tune", {"validation": 0.5}, 1.0),
+        Result({**at, "rate": 1e-1, "seed": 0}, "tune", {"validation": 0.9, "diverged": "at step 3"}, 1.0),
+    ]
+    found, place = tries(results), (("family", "ViT"), ("each class", 1944))
+    assert (found.names, found.words(place)) == (["family", "each class"], ["ViT", "1,944"])
+    assert [found.score(place, rate) for rate in found.rates] == ["50.0\u00a0%", "diverged"]
+    assert found.chosen(place) == 1e-3
+
+
+def test_tries_with_several_seeds_are_compared_by_their_mean():
+    scores = {(0.1, 0): 0.9, (0.1, 1): 0.1, (0.2, 0): 0.6, (0.2, 1): 0.6}
+    results = [
+        Result({"head": "mean", "rate": rate, "seed": seed}, "tune", {"validation": value}, 1.0)
+        for (rate, seed), value in scores.items()
+    ]
+    found, place = tries(results), (("head", "mean"),)
+    assert found.chosen(place) == 0.2
+    assert found.score(place, 0.1) == "50.0\u00a0%"
+    assert tries(results[:3]).chosen(place) is None
 
 
 def test_hostile_names_stay_text(small, tmp_path):

@@ -98,12 +98,12 @@ def tuning(record: Record) -> str:
     found = tries(record.results)
     if not found.families:
         return ""
-    head = ("", *(amount(float(rate)) if is_number(rate) else str(rate) for rate in found.rates))
+    head = [*found.names, *(amount(float(rate)) if is_number(rate) else str(rate) for rate in found.rates)]
     body = []
-    for place, scores in found.families.items():
-        best = found.chosen(place)
-        cells = [f"**{scores[rate]}**" if rate == best else scores.get(rate, "–") for rate in found.rates]
-        body.append("| " + " | ".join([plain(in_words(place) or "all"), *cells]) + " |")
+    for place in found.families:
+        best, scores = found.chosen(place), {rate: found.score(place, rate) for rate in found.rates}
+        cells = [f"**{said}**" if rate == best else said for rate, said in scores.items()]
+        body.append("| " + " | ".join([*map(plain, found.words(place)), *cells]) + " |")
     return "\n".join([rows(head, ()), *body])
 
 

@@ -134,24 +134,20 @@ def tuning(found: Tries) -> list[Markup | None]:
     """What was tried for each family, on validation pictures, and what was chosen."""
     if not found.families:
         return []
-    names, rows = {key for place in found.families for key, _ in place}, []
-    for place, scores in found.families.items():
-        best = found.chosen(place)
-        row: list[object] = [name(place[0][1] if len(names) == 1 else in_words(place) or "all")]
-        for rate in found.rates:
-            row.append(h("b", scores[rate], " ✓", title="chosen") if rate == best else scores.get(rate, "–"))
-        rows.append(row)
-    head = [
-        *(names if len(names) == 1 else ["family"]),
-        *(amount(float(rate)) if is_number(rate) else str(rate) for rate in found.rates),
-    ]
+    rows = []
+    for place in found.families:
+        best, scores = found.chosen(place), {rate: found.score(place, rate) for rate in found.rates}
+        marked = [h("b", said, " ✓", title="chosen") if rate == best else said for rate, said in scores.items()]
+        rows.append([*map(name, found.words(place)), *marked])
+    head = [*found.names, *(amount(float(rate)) if is_number(rate) else str(rate) for rate in found.rates)]
+    seeds = "with one seed" if found.seeds == 1 else f"by the mean of {found.seeds} seeds"
     return [
         h(
             "p",
-            "Every family had the same number of tries. They were compared on validation pictures, with one seed; the best, ✓, "
-            "was then run with all seeds.",
+            f"Every family has the same number of tries. They are compared on validation pictures, {seeds}; the best, ✓, is "
+            "then run with all seeds.",
         ),
-        table(head, rows, caption="Validation accuracy by family and rate", numbers=1, fit=True),
+        table(head, rows, caption="Validation accuracy by family and rate", numbers=len(found.names), fit=True),
     ]
 
 

@@ -1,10 +1,12 @@
 """What was tried before a study chose: validation accuracy by family and rate."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from vitrail.report.words import is_number, percent
-from vitrail.studies.record import family
+from vitrail.studies.record import family, in_words
 from vitrail.studies.study import Result, Setting
 
 Place = tuple[tuple[str, Setting], ...]
@@ -12,29 +14,57 @@ Place = tuple[tuple[str, Setting], ...]
 
 @dataclass
 class Tries:
-    """Scores in words by family and rate, in order of appearance."""
+    """Scores by family and rate, one for each seed; families in order of appearance, rates in theirs."""
 
-    families: dict[Place, dict[Setting, str]] = field(default_factory=dict)
+    families: dict[Place, dict[Setting, list[float]]] = field(default_factory=dict)
     rates: list[Setting] = field(default_factory=list)
-    best: dict[Place, tuple[float, Setting]] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> int:
+        """Of each try."""
+        return max((len(values) for scores in self.families.values() for values in scores.values()), default=0)
+
+    @property
+    def names(self) -> list[str]:
+        """What families are told apart by; one word for all where they have not the same settings."""
+        kinds = {tuple(name for name, _ in place) for place in self.families}
+        return list(kinds.pop()) if len(kinds) == 1 and () not in kinds else ["family"]
+
+    def words(self, place: Place) -> list[str]:
+        """A family in as many words as there are names."""
+        if self.names == ["family"] and [name for name, _ in place] != ["family"]:
+            return [in_words(place) or "all"]
+        return [
+            f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value) for _, value in place
+        ]
+
+    def score(self, place: Place, rate: Setting) -> str:
+        """A try's mean over seeds; one that diverged is the worst, and is called so."""
+        values = self.families[place].get(rate)
+        if not values:
+            return "–"
+        return "diverged" if any(math.isnan(value) for value in values) else percent(fmean(values))
 
     def chosen(self, place: Place) -> Setting:
-        """The rate that validated best, the first of equals; None while not all are tried."""
-        return self.best[place][1] if place in self.best and len(self.families[place]) == len(self.rates) else None
+        """The rate that validated best, the lowest of equals; None while not all are tried."""
+        scores = self.families[place]
+        if any(len(scores.get(rate, ())) < self.seeds for rate in self.rates):
+            return None
+        means = {rate: fmean(scores[rate]) for rate in self.rates}
+        sound = [rate for rate in self.rates if not math.isnan(means[rate])]
+        return max(sound, key=lambda rate: means[rate]) if sound else None  # the first of equals
 
 
 def tries(results: Sequence[Result]) -> Tries:
     """From the results of the phase "tune"."""
     found = Tries()
     for result in results:
-        if result.phase != "tune":
-            continue
-        place, rate, value = family(result.at), result.at.get("rate"), result.numbers.get("validation")
-        if rate not in found.rates:
-            found.rates.append(rate)
-        scores = found.families.setdefault(place, {})
-        scores[rate] = "diverged" if result.numbers.get("diverged") else percent(value)
-        if is_number(value) and value > found.best.get(place, (-1.0, None))[0]:
-            found.best[place] = (value, rate)
+        if result.phase == "tune":
+            value = result.numbers.get("validation")
+            score = float(value) if is_number(value) and not result.numbers.get("diverged") else math.nan
+            rate = result.at.get("rate")
+            found.families.setdefault(family(result.at), {}).setdefault(rate, []).append(score)
+            if rate not in found.rates:
+                found.rates.append(rate)
     found.rates.sort(key=lambda rate: (not is_number(rate), rate if is_number(rate) else 0.0))
     return found
