@@ -139,8 +139,8 @@ def test_a_cell_that_fails_is_written_down_and_tried_again_the_next_time(tmp_pat
 
 def test_a_try_whose_rate_is_too_high_is_the_worst_and_its_family_goes_on(tmp_path: Path):
     scale = replace(tiny.STUDY.scales["test"], rates=(1e-3, 1e38), seeds=1)
-    sweep = begin_sweep(tmp_path / "study", tiny.STUDY, "test", seeds=1)
-    sweep.setup = replace(sweep.setup, scale=scale)
+    begun = begin_sweep(tmp_path / "study", tiny.STUDY, "test", seeds=1)
+    sweep = replace(begun, setup=replace(begun.setup, scale=scale))
     ran(sweep)
     state = sweep.state()
     assert not state.missing
@@ -205,9 +205,22 @@ def test_a_plan_that_forgets_what_is_finished_is_noticed(tmp_path: Path):
 
     sweep = small(tmp_path)
     ran(sweep)
-    sweep.study = replace(tiny.STUDY, plan=forgetful)
     with pytest.raises(AssertionError, match="forgets cells"):
-        sweep.state()
+        replace(sweep, study=replace(tiny.STUDY, plan=forgetful)).state()
+
+
+def test_a_plan_is_asked_again_only_when_there_is_something_new(whole: Sweep):
+    asked: list[int] = []
+
+    def plan(setup: Any, results: Any) -> list[Cell]:
+        asked.append(len(results))
+        return tiny.plan(setup, results)
+
+    sweep = replace(whole, study=replace(tiny.STUDY, plan=plan))
+    sweep.state()
+    assert asked == [0, 4, 8]
+    assert not sweep.state().missing
+    assert asked == [0, 4, 8]
 
 
 def test_another_study_in_the_same_directory_is_refused_in_one_line(tmp_path: Path):

@@ -73,7 +73,9 @@ class Sweep:
     scale: str
     setup: Setup
     settings: tuple[str, ...] = ()
-    _results: dict[str, Result] = field(default_factory=dict)  # a result never changes
+    # A result never changes, and a plan is pure: neither is asked for twice.
+    _results: dict[str, Result] = field(default_factory=dict, init=False, repr=False)
+    _plans: dict[frozenset[str], dict[str, Cell]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def directory(self) -> Path:
@@ -86,8 +88,10 @@ class Sweep:
     def state(self) -> State:
         """Plans, reads the results of what is planned, and plans with them, until nothing new comes of it."""
         results: dict[str, Result] = {}
+        plans, self._plans = self._plans, {}
         while True:
-            cells = self.planned(list(results.values()))
+            key = frozenset(results)
+            cells = self._plans[key] = plans.get(key) or self.planned(list(results.values()))
             found = {name: result for name, cell in cells.items() if (result := self.result(name, cell)) is not None}
             assert results.keys() <= found.keys(), f"the plan of {self.study.name} forgets cells that are finished"
             if len(found) == len(results):
@@ -159,7 +163,7 @@ def open_sweep(directory: str | Path) -> Sweep:
     scale = replace(scale_named(study, data["scale"]), seeds=data["seeds"])
     facts = Facts(**{name: data["facts"][name] for name in FACTS if name != "side"}, side=tuple(data["facts"]["side"]))
     source = dataclass_from_json(data["data"], Data, f"{path / FILE}: data")
-    return Sweep(study, data["scale"], Setup(scale, source, facts, path), tuple(data["set"]))
+    return Sweep(study, data["scale"], Setup(scale, source, facts, path, data.get("init")), tuple(data["set"]))
 
 
 def begin_sweep(
@@ -170,12 +174,15 @@ def begin_sweep(
     seeds: int | None = None,
     settings: Sequence[str] = (),
     progress: Progress | None = None,
+    init: str | None = None,
 ) -> Sweep:
     """Sets a study up in a directory, or goes on with the same one there; another one is refused."""
     where = Path(directory)
     chosen = scale_named(study, scale)
     if seeds is not None and seeds < 1:
         raise ValueError(f"--seeds {seeds}: use 1 or more")
+    if init is not None and not study.takes_init:
+        raise ValueError(f"{study.name} makes its own models: leave out --init")
     given = data or Data(chosen.data)
     about = {
         "vitrail": vitrail.__version__,
@@ -184,19 +191,30 @@ def begin_sweep(
         "asked": to_json(replace(given, where=place(given.where) or given.where)),
         "seeds": seeds or chosen.seeds,
         "set": list(settings),
+        "init": init and (place(init) or init),
     }
     if where.exists() and not where.is_dir():
         raise ValueError(f"{where} is a file: give --out the name of a directory")
     if not (where / FILE).is_file():
         if where.is_dir() and any(where.iterdir()):
             raise ValueError(f"{where} is there, is not empty and holds no study: give --out another name")
-        source, facts = looked_at(dataclass_from_json(about["asked"], Data, "data"), progress)
+        source = dataclass_from_json(about["asked"], Data, "data")
+        known = study.look(source) if study.look is not None else None
+        source, facts = (source, known) if known is not None else looked_at(source, progress)
+        study.plan(Setup(chosen, source, facts, where, about["init"]), [])  # refuses before anything is written
         told = {name: getattr(facts, name) for name in FACTS}
         write_plan(where, about | {"data": to_json(source), "facts": told})
     before = read_table(where / FILE) or {}
     if before.get("data") == about["asked"]:  # the fractions that were chosen then are asked for now
         before["asked"] = about["asked"]
-    for name, word in (("study", "study"), ("scale", "scale"), ("asked", "data"), ("seeds", "seeds"), ("set", "--set")):
+    for name, word in (
+        ("study", "study"),
+        ("scale", "scale"),
+        ("asked", "data"),
+        ("seeds", "seeds"),
+        ("set", "--set"),
+        ("init", "--init"),
+    ):
         if before.get(name) != about[name]:
             raise ValueError(
                 f"{where} holds a study with another {word}, {in_words(before.get(name))} and not "
