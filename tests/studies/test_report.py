@@ -12,6 +12,7 @@ import pytest
 
 from tests.report.test_page import HOSTILE, parsed
 from tests.studies import made
+from vitrail.cli import main
 from vitrail.studies import NAMES
 from vitrail.studies.drawing import said, svg
 from vitrail.studies.drawing.bars import drawn as bars_drawn
@@ -77,10 +78,13 @@ def test_every_number_of_the_table_and_every_result_is_in_the_record(small, tmp_
 
 def test_the_command_tells_what_was_not_usual(small, tmp_path):
     study, setup, _ = small
-    other = replace(setup, scale=replace(setup.scale, seeds=2), data=replace(setup.data, where="photos"))
+    other = replace(setup, scale=replace(setup.scale, seeds=2), data=replace(setup.data, where="photos"), init="model")
     write(study, other, [], [], tmp_path, ["steps=50"])
     command = ["vitrail", "paper", "run", "positions", "--scale", "test"]
-    assert table_of(tmp_path)["command"] == [*command, "--data", "photos", "--seeds", "2", "--set", "steps=50"]
+    assert table_of(tmp_path)["command"] == [
+        *command,
+        *("--data", "photos", "--init", "model", "--seeds", "2", "--set", "steps=50"),
+    ]
 
 
 def test_a_study_that_has_just_begun_has_a_page_and_no_answer(small, tmp_path):
@@ -283,6 +287,19 @@ def test_the_page_of_the_documentation_holds_what_the_study_found(small, tmp_pat
     assert sorted(each.name for each in docs.iterdir()) == [
         *("positions-1-dark.svg", "positions-1.svg", "positions-other.svg", "positions.md"),
     ]
+
+
+def test_the_command_line_makes_the_page_of_a_study(small, tmp_path, capsys):
+    study, setup, results = small
+    write(study, setup, results, [], tmp_path)
+    docs = tmp_path / "docs"
+    assert main(["paper", "page", str(tmp_path), "--out", str(docs)]) == 0
+    assert capsys.readouterr().out == f"{docs / 'positions.md'}\n"
+    assert (docs / "positions-1.svg").is_file()
+    assert main(["paper", "page", str(docs), "--out", str(tmp_path / "other")]) == 2
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1
+    assert "has no study.json" in refused
 
 
 def test_a_page_without_a_study_is_refused_in_one_line(tmp_path):
