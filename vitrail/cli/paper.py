@@ -25,7 +25,7 @@ SCALES = ("test", "laptop", "gpu", "cluster")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """list, run or show, each with its own options."""
+    """list, run, show or page, each with its own options."""
     parser.epilog = (
         "examples:\n"
         "  vitrail paper list                                      every study\n"
@@ -33,13 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail paper run positions --scale test                the same in seconds, to see it work\n"
         "  vitrail paper run head --scale gpu --data photos        on your own pictures\n"
         "  vitrail paper show studies/positions-laptop             its table and finding, as far as it is\n"
+        "  vitrail paper page studies/positions-laptop --out docs  docs/positions.md, with its pictures\n"
         "  torchrun --nproc-per-node 8 -m vitrail paper run shape --scale cluster --out studies/shape\n"
     )
     whats = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     listing = whats.add_parser("list", help="every study: its question, where it is in the paper, what it takes")
     running = whats.add_parser("run", help="run a study, or go on with it")
     showing = whats.add_parser("show", help="the table and the finding of a study's directory")
-    for sub in (listing, running, showing):
+    paging = whats.add_parser("page", help="a study's directory as a page of documentation: Markdown and SVG")
+    for sub in (listing, running, showing, paging):
         sub.add_argument(
             "--traceback", action="store_true", default=argparse.SUPPRESS, help="show where an error comes from"
         )
@@ -66,12 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     running.add_argument("--quiet", action="store_true", help="say nothing but errors")
     running.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # one of --jobs
-    showing.add_argument("study", metavar="STUDY", help="a study's directory")
+    for sub in (showing, paging):
+        sub.add_argument("study", metavar="STUDY", help="a study's directory")
+    paging.add_argument("--out", required=True, metavar="DIR", help="where the page goes, and its pictures beside it")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Lists, runs or shows."""
-    return {"list": listed, "run": ran, "show": shown}[options.what](options)
+    """Lists, runs, shows, or makes a page."""
+    return {"list": listed, "run": ran, "show": shown, "page": paged}[options.what](options)
 
 
 def listed(options: argparse.Namespace) -> int:
@@ -113,6 +117,15 @@ def shown(options: argparse.Namespace) -> int:
 
     sweep = open_sweep(options.study)
     return concluded(sweep, sweep.state(), options, "")
+
+
+def paged(options: argparse.Namespace) -> int:
+    """A page of documentation, of what a study's directory says."""
+    from vitrail.studies.page import write_page
+
+    path = write_page(options.study, options.out)
+    print(json.dumps({"page": str(path)}) if options.json else path)
+    return 0
 
 
 def ran(options: argparse.Namespace) -> int:
