@@ -1,10 +1,10 @@
 """Each of six studies from its plan to its page, at the scale `test`."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from vitrail.checkpoints.loading import load, save
@@ -22,7 +22,7 @@ from vitrail.studies import (
 )
 from vitrail.studies.report import write
 from vitrail.studies.runner import Runner
-from vitrail.studies.study import Answer, Result, Setup, Study
+from vitrail.studies.study import Answer, Result, Study
 from vitrail.studies.sweep import Sweep, begin_sweep
 
 
@@ -141,13 +141,16 @@ def test_a_given_model_is_transferred_to_the_folders_that_are_there(tmp_path: Pa
                     Image.fromarray(pixels).save(folder / f"{number}.png")
     model = build(patch=8, width=16, depth=1, heads=2, image_size=16, classes=7)
     save(model, tmp_path / "model.safetensors")
-    data = Data(str(tmp_path / "DATA"))
-    facts = transfer.look(data)
-    assert facts is not None
-    assert transfer.look(Data("digits")) is None
-    scale = replace(transfer.STUDY.scales["test"], seeds=1, steps=2, batch=4)
-    setup = Setup(scale, data, facts, tmp_path / "study", str(tmp_path / "model.safetensors"))
-    results, answer = ran(Sweep(transfer.STUDY, "test", setup))
+    data, init = Data(str(tmp_path / "DATA")), str(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="give the model too, --init FILE"):
+        begin_sweep(tmp_path / "study", transfer.STUDY, "test", data)
+    with pytest.raises(OSError, match=r"no\.safetensors"):
+        begin_sweep(tmp_path / "study", transfer.STUDY, "test", data, init=str(tmp_path / "no.safetensors"))
+    assert not (tmp_path / "study").exists()
+    sweep = begin_sweep(tmp_path / "study", transfer.STUDY, "test", data, seeds=1, init=init)
+    with pytest.raises(ValueError, match="another --init"):
+        begin_sweep(tmp_path / "study", transfer.STUDY, "test", data, seeds=1)
+    results, answer = ran(sweep)
     assert [(r.at["task"], r.at["group"], r.at["begins"]) for r in results] == [
         ("patch-camelyon", "specialised", transfer.PRETRAINED),
         ("patch-camelyon", "specialised", transfer.SCRATCH),
@@ -158,6 +161,13 @@ def test_a_given_model_is_transferred_to_the_folders_that_are_there(tmp_path: Pa
     assert answer.rows[-1][1] == "VTAB, 2 of 19"
     assert "eurosat (specialised, 10 classes) is missing: put its pictures in DATA/eurosat" in answer.notes
     assert len(answer.notes) == 17
+    command = json.loads((tmp_path / "study" / "study.json").read_text())["command"]
+    assert command[command.index("--init") + 1] == init
+
+
+def test_a_model_is_given_only_to_a_study_that_begins_with_one(tmp_path: Path):
+    with pytest.raises(ValueError, match="regularisation makes its own models: leave out --init"):
+        begin_sweep(tmp_path / "study", regularisation.STUDY, "test", init="model.safetensors")
 
 
 def test_ways_of_regularisation_are_held_against_plain_training_on_more_pictures(tmp_path: Path):

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,C",
         help="train, validation, test, where DATA has no splits (0.8,0.1,0.1)",
     )
+    running.add_argument("--init", metavar="FILE", help="the model that `transfer` begins with, instead of its own")
     running.add_argument("--out", metavar="STUDY", help="the study's directory; studies/NAME-SCALE unless given")
     running.add_argument("--seeds", type=int, metavar="N", help="of every final cell; the scale's unless given")
     running.add_argument(
@@ -161,6 +162,7 @@ def ran(options: argparse.Namespace) -> int:
         options.seeds,
         options.set,
         live.progress,
+        options.init,
     )
     machine = Machine(device=options.device, workers=options.workers, save_seconds=options.save_seconds)
     again = f"the same command goes on; vitrail paper show {shortest(sweep.directory)} shows what is there"

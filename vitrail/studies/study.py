@@ -128,3 +128,4 @@ class Study:
     read: Callable[[Sequence[Result], Scale], Answer]
     measure: Callable[[Cell, Path], dict[str, Any]] | None = None  # besides "validation" and "test", of a finished run
     look: Callable[[Data], Facts | None] | None = None  # facts of data that is not one data set; None for what is
+    takes_init: bool = False  # whether the user may give the model that it begins with

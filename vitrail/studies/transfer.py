@@ -318,4 +318,5 @@ STUDY = Study(
     plan=plan,
     read=read,
     look=look,
+    takes_init=True,
 )  # fmt: skip
