@@ -12,6 +12,7 @@ OBJECTIVES = {
     "mpp": {"type": "MaskedPatches", "target": "colour", "corrupt": 0.5},
     "mae": {"type": "MAE", "mask": 0.75, "norm_pix": True},
     "dino": {"type": "DINO", "out": 4096, "centre": 0.9, "teacher_temperature": 0.07},
+    "features": {"type": "FeatureDistillation", "mixup": 0.5},
 }
 COLLAPSE = {
     "cause": "all pictures get the same answer, as nothing takes away what their answers have in common",
@@ -72,11 +73,12 @@ def made_pretraining(
                 "preprocessing": "32×32; mean and deviation of these pictures",
             },
             "environment": {"python": "3.13.5", "torch": "2.13.0+cpu", "processor": "AMD EPYC 7B13", "device": "cpu"},
+            **({"teacher": {"where": "big.safetensors", "parameters": 5_717_416}} if method == "features" else {}),
             "chosen": ["batch size 128: 45,000 training pictures give 351 steps an epoch"],
         },
     )
     last = _logs(directory, method, bool(labels), epochs, steps, finished, collapsed, lr, chance)
-    if method != "dino" and photographs:
+    if method in ("mae", "mpp") and photographs:
         _pictures(directory / "evaluation" / "reconstructions", photographs, method)
     if not finished:
         return directory
@@ -97,7 +99,7 @@ def made_pretraining(
 def _logs(directory, method, judged, epochs, steps, finished, collapsed, lr, chance):
     rows, timing, total = [], [], epochs * steps
     until = COLLAPSE["step"] if collapsed else total if finished else total // 2
-    begin, end = {"mae": (1.12, 0.64), "mpp": (6.2, 3.4), "dino": (8.2, 5.1)}[method]
+    begin, end = {"mae": (1.12, 0.64), "mpp": (6.2, 3.4), "dino": (8.2, 5.1), "features": (1.0, 0.2)}[method]
     row = {}
     for step in range(until + 1):
         done = step / total

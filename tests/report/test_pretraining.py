@@ -34,7 +34,7 @@ def words(markup):
     return re.sub(r"<[^>]+>", "", markup).replace("\u00a0", " ")
 
 
-@pytest.mark.parametrize("method", ["mpp", "mae", "dino"])
+@pytest.mark.parametrize("method", ["mpp", "mae", "dino", "features"])
 @pytest.mark.parametrize("kinds", [{}, {"labels": ()}, {"finished": False}], ids=str)
 def test_every_kind_of_run_has_a_whole_page(tmp_path, method, kinds):
     html = page(read_run(made_pretraining(tmp_path / "run", method=method, **kinds)))
@@ -43,7 +43,8 @@ def test_every_kind_of_run_has_a_whole_page(tmp_path, method, kinds):
     assert not re.search(r'(?:src|href)="(?!data:|#)', html)
     assert "in 0 classes" not in html
     assert ("results" in sections(html)) is ("labels" not in kinds and "finished" not in kinds)
-    assert ("reconstructions" in sections(html)) is (method != "dino")
+    assert ("reconstructions" in sections(html)) is (method in ("mae", "mpp"))
+    assert ("big.safetensors, 5,717,416 parameters" in words(html)) is (method == "features")
     assert ("Undecidedness of the teacher" in charts(html)) is (method == "dino")
     assert len(html) < 600_000
 

@@ -9,7 +9,7 @@ import vitrail
 
 COMMANDS = {
     "train": "a folder of pictures to a model that can be trusted",
-    "pretrain": "pictures without labels to a model with good features: masked patches, MAE, DINO",
+    "pretrain": "pictures without labels to a model with good features: masked patches, MAE, DINO, a teacher",
     "transfer": "what a model is worth on your pictures: probes, head, LoRA and all of it, in one table",
     "paper": "the paper's studies as programs: run one at your scale, and see whether it agrees",
     "recipes": "the recipes that training follows, and what to expect of them",

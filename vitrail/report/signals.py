@@ -12,8 +12,9 @@ LOSS = {
     "mpp": "The lower the better. Where it levels off at once, only how common each colour is was learnt.",
     "dino": "How far the student is from its teacher. The teacher moves too, so it may rise for a while; a fall to "
     "almost nothing means that every picture gets the same answer.",
-    "features": "How far its features point from the teacher’s: 0 is the same way, 1 is any way. The lower the better. Where "
-    "the teacher was asked beforehand, training is held against what it said of whole pictures, validation against the crops.",
+    "features": "How far its features point from the teacher’s: 0 is the same way, 1 a right angle. It falls quickly to what all "
+    "of the teacher’s have in common; what follows tells pictures apart. Where the teacher was asked beforehand, training is "
+    "held against what it said of whole pictures, validation against the crops.",
 }
 SIGNALS = {  # in words, the colour, and what to make of it
     "spread": (
