@@ -150,8 +150,6 @@ def command_of(study: Study, setup: Setup, settings: Sequence[str] = ()) -> tupl
         command += ["--init", setup.init]
     if setup.scale.seeds != usual.seeds:
         command += ["--seeds", str(setup.scale.seeds)]
-    if setup.init is not None:
-        command += ["--init", setup.init]
     return tuple(command + [word for setting in settings for word in ("--set", setting)])
 
 
