@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.studies import tiny
+from vitrail.cli.sweeping import Sweeping
 from vitrail.studies import NAMES, study_named
 from vitrail.studies.jobs import environment
 
@@ -67,7 +68,7 @@ def test_a_study_says_what_will_run_what_was_found_and_where_it_lies(tmp_path: P
     assert code == 0, err
     said = err.splitlines()
     assert said[0] == "tiny at test scale on digits: Does any of this work?"
-    assert said[1] == "4 cells are known; to run: 4 tune. Others may follow from their results"
+    assert said[1] == "4 cells are known; to run: 4 tune. Others follow from their results"
     assert said[2] == "all of it takes about 30 seconds on one core (reckoned)"
     cells = [line for line in said[3:] if "/" in line.split()[0]]
     assert [line.split()[0] for line in cells] == ["1/4", "2/4", "3/6", "4/6", "5/8", "6/8", "7/8", "8/8"]
@@ -75,7 +76,7 @@ def test_a_study_says_what_will_run_what_was_found_and_where_it_lies(tmp_path: P
     assert "we found      4 cells are final." in out
     assert "they found    Nobody looked. (nowhere)" in out
     assert "agreement     unclear" in out
-    assert "report      studies/tiny-test/report.html" in out
+    assert "report        studies/tiny-test/report.html" in out
     study = tmp_path / "studies" / "tiny-test"
     before = measured(study.parent)
     (study / "report.html").unlink()
@@ -106,6 +107,48 @@ def test_a_killed_study_goes_on_to_the_same_numbers(tmp_path: Path):
     assert {path.name for path in home.iterdir()} == {"claim-0", "claim-1", "run", "result.json"}
     # It went on, and did not begin again: run.json is of the process that was killed.
     assert "--save-seconds" in json.loads((home / "run" / "run.json").read_text())["command"]
+
+
+def test_ctrl_c_stops_after_the_step_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hear = Sweeping.hear
+
+    def interrupted(self: Sweeping, record: dict[str, Any]) -> None:
+        hear(self, record)
+        if record["kind"] == "train":
+            signal.raise_signal(signal.SIGINT)
+
+    options = (*TWO, "--set", "steps=60")
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweeping, "hear", interrupted)
+        code, out, err = paper(tmp_path, *options)
+    assert code == 130
+    assert out == ""
+    assert err.endswith("stopped; the same command goes on; vitrail paper show study shows what is there\n")
+    (claim,) = tmp_path.glob("study/cells/*/claim-*")
+    assert json.loads(claim.read_text())["over"]
+    assert len(list((claim.parent / "run-0" / "checkpoints").iterdir())) == 1
+    assert paper(tmp_path, *options)[0] == 0
+    assert len(numbers(tmp_path / "study")) == 2
+    assert (claim.parent / "claim-1").is_file()
+
+
+def test_a_terminal_shows_finished_cells_above_what_goes_on_now(monkeypatch: pytest.MonkeyPatch):
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", screen)
+    live = Sweeping(runners=2)
+    live.hear({"kind": "state", "known": 3, "done": 1, "failed": 1, "seconds_left": 240.0})
+    about = {"cell": "a", "label": "final: pool mean"}
+    live.hear({"kind": "cell", "what": "begins"} | about)
+    live.hear({"kind": "begin", "steps": 50} | about)
+    live.shown -= 1  # it draws ten times in a second at most
+    live.hear({"kind": "train", "step": 7, "loss": 1.25} | about)
+    assert screen.getvalue() == (
+        "1 of 3 cells that are known, 1 failed, about 2:00 left for them\n  final: pool mean  step 7/50  loss 1.2500\n"
+    )
+    live.hear({"kind": "cell", "what": "done", "seconds": 65.0, "validation": 0.5, "test": 0.25} | about)
+    drawn_over = screen.getvalue().split("\033[2A\033[J")[1]
+    assert " ".join(drawn_over.split()) == "2/3 final: pool mean validation 50.0 % test 25.0 % 1:05"
 
 
 def children(pid: int) -> list[int]:

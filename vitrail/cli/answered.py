@@ -44,10 +44,11 @@ def announced(sweep: "Sweep", state: "State") -> list[str]:
         phases[state.cells[name].phase] = phases.get(state.cells[name].phase, 0) + 1
     parts = ", ".join(f"{count} {phase}" for phase, count in phases.items())
     done = f", {len(state.results)} of them finished" if state.results else ""
+    more = ". Others follow from their results" if phases.keys() - {"final"} else ""
     scale = sweep.setup.scale
     return [
         f"{sweep.study.name} at {sweep.scale} scale on {sweep.setup.data.where}: {sweep.study.question}",
-        f"{len(state.cells)} cells are known{done}; to run: {parts or 'none'}. Others may follow from their results",
+        f"{len(state.cells)} cells are known{done}; to run: {parts or 'none'}{more}",
         f"all of it takes {lasting(scale)}" + ("" if sweep.setup.data.where == scale.data else f" with {scale.data}"),
     ]
 

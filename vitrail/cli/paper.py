@@ -201,7 +201,7 @@ def concluded(sweep: "Sweep", state: "State", options: argparse.Namespace, lost:
     if options.json:
         print((sweep.directory / "study.json").read_text(encoding="utf-8").rstrip())
     elif not quiet:
-        paths = [f"report      {place / 'report.html'}", f"numbers     {place / 'study.json'}"]
+        paths = [f"report        {place / 'report.html'}", f"numbers       {place / 'study.json'}"]
         print("\n".join([*answered(sweep.study, answer), *short, *paths]))
     if quiet and short:
         print("\n".join(short), file=sys.stderr)
