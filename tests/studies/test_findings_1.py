@@ -111,7 +111,7 @@ def test_heads_are_alike_and_lose_at_the_others_rate():
     answer = of_head({1e-3: 0.85, 3e-3: 0.80}, {1e-3: 0.70, 3e-3: 0.85}, (0.85, 0.8501))
     assert answer.agreement == "agrees"
     assert answer.finding.startswith(
-        "Both heads work alike, each at its best rate (0.001 for the class token, 0.003 for the mean of patches)"
+        "The heads do not differ clearly, each at its best rate (0.001 for the class token, 0.003 for the mean of patches)"
     )
     assert "the class token changes by −5.0 points" in answer.finding
     assert "the mean of patches changes by −15.0 points" in answer.finding
@@ -120,7 +120,7 @@ def test_heads_are_alike_and_lose_at_the_others_rate():
 def test_heads_are_alike_at_one_rate():
     answer = of_head({1e-3: 0.85, 3e-3: 0.80}, {1e-3: 0.85, 3e-3: 0.80}, (0.85, 0.8501))
     assert answer.agreement == "unclear"
-    assert answer.finding.endswith("but one rate is the best for both, so different ones are not needed here.")
+    assert answer.finding.endswith("but one rate is the best for both, so no need for different ones is seen.")
 
 
 def test_heads_are_alike_and_do_not_mind_the_others_rate():
@@ -137,7 +137,7 @@ def test_heads_are_alike_and_do_not_mind_the_others_rate():
     answer = read(head.STUDY, noisy)
     assert answer.agreement == "unclear"
     assert answer.finding.endswith(
-        "but neither clearly loses at the other's rate, so different ones are not needed here."
+        "but neither clearly loses at the other's rate, so no need for different ones is seen."
     )
 
 
@@ -276,6 +276,15 @@ def test_nothing_gains_on_the_base():
     answer = of_shapes(depth=0.80, width=0.80, patch=0.80)
     assert answer.agreement == "no difference"
     assert answer.finding.startswith("No difference at this scale: nothing gains clearly on the base;")
+
+
+def test_few_seeds_tell_who_gains_but_not_who_gains_more():
+    answer = of_shapes(depth=0.88, width=0.81, jitter=(0.0,))
+    assert answer.agreement == "unclear"
+    assert answer.finding.startswith(
+        "Of what was scaled, for each doubling of compute, depth gains most, +4.0 points, and"
+    )
+    assert answer.finding.endswith("; too few seeds to tell depth from width, +3.0 points apart.")
 
 
 def test_diminishing_returns_and_patches_are_noted():

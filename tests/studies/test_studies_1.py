@@ -217,7 +217,8 @@ def test_shapes_tell_the_compute_that_is_counted_on_them():
 def test_a_wider_model_keeps_its_mlp_and_everything_scales_all():
     cells = planned("shape", set_up("shape", "laptop"))
     sizes = {(cell.at["dimension"], cell.at["value"]): cell.recipe.model.size for cell in cells}
-    assert (sizes["width", "128"].width, sizes["width", "128"].mlp, sizes["width", "128"].depth) == (128, 256, 4)
+    wide = sizes["width", "128 wide"]
+    assert (wide.width, wide.mlp, wide.depth) == (128, 256, 4)
     whole = sizes["everything", "6 layers of 96"]
     assert (whole.depth, whole.width, whole.mlp, whole.heads) == (6, 96, 384, 6)
 

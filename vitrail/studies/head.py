@@ -96,9 +96,9 @@ def found(grid: Grid, tests: Mapping[str, Sequence[float]], pictures: int | None
             f"The {better} is better than the {worse} by {points(ahead)}, each at its best rate ({where}).",
             "disagrees",
         )
-    alike = f"Both heads work alike, each at its best rate ({where}): {TOKEN} minus {MEAN} is {points(apart)}"
+    alike = f"The heads do not differ clearly, each at its best rate ({where}): {TOKEN} minus {MEAN} is {points(apart)}"
     if rates[TOKEN] == rates[MEAN]:
-        return f"{alike}; but one rate is the best for both, so different ones are not needed here.", "unclear"
+        return f"{alike}; but one rate is the best for both, so no need for different ones is seen.", "unclear"
     losses = {
         head: difference(grid[head][rates[other]], grid[head][rates[head]])
         for head, other in ((TOKEN, MEAN), (MEAN, TOKEN))
@@ -107,7 +107,7 @@ def found(grid: Grid, tests: Mapping[str, Sequence[float]], pictures: int | None
     clear = [f"the {head} changes by {points(loss)}" for head, loss in losses.items() if loss.clear and loss.mean < 0]
     if clear:
         return f"{alike}; at the other's rate {' and '.join(clear)} on validation pictures.", "agrees"
-    return f"{alike}; but neither clearly loses at the other's rate, so different ones are not needed here.", "unclear"
+    return f"{alike}; but neither clearly loses at the other's rate, so no need for different ones is seen.", "unclear"
 
 
 STUDY = Study(

@@ -15,7 +15,7 @@ from typing import Any
 from vitrail.recipe import Recipe
 from vitrail.studies.accuracies import NONE_YET, UNFINISHED, judged_on, rate_of, series, told, told_difference
 from vitrail.studies.base import macs, recipe, vit
-from vitrail.studies.intervals import difference, estimate, grouped, points
+from vitrail.studies.intervals import difference, grouped, points
 from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
 from vitrail.studies.tuning import tuned
 
@@ -38,9 +38,9 @@ def places(setup: Setup) -> list[tuple[dict[str, Setting], dict[str, Any]]]:
     """Where each model lies in the grid, and how it differs from the base."""
     sizes = setup.scale.sizes
     ratio = sizes["width"] // sizes["heads"]
-    changes: list[tuple[str, str, dict[str, Any]]] = [(BASE, "", {})]
+    changes: list[tuple[str, str, dict[str, Any]]] = [(BASE, f"{sizes['depth']} layers of {sizes['width']}", {})]
     changes += [(DEPTH, f"{n} layers", {"depth": n}) for n in sizes["depths"]]
-    changes += [(WIDTH, f"{n}", {"width": n, "mlp_width": 4 * sizes["width"]}) for n in sizes["widths"]]
+    changes += [(WIDTH, f"{n} wide", {"width": n, "mlp_width": 4 * sizes["width"]}) for n in sizes["widths"]]
     changes += [(MLP, f"{n}", {"mlp_width": n}) for n in sizes["mlps"]]
     changes += [(HEADS, f"{n}", {"heads": n}) for n in sizes["head_counts"]]
     changes += [(PATCH, f"{n} pixels", {"patch": n}) for n in sizes["patches"]]
@@ -74,12 +74,12 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
     ]
     shapes.sort(key=lambda shape: ((BASE, *DIMENSIONS).index(shape.dimension), shape.compute))
     base = next((shape for shape in shapes if shape.dimension == BASE), None)
-    finding, agreement = found(shapes)
+    finding, agreement = found(shapes, pictures)
     lines = {name: [s for s in shapes if s.dimension in (BASE, name)] for name in DIMENSIONS}
     return Answer(
         finding=finding,
         agreement=agreement,
-        columns=("scaled", "to", "compute", "rate", "test", "more than the base", "for each doubling of compute"),
+        columns=("scaled", "to", "compute", "rate", "test", "more than the base", "per doubling"),
         rows=tuple(
             (
                 shape.dimension,
@@ -135,7 +135,7 @@ def largest(shapes: Sequence[Shape]) -> dict[str, Shape]:
     return found
 
 
-def found(shapes: Sequence[Shape]) -> tuple[str, Agreement]:
+def found(shapes: Sequence[Shape], pictures: int | None) -> tuple[str, Agreement]:
     """The largest model of each dimension by its gain for a doubling of compute; depth against width as in the paper."""
     base = next((shape for shape in shapes if shape.dimension == BASE), None)
     top = largest(shapes)
@@ -147,8 +147,11 @@ def found(shapes: Sequence[Shape]) -> tuple[str, Agreement]:
     most, least = told_gain(gains[first]), told_gain(gains[last])
     ranked = f"for each doubling of compute, {first} gains most, {most}, and {last} least, {least}"
     apart = difference(gains[DEPTH], gains[WIDTH])
-    if not any(estimate(each).low > 0 for each in gains.values()):
+    if not any(difference(shape.tests, base.tests, pictures).low > 0 for shape in top.values()):
         return f"No difference at this scale: nothing gains clearly on the base; {ranked}.", "no difference"
+    if math.isnan(apart.low):
+        said = f"too few seeds to tell depth from width, {points(apart)} apart"
+        return f"Of what was scaled, {ranked}; {said}.", "unclear"
     if not apart.clear:
         return f"Of what was scaled, {ranked}; depth and width do not differ clearly: {points(apart)}.", "no difference"
     if apart.mean > 0:
