@@ -7,7 +7,7 @@ The teacher may be any model file, ending in features or in classes of its own, 
 point the way of the one that comes to the teacher's head. The teacher is shown every crop that the student sees, also blends of
 two pictures, as in "A good teacher is patient and consistent" (Beyer et al. 2022). With --teacher-cache it is asked once about
 each picture as it is, which is quicker, and nothing is blended.
-Expected: not measured at its full length; docs/pretraining.md has a short run.
+Expected: not measured at its full length; docs/pretraining.md has two short runs. Few steps are not enough for photographs.
 """
 
 from vitrail.data.augment import Flip
