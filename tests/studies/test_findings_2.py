@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,23 @@ def answered(study: Study, results: Sequence[Result], **sizes: Any) -> Answer:
 
 def setup_of(study: Study, place: Path = Path("study"), **changes: Any) -> Setup:
     return Setup(study.scales["test"], Data("digits"), DIGITS, place, **changes)
+
+
+SIX = (position_maps, resolution, masked_patches, attention_distance, transfer, regularisation)
+
+
+@pytest.mark.parametrize("module", SIX, ids=lambda module: module.STUDY.name)
+@pytest.mark.parametrize("scale", ["test", "laptop", "gpu", "cluster"])
+def test_every_scale_can_be_planned_for_small_pictures_and_for_photographs(module: ModuleType, scale: str):
+    small = replace(DIGITS, images=45_000, side=(32, 32), channels=3)
+    photographs = replace(small, side=(400, 534), several_sizes=True)
+    for facts in (small, photographs):
+        study: Study = module.STUDY
+        setup = Setup(study.scales[scale], Data("pictures"), facts, Path("study"))
+        cells = study.plan(setup, [])
+        assert cells
+        assert len({cell.name for cell in cells}) == len(cells)
+        assert all(cell.recipe.model.shape.patches >= 4 for cell in cells)
 
 
 # --- position-maps ---

@@ -183,7 +183,9 @@ STUDY = Study(
     scales={
         "test": Scale(
             "digits", 0.3, "one core", seeds=1, steps=3, batch=32,
-            sizes={"width": 16, "depth": 1, "heads": 2, "patch": 4, "image": 16, "base_rate": 1e-3, "base_steps": 3, "labels": 10},
+            sizes={
+                "width": 16, "depth": 1, "heads": 2, "patch": 4, "image": 16, "base_rate": 1e-3, "base_steps": 3, "labels": 10,
+            },
         ),
         # Width 96, depth 4, 16 patches: 500 pictures/s on a core, 300 with 4×4 colours (8,192 answers a patch). Pre-training
         # 1,200 steps × 128 = 153,600 pictures: 3 × 307 s + 512 s, × 3 seeds = 4,300 s. Fine-tuning 300 steps × 64 with 51 s
