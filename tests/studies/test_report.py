@@ -18,7 +18,7 @@ from vitrail.studies.drawing import said, svg
 from vitrail.studies.drawing.bars import drawn as bars_drawn
 from vitrail.studies.drawing.canvas import LIGHT, amount, shortened, width_of, wrapped
 from vitrail.studies.page import write_page
-from vitrail.studies.record import read_record
+from vitrail.studies.record import numbers_from, read_record
 from vitrail.studies.report import write
 from vitrail.studies.study import Answer, Chart, Result, Series
 from vitrail.studies.sweep import Failed
@@ -260,6 +260,13 @@ def test_text_is_shortened_and_wrapped_to_its_room():
     assert width_of(cut) <= 80
     assert wrapped("one two three four", 70) == ["one two", "three four"]
     assert len(wrapped("word " * 50, 90, most=3)) == 3
+
+
+def test_numbers_are_aligned_right_and_words_are_not():
+    assert numbers_from([("none", "dropout", "71.3 %"), ("light", "none", "–")]) == 2
+    assert numbers_from([("none", "71.3 %", "3"), ("1-D", "–", "")]) == 1
+    assert numbers_from([("a", "yes"), ("b", "no")]) == 2
+    assert numbers_from([]) == 1
 
 
 def test_numbers_on_axes():

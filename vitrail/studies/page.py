@@ -9,7 +9,7 @@ from pathlib import Path
 from vitrail.report.words import count, duration, is_number
 from vitrail.studies.drawing import svg
 from vitrail.studies.drawing.canvas import amount
-from vitrail.studies.record import VERDICTS, Record, in_words, read_record
+from vitrail.studies.record import VERDICTS, Record, in_words, numbers_from, read_record
 from vitrail.studies.study import Answer
 from vitrail.studies.tries import tries
 
@@ -108,8 +108,9 @@ def tuning(record: Record) -> str:
 
 
 def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table; all but its first column are aligned right where there are more than two."""
-    aligned = ["---", *("---:" if len(head) > 2 else "---" for _ in head[1:])]
+    """A table; columns of numbers are aligned right, where there are more than two."""
+    first = numbers_from(body) if len(head) > 2 else len(head)
+    aligned = ["---:" if column >= first else "---" for column in range(len(head))]
     lines = [map(plain, head), aligned, *(map(plain, row) for row in body)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

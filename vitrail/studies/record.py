@@ -99,6 +99,17 @@ def in_words(place: Sequence[tuple[str, Setting]]) -> str:
     return ", ".join(f"{name} {value}" for name, value in place)
 
 
+def numbers_from(rows: Sequence[Sequence[str]]) -> int:
+    """The column of a table from which on all are of numbers: they are aligned right. The first is of names."""
+    width = len(rows[0]) if rows else 1
+
+    def counts(column: int) -> bool:
+        cells = [row[column] for row in rows if row[column] not in ("", "–")]
+        return all(any(letter.isdigit() for letter in cell) for cell in cells)
+
+    return next((column for column in range(1, width) if all(map(counts, range(column, width)))), width)
+
+
 def _spot(phase: str, at: Mapping[str, Setting]) -> tuple[Any, ...]:
     return phase, *sorted(at.items())
 

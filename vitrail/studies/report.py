@@ -13,7 +13,7 @@ from vitrail.report.page import Part, document, write_page
 from vitrail.report.words import SPACE, count, duration, is_number, percent, when
 from vitrail.studies.drawing import figure
 from vitrail.studies.drawing.canvas import amount
-from vitrail.studies.record import VERDICTS, Record, in_words, recorded, write_record
+from vitrail.studies.record import VERDICTS, Record, in_words, numbers_from, recorded, write_record
 from vitrail.studies.study import Answer, Result, Setup, Study
 from vitrail.studies.sweep import Failed
 from vitrail.studies.tries import Tries, tries
@@ -117,7 +117,8 @@ def measured(answer: Answer | None) -> list[Markup | None]:
         return []
     drawn = h("div", [figure(chart) for chart in answer.charts], class_="drawn") if answer.charts else None
     rows = [[unbroken(cell) for cell in row] for row in answer.rows]
-    numbers = table([*answer.columns], rows, caption="Results, with 95 % intervals where they are given", numbers=1)
+    caption, first = "Results, with 95 % intervals where they are given", numbers_from(answer.rows)
+    numbers = table([*answer.columns], rows, caption=caption, numbers=first)
     told = (
         f"Intervals are of 95{SPACE}%: over seeds where there are three or more, else of so many test pictures. Test pictures "
         "had no part in any choice."
