@@ -120,7 +120,8 @@ def test_settings_are_of_every_cell_and_a_wrong_one_is_told_before_anything_runs
     sweep = small(tmp_path, ("steps=2", "batch_size=16"))
     assert {(cell.recipe.steps, cell.recipe.batch_size) for cell in sweep.state().cells.values()} == {(2, 16)}
     with pytest.raises(ValueError, match="no 'stps' in Recipe: did you mean 'steps'"):
-        begin_sweep(tmp_path / "other", tiny.STUDY, "laptop", settings=["stps=2"]).state()
+        begin_sweep(tmp_path / "other", tiny.STUDY, "laptop", settings=["stps=2"])
+    assert not (tmp_path / "other").exists()
     # Not even by a setting do tries see test pictures.
     seeing = replace(begin_sweep(tmp_path / "third", tiny.STUDY, "test"), settings=("data.test=true",))
     assert not any(cell.recipe.data.test for cell in seeing.state().cells.values())

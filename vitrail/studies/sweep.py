@@ -201,7 +201,8 @@ def begin_sweep(
         source = dataclass_from_json(about["asked"], Data, "data")
         known = study.look(source) if study.look is not None else None
         source, facts = (source, known) if known is not None else looked_at(source, progress)
-        study.plan(Setup(chosen, source, facts, where, about["init"]), [])  # refuses before anything is written
+        # What cannot be planned, or set, is refused before anything is written.
+        Sweep(study, scale, Setup(chosen, source, facts, where, about["init"]), tuple(settings)).planned([])
         told = {name: getattr(facts, name) for name in FACTS}
         write_plan(where, about | {"data": to_json(source), "facts": told})
     before = read_table(where / FILE) or {}
