@@ -71,6 +71,17 @@ def test_no_positions_lose_but_kinds_are_not_alike():
     )
 
 
+def test_kinds_that_differ_much_and_not_clearly_agree_with_nobody():
+    noisy = (-0.03, 0.0, 0.03)
+    results = finals({"positions": "none"}, 0.80) + finals({"positions": "1-D, stem"}, 0.83, noisy)
+    results += finals({"positions": "2-D, stem"}, 0.87, turned(noisy)) + finals(
+        {"positions": "relative"}, 0.85, noisy[::-1]
+    )
+    answer = read(positions.STUDY, results)
+    assert "and whether the kinds differ as much cannot be told: the best (2-D, stem) and the worst" in answer.finding
+    assert answer.agreement == "unclear"
+
+
 def test_positions_make_no_difference():
     answer = of_positions(0.86, a=0.86, b=0.8602, c=0.8598)
     assert answer.agreement == "no difference"
@@ -185,14 +196,14 @@ def test_the_transformer_of_2017_is_worse_and_one_change_tells():
     answer = of_encoders(vit=0.88, after=0.85, old=0.84)
     assert answer.agreement == "agrees"
     assert answer.finding.startswith("The Transformer of 2017 is worse than the ViT: −4.0 points (")
-    assert "these tell by themselves: norm after −3.0 points" in answer.finding
+    assert "these make a clear difference: norm after −3.0 points" in answer.finding
     assert any(note.startswith("One change taken back: norm after −3.0 points") for note in answer.notes)
 
 
 def test_the_transformer_of_2017_is_worse_and_no_change_tells_by_itself():
     answer = of_encoders(vit=0.88, relu=0.8801, old=0.84)
     assert answer.agreement == "agrees"
-    assert answer.finding.endswith("; no single change tells by itself.")
+    assert answer.finding.endswith("; no single change makes a clear difference.")
 
 
 def test_the_transformer_of_2017_is_no_different():
@@ -403,6 +414,17 @@ def test_the_hybrid_is_held_against_both_at_the_ends():
     (note,) = of_sizes((0.65, 0.85), (0.55, 0.88)).notes
     assert note.startswith("The hybrid: with 8 pictures of each class it has +15.0 points (")
     assert ") on the ViT and +5.0 points (" in note
+
+
+def test_parameters_that_are_not_matched_are_told():
+    results = []
+    for family, parameters, macs in (("ViT", 160_000, 7.0e6), ("ResNet", 2_010_000, 6.8e6)):
+        for many in (8, 1944):
+            results += finals({"family": family, "each class": many}, 0.5, parameters=parameters, macs=macs)
+    assert read(data_size.STUDY, results).notes[0] == (
+        "Compute is matched, and parameters are not: ResNet 2.01 M parameters for 6.8 M multiply-adds a picture; ViT 0.16 M "
+        "parameters for 7.0 M multiply-adds a picture."
+    )
 
 
 def test_sizes_are_in_order_whatever_order_they_were_run_in():

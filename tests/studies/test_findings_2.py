@@ -134,6 +134,12 @@ def test_maps_that_tell_nothing_of_places_are_unclear_and_those_that_tell_the_op
     assert answer.agreement == "disagrees"
 
 
+def test_how_easily_one_of_several_settings_is_clear_is_told():
+    answer = answered(position_maps.STUDY, mapped(dict.fromkeys(position_maps.SETTINGS, 0.6)))
+    assert answer.notes[1] == "Of 6 comparisons at least one is clear by chance alone in up to 26 % of studies."
+    assert answer.charts[0].y_name == "cosine similarity"
+
+
 def test_two_seeds_do_not_make_a_map_clear():
     answer = answered(position_maps.STUDY, mapped({"as usual": 0.6, "twice as long": 0.7}, spread=(0.0, 0.0)))
     assert answer.agreement == "unclear"
@@ -184,14 +190,19 @@ def test_one_claim_alone_does_not_agree(tests: tuple[float, float, float, float]
 
 def test_sizes_that_make_no_clear_difference_say_so():
     answer = answered(resolution.STUDY, tuned_at(0.80, 0.80, 0.80, 0.80))
-    assert answer.finding.endswith("which may be chance, against reading order: no difference at this scale.")
+    assert answer.finding.endswith(
+        "perhaps +0.0 points (+0.0 to +0.0) against reading order: no difference at this scale."
+    )
+    assert answer.finding.startswith(
+        "Fine-tuning at the larger size brings perhaps +0.0 points (+0.0 to +0.0); there 2-D"
+    )
     assert answer.agreement == "no difference"
 
 
 def test_ways_without_a_run_are_named():
     answer = answered(resolution.STUDY, finals({"positions": resolution.SAME, "rate": 0.03}, 0.8))
     assert answer.finding == (
-        "Nothing can be said yet: there is no finished run of larger, 2-D, larger, reading order, larger, anew."
+        "Nothing can be said yet: there is no finished run of larger, 2-D; larger, reading order; larger, anew."
     )
     assert answer.agreement == "unclear"
 
@@ -242,8 +253,8 @@ def test_pre_training_between_scratch_and_all_labels_agrees():
     )
     assert answer.agreement == "agrees"
     assert answer.notes == (
-        "4×4 colours, 50 %: no clear difference against colour, 50 % (+0.0 points (+0.0 to +0.0)); in the paper it works as well "
-        "with few labels.",
+        "4×4 colours, 50 %: no clear difference against colour, 50 % (+0.0 points (+0.0 to +0.0)); in the paper it works too, "
+        "though not best with few labels.",
         "pixels, 50 %: worse against colour, 50 % (−1.0 points (−1.0 to −1.0)); in the paper it is slightly worse with few "
         "labels.",
         "colour, 15 %: better against colour, 50 % (+1.0 points (+1.0 to +1.0)); in the paper it is slightly worse with few "
@@ -278,7 +289,7 @@ def test_pre_training_with_an_unclear_rest_still_agrees():
 def test_a_result_is_missing_until_there_is_something_to_compare_with():
     answer = answered(masked_patches.STUDY, finals({"begins": masked_patches.COLOUR, "rate": 1e-3}, 0.4))
     assert (
-        answer.finding == "Nothing can be said yet: there is no finished run of from scratch, from scratch, all labels."
+        answer.finding == "Nothing can be said yet: there is no finished run of from scratch; from scratch, all labels."
     )
 
 
@@ -432,14 +443,15 @@ def test_weights_that_help_on_all_groups_agree_and_the_groups_have_their_means()
     ]
     assert answer.rows[-1][3] == "65.0 % (64.5–65.5)"
     assert answer.rows[-1][-2:] == ("", "")  # the paper's mean is of all 19
-    assert len(answer.notes) == 15
+    assert answer.notes[0].startswith("The paper's table has no random beginning")
+    assert len(answer.notes) == 1 + 15
     assert "svhn (natural, 10 classes) is missing: put its pictures in DATA/svhn" in answer.notes
 
 
 def test_the_papers_mean_stands_beside_all_19_tasks():
     answer = answered(transfer.STUDY, transferred({task.name: (task.group, 0.7, 0.2) for task in vtab.VTAB}))
     assert answer.rows[-1][1:2] + answer.rows[-1][-2:] == ("VTAB, 19 of 19", "77.63 ± 0.23", "72.72 ± 0.21")
-    assert answer.notes == ()
+    assert len(answer.notes) == 1
 
 
 def test_weights_that_bring_nothing_or_cost_are_told_so():
@@ -449,10 +461,16 @@ def test_weights_that_bring_nothing_or_cost_are_told_so():
         "random beginning at this scale (+0.0 points (+0.0 to +0.0))."
     )
     assert same.agreement == "no difference"
-    assert same.notes == ("None of VTAB's 19 tasks is here: --data DATA takes a folder for each.",)
+    assert same.notes[1:] == ("None of VTAB's 19 tasks is here: --data DATA takes a folder for each.",)
     worse = answered(transfer.STUDY, transferred({"digits": ("small", 0.6, 0.7)}))
     assert "its weights cost −10.0 points" in worse.finding
     assert worse.agreement == "disagrees"
+
+
+def test_a_mean_over_data_sets_is_as_sure_as_its_small_ones_let_it_be():
+    assert transfer.as_one([1_000, 1_000]) == 2_000
+    assert transfer.as_one([100, 10_000]) == 396  # far from 10,100
+    assert transfer.as_one([100, None]) is transfer.as_one([]) is None
 
 
 def test_a_data_set_counts_once_both_beginnings_are_there():

@@ -159,6 +159,17 @@ def test_a_try_that_diverged_is_called_so_and_never_chosen():
     assert found.chosen(place) == 1e-3
 
 
+def test_families_with_rates_of_their_own_have_a_best_one_each():
+    scores = {("Adam", 1e-3): 0.5, ("Adam", 3e-3): 0.6, ("SGD", 0.1): 0.7, ("SGD", 0.3): 0.4}
+    results = [
+        Result({"optimizer": name, "rate": rate, "seed": 0}, "tune", {"validation": score}, 1.0)
+        for (name, rate), score in scores.items()
+    ]
+    found = tries(results)
+    assert [found.chosen((("optimizer", name),)) for name in ("Adam", "SGD")] == [3e-3, 0.1]
+    assert tries(results[:3]).chosen((("optimizer", "SGD"),)) is None
+
+
 def test_tries_with_several_seeds_are_compared_by_their_mean():
     scores = {(0.1, 0): 0.9, (0.1, 1): 0.1, (0.2, 0): 0.6, (0.2, 1): 0.6}
     results = [

@@ -60,6 +60,10 @@ def test_fine_tuning_begins_with_the_positions_that_it_says(tmp_path: Path):
     sweep = begun(resolution.STUDY, tmp_path)
     results, answer = ran(sweep)
     assert [result.phase for result in results] == ["base", *["final"] * 4]
+    assert ["test" in result.numbers for result in results] == [
+        False,
+        *[True] * 4,
+    ]  # of what is reported, and of nothing else
     assert [row[0] for row in answer.rows] == list(resolution.FILES)
     base = sweep.directory / results[0].run
     small = load(base / "model.safetensors")
@@ -160,7 +164,7 @@ def test_a_given_model_is_transferred_to_the_folders_that_are_there(tmp_path: Pa
     assert [result.numbers["pictures"] for result in results] == [4, 4, 8, 8]
     assert answer.rows[-1][1] == "VTAB, 2 of 19"
     assert "eurosat (specialised, 10 classes) is missing: put its pictures in DATA/eurosat" in answer.notes
-    assert len(answer.notes) == 17
+    assert len(answer.notes) == 1 + 17
     command = json.loads((tmp_path / "study" / "study.json").read_text())["command"]
     assert command[command.index("--init") + 1] == init
 

@@ -18,7 +18,7 @@ def judged_on(results: Sequence[Result]) -> int | None:
 
 
 def series(label: str, values: Mapping[float | str, Sequence[float]], pictures: int | None) -> Series:
-    """A family's means over seeds with their intervals, by x."""
+    """A family's means over seeds with their intervals, by x; `pictures` is None for what is no share of them."""
     found = [estimate(each, pictures) for each in values.values()]
     return Series(
         label,

@@ -26,10 +26,10 @@ from vitrail.models.vit import ViT
 from vitrail.nn.shape import Grid
 from vitrail.recipe import Recipe
 from vitrail.run.prepare import prepare
-from vitrail.studies.accuracies import judged_on, told
+from vitrail.studies.accuracies import judged_on, series, told
 from vitrail.studies.base import larger, recipe, vit
 from vitrail.studies.intervals import Difference, Estimate, difference, estimate, grouped
-from vitrail.studies.quantities import number, series, signed
+from vitrail.studies.quantities import number, signed
 from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Series, Setting, Setup, Study
 from vitrail.studies.tuning import tuned
 from vitrail.studies.unfinished import lacking, too_early
@@ -198,7 +198,9 @@ def by_head(name: str, models: Sequence[Heads]) -> Series:
 def by_layer(name: str, models: Sequence[Heads]) -> Series:
     """The mean over a layer's heads."""
     layers = range(len(models[0].distance))
-    return series(name, {layer + 1: [float(heads.distance[layer].mean()) for heads in models] for layer in layers})
+    return series(
+        name, {layer + 1: [float(heads.distance[layer].mean()) for heads in models] for layer in layers}, None
+    )
 
 
 STUDY = Study(

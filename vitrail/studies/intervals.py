@@ -39,6 +39,11 @@ class Difference:
         """Whether the interval leaves zero out."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def opposite(self) -> "Difference":
+        """The second minus the first."""
+        return Difference(-self.mean, -self.high, -self.low)
+
 
 def estimate(values: Sequence[float], pictures: int | None = None) -> Estimate:
     """The mean of what the seeds gave. `pictures` is how many the values are shares of; without it they may be anything."""

@@ -18,7 +18,7 @@ from vitrail.recipe import Data, Recipe
 from vitrail.studies.accuracies import judged_on, rate_of, series, told, told_difference
 from vitrail.studies.base import is_small, recipe, vit
 from vitrail.studies.intervals import Difference, difference, grouped, points
-from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
+from vitrail.studies.study import DIVIDED, Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
 from vitrail.studies.tuning import tuned
 from vitrail.studies.unfinished import lacking, too_early
 
@@ -31,8 +31,6 @@ OBJECTIVES = {
     LESS: MaskedPatches("colour", 0.15),
 }
 WAYS = (SCRATCH, *OBJECTIVES, LABELLED)
-# Where nothing else is said: learning without labels would divide the data otherwise, and see test pictures.
-PARTS = (0.8, 0.1, 0.1)
 
 LIMITS = (
     "The paper pre-trains B/16 on hundreds of millions of pictures and fine-tunes on all of ImageNet; here both use the same "
@@ -42,8 +40,8 @@ LIMITS = (
 
 
 def divided(data: Data) -> Data:
-    """The same parts with and without labels."""
-    return data if data.fractions else replace(data, fractions=PARTS)
+    """The same parts with and without labels: without, it would be divided otherwise, and test pictures would be seen."""
+    return data if data.fractions else replace(data, fractions=DIVIDED)
 
 
 def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
@@ -132,7 +130,7 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
 
 def found(against: Mapping[str, Difference], labels: int) -> tuple[str, Agreement]:
     """What learning colours brings over scratch, and what is left to all labels."""
-    gain, behind = opposite(against[SCRATCH]), against[LABELLED]
+    gain, behind = against[SCRATCH].opposite, against[LABELLED]
     few = f"{labels} labels of each class"
     if not gain.clear:
         return (
@@ -155,7 +153,7 @@ def found(against: Mapping[str, Difference], labels: int) -> tuple[str, Agreemen
 
 def aside(against: Mapping[str, Difference]) -> tuple[str, ...]:
     """The other targets and the lower share, held against mean colours at 50 %."""
-    told = {DOWN: "works as well", PIXELS: "is slightly worse", LESS: "is slightly worse"}
+    told = {DOWN: "works too, though not best", PIXELS: "is slightly worse", LESS: "is slightly worse"}
     notes = []
     for way, paper in told.items():
         if way not in against:
@@ -164,11 +162,6 @@ def aside(against: Mapping[str, Difference]) -> tuple[str, ...]:
         ours = "no clear difference" if not change.clear else "better" if change.mean > 0 else "worse"
         notes.append(f"{way}: {ours} against colour, 50 % ({points(change)}); in the paper it {paper} with few labels.")
     return tuple(notes)
-
-
-def opposite(change: Difference) -> Difference:
-    """The same difference seen from the other side."""
-    return Difference(-change.mean, -change.high, -change.low)
 
 
 STUDY = Study(

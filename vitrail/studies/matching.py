@@ -5,16 +5,22 @@ and Vision Transformers in many, so the ResNet says what the others may cost.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vitrail.models.bit import BiTConfig
+from vitrail.models.cost import count
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.vit import ViTConfig
 from vitrail.studies.base import image_size, is_small, larger, macs, vit
-from vitrail.studies.study import Setup
+from vitrail.studies.study import Cell, Result, Setup
 
 RESNET, HYBRID, VIT = "ResNet", "hybrid", "ViT"
+FAMILIES = (RESNET, HYBRID, VIT)
+Tests = Mapping[
+    str, Mapping[int, Sequence[float]]
+]  # by family and size, of models or of the training set; of each seed
 
 
 def resnet(setup: Setup, bit: Mapping[str, Any], step: int) -> BiTConfig:
@@ -62,3 +68,33 @@ def nearest(cost: int, build: Callable[[int], ViTConfig], step: int) -> ViTConfi
     wanted = (math.sqrt(max(0.0, slope * slope - 4 * square * rest)) - slope) / (2 * square)
     near = [build(max(1, each) * step) for each in (math.floor(wanted), math.ceil(wanted))]
     return min(near, key=lambda model: abs(macs(model) - cost))
+
+
+def ends(tests: Tests, *families: str) -> tuple[int, int] | None:
+    """The smallest and the largest size that these families have."""
+    shared = sorted(set.intersection(*(set(tests.get(family, {})) for family in families)))
+    return (shared[0], shared[-1]) if len(shared) > 1 else None
+
+
+def weighed(cell: Cell, run: Path) -> dict[str, Any]:
+    """What a model has and costs, of a final run."""
+    if cell.phase != "final":
+        return {}
+    found = count(cell.recipe.model)
+    return {"parameters": found.params, "macs": found.macs}
+
+
+def unmatched(results: Sequence[Result]) -> tuple[str, ...]:
+    """That parameters are not what is matched, with the costliest model of each family."""
+    known = sorted((r for r in results if "macs" in r.numbers), key=lambda result: result.numbers["macs"])
+    models = {str(result.at["family"]): result.numbers for result in known}
+    if not models:
+        return ()
+    largest = "" if len({result.numbers["macs"] for result in known}) == len(models) else ", of the largest"
+    told = [
+        f"{family} {models[family]['parameters'] / 1e6:.2f} M parameters for {models[family]['macs'] / 1e6:,.1f} M multiply-adds "
+        "a picture"
+        for family in FAMILIES
+        if family in models
+    ]
+    return (f"Compute is matched, and parameters are not{largest}: {'; '.join(told)}.",)

@@ -72,15 +72,15 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
 
 
 def found(changes: Mapping[str, Difference]) -> tuple[str, Agreement]:
-    """The Transformer of 2017 against the Vision Transformer, and which single change tells."""
+    """The Transformer of 2017 against the Vision Transformer, and which single change makes a difference."""
     if ORIGINAL not in changes:
         return UNFINISHED
     whole = changes[ORIGINAL]
     single = {each.removeprefix("ViT, "): change for each, change in changes.items() if each != ORIGINAL}
     telling = [f"{each} {points(change)}" for each, change in single.items() if change.clear]
-    alone = f"; of single changes, these tell by themselves: {', '.join(telling)}" if telling else ""
+    alone = f"; of single changes, these make a clear difference: {', '.join(telling)}" if telling else ""
     if single and not telling:
-        alone = "; no single change tells by itself"
+        alone = "; no single change makes a clear difference"
     if not whole.clear:
         return (
             f"No difference at this scale between the {ORIGINAL} and the ViT: {points(whole)}{alone}.",

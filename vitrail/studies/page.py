@@ -36,7 +36,7 @@ def markdown(record: Record) -> str:
     answer = record.answer
     parts = [
         f"# {plain(record.question)}",
-        f"`{record.name}`, {plain(record.where)} of the paper. [All studies](README.md)",
+        f"`{record.name}`, {plain(record.where)}. [All studies](README.md)",
         f"**The paper found:** {plain(record.found)}",
     ]
     if not record.finished:

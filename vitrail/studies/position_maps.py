@@ -19,11 +19,11 @@ import numpy as np
 from vitrail.analysis.positions import positions
 from vitrail.checkpoints.loading import load
 from vitrail.engine.optim import AdamW
-from vitrail.studies.accuracies import judged_on
+from vitrail.studies.accuracies import judged_on, series
 from vitrail.studies.accuracies import told as share
 from vitrail.studies.base import recipe, vit
 from vitrail.studies.intervals import Difference, Estimate, difference, estimate, grouped
-from vitrail.studies.quantities import number, series, signed
+from vitrail.studies.quantities import number, signed
 from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Series, Setup, Study
 from vitrail.studies.unfinished import lacking, too_early
 
@@ -126,18 +126,19 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
                     Series(f"{setting}: place {estimate(place[setting,]).mean:.2f}", maps=grids(result))
                     for setting, result in sorted(shown.items(), key=lambda pair: list(SETTINGS).index(pair[0]))
                 ),
+                y_name="cosine similarity",
                 percent=False,
             ),
             Chart(
                 "How well likeness tells distance",
                 "dots",
-                (series("place", {str(key[0]): values for key, values in place.items()}),),
+                (series("place", {str(key[0]): values for key, values in place.items()}, None),),
                 y_name="correlation of cosine and nearness",
                 percent=False,
             ),
         ),
         limits=LIMITS,
-        notes=(note,),
+        notes=(note, *chance(len(changes))),
     )
 
 
@@ -160,6 +161,16 @@ def found(usual: Estimate, changes: dict[str, Difference]) -> tuple[str, Agreeme
     return (
         f"Closer positions are more alike ({told}), and how much depends on the training: {'; '.join(clear)}{unchanged}.",
         "agrees",
+    )
+
+
+def chance(comparisons: int) -> tuple[str, ...]:
+    """How easily one of several comparisons is clear for no reason."""
+    if comparisons < 2:
+        return ()
+    share = 1 - 0.95**comparisons
+    return (
+        f"Of {comparisons} comparisons at least one is clear by chance alone in up to {100 * share:.0f} % of studies.",
     )
 
 

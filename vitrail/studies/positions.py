@@ -121,7 +121,7 @@ def found(tests: Mapping[str, Sequence[float]], pictures: int | None) -> tuple[s
     first, *_, last = sorted(kinds, key=lambda kind: -fmean(kinds[kind]))
     spread = difference(kinds[first], kinds[last], pictures)
     return among(
-        f"Without positions accuracy changes by {points(flipped(gap))} against the mean of the kinds",
+        f"Without positions accuracy changes by {points(gap.opposite)} against the mean of the kinds",
         first,
         last,
         gap,
@@ -132,16 +132,12 @@ def found(tests: Mapping[str, Sequence[float]], pictures: int | None) -> tuple[s
 def among(begun: str, first: str, last: str, gap: Difference, spread: Difference) -> tuple[str, Agreement]:
     """Whether the kinds differ among themselves, beside what they all gain."""
     apart = f"the best ({first}) and the worst ({last}) are apart by {points(spread)}"
-    if not spread.clear:
-        return f"{begun}, and the kinds do not differ clearly: {apart}.", "agrees"
     if spread.mean < LARGE * gap.mean:
-        return f"{begun}, and the kinds differ by far less than that: {apart}.", "agrees"
-    return f"{begun}, but the kinds are not alike: {apart}.", "disagrees"
-
-
-def flipped(gap: Difference) -> Difference:
-    """The same from the other side."""
-    return Difference(-gap.mean, -gap.high, -gap.low)
+        less = "differ by far less than that" if spread.clear else "do not differ clearly"
+        return f"{begun}, and the kinds {less}: {apart}.", "agrees"
+    if spread.clear:
+        return f"{begun}, but the kinds are not alike: {apart}.", "disagrees"
+    return f"{begun}, and whether the kinds differ as much cannot be told: {apart}.", "unclear"
 
 
 STUDY = Study(

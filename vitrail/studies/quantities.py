@@ -1,10 +1,8 @@
 """Numbers that are no shares, as they are told: a correlation, a distance, and what changes them."""
 
 import math
-from collections.abc import Mapping, Sequence
 
-from vitrail.studies.intervals import Difference, Estimate, estimate
-from vitrail.studies.study import Series
+from vitrail.studies.intervals import Difference, Estimate
 
 
 def number(found: Estimate) -> str:
@@ -22,10 +20,3 @@ def _written(found: Estimate | Difference, sign: str) -> str:
     # What rounds to nothing has no sign of its own.
     mean, low, high = (f"{round(value, 2) + 0.0:{sign}.2f}".replace("-", "−") for value in values)
     return mean if math.isnan(found.low) else f"{mean} ({low} to {high})"
-
-
-def series(label: str, values: Mapping[float | str, Sequence[float]]) -> Series:
-    """Means over seeds with their intervals, by x."""
-    found = [estimate(each) for each in values.values()]
-    mean, low, high = (tuple(getattr(each, name) for each in found) for name in ("mean", "low", "high"))
-    return Series(label, tuple(values), mean, low, high)

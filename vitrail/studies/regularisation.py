@@ -34,7 +34,7 @@ SHARES, BEYOND = (1 / 16, 1 / 8, 1 / 4), (1 / 2, 1.0)  # of the most pictures: o
 LIMITS = (
     "One small model, one number of steps and one strength of regularisation; the authors train many models, also longer ones, "
     "and pre-train them on millions of pictures. What is worth more than the largest plain run, or less than the smallest, is "
-    "told as no more than that."
+    "told as no more than that, and its interval is of the way itself: that the plain curve is not known exactly comes on top."
 )
 
 
@@ -196,7 +196,7 @@ def found(known: Sequence[Worth]) -> tuple[str, Agreement]:
             f"even the best of them, {named(first.way)}, is clearly worse than plain training ({points(first.change)}){also}.",
             "disagrees",
         )
-    short = "" if first.high >= TEN else ", short of the order of magnitude that the authors found"
+    short = "" if not first.high < TEN else ", short of the order of magnitude that the authors found"
     return (
         f"Augmentation and regularisation stand in for data: with {first.count:,} pictures of each class the best of them, "
         f"{named(first.way)}, is worth {times(first)} the pictures{also}{short}.",

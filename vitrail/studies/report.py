@@ -120,8 +120,8 @@ def measured(answer: Answer | None) -> list[Markup | None]:
     caption, first = "Results, with 95 % intervals where they are given", numbers_from(answer.rows)
     numbers = table([*answer.columns], rows, caption=caption, numbers=first)
     told = (
-        f"Intervals are of 95{SPACE}%: over seeds where there are three or more, else of so many test pictures. Test pictures "
-        "had no part in any choice."
+        f"Intervals are of 95{SPACE}%: over seeds where there are three or more, else of so many test pictures, which says "
+        "nothing of other seeds. Test pictures had no part in choosing what was run."
     )
     return [drawn, numbers, *[h("p", unbroken(note)) for note in answer.notes], h("p", told, class_="note")]
 

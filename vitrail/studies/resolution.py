@@ -174,8 +174,8 @@ def found(against: Mapping[str, Difference]) -> tuple[str, Agreement]:
 
 
 def worth(change: Difference) -> str:
-    """A difference in points, and whether it may be chance."""
-    return points(change) if change.clear else f"{points(change)}, which may be chance,"
+    """A difference in points; perhaps, where it may be chance."""
+    return points(change) if change.clear else f"perhaps {points(change)}"
 
 
 STUDY = Study(

@@ -17,14 +17,15 @@ from vitrail.recipe import Data, Facts, Recipe
 
 Setting = str | int | float | bool | None
 Agreement = Literal["agrees", "disagrees", "no difference", "unclear"]
+DIVIDED = (0.8, 0.1, 0.1)  # of pictures that lie there undivided: a study chooses on some and reports on others
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run of a study. `at` says where in the grid it lies: {"positions": "2-D", "rate": 0.001, "seed": 0}.
 
-    Cells of the phase "tune" are compared on validation pictures, to choose; they never see the test pictures. Cells of the
-    phase "base" make a model that others start from, and those of "final" are what the study reports.
+    Cells of the phase "tune" are compared on validation pictures, to choose. Cells of the phase "base" make a model that others
+    start from. Those of "final" are what the study reports, and only they see the test pictures.
     """
 
     at: Mapping[str, Setting]

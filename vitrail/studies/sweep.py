@@ -21,11 +21,10 @@ from vitrail.recipe import Data, Facts, with_settings
 from vitrail.run.prepare import prepare
 from vitrail.run.record import place, write_json
 from vitrail.studies import study_named
-from vitrail.studies.study import Cell, Result, Scale, Setting, Setup, Study
+from vitrail.studies.study import DIVIDED, Cell, Result, Scale, Setting, Setup, Study
 
 Progress = Callable[[str, int, int], None]
 FILE = "plan.json"
-DIVIDED = (0.8, 0.1, 0.1)  # of pictures that lie there undivided: a study chooses on some and reports on others
 FACTS = ("images", "classes", "several", "side", "channels", "several_sizes")
 
 
@@ -100,11 +99,11 @@ class Sweep:
             results = found
 
     def planned(self, results: Sequence[Result]) -> dict[str, Cell]:
-        """The plan's cells by name, with the user's settings; those that choose see no test pictures."""
+        """The plan's cells by name, with the user's settings; only those that are reported see test pictures."""
         cells: dict[str, Cell] = {}
         for cell in self.study.plan(self.setup, results):
             recipe = with_settings(cell.recipe, list(self.settings))
-            if cell.phase == "tune":
+            if cell.phase != "final":
                 recipe = replace(recipe, data=replace(recipe.data, test=False))
             cell = replace(cell, recipe=recipe)
             cells[self.name(cell)] = cell

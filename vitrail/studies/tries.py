@@ -46,12 +46,12 @@ class Tries:
         return "diverged" if any(math.isnan(value) for value in values) else percent(fmean(values))
 
     def chosen(self, place: Place) -> Setting:
-        """The rate that validated best, the lowest of equals; None while not all are tried."""
-        scores = self.families[place]
-        if any(len(scores.get(rate, ())) < self.seeds for rate in self.rates):
+        """The rate that validated best, the lowest of equals; None while not all are tried: each family has as many."""
+        scores, all_of_them = self.families[place], max(map(len, self.families.values()))
+        if len(scores) < all_of_them or any(len(values) < self.seeds for values in scores.values()):
             return None
-        means = {rate: fmean(scores[rate]) for rate in self.rates}
-        sound = [rate for rate in self.rates if not math.isnan(means[rate])]
+        means = {rate: fmean(scores[rate]) for rate in self.rates if rate in scores}
+        sound = [rate for rate in means if not math.isnan(means[rate])]
         return max(sound, key=lambda rate: means[rate]) if sound else None  # the first of equals
 
 

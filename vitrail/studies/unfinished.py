@@ -14,7 +14,7 @@ def lacking(there: Iterable[tuple[object, ...]], wanted: Iterable[str]) -> list[
 def too_early(missing: Sequence[str], limits: str) -> Answer:
     """The answer that names them."""
     return Answer(
-        finding=f"Nothing can be said yet: there is no finished run of {', '.join(missing)}.",
+        finding=f"Nothing can be said yet: there is no finished run of {'; '.join(missing)}.",
         agreement="unclear",
         columns=("missing",),
         rows=tuple((each,) for each in missing),
