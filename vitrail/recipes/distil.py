@@ -8,7 +8,8 @@ DeiT's distillation (Touvron et al. 2021) for a folder of photographs: a token f
 answer is the mean of both. As in "A good teacher is patient and consistent" (Beyer et al. 2022), the teacher sees every crop and
 every blend that the student sees, is followed in all that it says and not in its surest class alone, and that for long.
 Convolutions make the tokens and Muon trains the matrices, as in scratch-small. With --model Ti/16 the student is DeiT's own.
-Expected: not measured at its full length yet; docs/results.md says what was run.
+Expected: clothing at 96×96 in 300 steps, taught by DeiT-Ti with --teacher-cache, 54.5 % where the same student without a
+teacher has 51.1 %, the mean of three seeds (measured: docs/results.md). Not measured at its full length.
 """
 
 from dataclasses import replace

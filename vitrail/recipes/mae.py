@@ -6,7 +6,7 @@
 Only the visible quarter goes through the encoder, so a step is quick. Fine-tune what comes out (`vitrail train photos/ --init
 RUN/model.safetensors`): its features alone, asked by nearest neighbours, are worse than DINO's, as published. The decoder is
 kept in RUN/pretraining.safetensors. For photographs the published settings are 800 epochs of ImageNet with ViT-L/16.
-Expected: not measured at its full length yet; docs/results.md says what was run.
+Expected: not measured at its full length.
 """
 
 from vitrail.data.augment import Flip

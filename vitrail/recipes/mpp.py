@@ -6,7 +6,7 @@ their mean colours told.
 
 The paper pre-trains ViT-B/16 on JFT this way and fine-tunes it to 79.9 % on ImageNet: 2 % better than from scratch, 4 % behind
 learning with labels. Every patch goes through the encoder, so a step costs what a step with labels costs.
-Expected: not measured at its full length yet; docs/results.md says what was run.
+Expected: not measured at its full length.
 """
 
 from vitrail.data.augment import Flip
