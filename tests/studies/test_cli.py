@@ -34,6 +34,7 @@ def started(tmp: Path, *arguments: str, **extra: str) -> "subprocess.Popen[str]"
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
 
 
