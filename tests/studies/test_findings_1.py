@@ -85,7 +85,7 @@ def test_kinds_that_differ_much_and_not_clearly_agree_with_nobody():
 def test_positions_make_no_difference():
     answer = of_positions(0.86, a=0.86, b=0.8602, c=0.8598)
     assert answer.agreement == "no difference"
-    assert answer.finding.startswith("No difference at this scale: with positions the model gains")
+    assert answer.finding.startswith("No difference at this scale: positions change accuracy by")
 
 
 def test_positions_do_harm():

@@ -112,8 +112,8 @@ def found(tests: Mapping[str, Sequence[float]], pictures: int | None) -> tuple[s
     gap = difference(pooled, tests[NONE][:seeds], pictures)
     if not gap.clear:
         return (
-            f"No difference at this scale: with positions the model gains {points(gap)}, the mean of {len(kinds)} kinds, which "
-            "may be chance.",
+            f"No difference at this scale: positions change accuracy by {points(gap)}, the mean of {len(kinds)} kinds, which may "
+            "be chance.",
             "no difference",
         )
     if gap.mean < 0:
