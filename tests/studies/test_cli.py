@@ -188,7 +188,8 @@ def test_stopping_the_command_stops_its_jobs_with_everything_saved(tmp_path: Pat
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() - begin < PATIENCE
         time.sleep(0.05)
-    assert len(list(tmp_path.glob("study/cells/*/run-0/checkpoints/step-*"))) == 2
+    saved = {path.parent for path in tmp_path.glob("study/cells/*/run-0/checkpoints/step-*")}
+    assert len(saved) == 2  # a slow machine may have saved more than once by then
     assert all(json.loads(path.read_text())["over"] for path in tmp_path.glob("study/cells/*/claim-0"))
 
 
