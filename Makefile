@@ -17,7 +17,7 @@ $(CORE): pyproject.toml constraints.txt
 	touch $@
 
 $(STAMP): $(CORE)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,peers,hub,parquet,tensorboard]'
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,peers,hub,parquet,tensorboard,onnx,openvino,serve,faiss]'
 	touch $@
 
 demo: $(CORE) ## install, check data, train a small ViT on handwritten digits, and write its report
@@ -52,7 +52,9 @@ bench: $(STAMP) ## measure against the peers, interleaved; about two hours on tw
 	$(BIN)/python benchmarks/preparing.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/time_to_accuracy.py
+	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/inspect.py
+	$(BIN)/python benchmarks/shipping.py
 
 docs: $(STAMP) ## write the pages that are pulled from the source
 	$(BIN)/python docs/annotate.py
