@@ -47,8 +47,14 @@ class Data:
     per_class: int | None = None  # at most so many pictures of each class to learn from
     drawn: int = 0  # which ones: another number draws others
     test: bool = True  # whether test pictures are looked at: not while something is still being chosen
+    classes: tuple[int, int] | None = None  # the first that is taken, and every so-manieth from there on; else all
+    examples: tuple[int, int] | None = None  # so many of all to learn from and to validate on, as VTAB draws them
 
     def __post_init__(self) -> None:
+        if self.classes is not None and not 0 <= self.classes[0] < self.classes[1]:
+            raise ValueError(f"classes {self.classes}: give the first and the step, (0, 2) or (1, 2) for every other one")
+        if self.examples is not None and min(self.examples) < 1:
+            raise ValueError(f"examples {self.examples}: use 1 or more to learn from, and to validate on")
         if self.per_class is not None and self.per_class < 1:
             raise ValueError(f"{self.per_class} pictures of each class to learn from: use 1 or more")
         if self.drawn < 0:

@@ -1,6 +1,7 @@
 """From L layers' tokens to one vector for the image: equation 4 and its alternatives.
 
-B images, N patches after the prefix tokens, D width.
+B images, N patches after the prefix tokens, D width. Where tokens were merged, the pools that read patches are told how many
+patches each token stands for, so that every patch counts once.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,13 @@ class Pool(nn.Module):
         self.features = shape.width
 
 
+def mean(patches: Tensor, size: Tensor | None) -> Tensor:
+    """The mean of the patch tokens [B, N, D], where each stands for `size` [B, N] patches: [B, D]."""
+    if size is None:
+        return patches.mean(1)
+    return (patches * size.unsqueeze(-1)).sum(1) / size.sum(1, keepdim=True)
+
+
 class ClassTokenPool(Pool):
     """y = LN(z_L⁰), equation 4. With a distillation token, both: [B, 2, D]."""
 
@@ -43,15 +51,15 @@ class ClassTokenPool(Pool):
 class MeanPool(Pool):
     """The mean of the patch tokens."""
 
-    def forward(self, z: Tensor) -> Tensor:
-        return self.norm(z)[:, self.prefix :].mean(1)
+    def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
+        return mean(self.norm(z)[:, self.prefix :], size)
 
 
 class MeanThenNormPool(Pool):
     """The mean of the patch tokens, normalised afterwards (MAE's and timm's `fc_norm`)."""
 
-    def forward(self, z: Tensor) -> Tensor:
-        return self.norm(z[:, self.prefix :].mean(1))
+    def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
+        return self.norm(mean(z[:, self.prefix :], size))
 
 
 class ClassAndMeanPool(Pool):
@@ -61,9 +69,9 @@ class ClassAndMeanPool(Pool):
         super().__init__(shape, norm)
         self.features = 2 * shape.width
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
         y = self.norm(z)
-        return torch.cat((y[:, 0], y[:, self.prefix :].mean(1)), -1)
+        return torch.cat((y[:, 0], mean(y[:, self.prefix :], size)), -1)
 
 
 class AttentionPool(Pool):
@@ -80,11 +88,12 @@ class AttentionPool(Pool):
         self.norm2 = nn.LayerNorm(d, eps=shape.eps)
         self.mlp = mlp.build(d, shape.mlp, 0.0)
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
         patches = self.norm(z)[:, self.prefix :]
         q = self.q(self.probe).expand(z.shape[0], -1, -1)
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, *self.kv(patches).chunk(2, -1)))
-        y = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # [B, 1, D]
+        bias = None if size is None else size.log()[:, None, None]  # as if each patch were there by itself
+        y = self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))  # [B, 1, D]
         return (y + self.mlp(self.norm2(y)))[:, 0]
 
 

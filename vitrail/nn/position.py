@@ -218,9 +218,12 @@ class RelativeBias(Position):
         dx = x[:, :, None] - x[:, None, :] + w - 1
         return dy * (2 * w - 1) + dx
 
+    def table(self, layer: int, grid: Grid) -> Tensor:
+        """The numbers of every offset on this grid, in reading order: [H, offsets]."""
+        return resample(self.offsets[layer], (2 * grid[0] - 1, 2 * grid[1] - 1)).flatten(1)
+
     def bias(self, layer: int, grid: Grid, index: Tensor) -> Tensor:
-        table = resample(self.offsets[layer], (2 * grid[0] - 1, 2 * grid[1] - 1)).flatten(1)  # [H, offsets]
-        bias = table[:, index].transpose(0, 1)  # [1 or B, H, N, N]
+        bias = self.table(layer, grid)[:, index].transpose(0, 1)  # [1 or B, H, N, N]
         if self.prefix is None:
             return bias
         b, heads, n, _ = bias.shape

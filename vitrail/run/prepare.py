@@ -80,6 +80,48 @@ def few(pictures: Pictures, data: Data) -> Pictures:
     return pictures.only(np.sort(np.concatenate(mine)))
 
 
+def of_classes(dataset: Dataset, data: Data) -> Dataset:
+    """Every so-manieth class of the training split alone, and the same ones of the other splits."""
+    if data.classes is None:
+        return dataset
+    if dataset["train"].several:
+        raise ValueError(f"{data.where}: pictures with several labels cannot be divided by classes")
+    first, step = data.classes
+    kept = set(dataset["train"].classes[first::step])
+    splits = {}
+    for split, pictures in dataset.splits.items():
+        names = tuple(name for name in pictures.classes if name in kept)
+        place = np.array([names.index(name) if name in kept else -1 for name in pictures.classes])
+        chosen = pictures.only(place[pictures.targets] >= 0)
+        splits[split] = replace(chosen, targets=place[chosen.targets], classes=names)
+    return replace(dataset, splits=splits)
+
+
+def at_random(splits: dict[str, Pictures], data: Data) -> dict[str, Pictures]:
+    """VTAB's examples, 800 to learn from and 200 to validate on, whatever their class. Where test pictures are looked at,
+    nothing is chosen any more, and all of them are learnt from."""
+    if data.examples is None or "validation" not in splits:
+        return splits
+    chance = np.random.default_rng(data.drawn)
+    train, held = (
+        splits[split].only(np.sort(chance.permutation(len(splits[split]))[:count]))
+        for split, count in zip(("train", "validation"), data.examples, strict=True)
+    )
+    return splits | {"train": joined(train, held) if data.test else train, "validation": held}
+
+
+def joined(first: Pictures, second: Pictures) -> Pictures:
+    """Two parts of one data set as one."""
+    assert first.store is second.store, "splits of a data set lie in one store"
+    both = first.shards is not None and second.shards is not None
+    return replace(
+        first,
+        items=np.concatenate((first.items, second.items)),
+        targets=np.concatenate((first.targets, second.targets)),
+        shards=np.concatenate((first.shards, second.shards)) if both else None,  # type: ignore[arg-type]
+    )
+
+
 def without_labels(pictures: Pictures) -> Pictures:
     """The same pictures, all of one class."""
     return replace(pictures, targets=np.zeros(len(pictures), dtype=np.int64), classes=(PICTURE,))
@@ -106,6 +148,7 @@ def audited(data: Data, dataset: Dataset, progress: Progress | None = None, cach
         reasons = read_quarantine(Path(data.quarantine))
         clean, left_out = without(clean, reasons)
         skipped += [(name, f"named in {data.quarantine}") for name in left_out]
+    clean = of_classes(clean, data)
     unlabelled = data.task == "none"
     if unlabelled and len({pictures.classes for pictures in clean.splits.values()}) > 1:
         plain = {split: without_labels(pictures) for split, pictures in clean.splits.items()}
@@ -122,6 +165,7 @@ def audited(data: Data, dataset: Dataset, progress: Progress | None = None, cach
             warnings += applied.warnings if not unlabelled else ()
             splits[split] = applied.pictures
     splits["train"] = few(splits["train"], data)
+    splits = at_random(splits, data)
     if not data.test:
         splits.pop("test", None)
     return Prepared(clean, labels, splits, checked, skipped, warnings)

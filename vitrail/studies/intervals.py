@@ -1,8 +1,8 @@
 """How sure a study's numbers are: 95 % intervals over seeds, or of so many test pictures where there are few seeds.
 
 Student's interval tells what another seed would have given, on the same pictures. One or two seeds tell nothing of that: then
-the interval is Wilson's for the test pictures, widened to hold what each seed gave. Where neither is known, it is not a
-number, and no difference is clear.
+the interval is Wilson's for the test pictures, widened to hold what each seed gave, and a difference is clear only if it is
+larger than what chance of training may make. Where neither is known, it is not a number, and no difference is clear.
 """
 
 import math
@@ -14,6 +14,7 @@ from vitrail.evaluate.intervals import wilson
 from vitrail.studies.study import Result, Setting
 
 FEW = 3  # seeds from which on their spread tells something
+NOISE = 0.01  # what another seed may change, as far as anybody knows who has fewer: one point
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,17 @@ class Difference:
     mean: float
     low: float
     high: float
+    seeds: int = FEW  # of the one that has fewer
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves zero out."""
-        return self.low > 0 or self.high < 0
+        """Whether the interval leaves zero out; with few seeds, which it knows nothing of, by more than chance of training."""
+        return (self.low > 0 or self.high < 0) and (self.seeds >= FEW or abs(self.mean) > NOISE)
 
     @property
     def opposite(self) -> "Difference":
         """The second minus the first."""
-        return Difference(-self.mean, -self.high, -self.low)
+        return Difference(-self.mean, -self.high, -self.low, self.seeds)
 
 
 def estimate(values: Sequence[float], pictures: int | None = None) -> Estimate:
@@ -63,18 +65,18 @@ def difference(first: Sequence[float], second: Sequence[float], pictures: int | 
     """First minus second: seed by seed where both have as many of them, else by Welch's interval."""
     if not first or not second:
         raise ValueError("a difference needs at least one value of each")
-    mean = fmean(first) - fmean(second)
+    mean, seeds = fmean(first) - fmean(second), min(len(first), len(second))
     paired = [a - b for a, b in zip(first, second, strict=True)] if len(first) == len(second) else []
     if len(paired) >= FEW:
         return Difference(fmean(paired), *student(paired, pictures))
-    if min(len(first), len(second)) >= FEW:
+    if seeds >= FEW:
         half = _welch(first, second, pictures)
         return Difference(mean, mean - half, mean + half)
     if pictures is None:
-        return Difference(mean, math.nan, math.nan)
+        return Difference(mean, math.nan, math.nan, seeds)
     seen = paired or [a - b for a in first for b in second]
     low, high = _newcombe(fmean(first), fmean(second), pictures)
-    return Difference(mean, min(low, *seen), max(high, *seen))
+    return Difference(mean, min(low, *seen), max(high, *seen), seeds)
 
 
 def student(values: Sequence[float], pictures: int | None = None) -> tuple[float, float]:

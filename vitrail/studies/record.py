@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ import vitrail
 from vitrail.models.written import dataclass_from_json, to_json
 from vitrail.run.environment import processor
 from vitrail.run.record import write_json
+from vitrail.studies.caution import cautious
 from vitrail.studies.study import Agreement, Answer, Result, Setting, Setup, Study
 from vitrail.studies.sweep import Failed
 
@@ -82,7 +84,8 @@ def answered(study: Study, setup: Setup, results: Sequence[Result]) -> tuple[Ans
         waiting = f", such as {in_words(family(first[0].at))}" if first and family(first[0].at) else ""
         return None, f"{len(missing)} of {len(cells)} planned runs are missing{waiting}", len(cells)
     try:
-        return study.read(results, setup.scale), "", len(cells)
+        seeds = Counter(family(result.at) for result in results if result.phase == "final")
+        return cautious(study.read(results, setup.scale), min(seeds.values())), "", len(cells)
     except (KeyError, ValueError) as error:
         if not missing:
             raise

@@ -14,7 +14,12 @@ SHOTS, DRAWS = 5, 5
 
 def five_shot(cell: Cell, run: Path) -> dict[str, Any]:
     """Of a final run, over five draws from the training pictures, judged on the test pictures; nothing of a try."""
-    if cell.phase == "tune" or cell.recipe.data.task == "multi":
+    return five_shot_of(str(run / "model.safetensors"), cell)
+
+
+def five_shot_of(model: str, cell: Cell) -> dict[str, Any]:
+    """The same of another model, on the pictures of a final run: of the one that it began with, for example."""
+    if cell.phase != "final" or cell.recipe.data.task == "multi":
         return {}
     data = replace(
         cell.recipe.data, per_class=SHOTS * DRAWS, drawn=0, test=True
@@ -23,7 +28,7 @@ def five_shot(cell: Cell, run: Path) -> dict[str, Any]:
     if prepared.train.several:  # the measure is for one label each
         return {}
     found = probe(
-        str(run / "model.safetensors"),
+        model,
         data,
         ["few-shot"],
         Settings(shots=(SHOTS,), draws=DRAWS),

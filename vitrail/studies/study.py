@@ -17,6 +17,7 @@ from vitrail.recipe import Data, Facts, Recipe
 
 Setting = str | int | float | bool | None
 Agreement = Literal["agrees", "disagrees", "no difference", "unclear"]
+LATER = ("classes", "examples")  # of the data: fields that are not used rename no cell that was run before there were any
 DIVIDED = (0.8, 0.1, 0.1)  # of pictures that lie there undivided: a study chooses on some and reports on others
 
 
@@ -37,7 +38,9 @@ class Cell:
         """Of its directory: readable, and another one for another recipe."""
         words = "-".join(f"{value}" for value in self.at.values())
         plain = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in words)[:80]
-        written = json.dumps([self.phase, dict(self.at), to_json(self.recipe)], sort_keys=True)
+        recipe = to_json(self.recipe)
+        recipe["data"] = {n: v for n, v in recipe["data"].items() if n not in LATER or v is not None}
+        written = json.dumps([self.phase, dict(self.at), recipe], sort_keys=True)
         return f"{self.phase}-{plain}-{hashlib.sha256(written.encode()).hexdigest()[:8]}"
 
 

@@ -205,7 +205,14 @@ def begin_sweep(
         told = {name: getattr(facts, name) for name in FACTS}
         write_plan(where, about | {"data": to_json(source), "facts": told})
     before = read_table(where / FILE) or {}
-    if before.get("data") == about["asked"]:  # the fractions that were chosen then are asked for now
+    if (begun := before.get("vitrail")) != vitrail.__version__:
+        raise ValueError(
+            f"{where} was begun with vitrail {begun}, and this is {vitrail.__version__}, whose runs may be others: go on with "
+            f"{begun}, or give --out another name"
+        )
+    for name in ("asked", "data"):  # what an older plan does not say of the data means the same
+        before[name] = to_json(dataclass_from_json(before.get(name), Data, f"{where / FILE}: {name}"))
+    if before["data"] == about["asked"]:  # the fractions that were chosen then are asked for now
         before["asked"] = about["asked"]
     for name, word in (
         ("study", "study"),

@@ -35,14 +35,16 @@ def tuned(
     ]
 
 
-def best_rate(place: Place, rates: Sequence[float], results: Sequence[Result]) -> float | None:
+def best_rate(
+    place: Place, rates: Sequence[float], results: Sequence[Result], phase: str = "tune"
+) -> float | None:
     """The rate that validated best, the first of equals; None while a try is missing."""
     if len(rates) == 1:
         return rates[0]
     scores: list[float] = []
     for rate in rates:
         at = {**place, "rate": rate, "seed": 0}
-        found = [result for result in results if result.phase == "tune" and dict(result.at) == at]
+        found = [result for result in results if result.phase == phase and dict(result.at) == at]
         if not found:
             return None
         score = float(found[0].numbers["validation"])

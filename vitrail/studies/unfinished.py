@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from vitrail.studies.study import Answer
 
+NOTHING_YET = "Nothing can be said yet"
+
 
 def lacking(there: Iterable[tuple[object, ...]], wanted: Iterable[str]) -> list[str]:
     """Those of the wanted places, each one setting, that have no finished run."""
@@ -14,7 +16,7 @@ def lacking(there: Iterable[tuple[object, ...]], wanted: Iterable[str]) -> list[
 def too_early(missing: Sequence[str], limits: str) -> Answer:
     """The answer that names them."""
     return Answer(
-        finding=f"Nothing can be said yet: there is no finished run of {'; '.join(missing)}.",
+        finding=f"{NOTHING_YET}: there is no finished run of {'; '.join(missing)}.",
         agreement="unclear",
         columns=("missing",),
         rows=tuple((each,) for each in missing),
