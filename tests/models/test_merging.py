@@ -1,0 +1,259 @@
+"""Token merging: what the paper's algorithm gives, written once more in NumPy; and that it changes nothing it should not."""
+
+import math
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tests.variants import SMALL, VIT_SLOTS
+from vitrail.models.merging import Merged, merged
+from vitrail.models.vit import ViT
+
+WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
+SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
+
+# Positions that every layer is told of; merged tokens have no one place.
+INSIDE = ("relative", "relative@shared", "rotary2d", "learned1d@every", "learned2d@shared", "sincos2d@shared")
+
+
+def small(**slots) -> ViT:
+    """A small model in which every weight matters, the head's included."""
+    model = vitrail.build(**{**SMALL, **slots}).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.add_(0.15 * torch.randn_like(parameter))
+    return model
+
+
+def pictures(model: ViT, count: int = 2) -> torch.Tensor:
+    return torch.randn(count, model.config.channels, *model.config.image_size)
+
+
+def told_inside(slots: dict) -> bool:
+    return any(slots.get("position") == name for name in (*INSIDE, "learned1d@shared", "learned2d@every"))
+
+
+# --- the paper's algorithm, in loops ---
+
+
+def norm(x, layer):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + layer.eps) * np64(layer.weight) + np64(layer.bias)
+
+
+def np64(tensor):
+    return tensor.detach().numpy().astype(np.float64)
+
+
+def linear(x, layer):
+    return x @ np64(layer.weight).T + np64(layer.bias)
+
+
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def papers_answer(vit: ViT, z: np.ndarray, r: int, protected: int, reads_class: bool) -> np.ndarray:
+    """Logits of one picture's z_0 [T, D]: Bolya et al. 2023, section 3, for one image and one token at a time."""
+    size = np.ones(len(z))
+    for layer, block in enumerate(vit.blocks, start=1):
+        x, heads = norm(z, block.norm1), block.msa.heads
+        q, k, v = (part.reshape(len(z), heads, -1) for part in np.split(linear(x, block.msa.qkv), 3, axis=-1))
+        y = np.zeros_like(q)
+        for head in range(heads):
+            scores = q[:, head] @ k[:, head].T / math.sqrt(q.shape[-1]) + np.log(size)  # proportional attention
+            share = np.exp(scores - scores.max(-1, keepdims=True))
+            y[:, head] = share / share.sum(-1, keepdims=True) @ v[:, head]
+        z = z + linear(y.reshape(len(z), -1), block.msa.out)
+        if not (reads_class and layer == len(vit.blocks)):  # of the last layer, only the class token is read
+            z, size = papers_merging(z, size, k.mean(1), r, protected)
+        z = z + linear(gelu(linear(norm(z, block.norm2), block.mlp.fc1)), block.mlp.fc2)
+    z = norm(z, vit.pool.norm)
+    pooled = z[0] if reads_class else (z[protected:] * size[protected:, None]).sum(0) / size[protected:].sum()
+    return linear(pooled, vit.head)
+
+
+def papers_merging(z, size, keys, r, protected):
+    """Alternate tokens into two sets; each of A names the most alike of B; the r best edges are merged; A, then B."""
+    r = min(r, (len(z) - protected) // 2)
+    a, b = list(range(0, len(z), 2)), list(range(1, len(z), 2))
+    edges = []
+    for i in a:
+        cosines = [
+            -np.inf if min(i, j) < protected else keys[i] @ keys[j] / np.linalg.norm(keys[i]) / np.linalg.norm(keys[j])
+            for j in b
+        ]
+        edges.append((max(cosines), i, b[int(np.argmax(cosines))]))
+    gone, total, sizes = set(), {j: z[j] * size[j] for j in b}, {j: size[j] for j in b}
+    for _, i, j in sorted(edges, key=lambda edge: -edge[0])[:r]:
+        gone.add(i)
+        total[j], sizes[j] = total[j] + z[i] * size[i], sizes[j] + size[i]
+    kept = [(z[i], size[i], i) for i in a if i not in gone] + [(total[j] / sizes[j], sizes[j], j) for j in b]
+    kept = sorted((k for k in kept if k[2] < protected), key=lambda k: k[2]) + [k for k in kept if k[2] >= protected]
+    return np.stack([k[0] for k in kept]), np.array([k[1] for k in kept])
+
+
+@pytest.mark.parametrize("r", [1, 3, 5, 40])
+@pytest.mark.parametrize(
+    ("slots", "protected", "reads_class"),
+    [
+        ({}, 1, True),
+        ({"registers": 2}, 3, True),
+        ({"registers": 3}, 4, True),
+        ({"pool": "mean"}, 0, False),
+        ({"pool": "mean", "prefix": "class"}, 1, False),
+    ],
+    ids=["class", "two registers", "three registers", "mean", "mean beside a class token"],
+)
+def test_merging_gives_what_the_papers_algorithm_gives(slots, protected, reads_class, r):
+    model = small(depth=4, **slots)
+    image = pictures(model)
+    found = merged(model, r)(image).numpy()
+    for given, z in zip(found, model.tokens(image).numpy().astype(np.float64), strict=True):
+        wanted = papers_answer(model, z, r, protected, reads_class)
+        assert np.allclose(given, wanted, atol=2e-4, rtol=1e-3)
+    assert not np.allclose(found, model(image).numpy(), atol=1e-3)  # it did merge
+
+
+# --- every slot ---
+
+
+@pytest.mark.parametrize("slots", [s for s in VIT_SLOTS.values() if not told_inside(s)], ids=str)
+def test_without_merging_every_bit_is_the_models(slots):
+    model = small(**slots)
+    image = pictures(model)
+    assert torch.equal(merged(model, 0)(image), model(image))
+
+
+@pytest.mark.parametrize("slots", [s for s in VIT_SLOTS.values() if "position" not in s], ids=str)
+def test_tokens_that_are_the_same_are_merged_without_a_trace(slots):
+    model = small(**{**slots, "position": "none", "image_size": (64, 48)})
+    patch = 8
+    if (
+        slots.get("embed") == "conv-stem"
+    ):  # its patches see their neighbours: only a single colour is the same everywhere
+        image = torch.randn(2, model.config.channels, 1, 1).expand(-1, -1, 64, 48)
+    else:
+        kinds = torch.randn(3, model.config.channels, patch, patch)
+        which = torch.arange(48).reshape(2, 8, 3).permute(0, 2, 1).reshape(48) % 3  # each kind often, in both sets
+        tiles = kinds[which].unflatten(0, (8, 6)).permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
+        image = tiles.expand(2, -1, -1, -1)
+    found = merged(model, 4)
+    assert found.tokens_per_layer((8, 6))[-1] < found.tokens_per_layer((8, 6))[0]
+    assert torch.allclose(found(image), model(image), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("position", INSIDE)
+def test_positions_that_layers_are_told_of_are_refused_by_name(position):
+    kind = {"relative": "Relative", "rotary2d": "Rotary2D"}.get(position.split("@")[0], "at=")
+    with pytest.raises(ValueError, match=rf"cannot be merged with .*{kind}.*at the stem"):
+        merged(small(position=position), 4)
+
+
+def test_what_is_no_vision_transformer_or_no_number_of_tokens_is_refused():
+    with pytest.raises(ValueError, match="BiT"):
+        merged(vitrail.build("R14x0.25", image_size=32, classes=3), 4)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"-1 tokens.*0 or more"):
+        merged(small(), -1)
+
+
+# --- how many tokens ---
+
+
+@contextmanager
+def seeing(model: ViT, seen: list[int]):
+    """Notes how many tokens come to each layer's attention."""
+
+    def note(_module, given, _out) -> None:
+        seen.append(given[0].shape[1])
+
+    hooks = [block.msa.qkv.register_forward_hook(note) for block in model.blocks]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def test_tokens_per_layer_are_what_the_layers_get():
+    for slots in ({}, {"registers": 2}, {"pool": "mean"}, {"block": "parallel"}, {"block": "post"}):
+        model = small(depth=5, **slots)
+        for r in (0, 2, 3, 7, 100):
+            seen: list[int] = []
+            found = merged(model, r)
+            with seeing(model, seen):
+                found(pictures(model))
+            assert tuple(seen) == found.tokens_per_layer()
+
+
+def test_a_layer_merges_half_of_its_patches_at_most_and_never_the_prefix():
+    found = merged(small(depth=8, prefix="class+distillation", registers=1), 1000)
+    assert found.tokens_per_layer((4, 6)) == (27, 15, 9, 6, 5, 4, 4, 4)
+    assert found.tokens_per_layer((1, 1)) == (4,) * 8
+    assert merged(vitrail.build("Ti/16", classes=5), 16).tokens_per_layer() == tuple(range(197, 20, -16))
+
+
+# --- features, other sizes, other hands ---
+
+
+@pytest.mark.parametrize(
+    "slots", [{}, {"head": "pre-logits"}, {"prefix": "class+distillation"}, {"pool": "class+mean"}]
+)
+def test_features_are_those_of_the_same_model_without_classes(slots):
+    model = small(**slots)
+    bare = vitrail.build(**{**SMALL, **slots, "classes": None}).eval()
+    bare.load_state_dict({k: v for k, v in model.state_dict().items() if k in bare.state_dict()})
+    image = pictures(model)
+    found = merged(model, 3).features(image)
+    assert torch.equal(found, merged(bare, 3)(image))
+    assert torch.equal(found, merged(bare, 3).features(image))
+    assert not torch.equal(found, bare(image))
+
+
+def test_pictures_of_another_size_and_in_another_batch_are_merged_each_for_itself():
+    model = small()
+    found = merged(model, 3)
+    image = torch.randn(5, 3, 48, 64)
+    assert torch.allclose(found(image), torch.cat([found(each[None]) for each in image]), atol=1e-5)
+
+
+def test_an_exported_program_takes_any_batch():
+    model = small(prefix="class+distillation", registers=1)
+    image = pictures(model, 3)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(merged(model, 3), (image,), dynamic_shapes=({0: batch},))
+    for count in (1, 7):
+        other = pictures(model, count)
+        assert torch.allclose(program.module()(other), merged(model, 3)(other), atol=1e-5)
+
+
+def test_onnx_merges_the_same_tokens(tmp_path):
+    runtime = pytest.importorskip("onnxruntime", reason="it is not installed: pip install 'vitrail[onnx]'")
+    pytest.importorskip("onnxscript", reason="it is not installed: pip install 'vitrail[onnx]'")
+    model = small(pool="class+mean")
+    image, path = pictures(model, 3), tmp_path / "merged.onnx"
+    batch = torch.export.Dim("batch", min=1, max=64)
+    torch.onnx.export(merged(model, 3), (image,), path, dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for count in (1, 5):
+        other = pictures(model, count)
+        (found,) = session.run(None, {session.get_inputs()[0].name: other.numpy()})
+        assert np.allclose(found, merged(model, 3)(other).numpy(), atol=1e-4)
+
+
+@pytest.mark.skipif(not WEIGHTS.exists(), reason="the DeiT-Ti weights are not beside this checkout (../shared/weights)")
+@pytest.mark.skipif(not SAMPLES.exists(), reason="the 200 photographs are not beside this checkout (../shared/data)")
+def test_deit_tiny_sees_the_same_in_most_photographs_with_a_quarter_of_its_tokens_gone():
+    from PIL import Image
+
+    model = vitrail.load(WEIGHTS).eval()
+    assert isinstance(model, ViT)
+    assert model.preprocessing is not None
+    files = sorted(SAMPLES.glob("*.JPEG"))[::10]
+    image = torch.stack([model.preprocessing(Image.open(file)) for file in files])
+    found: Merged = merged(model, 8)
+    assert sum(found.tokens_per_layer()) / (12 * 197) < 0.78
+    with torch.inference_mode():
+        same = found(image).argmax(1) == model(image).argmax(1)
+    assert same.float().mean() >= 0.8

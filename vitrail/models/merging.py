@@ -1,0 +1,164 @@
+"""Tokens that are alike become one on their way through the layers ("Token Merging: Your ViT But Faster", Bolya et al. 2023).
+
+In every layer, between attention and MLP, r patches are merged into others: patches are dealt alternately to two sets, each of
+the first looks for the one of the second whose key is most like its own, and the r closest pairs become one token each, the
+mean of the patches that it stands for. Later layers attend to a token as if all of its patches were still there. Nothing is
+trained for it.
+
+B images, T tokens (P before the patches, then N that are patches or several of them), D width, H heads, d = D/H, L layers.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.models.vit import ViT, ViTConfig
+from vitrail.nn.attention import MSA
+from vitrail.nn.block import EncoderBlock, ParallelBlock, PostNormBlock, PreNormBlock, first
+from vitrail.nn.head import TanhHead
+from vitrail.nn.position import Relative, Rotary2D
+from vitrail.nn.shape import Grid
+
+
+class Merged(nn.Module):
+    """A ViT in whose layers tokens are merged. Made by `merged`; the weights are the ViT's own."""
+
+    def __init__(self, vit: ViT, r: int) -> None:
+        super().__init__()
+        self.vit, self.r = vit, r
+        self.train(vit.training)
+
+    @property
+    def config(self) -> ViTConfig:
+        return self.vit.config
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.vit.head(self.pooled(image))
+
+    def features(self, image: Tensor) -> Tensor:
+        """What comes to the head, as the same model without classes would give it: [B, F], or [B, 2, D] if distilled."""
+        y, head = self.pooled(image), self.vit.head
+        if self.config.classes is None:
+            return head(y)
+        return torch.tanh(head.pre_logits(y)) if isinstance(head, TanhHead) else y
+
+    def pooled(self, image: Tensor) -> Tensor:
+        """Equations 1 to 4 with merging."""
+        vit, z, size = self.vit, self.vit.tokens(image), None
+        for layer, block in enumerate(vit.blocks, start=1):
+            last = layer == len(vit.blocks)
+            z, size = self.layer(block, z, size, vit.pool.reads if last else None)
+        if size is None or vit.pool.reads is not None:
+            return vit.pool(z)
+        return vit.pool(z, size)
+
+    def layer(self, block: nn.Module, z: Tensor, size: Tensor | None, read: int | None) -> tuple[Tensor, Tensor | None]:
+        """Equations 2 and 3, and between them z becomes shorter. `size`, [B, N]: how many patches each token stands for.
+
+        With `read`, only the first tokens are computed, and there is nothing to merge.
+        """
+        assert isinstance(block, EncoderBlock)
+        match block:
+            case PreNormBlock():
+                y, keys = attention(block.msa, block.norm1(z), size, read)
+                z, size = self.shorter(first(z, read) + block.branch1(y), size, keys, read)
+                return z + block.branch2(block.mlp(block.norm2(z))), size
+            case PostNormBlock():
+                y, keys = attention(block.msa, z, size, read)
+                z, size = self.shorter(block.norm1(first(z, read) + block.branch1(y)), size, keys, read)
+                return block.norm2(z + block.branch2(block.mlp(z))), size
+            case ParallelBlock():  # nothing is between attention and MLP: merging comes after both
+                x = block.norm1(z)
+                y, keys = attention(block.msa, x, size, read)
+                mixed = block.branch1(y) + block.branch2(block.mlp(first(x, read)))
+                return self.shorter(first(z, read) + mixed, size, keys, read)
+            case _:
+                raise AssertionError(f"a layer of another order: {type(block).__name__}")
+
+    def shorter(self, z: Tensor, size: Tensor | None, keys: Tensor, read: int | None) -> tuple[Tensor, Tensor | None]:
+        """z with r tokens fewer, and how many patches each of them stands for."""
+        prefix = self.config.prefix.count
+        r = merges(keys.shape[1] - prefix, self.r) if read is None else 0
+        return merge(z, size, keys, prefix, r) if r else (z, size)
+
+    def tokens_per_layer(self, grid: Grid | None = None) -> tuple[int, ...]:
+        """How many tokens come into each layer, for pictures of this grid of patches."""
+        h, w = grid or self.config.shape.grid
+        prefix, patches = self.config.prefix.count, h * w
+        found = []
+        for _ in self.vit.blocks:
+            found.append(prefix + patches)
+            patches -= merges(patches, self.r)
+        return tuple(found)
+
+    def extra_repr(self) -> str:
+        return f"r={self.r}"
+
+
+def merged(vit: ViT, r: int) -> Merged:
+    """This ViT with r tokens fewer after each layer, or half of them where r is more; refused where a layer needs places."""
+    if not isinstance(vit, ViT):
+        raise ValueError(
+            f"tokens are merged in Vision Transformers, and this is a {type(vit).__name__}: leave merging out"
+        )
+    if r < 0:
+        raise ValueError(f"{r} tokens to merge in each layer: 0 or more")
+    position = vit.config.position
+    if isinstance(position, (Relative, Rotary2D)) or getattr(position, "at", "stem") != "stem":
+        raise ValueError(
+            f"tokens cannot be merged with {position}: it tells every layer where each token is, and a merged one is in "
+            "several places. Merging needs positions that are added once, at the stem"
+        )
+    return Merged(vit, r)
+
+
+def merges(patches: int, r: int) -> int:
+    """How many of so many tokens a layer merges: r, but at most half of them, since each is merged into another."""
+    return min(r, patches // 2)
+
+
+def attention(msa: MSA, x: Tensor, size: Tensor | None, read: int | None) -> tuple[Tensor, Tensor]:
+    """MSA, in which a token counts as often as it stands for patches; and the mean of the heads' keys, [B, T, d]."""
+    q, k, v = msa.split(msa.qkv(x))  # each [B, H, T, d]
+    bias = None
+    if size is not None:  # softmax(q kᵀ / √d + log size) v
+        bias = F.pad(size.log(), (x.shape[1] - size.shape[1], 0))[:, None, None]  # [B, 1, 1, T]; 0 for the prefix
+    dropout = msa.dropout if msa.training else 0.0
+    y = F.scaled_dot_product_attention(q[:, :, :read], k, v, attn_mask=bias, dropout_p=dropout)
+    return msa.out(y.transpose(1, 2).flatten(2)), k.mean(1)
+
+
+def merge(z: Tensor, size: Tensor | None, keys: Tensor, prefix: int, r: int) -> tuple[Tensor, Tensor]:
+    """Bipartite soft matching: r patches of z [B, T, D] merged into those most like them; [B, T - r, D] and [B, N - r].
+
+    Written with sums over a small matrix of who goes where, in place of scattering: as quick here, and every runtime has it.
+    """
+    b, tokens, width = z.shape
+    even = (
+        prefix % 2
+    )  # places are counted from the first token, so that with a class token the first patch is in `others`
+    keys = F.normalize(keys[:, prefix:], dim=-1)
+    alike, partner = (keys[:, even::2] @ keys[:, 1 - even :: 2].transpose(1, 2)).max(-1)  # [B, N/2] both
+    order = alike.argsort(-1, descending=True)
+    goes = order[:, :r]  # [B, r]
+    stays = order[:, r:].sort(-1).values
+
+    if size is None:
+        size = z.new_ones(b, tokens - prefix)
+    mine, theirs = size[:, even::2], size[:, 1 - even :: 2]
+    places = torch.arange(theirs.shape[1], device=z.device)
+    joins = (places[:, None] == partner.gather(1, goes)[:, None]).to(z.dtype)  # [B, N/2, r]
+    joins = joins * mine.gather(1, goes)[:, None]  # weighted by the patches that each brings
+    weight = theirs + joins.sum(-1)
+
+    # Whole rows of all images at once: quicker than gather.
+    row = torch.arange(b, device=z.device)[:, None] * tokens
+    flat = z.flatten(0, 1)
+
+    def rows(which: Tensor) -> Tensor:
+        """These of the first set, [B, n, D]."""
+        return flat.index_select(0, (row + prefix + even + 2 * which).flatten()).view(b, -1, width)
+
+    other = z[:, prefix + 1 - even :: 2]
+    together = torch.baddbmm(other * theirs[..., None], joins, rows(goes)) / weight[..., None]
+    return torch.cat((z[:, :prefix], rows(stays), together), 1), torch.cat((mine.gather(1, stays), weight), 1)
