@@ -35,10 +35,10 @@ class Contract:
     several: bool = False  # whether a picture may have several labels: each is then judged alone
     merge: int = 0  # tokens that are merged in each layer
     precision: str = "fp32"
-    any_size: bool = False  # whether it takes pictures of every size that its patches divide
     config: dict[str, Any] = field(default_factory=dict)  # of the model, as JSON
     name: str = ""  # of the model it was made from
     checksum: str = ""  # SHA-256 of that model's weights
+    any_size: bool = False  # whether it takes pictures of every size that its patches divide
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""A model to a file for another runtime. What is written is proven by the gate, next door."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from vitrail.deploy.exported_torch import KINDS, load_own, write_exported
+from vitrail.deploy.graph import Graph
+from vitrail.deploy.half import halved
+from vitrail.deploy.onnx_export import to_onnx, told, write_onnx
+from vitrail.deploy.onnx_runtime import open_onnx
+from vitrail.deploy.openvino_runtime import check_bf16, from_onnx, open_openvino, openvino, write_openvino
+from vitrail.deploy.runtime import Contract, Gives, Runtime
+from vitrail.deploy.settled import settled, with_weights
+from vitrail.models.bit import BiT
+from vitrail.models.vit import ViT
+
+ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
+FLOATS = ("fp32", "fp16", "bf16")
+
+
+def export(
+    model: ViT | BiT,
+    contract: Contract,
+    path: Path,
+    *,
+    to: str,
+    uint8: bool = False,
+    dynamic_size: bool = False,
+    merge: int = 0,
+    precision: str = "fp32",
+) -> Contract:
+    """Writes the model for a runtime, whole or not at all, and gives the contract that stands in the file."""
+    check(path, to, precision, merge, dynamic_size)
+    contract = replace(contract, merge=merge, precision=precision, any_size=dynamic_size)
+    with neighbour(path) as place:
+        write(model, contract, place, to, uint8)
+    return contract
+
+
+def check(path: Path, to: str, precision: str, merge: int, dynamic_size: bool) -> None:
+    """Refuses what cannot be, before anything is computed."""
+    if to not in ENDINGS:
+        raise ValueError(f"unknown runtime {to!r}: use {', '.join(ENDINGS)}")
+    if path.suffix != ENDINGS[to]:
+        raise ValueError(f"{path}: a file for {to} is known by its ending {ENDINGS[to]}")
+    if precision not in FLOATS:
+        raise ValueError(f"precision {precision!r}: use {', '.join(FLOATS)}")
+    if merge and dynamic_size:
+        raise ValueError("tokens are merged by their number, which a graph for any size does not know: choose one")
+    if to == "openvino":
+        openvino()
+        if precision == "bf16":
+            check_bf16()
+
+
+def write(model: ViT | BiT, contract: Contract, path: Path, to: str, uint8: bool) -> None:
+    """The file as the contract says."""
+    pipeline, merge = contract.preprocessing, contract.merge
+    if to == "torch":
+        graph = Graph(
+            with_weights(model, contract.any_size), pipeline, uint8, merge, kind=KINDS[contract.precision]
+        )
+        write_exported(graph, contract, path)
+        return
+    proto = to_onnx(Graph(settled(model, contract.any_size), pipeline, uint8, merge), contract)
+    if to == "onnx":
+        if contract.precision != "fp32":
+            proto = halved(proto, contract.precision)
+        write_onnx(proto, path)
+        return
+    through = path.with_suffix(".onnx")
+    write_onnx(proto, through)
+    write_openvino(from_onnx(through), contract, "uint8" if uint8 else "float", path)
+    for left in path.parent.glob(f"{through.name}*"):
+        left.unlink()
+
+
+def opened_file(path: Path, gives: Gives = "logits", threads: int | None = None) -> tuple[Runtime, Contract]:
+    """A file that was written here a moment ago, run by what it was written for."""
+    if path.suffix == ".pt2":
+        return load_own(path, gives)
+    return (open_onnx if path.suffix == ".onnx" else open_openvino)(path, gives, threads)
+
+
+def relabelled(proto_path: Path, contract: Contract, uint8: bool) -> None:
+    """An ONNX file with another contract in its metadata."""
+    import onnx
+
+    proto = onnx.load_model(proto_path)
+    told(proto, contract, "uint8" if uint8 else "float")
+    write_onnx(proto, proto_path)
+
+
+@contextmanager
+def neighbour(path: Path) -> Iterator[Path]:
+    """A hidden place beside a file's own; all that lies there in the end takes its place, the file itself last."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory: give the name of a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no directory {path.parent} to write {path.name} to")
+    around = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    try:
+        yield around / path.name
+        for file in sorted(around.iterdir(), key=lambda file: file.name == path.name):
+            os.replace(file, path.parent / file.name)
+    except OSError as error:
+        raise OSError(f"{path} was not written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(around, ignore_errors=True)
