@@ -52,7 +52,9 @@ class Data:
 
     def __post_init__(self) -> None:
         if self.classes is not None and not 0 <= self.classes[0] < self.classes[1]:
-            raise ValueError(f"classes {self.classes}: give the first and the step, (0, 2) or (1, 2) for every other one")
+            raise ValueError(
+                f"classes {self.classes}: give the first and the step, (0, 2) or (1, 2) for every other one"
+            )
         if self.examples is not None and min(self.examples) < 1:
             raise ValueError(f"examples {self.examples}: use 1 or more to learn from, and to validate on")
         if self.per_class is not None and self.per_class < 1:

@@ -69,7 +69,7 @@ def test_a_study_says_what_will_run_what_was_found_and_where_it_lies(tmp_path: P
     assert code == 0, err
     said = err.splitlines()
     assert said[0] == "tiny at test scale on digits: Does any of this work?"
-    assert said[1] == "4 cells are known; to run: 4 tune. Others follow from their results"
+    assert said[1] == "4 cells are known; to run: 4 tries of learning rates. Others follow from their results"
     assert said[2] == "all of it takes about 30 seconds on one core (reckoned)"
     cells = [line for line in said[3:] if "/" in line.split()[0]]
     assert [line.split()[0] for line in cells] == ["1/4", "2/4", "3/6", "4/6", "5/8", "6/8", "7/8", "8/8"]

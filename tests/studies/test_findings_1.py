@@ -1,6 +1,7 @@
 """The sentence follows from the numbers: constructed results in, finding and agreement out, for every branch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,14 @@ def test_one_head_is_better(tests, first, second):
     answer = of_head({1e-3: 0.85, 3e-3: 0.80}, {1e-3: 0.70, 3e-3: 0.85}, tests)
     assert answer.agreement == "disagrees"
     assert answer.finding.startswith(f"The {first} is better than the {second} by +3.0 points")
+
+
+def test_heads_that_surely_differ_by_a_point_or_less_are_alike():
+    answer = of_head({1e-3: 0.85, 3e-3: 0.80}, {1e-3: 0.70, 3e-3: 0.85}, (0.859, 0.85))
+    assert answer.agreement == "agrees"
+    assert answer.finding.startswith("The heads differ by 1 point at most, each at its best rate (")
+    assert "on the validation pictures that chose the rates, which makes it look surer than it is" in answer.finding
+    assert any("a clear difference beyond that would be a disagreement" in note for note in answer.notes)
 
 
 def test_the_whole_grid_of_rates_is_reported():
@@ -358,20 +367,33 @@ def test_one_size_is_no_answer_about_compute():
     results = finals({"family": "ViT", "size": 1, "compute": 1}, 0.5) + finals(
         {"family": "ResNet", "size": 1, "compute": 1}, 0.5
     )
-    assert read(compute.STUDY, results).finding == "Too few runs are finished to say anything."
+    assert read(compute.STUDY, results).finding == (
+        "Nothing can be said yet: there is no finished run of ViT and ResNet of two sizes."
+    )
 
 
 # data-size
 
 
 def of_sizes(
-    resnet: tuple[float, float], vit: tuple[float, float], jitter: Sequence[float] = JITTER, hybrid: float = 0.7
+    resnet: tuple[float, float],
+    vit: tuple[float, float],
+    jitter: Sequence[float] = JITTER,
+    hybrid: float = 0.7,
+    shots: tuple[tuple[float, float], tuple[float, float]] | None = None,
 ) -> Answer:
+    """Fine-tuned scores at two sizes, and 5-shot scores, which are half of them unless given: ResNet's, and ViT's."""
     results = []
     for family, means in (("ResNet", resnet), ("hybrid", (hybrid, hybrid)), ("ViT", vit)):
-        for many, mean in zip((8, 1944), means, strict=True):
+        few = {"ResNet": shots[0], "ViT": shots[1]}.get(family) if shots else None
+        for place, (many, mean) in enumerate(zip((10, 5000), means, strict=True)):
             at = {"family": family, "each class": many}
-            results += finals(at, mean, jitter if family == "ViT" else turned(jitter), **{"five-shot": mean / 2})
+            runs = finals(at, mean, jitter if family == "ViT" else turned(jitter))
+            lower = mean / 2 if few is None else few[place]
+            results += [
+                replace(run, numbers={**run.numbers, "five-shot": lower + by})
+                for run, by in zip(runs, jitter if family == "ViT" else turned(jitter), strict=True)
+            ]
     return read(data_size.STUDY, results)
 
 
@@ -397,30 +419,53 @@ def of_sizes(
 def test_who_leads_with_few_pictures_and_who_with_more(resnet, vit, agreement, begun):
     answer = of_sizes(resnet, vit)
     assert answer.agreement == agreement
-    assert answer.finding.startswith(begun + "with 8 pictures of each class ResNet minus ViT is ")
-    assert "), with 1,944 it is " in answer.finding
+    assert answer.finding.startswith(
+        begun + "pre-trained on 10 pictures of each class and fine-tuned, ResNet minus ViT is "
+    )
+    assert "), on 5,000 it is " in answer.finding
+
+
+def test_few_shot_scores_stand_beside_the_fine_tuned_ones():
+    answer = of_sizes((0.65, 0.85), (0.55, 0.88), shots=((0.50, 0.60), (0.40, 0.66)))
+    assert answer.agreement == "agrees"
+    assert "; by 5 shots +10.0 points (" in answer.finding
+    assert " and −6.0 points (" in answer.finding
+    assert [chart.title for chart in answer.charts] == [
+        "Fine-tuned with 100 labels of each class",
+        "5-shot accuracy of the frozen features",
+    ]
+    assert [line.y for line in answer.charts[1].series if line.label == "ViT"] == [pytest.approx((0.40, 0.66))]
+
+
+def test_scores_that_contradict_each_other_agree_with_nobody():
+    answer = of_sizes((0.65, 0.85), (0.55, 0.88), shots=((0.40, 0.60), (0.50, 0.60)))
+    assert answer.agreement == "unclear"
+    assert answer.finding.endswith("), which contradicts it.")
 
 
 def test_two_seeds_have_the_interval_of_the_test_pictures():
     answer = of_sizes((0.65, 0.85), (0.55, 0.88), jitter=(-0.001, 0.001))
     assert answer.agreement == "agrees"
     assert (
-        "ResNet minus ViT is +10.0 points (+8.6 to +11.3), with 1,944 it is −3.0 points (−3.9 to −2.1)"
-        in answer.finding
+        "ResNet minus ViT is +10.0 points (+8.6 to +11.3), on 5,000 it is −3.0 points (−3.9 to −2.1)" in answer.finding
     )
 
 
 def test_the_hybrid_is_held_against_both_at_the_ends():
     (note,) = of_sizes((0.65, 0.85), (0.55, 0.88)).notes
-    assert note.startswith("The hybrid: with 8 pictures of each class it has +15.0 points (")
+    assert note.startswith("The hybrid: with 10 pictures of each class it has +15.0 points (")
     assert ") on the ViT and +5.0 points (" in note
+
+
+def sized(many: int, family: str, **numbers: float) -> list[Result]:
+    return finals({"family": family, "each class": many}, 0.5, **{"five-shot": 0.4}, **numbers)
 
 
 def test_parameters_that_are_not_matched_are_told():
     results = []
     for family, parameters, macs in (("ViT", 160_000, 7.0e6), ("ResNet", 2_010_000, 6.8e6)):
-        for many in (8, 1944):
-            results += finals({"family": family, "each class": many}, 0.5, parameters=parameters, macs=macs)
+        for many in (10, 5000):
+            results += sized(many, family, parameters=parameters, macs=macs)
     assert read(data_size.STUDY, results).notes[0] == (
         "Compute is matched, and parameters are not: ResNet 2.01 M parameters for 6.8 M multiply-adds a picture; ViT 0.16 M "
         "parameters for 7.0 M multiply-adds a picture."
@@ -429,12 +474,25 @@ def test_parameters_that_are_not_matched_are_told():
 
 def test_sizes_are_in_order_whatever_order_they_were_run_in():
     results = []
-    for many in (1944, 8, 216):
+    for many in (5000, 10, 150):
         for family in ("ViT", "ResNet"):
-            results += finals({"family": family, "each class": many}, 0.5)
+            results += sized(many, family)
     answer = read(data_size.STUDY, results)
-    assert [row[0] for row in answer.rows] == ["8", "8", "216", "216", "1,944", "1,944"]
-    assert answer.charts[0].series[0].x == (8, 216, 1944)
+    assert [row[0] for row in answer.rows] == ["10", "10", "150", "150", "5,000", "5,000"]
+    assert answer.charts[0].series[0].x == (10, 150, 5000)
+
+
+def test_both_rates_of_a_size_are_told():
+    results = [
+        Result({"family": "ViT", "each class": 10, "rate": rate, "seed": 0}, "base", {"validation": score}, 60.0)
+        for rate, score in ((1e-3, 0.6), (3e-3, 0.7))
+    ]
+    for many in (10, 5000):
+        for family in ("ViT", "ResNet"):
+            results += sized(many, family)
+    rates = {row[:2]: row[2] for row in read(data_size.STUDY, results).rows}
+    assert rates["10", "ViT"] == "0.003, then 0.001"
+    assert rates["10", "ResNet"] == "–, then 0.001"
 
 
 def test_a_difference_that_shrank_has_the_uncertainty_of_both():
@@ -442,6 +500,8 @@ def test_a_difference_that_shrank_has_the_uncertainty_of_both():
     assert (shrunk.mean, shrunk.low, shrunk.high) == pytest.approx((0.08, 0.03, 0.13))
     assert shrunk.clear
     assert not data_size.shrunk(Difference(0.10, 0.07, 0.13), Difference(0.07, 0.03, 0.11)).clear
+    few = data_size.shrunk(Difference(0.015, 0.014, 0.016, 1), Difference(0.008, 0.007, 0.009))
+    assert (few.seeds, few.clear) == (1, False)
 
 
 # what they share

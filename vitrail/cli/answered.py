@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from vitrail.studies.sweep import State, Sweep
 
 WIDTH, INDENT = 100, 14
+PHASES = {  # what cells of a phase are, one and several of them
+    "tune": ("try of a learning rate", "tries of learning rates"),
+    "base": ("model to begin with", "models to begin with"),
+    "final": ("run that is reported", "runs that are reported"),
+}
 
 
 def filled(name: str, text: str) -> str:
@@ -42,7 +47,7 @@ def announced(sweep: "Sweep", state: "State") -> list[str]:
     phases: dict[str, int] = {}
     for name in state.missing:
         phases[state.cells[name].phase] = phases.get(state.cells[name].phase, 0) + 1
-    parts = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+    parts = ", ".join(f"{count} {PHASES[phase][count > 1]}" for phase, count in phases.items())
     done = f", {len(state.results)} of them finished" if state.results else ""
     more = ". Others follow from their results" if phases.keys() - {"final"} else ""
     scale = sweep.setup.scale

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from vitrail.studies.intervals import Difference, estimate, percent, points
-from vitrail.studies.study import Agreement, Result, Series, Setting
+from vitrail.studies.study import Result, Series, Setting
 
-UNFINISHED: tuple[str, Agreement] = ("Too few runs are finished to say anything.", "unclear")
 NONE_YET = "–"  # in a table, where nothing is known
 
 

@@ -1,5 +1,5 @@
-"""What learned positions look like when a model is trained otherwise: longer, faster, with other weight decay (figures 9 and
-10).
+"""What learned positions look like when a model is trained otherwise: longer, faster, with other weight decay (figures 7 and
+10; figure 9 in the paper's first version).
 
     vitrail paper run position-maps --scale laptop
 
@@ -40,9 +40,8 @@ SETTINGS: dict[str, tuple[float, float, float]] = {
 }
 
 LIMITS = (
-    "Small grids and short runs: the paper's maps are of ViT-L/16 with 14×14 patches, trained on hundreds of millions of "
-    "pictures. Weight decay is not applied to positions themselves here, so it can act on them only through the rest of "
-    "the model."
+    "Small grids and short runs: the paper's maps are of ViT-L (L/32 in figure 7), trained on far more pictures. Weight decay is "
+    "not applied to positions themselves here, so it can act on them only through the rest of the model."
 )
 
 
@@ -184,10 +183,10 @@ def grids(result: Result) -> tuple[tuple[tuple[float, ...], ...], ...]:
 STUDY = Study(
     name="position-maps",
     question="What do learned positions look like, and does that depend on how the model is trained?",
-    where="figures 9 and 10, appendix D.4",
+    where="figure 7 (centre) and figure 10, section 4.5 and appendix D.4",
     found=(
-        "Closer patches have more similar position embeddings, rows and columns stand out, and the pattern depends on the "
-        "training's hyper-parameters (shown for several epochs, learning rates and weight decays; no number is given)."
+        "Closer patches tend to have more similar position embeddings, a structure of rows and columns appears, and the specific "
+        "pattern depends on the training's hyper-parameters (shown in figures; no number is given)."
     ),
     scales={
         "test": Scale(

@@ -11,12 +11,13 @@ from statistics import fmean
 
 from vitrail.nn.position import Learned1D, Learned2D, NoPosition, PositionSlot, Relative
 from vitrail.recipe import Recipe
-from vitrail.studies.accuracies import UNFINISHED, judged_on, rate_of, series, told, told_difference
+from vitrail.studies.accuracies import judged_on, rate_of, series, told, told_difference
 from vitrail.studies.base import recipe, vit
 from vitrail.studies.intervals import Difference, difference, grouped, points
 from vitrail.studies.shots import five_shot
 from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
 from vitrail.studies.tuning import tuned
+from vitrail.studies.unfinished import too_early
 
 NONE = "none"
 KINDS: dict[str, PositionSlot] = {
@@ -39,6 +40,11 @@ PAPER = {  # table 8: ViT-B/16 on JFT, ImageNet 5-shot linear
     "2-D, shared": "0.64022",
     "relative": "0.64032",
 }
+LIMITS = (
+    "A small model on small pictures, trained from nothing and judged on the same classes; the paper's numbers are 5-shot scores "
+    "on ImageNet of a B/16 that was pre-trained on 300 million other pictures. With few patches there are few places to tell "
+    "apart, and differences of less than the intervals cannot be seen."
+)
 LARGE = 0.5  # of the gap to none: from there on kinds differ by as much as the paper says they do not
 
 
@@ -57,8 +63,11 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
     shots = {str(kind): values for (kind,), values in grouped(results, "positions", number="five-shot").items()}
     tests, shots = ({kind: found[kind] for kind in KINDS if kind in found} for found in (tests, shots))
     pictures = judged_on(results)
+    missing = [] if NONE in tests else [NONE]
+    if missing := missing + (["two kinds of positions"] if len(tests.keys() - {NONE}) < 2 else []):
+        return too_early(missing, LIMITS)
     finding, agreement = found(tests, pictures)
-    gaps = {kind: difference(v, tests[NONE], pictures) for kind, v in tests.items() if kind != NONE and NONE in tests}
+    gaps = {kind: difference(v, tests[NONE], pictures) for kind, v in tests.items() if kind != NONE}
     return Answer(
         finding=finding,
         agreement=agreement,
@@ -89,11 +98,7 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
                 else ()
             ),
         ),
-        limits=(
-            "A small model on small pictures, trained from nothing and judged on the same classes; the paper's numbers are "
-            "5-shot scores on ImageNet of a B/16 that was pre-trained on 300 million other pictures. With few patches there "
-            "are few places to tell apart, and differences of less than the intervals cannot be seen."
-        ),
+        limits=LIMITS,
         notes=(
             "The best and the worst kind are picked after the fact, so that difference looks surer than it is.",
             "The 5-shot score is of the same classes that the model was trained on: frozen features, least squares on five "
@@ -105,9 +110,7 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
 def found(tests: Mapping[str, Sequence[float]], pictures: int | None) -> tuple[str, Agreement]:
     """None against the mean of all kinds seed by seed, and the best kind against the worst."""
     kinds = {kind: values for kind, values in tests.items() if kind != NONE}
-    seeds = min((len(values) for values in tests.values()), default=0)
-    if NONE not in tests or len(kinds) < 2 or not seeds:
-        return UNFINISHED
+    seeds = min(len(values) for values in tests.values())
     pooled = [fmean(values[seed] for values in kinds.values()) for seed in range(seeds)]
     gap = difference(pooled, tests[NONE][:seeds], pictures)
     if not gap.clear:

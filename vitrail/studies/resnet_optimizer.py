@@ -10,16 +10,22 @@ from dataclasses import replace
 
 from vitrail.engine.optim import SGD, AdamW, OptimizerSlot
 from vitrail.recipe import Recipe
-from vitrail.studies.accuracies import UNFINISHED, judged_on, rate_of, series, told
+from vitrail.studies.accuracies import judged_on, rate_of, series, told
 from vitrail.studies.base import recipe
 from vitrail.studies.intervals import difference, grouped, points
 from vitrail.studies.matching import resnet
 from vitrail.studies.shots import five_shot
 from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
 from vitrail.studies.tuning import tuned
+from vitrail.studies.unfinished import lacking, too_early
 
 ADAM, DESCENT = "Adam", "SGD"
 LITTLE = 1e-4  # weight decay of SGD, where it is multiplied by a far larger rate than Adam's 0.1
+
+LIMITS = (
+    "A small ResNet that is trained briefly and judged on the same data. The paper pre-trains on JFT by both and compares them "
+    "after fine-tuning on other data; in short runs Adam's faster start counts for more."
+)
 
 
 def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
@@ -47,6 +53,8 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
     pictures = judged_on(results)
     tests = {str(name): values for (name,), values in grouped(results, "optimizer").items()}
     shots = {str(name): values for (name,), values in grouped(results, "optimizer", number="five-shot").items()}
+    if missing := lacking([(name,) for name in tests], (ADAM, DESCENT)):
+        return too_early(missing, LIMITS)
     finding, agreement = found(tests, pictures)
     return Answer(
         finding=finding,
@@ -64,17 +72,12 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
                 y_name="top-1",
             ),
         ),
-        limits=(
-            "A small ResNet that is trained briefly and judged on the same data. The paper pre-trains on JFT by both "
-            "and compares them after fine-tuning on other data; in short runs Adam's faster start counts for more."
-        ),
+        limits=LIMITS,
     )
 
 
 def found(tests: Mapping[str, Sequence[float]], pictures: int | None) -> tuple[str, Agreement]:
     """Adam against SGD on test pictures."""
-    if ADAM not in tests or DESCENT not in tests:
-        return UNFINISHED
     apart = difference(tests[ADAM], tests[DESCENT], pictures)
     if not apart.clear:
         return (
@@ -92,10 +95,10 @@ def found(tests: Mapping[str, Sequence[float]], pictures: int | None) -> tuple[s
 STUDY = Study(
     name="resnet-optimizer",
     question="Is Adam a fair choice for the ResNets, which are usually trained by SGD?",
-    where="appendix D.1",
+    where="table 7, appendix D.1",
     found=(
-        "Pre-trained on JFT by Adam, ResNets do better after fine-tuning than pre-trained by SGD, on most data sets and on "
-        "average: the baselines use Adam."
+        "Pre-trained on JFT by Adam, ResNets do slightly better after fine-tuning than pre-trained by SGD, on most data sets and "
+        "on average: 89.33 against 88.79 for ResNet50, 94.01 against 93.72 for ResNet152x2 (table 7)."
     ),
     scales={
         "test": Scale(

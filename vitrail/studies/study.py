@@ -17,7 +17,7 @@ from vitrail.recipe import Data, Facts, Recipe
 
 Setting = str | int | float | bool | None
 Agreement = Literal["agrees", "disagrees", "no difference", "unclear"]
-LATER = ("classes", "examples")  # of the data: fields that are not used rename no cell that was run before there were any
+LATER = ("classes", "examples")  # fields of the data that came later: unused, they rename no cell that was run before
 DIVIDED = (0.8, 0.1, 0.1)  # of pictures that lie there undivided: a study chooses on some and reports on others
 
 

@@ -35,9 +35,7 @@ def tuned(
     ]
 
 
-def best_rate(
-    place: Place, rates: Sequence[float], results: Sequence[Result], phase: str = "tune"
-) -> float | None:
+def best_rate(place: Place, rates: Sequence[float], results: Sequence[Result], phase: str = "tune") -> float | None:
     """The rate that validated best, the first of equals; None while a try is missing."""
     if len(rates) == 1:
         return rates[0]
