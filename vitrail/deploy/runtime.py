@@ -52,3 +52,4 @@ class Deployed:
     gives: Gives = "logits"
     model: ViT | BiT | None = None  # where PyTorch runs it: for those who look inside
     notes: tuple[str, ...] = ()  # what a user should know, such as how the runtime was chosen
+    file: str | None = None  # the exported file that is run, where it is one

@@ -1,6 +1,5 @@
 """A model that is to be judged: any checkpoint that can be loaded, or the run that made it."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +7,12 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoints.files.opened import BY_SAFETY
 from vitrail.checkpoints.files.source import read_json
 from vitrail.checkpoints.loading import KEEP, load
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
-from vitrail.run.opening import pipeline_of, weights_of
+from vitrail.run.opening import checksum, name_of, pipeline_of, weights_of
 
 
 @dataclass(frozen=True)
@@ -58,26 +56,3 @@ def trained_on(recipe: Any, path: Path) -> dict[str, Any] | None:
     run = read_json(about).get("data") if about.is_file() else None
     told = run.get("path") if isinstance(run, dict) and run.get("where") == data.get("where") else None
     return data | ({"path": told} if isinstance(told, str) else {})
-
-
-def name_of(where: str, path: Path) -> str:
-    """What to call a model: its file's name, or its directory's where the file is called as all are."""
-    if where.startswith("hf://"):
-        return where.removeprefix("hf://")
-    path = path.resolve()
-    return path.parent.name if path.name in BY_SAFETY else path.name if path.is_dir() else path.stem
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of the weights' bytes: of the file, or of its shards one after another."""
-    if path.is_dir():
-        path = next(path / name for name in BY_SAFETY if (path / name).is_file())
-    files = [path]
-    if path.name.endswith(".index.json"):
-        files = [path.parent / name for name in sorted(set(read_json(path)["weight_map"].values()))]
-    found = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while part := stream.read(2**22):
-                found.update(part)
-    return found.hexdigest()

@@ -1,7 +1,10 @@
 """A trained model on its way to be used: where its weights lie, and how pictures are prepared for it."""
 
+import hashlib
 from pathlib import Path
 
+from vitrail.checkpoints.files.opened import BY_SAFETY
+from vitrail.checkpoints.files.source import read_json
 from vitrail.checkpoints.loading import resolve
 from vitrail.data.preprocessing import MODES, Preprocessing
 from vitrail.models.bit import BiT
@@ -34,3 +37,26 @@ def pipeline_of(where: str | Path, model: ViT | BiT) -> Preprocessing:
             "load it in Python with vitrail.load and give it tensors"
         )
     return pipeline
+
+
+def name_of(where: str, path: Path) -> str:
+    """What to call a model: its file's name, or its directory's where the file is called as all are."""
+    if where.startswith("hf://"):
+        return where.removeprefix("hf://")
+    path = path.resolve()
+    return path.parent.name if path.name in BY_SAFETY else path.name if path.is_dir() else path.stem
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of the weights' bytes: of the file, or of its shards one after another."""
+    if path.is_dir():
+        path = next(path / name for name in BY_SAFETY if (path / name).is_file())
+    files = [path]
+    if path.name.endswith(".index.json"):
+        files = [path.parent / name for name in sorted(set(read_json(path)["weight_map"].values()))]
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while part := stream.read(2**22):
+                found.update(part)
+    return found.hexdigest()
