@@ -1,0 +1,819 @@
+// The page of vitrail serve: a picture in, answers and attention out. It talks to the server it came from and to nobody else.
+"use strict";
+
+// ---- Colours, before anything is drawn. Storage may be forbidden: then a choice lasts as long as the page.
+const kept = {
+  get(store, key) { try { return window[store].getItem(key); } catch { return null; } },
+  set(store, key, value) { try { if (value === null) window[store].removeItem(key); else window[store].setItem(key, value); } catch { /* forgotten with the page */ } },
+};
+const darkness = matchMedia("(prefers-color-scheme: dark)");
+const root = document.documentElement;
+const chosenTheme = kept.get("localStorage", "vitrail-theme");
+if (chosenTheme === "light" || chosenTheme === "dark") root.dataset.theme = chosenTheme;
+const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : darkness.matches);
+
+const $ = (id) => document.getElementById(id);
+const TRIES = 5; // of a server that says it is busy
+const RECENT = 24; // pictures that are remembered
+const SMALLER = 1600; // pixels across the smaller copy of a picture that was too large
+
+// magma, every eighth colour: dark to light, and read by colour-blind eyes too.
+const MAGMA = "0000040303120a0822130d341d114729115a36106b440f7651127c5d177f6a1c81762181832681902a819c2e7faa337db73779c23b75cf4070db476ae55064ee5b5ef4695cf9785dfb8761fd9668fea571feb47bfec287fed194fde0a1fceeb0fcfdbf";
+const heat = (() => {
+  const part = (k, c) => parseInt(MAGMA.slice(6 * k + 2 * c, 6 * k + 2 * c + 2), 16), steps = MAGMA.length / 6 - 1;
+  return Uint8Array.from({ length: 768 }, (_, i) => {
+    const at = (Math.floor(i / 3) / 255) * steps, k = Math.min(steps - 1, Math.floor(at));
+    return Math.round(part(k, i % 3) * (k + 1 - at) + part(k + 1, i % 3) * (at - k));
+  });
+})();
+
+// ---- What is shown. `pinned` is a patch that was clicked or reached by keys, `under` the one under the pointer.
+const state = { models: [], model: null, view: "attention", layer: 1, head: 0, strength: 1, pinned: null, under: null, two: false, active: 0 };
+let panes = [];
+const shownPanes = () => (state.two ? panes : panes.slice(0, 1));
+const patch = () => state.under ?? state.pinned;
+const seeing = () => shownPanes().filter((pane) => pane.seen);
+const has = (view) => seeing().some((pane) => pane.seen[view]);
+
+const place = (row, column) => `row ${row + 1}, column ${column + 1}`;
+const short = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 1 ? value.toPrecision(3) : value === 0 ? "0" : value >= 0.001 ? value.toPrecision(2) : value.toExponential(1));
+const percent = (score) => (score > 0.9995 && score < 1 ? "> 99.9 %" : score > 0 && score < 0.0005 ? "< 0.1 %" : `${(100 * score).toFixed(1)} %`);
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+function made(tag, className, ...inside) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  node.append(...inside);
+  return node;
+}
+function announce(text) { $("said").textContent = text; }
+
+// ---- Asking the server.
+class Trouble extends Error {
+  constructor(kind, words, detail) { super(words); Object.assign(this, { kind, detail }); }
+}
+const WORDS = {
+  400: "This could not be read as a picture.", 401: "The server asks for a token.", 403: "The server does not let this through.",
+  404: "The server does not have this model any more.", 408: "The picture took too long to arrive.", 413: "This picture is too large for the server.",
+  415: "This could not be read as a picture.", 422: "This could not be read as a picture.", 429: "The server is too busy.", 503: "The server is too busy.",
+};
+const GONE = () => new Trouble("gone", "The server does not answer.", "Is vitrail serve still running? Nothing is lost: try again when it is.");
+
+let token = kept.get("sessionStorage", "vitrail-token");
+let asking = null; // the question for a token, one for all who wait for it
+function askForToken(refused) {
+  asking ??= new Promise((resolve) => {
+    const gate = $("gate");
+    $("gate-words").textContent = refused ? "The server did not take that token. Give another one." : "Whoever started it has one. It is kept until this tab is closed.";
+    $("gate-words").classList.toggle("wrong", refused);
+    $("token").value = "";
+    gate.returnValue = "";
+    gate.addEventListener("close", () => {
+      asking = null;
+      const given = gate.returnValue === "go" ? $("token").value.trim() : "";
+      $("token").value = "";
+      if (given) { token = given; kept.set("sessionStorage", "vitrail-token", given); }
+      resolve(!!given);
+    }, { once: true });
+    gate.showModal();
+    $("token").focus();
+  });
+  return asking;
+}
+
+function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, 1000 * seconds);
+    signal?.addEventListener("abort", () => { clearTimeout(timer); reject(signal.reason); }, { once: true });
+  });
+}
+
+// A server that refuses a body may close the connection before a browser has read why.
+async function alive(body) {
+  try { return !!body && (await fetch("healthz", { cache: "no-store" })).ok; } catch { return false; }
+}
+
+// One question, asked again while the server is busy; `tell` hears of waiting. Whatever goes wrong is a Trouble in plain words.
+async function ask(path, { body, signal, tell } = {}) {
+  for (let tried = 1; ; tried++) {
+    const used = token, headers = {};
+    if (used) headers.Authorization = `Bearer ${used}`;
+    if (body) headers["Content-Type"] = body.type || "application/octet-stream";
+    let answer, told = null;
+    try {
+      answer = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, cache: "no-store" });
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw (await alive(body)) ? new Trouble(413, "The server broke off while this was sent.", "It may be too large.") : GONE();
+    }
+    try {
+      told = JSON.parse(await answer.text());
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      if (answer.ok) throw new Trouble("odd", "The server’s answer could not be read.", "Something between this page and the server may have changed it.");
+    }
+    if (answer.ok) return told;
+    const detail = typeof told?.error === "string" ? told.error : "";
+    if (answer.status === 401) {
+      if (used !== token || (await askForToken(!!used))) { tried--; continue; } // another question may have got it meanwhile
+      throw new Trouble(401, WORDS[401], "Without it, there are no answers.");
+    }
+    if ((answer.status === 503 || answer.status === 429) && tried < TRIES) {
+      const asked = Number(answer.headers.get("Retry-After")), seconds = asked > 0 ? Math.min(asked, 30) : 2;
+      tell?.(`The server is busy. Trying again in ${seconds} s, attempt ${tried + 1} of ${TRIES}.`);
+      await pause(seconds, signal);
+      tell?.("");
+      continue;
+    }
+    throw new Trouble(answer.status, WORDS[answer.status] ?? "The server could not answer.", detail);
+  }
+}
+
+// ---- Attention as it comes: bytes with the largest value of each row.
+const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+function rows(codes, scale) { // the scale as base64 of floats where there are many, as numbers where there are few
+  return { codes: bytes(codes), largest: typeof scale === "string" ? new Float32Array(bytes(scale).buffer) : Float32Array.from([scale].flat(2)) };
+}
+
+function unpacked(told) {
+  const { grid, layers, heads, reader, picture, answers, target } = told, seen = { grid, layers, heads, reader, picture, answers, target };
+  for (const name of ["attention", "between", "rollout", "relevance"]) {
+    if (told[name]) seen[name] = rows(told[name], told[`${name}_scale`]);
+  }
+  return { ...seen, cells: told.between_grid, side: told.between_side }; // cells of so many patches along a side
+}
+
+function row(store, index, count) {
+  return { codes: store.codes.subarray(index * count, (index + 1) * count), largest: store.largest[index] };
+}
+
+function mean(rows) {
+  const sum = new Float32Array(rows[0].codes.length);
+  for (const { codes, largest } of rows) for (let i = 0; i < sum.length; i++) sum[i] += (codes[i] * largest) / 255 / rows.length;
+  const largest = sum.reduce((a, b) => Math.max(a, b), 0);
+  return { codes: Uint8Array.from(sum, (v) => Math.round((v / (largest || 1)) * 255)), largest };
+}
+
+// Cells of a coarser grid to the patches in them.
+function spread(seen, { codes, largest }) {
+  if (seen.side === 1) return { codes, largest };
+  const [h, w] = seen.grid, b = seen.cells[1], wide = new Uint8Array(h * w);
+  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) wide[y * w + x] = codes[Math.floor(y / seen.side) * b + Math.floor(x / seen.side)];
+  return { codes: wide, largest };
+}
+
+// Where a layer looks from the chosen patch, or from the token that is read. Heads count from 1; 0 is their mean.
+function attention(seen, layer, head) {
+  const [h, w] = seen.grid, from = seen.between ? patch() : null;
+  const of = (k) => {
+    const index = (layer - 1) * seen.heads + k;
+    if (!from) return row(seen.attention, index, h * w);
+    const [a, b] = seen.cells, cell = Math.floor(from[0] / seen.side) * b + Math.floor(from[1] / seen.side);
+    return spread(seen, row(seen.between, index * a * b + cell, a * b));
+  };
+  return head ? of(head - 1) : mean(Array.from({ length: seen.heads }, (_, k) => of(k)));
+}
+
+function current(seen) {
+  if (state.view === "attention") return seen.attention ? attention(seen, state.layer, state.head) : null;
+  return seen[state.view] ? row(seen[state.view], 0, seen.grid[0] * seen.grid[1]) : null;
+}
+
+// ---- Drawing.
+// The picture at so many pixels a patch, nearly grey and a little darker, so that colours stand out and shapes stay.
+function grounded([h, w], image, side) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [w * side, h * side];
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.imageSmoothingQuality = "high";
+  context.imageSmoothingEnabled = image.naturalWidth > 64; // few pixels are shown as they are
+  context.drawImage(image, 0, 0, w * side, h * side);
+  const full = context.getImageData(0, 0, w * side, h * side).data, dim = new Uint8ClampedArray(full);
+  for (let k = 0; k < dim.length; k += 4) {
+    const grey = 0.299 * full[k] + 0.587 * full[k + 1] + 0.114 * full[k + 2];
+    for (let c = 0; c < 3; c++) dim[k + c] = 18 + 0.72 * (0.78 * grey + 0.22 * full[k + c]);
+  }
+  return { full, dim, side };
+}
+
+// The ground fades to the picture in its own colours as the map is taken away.
+function faded(ground, strength) {
+  if (strength === 1) return ground.dim;
+  if (ground.faded !== strength) {
+    ground.faded = strength;
+    ground.between = ground.dim.map((value, k) => value * strength + ground.full[k] * (1 - strength));
+  }
+  return ground.between;
+}
+
+// A map over the ground: the stronger a patch, the more of its colour.
+function paint(canvas, [h, w], ground, side, drawn, strength) {
+  const context = canvas.getContext("2d"), width = w * side, image = new ImageData(width, h * side), out = image.data;
+  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
+    const code = drawn ? drawn.codes[y * w + x] : 0, part = drawn ? strength * (0.12 + 0.76 * (code / 255) ** 0.8) : 0;
+    const [r, g, b] = [heat[3 * code] * part, heat[3 * code + 1] * part, heat[3 * code + 2] * part];
+    for (let j = 0; j < side; j++) {
+      let k = 4 * ((y * side + j) * width + x * side);
+      for (let i = 0; i < side; i++, k += 4) {
+        out[k] = ground[k] * (1 - part) + r;
+        out[k + 1] = ground[k + 1] * (1 - part) + g;
+        out[k + 2] = ground[k + 2] * (1 - part) + b;
+        out[k + 3] = 255;
+      }
+    }
+  }
+  context.putImageData(image, 0, 0);
+}
+
+function outline(canvas, side, [y, x], line) {
+  const context = canvas.getContext("2d"), edge = line / 2 + 1; // never beyond the picture
+  const [left, top] = [x, y].map((n) => Math.max(edge, n * side - line / 2));
+  const right = Math.min(canvas.width - edge, (x + 1) * side + line / 2), bottom = Math.min(canvas.height - edge, (y + 1) * side + line / 2);
+  for (const [width, colour] of [[line + 2, "rgb(20 18 24 / .85)"], [line, "#fff"]]) {
+    context.lineWidth = width;
+    context.strokeStyle = colour;
+    context.strokeRect(left, top, right - left, bottom - top);
+  }
+}
+
+function draw() {
+  for (const pane of seeing()) {
+    const { seen, ground, map, node } = pane, drawn = current(seen), fits = patch() && patch()[0] < seen.grid[0] && patch()[1] < seen.grid[1];
+    paint(map, seen.grid, faded(ground, drawn ? state.strength : 0), ground.side, drawn, state.strength);
+    if (fits && (state.view === "attention" ? seen.between : state.under)) outline(map, ground.side, patch(), Math.max(2, Math.round(ground.side / 12)));
+    node.querySelector(".most").textContent = drawn ? short(drawn.largest) : "";
+    node.querySelector(".told").textContent = told(seen, drawn);
+  }
+  const only = state.two ? null : seeing()[0];
+  if (only && state.view === "attention") smallMaps(only);
+  Object.assign($("workspace").dataset, { view: state.view, layer: state.layer, head: state.head, patch: patch() ? patch().join() : "" });
+}
+
+function told(seen, drawn) {
+  if (!drawn) return "There is no such map for this picture.";
+  const w = seen.grid[1], at = seen.between ? patch() : null;
+  if (state.view !== "attention") {
+    const under = state.under;
+    return under ? `The patch in ${place(...under)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : "";
+  }
+  const best = drawn.codes.reduce((found, code, k) => (code > drawn.codes[found] ? k : found), 0);
+  const who = at ? `The patch in ${place(...at)}` : `The ${seen.reader}`;
+  const where = state.head ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, mean of the heads`;
+  return `${who}, ${where}: most goes to ${place(Math.floor(best / w), best % w)}, ${short(100 * drawn.largest)} %.`;
+}
+
+function smallMaps({ seen, small }) {
+  const [h, w] = seen.grid, holder = $("heads"), at = seen.between ? patch() : null;
+  if (holder.children.length !== seen.heads + 1) {
+    holder.replaceChildren(...Array.from({ length: seen.heads + 1 }, (_, head) => {
+      const button = made("button", "", made("canvas"), head ? `head ${head}` : "mean");
+      button.type = "button";
+      button.addEventListener("click", () => { state.head = head; update(); });
+      return button;
+    }));
+  }
+  [...holder.children].forEach((button, head) => {
+    const canvas = button.firstChild;
+    if (canvas.width !== w * small.side || canvas.height !== h * small.side) [canvas.width, canvas.height] = [w * small.side, h * small.side];
+    paint(canvas, seen.grid, small.dim, small.side, attention(seen, state.layer, head), 1);
+    if (at) outline(canvas, small.side, at, 1);
+    button.setAttribute("aria-pressed", head === state.head);
+  });
+  if ($("every").open) everything(seen);
+}
+
+// One pixel for each patch, a column for each layer; the browser makes it large.
+function everything(seen) {
+  const [h, w] = seen.grid, gap = Math.max(1, Math.round(Math.max(h, w) / 9)), canvas = $("all"), context = canvas.getContext("2d");
+  canvas.width = seen.layers * (w + gap) - gap;
+  canvas.height = seen.heads * (h + gap) - gap;
+  for (let layer = 1; layer <= seen.layers; layer++) for (let head = 1; head <= seen.heads; head++) {
+    const image = new ImageData(w, h), { codes } = attention(seen, layer, head);
+    codes.forEach((code, k) => image.data.set([heat[3 * code], heat[3 * code + 1], heat[3 * code + 2], 255], 4 * k));
+    context.putImageData(image, (layer - 1) * (w + gap), (head - 1) * (h + gap));
+  }
+}
+
+// ---- The page by what is shown.
+const READING = {
+  attention: "How much of its attention each patch gets, from dark to light. Point at a patch to see where the model looks from there; click to keep it.",
+  rollout: "Attention of all layers multiplied, with the residual path counted: which patches reach what is read in the end. It knows nothing of classes.",
+  relevance: "Attention weighted by how the class’s score depends on it: which patches speak for this class.",
+};
+
+function update() {
+  const any = panes.some((pane) => pane.picture), { model } = state;
+  $("intake").classList.toggle("first", !any);
+  $("workspace").hidden = !any;
+  $("workspace").classList.toggle("two", state.two);
+  $("compare").hidden = !any;
+  $("compare").setAttribute("aria-pressed", state.two);
+  panes.forEach((pane, k) => {
+    pane.node.hidden = k > 0 && !state.two;
+    pane.node.classList.toggle("active", state.two && state.active === k);
+    pane.arrange();
+  });
+  $("shelf").querySelectorAll("button").forEach((button) => button.setAttribute("aria-current", shownPanes().some((pane) => pane.picture?.id === button.dataset.id)));
+  const first = seeing()[0]?.seen;
+  $("controls").hidden = !first;
+  if (first) {
+    if (!has(state.view)) state.view = ["attention", "rollout", "relevance"].find(has);
+    state.layer = Math.min(state.layer, first.layers);
+    state.head = Math.min(state.head, first.heads);
+    const isAttention = state.view === "attention", between = seeing().some((pane) => pane.seen.between);
+    for (const tab of document.querySelectorAll("[role=tab]")) {
+      const chosen = tab.dataset.view === state.view;
+      tab.hidden = !has(tab.dataset.view);
+      tab.setAttribute("aria-selected", chosen);
+      tab.tabIndex = chosen ? 0 : -1;
+      if (chosen) $("panel").setAttribute("aria-labelledby", tab.id);
+    }
+    $("from").hidden = !isAttention || !between;
+    for (const id of ["for-layer", "for-head", "heads", "every"]) $(id).hidden = !isAttention;
+    $("layer").max = first.layers;
+    $("head").max = first.heads;
+    const dials = { layer: [state.layer, `${state.layer} of ${first.layers}`], head: [state.head, state.head ? `${state.head} of ${first.heads}` : "mean"], strength: [Math.round(100 * state.strength), `${Math.round(100 * state.strength)} %`] };
+    for (const [id, [value, words]] of Object.entries(dials)) {
+      $(id).value = value;
+      $(`${id}-said`).textContent = words;
+      $(id).setAttribute("aria-valuetext", words);
+    }
+    const target = state.two ? null : first.target;
+    $("reading").textContent = state.view === "relevance" ? READING.relevance.replace("this class", target ?? (state.two ? "the first answer" : "the answer")) : READING[state.view];
+    $("whole").textContent = capital(first.reader);
+    $("whole").setAttribute("aria-pressed", !patch());
+    $("patch").setAttribute("aria-pressed", !!patch());
+    $("coarse").hidden = !(isAttention && first.side > 1);
+    if (first.side > 1) $("coarse").textContent = `From a patch, attention is shown on a coarser grid of ${first.cells.join("×")} cells of ${first.side}×${first.side} patches.`;
+  }
+  $("theme").setAttribute("aria-pressed", isDark());
+  document.title = model ? `What ${model.name} sees` : "vitrail";
+  draw();
+}
+
+// ---- One picture and what is known of it.
+class Pane {
+  constructor(letter, number) {
+    this.number = number;
+    this.node = made("div", `pane ${letter}`, $("pane").content.cloneNode(true));
+    this.map = this.node.querySelector(".map");
+    this.node.querySelector(".letter").textContent = letter.toUpperCase();
+    this.node.querySelector(".answers").setAttribute("aria-label", `Answers for picture ${letter.toUpperCase()}`);
+    this.map.setAttribute("aria-label", `Picture ${letter.toUpperCase()} with the map over it: arrow keys move the patch, Escape leaves it`);
+    this.node.querySelector(".told").id = `told-${letter}`;
+    this.map.setAttribute("aria-describedby", `told-${letter}`);
+    const key = this.node.querySelector(".key"), image = new ImageData(256, 1);
+    [key.width, key.height] = [256, 1];
+    for (let k = 0; k < 256; k++) image.data.set([...heat.subarray(3 * k, 3 * k + 3), 255], 4 * k);
+    key.getContext("2d").putImageData(image, 0, 0);
+    this.forget();
+    this.listen();
+  }
+
+  forget() {
+    this.asked?.abort();
+    if (this.url) URL.revokeObjectURL(this.url);
+    Object.assign(this, { picture: null, answers: null, seconds: null, seen: null, ground: null, small: null, trouble: null, waits: "", busy: false, url: null, asked: null });
+  }
+
+  // Shows a picture and asks for its answers, then for what there is to see in it.
+  async show(picture) {
+    const { model } = state, preview = this.node.querySelector(".preview");
+    this.forget();
+    const asked = (this.asked = new AbortController()), signal = asked.signal;
+    this.picture = picture;
+    this.busy = true;
+    this.url = URL.createObjectURL(picture.blob);
+    preview.hidden = true;
+    preview.onload = () => { preview.hidden = false; };
+    preview.onerror = () => { preview.hidden = true; }; // the server may read what a browser cannot
+    preview.src = this.url;
+    update();
+    const tell = (words) => { this.waits = words; this.arrange(); if (words) announce(words); };
+    const about = `model=${encodeURIComponent(model.name)}`;
+    try {
+      if (model.labels || !model.attention) {
+        const answer = await ask(`predict?${about}&top=5`, { body: picture.blob, signal, tell }), [first] = answer.predictions;
+        signal.throwIfAborted();
+        if (first.error) throw new Trouble(422, WORDS[422], first.error);
+        Object.assign(this, { answers: first.answers, seconds: answer.seconds });
+        this.arrange();
+        announce(`${picture.name}: ${first.answers.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
+        remember(picture, first.answers);
+      }
+      if (model.attention) {
+        const seen = unpacked(await ask(`attention?${about}`, { body: picture.blob, signal, tell })), image = new Image();
+        image.src = seen.picture;
+        await image.decode();
+        signal.throwIfAborted();
+        const largest = Math.max(...seen.grid), [h, w] = seen.grid;
+        this.ground = grounded(seen.grid, image, Math.max(2, Math.floor(896 / largest)));
+        this.small = grounded(seen.grid, image, Math.max(1, Math.floor(154 / largest)));
+        [this.map.width, this.map.height] = [w * this.ground.side, h * this.ground.side];
+        if (!this.answers) {
+          this.answers = seen.answers.length ? seen.answers : null; // none in a model that ends in features
+          remember(picture, seen.answers);
+        }
+        this.seen = seen;
+      }
+    } catch (error) {
+      if (signal.aborted) return; // another picture took its place
+      this.trouble = error instanceof Trouble ? error : new Trouble("odd", "The server’s answer could not be shown.", error.message);
+    }
+    this.busy = false;
+    this.waits = "";
+    update();
+  }
+
+  arrange() {
+    const { node, picture, answers, seen, trouble, busy, waits } = this, { model } = state, part = (name) => node.querySelector(name);
+    node.classList.toggle("empty", !picture);
+    node.classList.toggle("busy", busy);
+    node.classList.toggle("unmapped", !seen);
+    node.classList.toggle("whole", !busy && !seen); // as it is, where the model's own view is not known
+    part(".answers").hidden = !picture;
+    part(".answers").setAttribute("aria-busy", busy);
+    part(".replace").hidden = !picture;
+    part(".progress").hidden = !busy;
+    part(".map").hidden = !seen;
+    part(".map").classList.toggle("pick", !!seen?.between && state.view === "attention");
+    const shape = seen ? seen.grid : (model?.size ?? [1, 1]);
+    part(".frame").style.setProperty("--shape", `${shape[1]} / ${shape[0]}`);
+    part(".frame").style.setProperty("--wide", shape[1] / shape[0]);
+    const [best] = answers ?? [];
+    part(".verdict b").textContent = best?.label ?? "";
+    part(".called").textContent = best ? `${best.label}, ${percent(best.score)}` : (picture?.name ?? "");
+    part(".verdict span").textContent = picture ? [picture.name, this.seconds === null ? "" : `${this.seconds.toFixed(2)} s`].filter(Boolean).join(" · ") : "";
+    const bars = answers ? answers.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
+    if (this.drawn !== answers || !answers) part(".odds").replaceChildren(...bars); // so that bars grow once
+    this.drawn = answers;
+    const aside = !picture || busy ? "" : !answers && !trouble ? "This model ends in features: it has no classes to name." : answers && model.several ? "Each class is judged by itself: these need not add up to 100 %." : "";
+    const blind = picture && !busy && !model.attention ? "Attention is not shown: it takes a Vision Transformer that runs in PyTorch." : "";
+    part(".aside").textContent = [aside, blind].filter(Boolean).join(" ");
+    part(".aside").hidden = !(aside || blind);
+    const box = part(".trouble");
+    box.hidden = !(trouble || waits);
+    box.classList.toggle("waits", !!waits);
+    if (waits) {
+      part(".trouble b").textContent = "";
+      part(".trouble p").textContent = waits;
+      part(".trouble .ways").replaceChildren();
+    } else if (trouble && trouble !== this.said) {
+      part(".trouble b").textContent = answers ? `${trouble.message} The attention is missing.` : trouble.message;
+      part(".trouble p").textContent = trouble.detail;
+      part(".trouble .ways").replaceChildren(...this.remedies(trouble));
+    }
+    this.said = waits ? null : trouble;
+  }
+
+  remedies({ kind }) {
+    const remedy = (words, act) => { const button = made("button", "", words); button.type = "button"; button.addEventListener("click", act); return button; };
+    if (kind === 413) return this.node.querySelector(".preview").naturalWidth ? [remedy("Send a smaller copy", () => this.shrink())] : [];
+    return kind === 415 || kind === 422 || kind === 400 ? [] : [remedy(kind === 401 ? "Enter the token" : "Try again", () => this.show(this.picture))];
+  }
+
+  // The same picture with fewer pixels, made here.
+  shrink() {
+    const image = this.node.querySelector(".preview"), canvas = document.createElement("canvas"), part = Math.min(1, SMALLER / Math.max(image.naturalWidth, image.naturalHeight));
+    [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight].map((n) => Math.max(1, Math.round(n * part)));
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    canvas.toBlob((blob) => this.show(taken(blob, `${this.picture.name}, smaller`)), "image/jpeg", 0.9);
+  }
+
+  listen() {
+    const { node, map } = this;
+    for (const name of [".replace", ".second"]) node.querySelector(name).addEventListener("click", () => { meant = this; $("files").click(); });
+    for (const kind of ["pointerdown", "focusin"]) node.addEventListener(kind, () => { if (state.active !== this.number) { state.active = this.number; update(); } });
+    const pointed = (event) => {
+      const box = map.getBoundingClientRect(), [h, w] = this.seen.grid;
+      const y = Math.floor(((event.clientY - box.top) / box.height) * h), x = Math.floor(((event.clientX - box.left) / box.width) * w);
+      return y >= 0 && x >= 0 && y < h && x < w ? [y, x] : null;
+    };
+    map.addEventListener("pointermove", (event) => {
+      const at = pointed(event);
+      if (String(at) !== String(state.under)) { state.under = at; soon(); }
+    });
+    map.addEventListener("pointerleave", () => { state.under = null; soon(); });
+    map.addEventListener("click", (event) => { if (state.view === "attention") { state.pinned = pointed(event); update(); } });
+    map.addEventListener("keydown", (event) => {
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (event.key === "Escape") { state.pinned = state.under = null; update(); return; }
+      if (!step || state.view !== "attention" || !this.seen.between) return;
+      event.preventDefault();
+      const [h, w] = this.seen.grid, from = state.pinned;
+      state.under = null;
+      state.pinned = from ? [Math.min(h - 1, Math.max(0, from[0] + step[0])), Math.min(w - 1, Math.max(0, from[1] + step[1]))] : [h >> 1, w >> 1];
+      update();
+      announce(node.querySelector(".told").textContent);
+    });
+  }
+}
+
+function bar({ label, score }) {
+  const item = made("li", "", made("span", "label", label), made("span", "bar"), made("span", "share", percent(score)));
+  item.firstChild.title = label;
+  item.children[1].setAttribute("aria-hidden", "true");
+  item.children[1].style.setProperty("--odds", `${100 * score}%`);
+  return item;
+}
+
+function shadow(width) {
+  const item = made("li", "shadow", made("span", "label"), made("span", "bar"), made("span", "share"));
+  item.firstChild.style.setProperty("width", `${width}%`);
+  item.setAttribute("aria-hidden", "true");
+  return item;
+}
+
+let waiting = false; // the pointer moves more often than a screen draws
+function soon() {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => { waiting = false; update(); });
+}
+
+// ---- Pictures that come in.
+function taken(blob, name) {
+  return { id: `${name} ${blob.size} ${blob.lastModified ?? Date.now()}`, name, blob };
+}
+
+function complain(words, again) {
+  $("notice").hidden = !words;
+  $("notice-words").textContent = words;
+  $("notice-again").hidden = !again;
+  $("notice-again").onclick = again ?? null;
+}
+
+let meant = null; // the pane that files are chosen for
+// The pane for a picture that was not put on one: the empty one, then the one used last.
+function vacancy() {
+  if (!state.two) return panes[0];
+  return panes.find((pane) => !pane.picture) ?? panes[state.active];
+}
+
+function receive(files, pane) {
+  const good = [], bad = [];
+  for (const file of files) {
+    if (file.type && !file.type.startsWith("image/")) bad.push(`${file.name || "That"} is not a picture.`);
+    else if (!file.size) bad.push(`${file.name || "That"} is empty.`);
+    else good.push(file);
+  }
+  complain(bad.length > 2 ? `${bad.length} files are not pictures.` : bad.join(" "));
+  if (!good.length) return;
+  if (!state.model) { complain("There is no model to ask yet: the server has not answered."); return; }
+  if (good.length > 2) complain(`${good.length} pictures were given: the first two are shown. For many, use vitrail predict.`);
+  const named = good.slice(0, 2).map((file) => taken(file, file.name || "picture"));
+  if (named.length === 2) {
+    state.two = true;
+    named.forEach((each, k) => panes[k].show(each));
+  } else {
+    (pane ?? vacancy()).show(named[0]);
+  }
+}
+
+function dropped(event) {
+  const files = [...event.dataTransfer.files], at = panes.find((pane) => [...pane.node.children].some((part) => part.contains(event.target)));
+  if (files.length) receive(files, at);
+  else complain("Only files can be dropped here. Save the picture first, or copy and paste it.");
+}
+
+function pasted(event) {
+  const files = [...(event.clipboardData?.files ?? [])];
+  if (files.length) { event.preventDefault(); receive(files.map((file) => new File([file], file.name === "image.png" ? "pasted picture" : file.name, { type: file.type, lastModified: Date.now() }))); }
+  else if (!event.target.closest?.("input, dialog")) complain("There is no picture to paste: copy the picture itself, not its address.");
+}
+
+// A camera of this machine, where a browser allows it: on the machine itself, or over https.
+async function photograph() {
+  if (matchMedia("(pointer: coarse)").matches || !navigator.mediaDevices) { $("shot").click(); return; }
+  let stream;
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1280 } } });
+  } catch (error) {
+    complain(error.name === "NotAllowedError" ? "The camera was not allowed: allow it in the browser, or choose a picture." : "No camera was found: choose a picture instead.");
+    return;
+  }
+  complain("");
+  const video = $("video"), camera = $("camera");
+  video.srcObject = stream;
+  camera.addEventListener("close", () => { for (const track of stream.getTracks()) track.stop(); video.srcObject = null; }, { once: true });
+  camera.showModal();
+  await video.play();
+}
+
+function shutter() {
+  const video = $("video"), canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
+  canvas.getContext("2d").drawImage(video, 0, 0);
+  $("camera").close();
+  canvas.toBlob((blob) => receive([new File([blob], "photograph.jpg", { type: "image/jpeg" })]), "image/jpeg", 0.92);
+}
+
+// ---- Recent pictures, in this browser only: in its database, or where it has none, as long as the page is open.
+let recent = []; // newest first
+let shelf = null; // the database, if there is one
+const others = "BroadcastChannel" in window ? new BroadcastChannel("vitrail-recent") : null; // the same page in other tabs
+const settled = (request) => new Promise((resolve, reject) => { request.onsuccess = () => resolve(request.result); request.onerror = () => reject(request.error); });
+
+async function openShelf() {
+  try {
+    const opening = indexedDB.open("vitrail", 1);
+    opening.onupgradeneeded = () => opening.result.createObjectStore("pictures", { keyPath: "id" });
+    shelf = await settled(opening);
+  } catch {
+    shelf = null; // a private window, or storage is forbidden
+  }
+  await readShelf();
+}
+
+const pictures = (mode) => shelf.transaction("pictures", mode).objectStore("pictures");
+
+async function readShelf() {
+  if (shelf) recent = (await settled(pictures("readonly").getAll())).sort((a, b) => b.at - a.at);
+  drawShelf();
+}
+
+async function remember(picture, answers) {
+  const before = recent.find((each) => each.id === picture.id);
+  const item = { id: picture.id, name: picture.name, blob: picture.blob, at: before?.at ?? Date.now(), answers: answers.slice(0, 1), thumb: before?.thumb ?? (await thumb(picture.blob)) };
+  recent = [item, ...recent.filter((each) => each.id !== item.id)].sort((a, b) => b.at - a.at);
+  const gone = recent.splice(RECENT);
+  drawShelf();
+  if (!shelf) return;
+  try {
+    const store = pictures("readwrite");
+    for (const each of gone) store.delete(each.id);
+    await settled(store.put(item));
+  } catch (error) {
+    complain(`This picture is not kept for later: the browser’s storage refused it (${error.name}).`);
+  }
+  others?.postMessage("changed");
+}
+
+async function thumb(blob) {
+  const image = new Image(), url = (image.src = URL.createObjectURL(blob));
+  try { await image.decode(); } catch { return null; /* a kind of picture that this browser cannot draw */ } finally { URL.revokeObjectURL(url); }
+  const canvas = document.createElement("canvas"), side = Math.min(image.naturalWidth, image.naturalHeight);
+  canvas.width = canvas.height = 128;
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(image, (image.naturalWidth - side) / 2, (image.naturalHeight - side) / 2, side, side, 0, 0, 128, 128);
+  return canvas.toDataURL("image/jpeg", 0.85);
+}
+
+function drawShelf() {
+  $("recent").hidden = !recent.length;
+  $("shelf").replaceChildren(...recent.map((item) => {
+    const button = made("button"), [best] = item.answers, words = best ? `${item.name}: ${best.label}, ${percent(best.score)}` : item.name;
+    button.type = "button";
+    button.dataset.id = item.id;
+    button.title = words;
+    button.setAttribute("aria-label", words);
+    if (item.thumb) { const image = made("img"); image.src = item.thumb; image.alt = ""; button.append(image); } else button.append("…");
+    button.setAttribute("aria-current", shownPanes().some((pane) => pane.picture?.id === item.id));
+    button.addEventListener("click", () => { complain(""); if (state.model) vacancy().show(item); });
+    return button;
+  }));
+}
+
+async function clear() {
+  recent = [];
+  if (shelf) await settled(pictures("readwrite").clear());
+  drawShelf();
+  others?.postMessage("changed");
+  announce("Recent pictures are forgotten.");
+  $("choose").focus();
+}
+
+// ---- Models.
+async function meet() {
+  complain("");
+  try {
+    state.models = (await ask("models", { tell: complain })).models;
+  } catch (error) {
+    if (!(error instanceof Trouble)) throw error;
+    complain(`${error.message} ${error.detail}`, meet);
+    return;
+  }
+  if (!state.models.length) { complain("The server has no model yet.", meet); return; }
+  $("model").replaceChildren(...state.models.map(({ name }) => new Option(name, name)));
+  $("models").hidden = state.models.length < 2;
+  choose((state.models.find((model) => model.default) ?? state.models[0]).name);
+  root.dataset.ready = "yes";
+}
+
+function choose(name) {
+  const model = (state.model = state.models.find((each) => each.name === name));
+  $("model").value = name;
+  $("name").textContent = name;
+  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", `${model.size[1]}×${model.size[0]} pixels`, model.labels ? `${model.labels.length.toLocaleString("en")} ${model.labels.length === 1 ? "class" : "classes"}` : ""].filter(Boolean);
+  $("facts").replaceChildren(...facts.map((fact) => made("span", "", fact)));
+  Object.assign(state, { layer: model.layers || 1, head: 0, pinned: null, under: null });
+  glass(name);
+  for (const pane of panes) if (pane.picture) pane.show(pane.picture);
+  update();
+}
+
+// Leaded glass at the top, drawn from the model's name: the same model has the same window.
+function glass(seed) {
+  let mixed = 2166136261;
+  for (const c of seed) mixed = Math.imul(mixed ^ c.codePointAt(0), 16777619);
+  const chance = () => {
+    mixed = (mixed + 0x6d2b79f5) | 0;
+    let t = Math.imul(mixed ^ (mixed >>> 15), 1 | mixed);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+  const columns = 22, rows = 3, wide = 1320 / columns, high = 132 / rows, weights = [5, 5, 4, 1.5, 2, 1.5, 3, 0.8]; // blues and ruby, as in Chartres
+  const corners = Array.from({ length: columns + 1 }, (_, x) => Array.from({ length: rows + 1 }, (_, y) => [
+    Math.round((x + (x % columns ? 0.68 * chance() - 0.34 : 0)) * wide), Math.round((y + (y % rows ? 0.6 * chance() - 0.3 : 0)) * high)]));
+  const panesOfGlass = [], colours = {};
+  for (let x = 0; x < columns; x++) for (let y = 0; y < rows; y++) {
+    const [a, b, c, d] = [corners[x][y], corners[x + 1][y], corners[x + 1][y + 1], corners[x][y + 1]];
+    const shapes = chance() > 0.3 ? [[a, b, c, d]] : chance() < 0.5 ? [[a, b, c], [a, c, d]] : [[a, b, d], [b, c, d]];
+    for (const shape of shapes) {
+      const near = [colours[[x - 1, y]], colours[[x, y - 1]], colours[[x, y]]], free = weights.map((weight, k) => (near.includes(k) ? 0 : weight));
+      let left = chance() * free.reduce((p, q) => p + q), colour = 0;
+      while ((left -= free[colour]) > 0) colour++;
+      colours[[x, y]] = colour;
+      const pane = document.createElementNS("http://www.w3.org/2000/svg", "polygon");
+      pane.setAttribute("points", shape.map((point) => point.join()).join(" "));
+      pane.setAttribute("class", `g${colour}`);
+      panesOfGlass.push(pane);
+    }
+  }
+  $("window").replaceChildren(...panesOfGlass);
+}
+
+// ---- Everything that can be done.
+function start() {
+  panes = ["a", "b"].map((letter, number) => new Pane(letter, number));
+  $("controls").before(...panes.map((pane) => pane.node));
+  glass("vitrail");
+
+  $("choose").addEventListener("click", () => { meant = null; $("files").click(); });
+  $("photograph").addEventListener("click", () => { meant = null; photograph(); });
+  $("photograph").hidden = !(navigator.mediaDevices || matchMedia("(pointer: coarse)").matches);
+  for (const id of ["files", "shot"]) $(id).addEventListener("change", (event) => { receive([...event.target.files], meant); event.target.value = ""; });
+  $("shutter").addEventListener("click", shutter);
+  $("camera-cancel").addEventListener("click", () => $("camera").close());
+  $("compare").addEventListener("click", () => {
+    state.two = !state.two;
+    state.active = state.two ? 1 : 0;
+    if (!state.two) { state.under = null; panes[1].forget(); }
+    update();
+  });
+  $("clear").addEventListener("click", clear);
+  $("notice-close").addEventListener("click", () => complain(""));
+  $("model").addEventListener("change", (event) => choose(event.target.value));
+  $("theme").addEventListener("click", () => {
+    const next = isDark() ? "light" : "dark", same = darkness.matches === (next === "dark"); // what the system says needs no note
+    if (same) delete root.dataset.theme; else root.dataset.theme = next;
+    kept.set("localStorage", "vitrail-theme", same ? null : next);
+    update();
+  });
+  darkness.addEventListener("change", update);
+
+  for (const [id, set] of [["layer", (v) => { state.layer = v; }], ["head", (v) => { state.head = v; }], ["strength", (v) => { state.strength = v / 100; }]]) {
+    $(id).addEventListener("input", (event) => { set(Number(event.target.value)); update(); });
+  }
+  $("whole").addEventListener("click", () => { state.pinned = null; update(); });
+  $("patch").addEventListener("click", () => { const pane = seeing()[0]; state.pinned ??= pane.seen.grid.map((n) => n >> 1); update(); pane.map.focus(); });
+  $("every").addEventListener("toggle", draw);
+  $("all").addEventListener("click", (event) => {
+    const box = event.target.getBoundingClientRect(), { layers, heads } = seeing()[0].seen;
+    state.layer = Math.min(layers, 1 + Math.floor(((event.clientX - box.left) / box.width) * layers));
+    state.head = Math.min(heads, 1 + Math.floor(((event.clientY - box.top) / box.height) * heads));
+    update();
+  });
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  for (const tab of tabs) {
+    tab.addEventListener("click", () => { state.view = tab.dataset.view; state.under = null; update(); });
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!step) return;
+      const open = tabs.filter((each) => !each.hidden), next = open[(open.indexOf(tab) + step + open.length) % open.length];
+      next.focus();
+      next.click();
+      event.preventDefault();
+    });
+  }
+
+  let leaving = null; // dragging is over when nothing is dragged over the page any more
+  const drag = (on, at) => {
+    root.classList.toggle("dropping", on);
+    for (const pane of panes) pane.node.classList.toggle("target", on && state.two && [...pane.node.children].some((part) => part.contains(at)));
+  };
+  document.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    clearTimeout(leaving);
+    leaving = setTimeout(drag, 200, false);
+    drag(true, event.target);
+  });
+  document.addEventListener("drop", (event) => { event.preventDefault(); drag(false); dropped(event); });
+  document.addEventListener("paste", pasted);
+  others?.addEventListener("message", readShelf);
+
+  update();
+  openShelf();
+  meet();
+}
+document.addEventListener("DOMContentLoaded", start);
