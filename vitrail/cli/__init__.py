@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "how good a model is, with the uncertainty of every number",
     "predict": "what a model says of pictures: files, folders, shards, a million of them",
     "embed": "what a model makes of pictures before its head: a vector of features for each",
+    "search": "embed a folder once, then find the pictures nearest to a picture",
     "export": "a model to a file for another runtime, proven beside the original",
     "inspect": "what a model looks at: figures, arrays and a page to explore",
     "report": "a run's page anew, or several runs side by side",
