@@ -19,6 +19,7 @@ COMMANDS = {
     "embed": "what a model makes of pictures before its head: a vector of features for each",
     "search": "embed a folder once, then find the pictures nearest to a picture",
     "export": "a model to a file for another runtime, proven beside the original",
+    "serve": "a model as a service: many clients at once, and a page to try it on",
     "inspect": "what a model looks at: figures, arrays and a page to explore",
     "report": "a run's page anew, or several runs side by side",
     "describe": "what a checkpoint is; or what a model is made of and costs, before it exists",
