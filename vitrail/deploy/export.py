@@ -11,6 +11,7 @@ from pathlib import Path
 from vitrail.deploy.exported_torch import KINDS, load_own, write_exported
 from vitrail.deploy.graph import Graph
 from vitrail.deploy.half import halved
+from vitrail.deploy.metadata import Input
 from vitrail.deploy.onnx_export import to_onnx, told, write_onnx
 from vitrail.deploy.onnx_runtime import open_onnx
 from vitrail.deploy.openvino_runtime import check_bf16, from_onnx, open_openvino, openvino, write_openvino
@@ -20,7 +21,8 @@ from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
-FLOATS = ("fp32", "fp16", "bf16")
+HALVES = ("fp16", "bf16")
+FLOATS = ("fp32", *HALVES)
 
 
 def export(
@@ -60,24 +62,37 @@ def check(path: Path, to: str, precision: str, merge: int, dynamic_size: bool) -
 
 def write(model: ViT | BiT, contract: Contract, path: Path, to: str, uint8: bool) -> None:
     """The file as the contract says."""
-    pipeline, merge = contract.preprocessing, contract.merge
     if to == "torch":
-        graph = Graph(
-            with_weights(model, contract.any_size), pipeline, uint8, merge, kind=KINDS[contract.precision]
-        )
+        whole = with_weights(model, contract.any_size)
+        graph = Graph(whole, contract.preprocessing, uint8, contract.merge, KINDS[contract.precision])
         write_exported(graph, contract, path)
         return
-    proto = to_onnx(Graph(settled(model, contract.any_size), pipeline, uint8, merge), contract)
-    if to == "onnx":
-        if contract.precision != "fp32":
-            proto = halved(proto, contract.precision)
-        write_onnx(proto, path)
+    with tempfile.TemporaryDirectory(prefix="vitrail-") as aside:
+        between = Path(aside) / "float.onnx"
+        write_float(model, contract, between, uint8)
+        derive(between, contract, path, to, uint8)
+
+
+def write_float(model: ViT | BiT, contract: Contract, path: Path, uint8: bool) -> None:
+    """The ONNX file in float that every other is made from."""
+    contract = replace(contract, precision="fp32")
+    graph = Graph(settled(model, contract.any_size), contract.preprocessing, uint8, contract.merge)
+    write_onnx(to_onnx(graph, contract), path)
+
+
+def derive(between: Path, contract: Contract, path: Path, to: str, uint8: bool) -> None:
+    """An ONNX file in float to what the contract says."""
+    input: Input = "uint8" if uint8 else "float"
+    if to == "openvino":
+        write_openvino(from_onnx(between), contract, input, path)
         return
-    through = path.with_suffix(".onnx")
-    write_onnx(proto, through)
-    write_openvino(from_onnx(through), contract, "uint8" if uint8 else "float", path)
-    for left in path.parent.glob(f"{through.name}*"):
-        left.unlink()
+    import onnx
+
+    proto = onnx.load_model(between)
+    if contract.precision in HALVES:
+        proto = halved(proto, contract.precision)
+    told(proto, contract, input)
+    write_onnx(proto, path)
 
 
 def opened_file(path: Path, gives: Gives = "logits", threads: int | None = None) -> tuple[Runtime, Contract]:
@@ -85,15 +100,6 @@ def opened_file(path: Path, gives: Gives = "logits", threads: int | None = None)
     if path.suffix == ".pt2":
         return load_own(path, gives)
     return (open_onnx if path.suffix == ".onnx" else open_openvino)(path, gives, threads)
-
-
-def relabelled(proto_path: Path, contract: Contract, uint8: bool) -> None:
-    """An ONNX file with another contract in its metadata."""
-    import onnx
-
-    proto = onnx.load_model(proto_path)
-    told(proto, contract, "uint8" if uint8 else "float")
-    write_onnx(proto, proto_path)
 
 
 @contextmanager

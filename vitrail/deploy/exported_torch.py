@@ -37,9 +37,7 @@ class ProgramRuntime:
 
     name = "torch"
 
-    def __init__(
-        self, call: Any, names: tuple[str, ...], contract: Contract, input: Input, gives: Gives
-    ) -> None:
+    def __init__(self, call: Any, names: tuple[str, ...], contract: Contract, input: Input, gives: Gives) -> None:
         self.call, self.place, self.gives = call, names.index(gives), gives
         self.preprocessing = contract.preprocessing if input == "float" else None
 

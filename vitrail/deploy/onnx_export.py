@@ -15,7 +15,7 @@ from vitrail.deploy.runtime import Contract
 from vitrail.models.bit import BiT
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
 OPSET = 20  # the first with GELU in one piece
 MOST = 2**31 - 2**24  # bytes of a file in one piece: protobuf counts them with 32 bits
@@ -57,8 +57,38 @@ def to_onnx(graph: Graph, contract: Contract) -> "ModelProto":
     assert made is not None
     proto = made.model_proto
     proto.producer_name = KEY
+    cleaned(proto)
     told(proto, contract, "uint8" if graph.uint8 else "float")
     return proto
+
+
+def cleaned(proto: "ModelProto") -> None:
+    """Nodes called by the layers they are of, and without the exporter's notes: they hold paths of the machine it ran on."""
+    seen: dict[str, int] = {}
+    for node in proto.graph.node:
+        name = f"{layer_of(node)}/{node.op_type}"
+        seen[name] = seen.get(name, 0) + 1
+        node.name = name if seen[name] == 1 else f"{name}_{seen[name]}"
+        del node.metadata_props[:]
+        node.doc_string = ""
+    graph = proto.graph
+    del graph.metadata_props[:]
+    for value in (*graph.value_info, *graph.input, *graph.output, *graph.initializer):
+        del value.metadata_props[:]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        dims = value.type.tensor_type.shape.dim
+        if dims and dims[0].dim_param:
+            dims[0].dim_param = "batch"
+
+
+def layer_of(node: "NodeProto") -> str:
+    """The innermost module that a node comes from: blocks.0.msa.qkv."""
+    for prop in node.metadata_props:
+        if prop.key == "namespace":
+            parts = [part.partition(":")[0].strip() for part in prop.value.split("/")]
+            inside = [part.removeprefix("model.") for part in parts if part.startswith(("model.", "merged."))]
+            return inside[-1] if inside else "graph"
+    return "graph"
 
 
 def needed() -> None:
