@@ -453,7 +453,13 @@ def test_weights_that_help_on_all_groups_agree_and_the_groups_have_their_means()
     assert answer.rows[-1][-2:] == ("", "")  # the paper's mean is of all 19
     assert answer.notes[0].startswith("The paper's table has no random beginning")
     assert len(answer.notes) == 1 + 15
-    assert "svhn (natural, 10 classes) is missing: put its pictures in DATA/svhn" in answer.notes
+    assert (
+        "svhn (natural, 10 classes) is missing: put it in DATA/svhn as published (train_32x32.mat, test_32x32.mat), or in class "
+        "folders"
+    ) in answer.notes
+    unread = [note for note in answer.notes if "which is not read" in note]
+    assert unread == []  # dmlab is here
+    assert "published as TFRecord, which is not read" in vtab.absent([])[13]
 
 
 def test_the_papers_mean_stands_beside_all_19_tasks():
@@ -502,17 +508,45 @@ def test_vtab_has_its_19_tasks_in_three_groups():
     assert [sum(task.group == group for task in vtab.VTAB) for group in vtab.GROUPS] == [7, 4, 8]
     assert set(transfer.TABLE_4) == {task.name for task in (*vtab.VTAB, *vtab.WHOLE)}
     assert {transfer.TABLE_4[task.name] for task in vtab.VTAB} == {(2_500, (0.01,))}
-    assert vtab.VTAB[1].per_class == 10
-    assert all(task.per_class is None for task in vtab.WHOLE)
+    assert {(task.examples, task.per_class) for task in vtab.VTAB} == {((800, 200), None)}
+    assert {(task.examples, task.per_class) for task in vtab.WHOLE} == {(None, None)}
+    assert {(task.examples, task.per_class) for task in vtab.SMALL} == {(None, 100)}
 
 
 def test_folders_are_found_however_they_are_spelt(tmp_path: Path):
     for name in ("CIFAR_100", "eurosat", "holidays"):
         (tmp_path / name).mkdir()
     (tmp_path / "svhn").write_text("no folder")
-    found = {task.name: path.name for task, path in vtab.located(tmp_path).items()}
+    found = {task.name: Path(where).name for task, where in vtab.located(tmp_path).items()}
     assert found == {"cifar-100": "CIFAR_100", "eurosat": "eurosat", "cifar-100, whole": "CIFAR_100"}
+
+
+def test_a_name_is_no_directory_of_data_sets():
     assert vtab.located("digits") == {}
+
+
+def test_published_files_are_named_with_their_task_and_one_folder_may_serve_two(tmp_path: Path):
+    (tmp_path / "SVHN").mkdir()
+    (tmp_path / "SVHN" / "train_32x32.mat").touch()
+    (tmp_path / "CLEVR_v1.0" / "scenes").mkdir(parents=True)
+    (tmp_path / "CLEVR_v1.0" / "scenes" / "CLEVR_train_scenes.json").touch()
+    (tmp_path / "dsprites").mkdir()  # without its file nobody knows which of two tasks it is
+    (tmp_path / "kitti").mkdir()
+    assert {task.name: where for task, where in vtab.located(tmp_path).items()} == {
+        "svhn": f"svhn:{tmp_path / 'SVHN'}",
+        "clevr-count": f"clevr-count:{tmp_path / 'CLEVR_v1.0'}",
+        "clevr-distance": f"clevr-distance:{tmp_path / 'CLEVR_v1.0'}",
+        "kitti-distance": str(tmp_path / "kitti"),
+    }
+
+
+def test_a_task_of_vtab_has_its_thousand_pictures_and_is_divided_by_its_publisher_or_as_vtab_does(tmp_path: Path):
+    for name in ("svhn", "dtd"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "svhn" / "train_32x32.mat").touch()
+    setup = replace(setup_of(transfer.STUDY, init="model.safetensors"), data=Data(str(tmp_path)))
+    found = {task.name: data.fractions for task, data in transfer.data_sets(setup).items()}
+    assert found == {"dtd": (0.8, 0.1, 0.1), "svhn": None}
 
 
 def test_a_directory_of_data_sets_needs_a_model(tmp_path: Path):

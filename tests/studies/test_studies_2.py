@@ -163,7 +163,10 @@ def test_a_given_model_is_transferred_to_the_folders_that_are_there(tmp_path: Pa
     ]
     assert [result.numbers["pictures"] for result in results] == [4, 4, 8, 8]
     assert answer.rows[-1][1] == "VTAB, 2 of 19"
-    assert "eurosat (specialised, 10 classes) is missing: put its pictures in DATA/eurosat" in answer.notes
+    assert (
+        "eurosat (specialised, 10 classes) is missing: put it in DATA/eurosat as published (AnnualCrop), or in class folders"
+        in answer.notes
+    )
     assert len(answer.notes) == 1 + 17
     command = json.loads((tmp_path / "study" / "study.json").read_text())["command"]
     assert command[command.index("--init") + 1] == init

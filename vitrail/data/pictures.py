@@ -80,7 +80,7 @@ class Dataset:
     """What a name, a folder or a file stands for: its splits, by name. Every split has the classes that *it* names."""
 
     where: str  # as the user wrote it
-    kind: str  # "folder", "manifest", "parquet", "tar", "idx", "cifar", "digits"
+    kind: str  # "folder", "manifest", "parquet", "tar", "idx", "cifar", "digits", "vtab"
     splits: dict[str, Pictures]
     notes: tuple[str, ...] = ()  # what a user should know of how it was read: "split by content: 80 % train …"
     passed_over: tuple[tuple[str, str], ...] = ()  # what lies there and was not taken: path and reason

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from vitrail.data.pictures import Dataset, Pictures
-from vitrail.data.sources import cifar, digits, folders, idx, manifest, names, parquet, parts, patterns, tar
+from vitrail.data.sources import cifar, digits, folders, idx, manifest, names, parquet, parts, patterns, tar, vtab
 
 TABLES = (".csv", ".tsv")
 ARCHIVES = (".tar.gz", ".tgz")
@@ -45,6 +45,8 @@ def recognised(
         return replace(found, notes=(*found.notes, here)) if where in names.NAMES else found
     if os.path.isfile(path):
         return in_files(where, [path], fractions, several, progress)
+    if published := vtab.asked(path):
+        return vtab.read(published[0], os.path.expanduser(published[1]), fractions, progress)
     if where == names.EMBEDDED:
         return digits.read(where, fractions, progress)
     if where in names.PUBLISHED:
