@@ -14,7 +14,6 @@ from functools import partial
 from types import FrameType
 
 import uvicorn
-from PIL import Image
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtime import Runtime
@@ -129,7 +128,7 @@ class Server(uvicorn.Server):
 
 def server(served: Service, how: How) -> Server:
     """A server that is ready to run: `server.run([listening])`."""
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # there is a limit of our own
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # what is odd about strangers' files would fill the log
     config = uvicorn.Config(
         application(served),
         http=connection(most_connections()),
