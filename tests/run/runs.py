@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as read_shards
 
+from tests import forked
 from vitrail.engine.state import Reader
 
 SMALL = ("--batch-size", "32", "--set", "model.size.depth=2", "--set", "ema=EMA", "--set", "model.stochastic_depth=0.1")
@@ -29,14 +30,7 @@ def command(*arguments: str, verb: str = "train") -> list[str]:
 
 def train(tmp: Path, *arguments: str, verb: str = "train", **extra: str) -> subprocess.CompletedProcess[str]:
     """`vitrail train` to its end."""
-    return subprocess.run(
-        command(*arguments, verb=verb),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp,
-        env=environment(tmp) | extra,
-    )
+    return forked.run(verb, *arguments, cwd=tmp, env=environment(tmp) | extra)
 
 
 def trained(tmp: Path, *arguments: str, verb: str = "train", **extra: str) -> subprocess.CompletedProcess[str]:

@@ -28,7 +28,7 @@ FEWER_DIRECTIONS = 0.6  # of it, with one: 0.74, 0.46
 COOL = 0.04  # the teacher's temperature, from which on it is not to blame
 RECOVERING = 1.25  # times the lowest of late: on its way up
 ROUNDING = 1e-4  # differences below it say nothing
-STUCK = 0.01  # of the loss after the first steps: a run that gained less has learnt nothing but a mean
+STUCK = 0.01  # of the loss: a run that gained less, since its first steps or of late, learns nothing but a mean
 
 ALIKE = "all features became alike, and the loss stays where guessing a mean leaves it: the learning rate is too high"
 ALIKE_TAUGHT = "all features became alike: the learning rate is too high"
@@ -116,8 +116,10 @@ def low(seen: Sequence[Record], value: Callable[[Record], float], below: float, 
 
 
 def stuck(seen: Sequence[Record]) -> bool:
-    """Whether the loss is no better than after the first steps, in which a mean is learnt."""
-    return number(seen[-1], "loss") > (1 - STUCK) * number(seen[0], "loss")
+    """Whether the loss is no better than after the first steps, in which a mean is learnt, or falls no longer."""
+    # Where the rate is so high that even a mean takes long to learn, the first steps leave more than a mean's loss.
+    before = min(number(seen[0], "loss"), number(seen[-IN_A_ROW:][0], "loss"))
+    return number(seen[-1], "loss") > (1 - STUCK) * before
 
 
 def entropy(row: Record) -> float:
