@@ -10,7 +10,7 @@ import torch
 
 import vitrail
 from tests.variants import SMALL, VIT_SLOTS
-from vitrail.models.merging import Merged, merged
+from vitrail.models.merging import Merged, in_words, merged, tokens_per_layer
 from vitrail.models.vit import ViT
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
@@ -191,7 +191,9 @@ def test_a_layer_merges_half_of_its_patches_at_most_and_never_the_prefix():
     found = merged(small(depth=8, prefix="class+distillation", registers=1), 1000)
     assert found.tokens_per_layer((4, 6)) == (27, 15, 9, 6, 5, 4, 4, 4)
     assert found.tokens_per_layer((1, 1)) == (4,) * 8
-    assert merged(vitrail.build("Ti/16", classes=5), 16).tokens_per_layer() == tuple(range(197, 20, -16))
+    tokens = tokens_per_layer(vitrail.configure("Ti/16"), 16)
+    assert tokens == tuple(range(197, 20, -16))
+    assert in_words(tokens).endswith("197 181 165 149 133 117 101 85 69 53 37 21 (55 % of all)")
 
 
 # --- features, other sizes, other hands ---

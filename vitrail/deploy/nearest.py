@@ -63,11 +63,8 @@ class Graph:
     index: Any
 
     def __call__(self, queries: np.ndarray, count: int) -> Found:
-        cosines, places = self.index.search(np.ascontiguousarray(queries), min(count, self.index.ntotal))
-        if (places < 0).any():  # faiss has no more to give for one of them: all are looked at wider
-            self.index.hnsw.efSearch = max(2 * self.index.hnsw.efSearch, count)
-            cosines, places = self.index.search(np.ascontiguousarray(queries), min(count, self.index.ntotal))
-        return cosines, places
+        """As `Exact`; where it finds no more, the place is -1."""
+        return self.index.search(np.ascontiguousarray(queries), min(count, self.index.ntotal))
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ def build_graph(vectors: np.ndarray, progress: Progress | None = None) -> tuple[
         index.add(np.ascontiguousarray(vectors[start : start + BLOCK]))
         if progress:
             progress("linking neighbours", min(start + BLOCK, len(vectors)), len(vectors))
-    graph = Graph(index)
+    graph, recall = Graph(index), Recall(0.0, 0, 0, 0)
     for looked in LOOKED:
         index.hnsw.efSearch = looked
         recall = recall_of(graph, vectors, looked)
@@ -123,7 +120,11 @@ def recall_of(graph: Graph, vectors: np.ndarray, looked: int) -> Recall:
         true = [place for place in nearest if place != query][:count]
         least = near[len(true)]  # of copies of one picture each is as good as another
         cosines = np.asarray(vectors[given]) @ np.asarray(vectors[query])
-        good = {int(p) for p, c in zip(given, cosines, strict=True) if p != query and (p in true or c >= least - 1e-6)}
+        good = {
+            int(p)
+            for p, c in zip(given, cosines, strict=True)
+            if p not in (query, -1) and (p in true or c >= least - 1e-6)
+        }
         hits, wanted = hits + min(len(good), len(true)), wanted + len(true)
     return Recall(hits / wanted if wanted else 1.0, len(chosen), count, looked)
 

@@ -278,6 +278,7 @@ def find(index: Index, deployed: Deployed, queries: Sequence[Path], top: int = 1
         found = [
             Neighbour(index.path(int(place)), printable(index.pictures[int(place)].path), float(cosine))
             for cosine, place in zip(near, where, strict=True)
+            if place >= 0
         ]
         answers.append(Answer(query, tuple(each for each in found if not same(each.path, query))[:top]))
     return answers

@@ -34,27 +34,33 @@ def sheet(index: Index, answers: list[Answer], how: str) -> str:
     several = len(answers) > 1
     title = f"Nearest to {len(answers)} pictures" if several else f"Nearest to {printable(first)}"
     kicker = ("search", index.model.name, printable(index.folder.name))
-    lead = f"Of {so_many(len(index.pictures))}, those that {index.model.name} sees as most alike: by cosine, {how}."
-    top = [
+    lead = f"Of {so_many(len(index.pictures))}, those that {index.model.name} sees as most alike, compared by cosine {how}."
+    words = [
         h("p", [h("span", name(text)) for text in kicker], class_="kicker"),
         h("h1", "Nearest to ", f"{len(answers)} pictures" if several else name(printable(first))),
         h("p", lead, class_="lead"),
-        None if several else h("div", shown(answers[0].query, LARGE, True), class_="asked"),
     ]
+    top = words if several else [h("div", h("div", words), asked(answers[0]), class_="beside-it")]
     parts: list[Part] = [
         (
             f"query-{place}",
             printable(answer.query.name),
             f"Nearest to {printable(answer.query.name)}" if several else "The nearest pictures",
             [
-                h("div", shown(answer.query, LARGE, True), class_="asked") if several else None,
+                asked(answer) if several else None,
                 h("div", [card(rank, each) for rank, each in enumerate(answer.neighbours, 1)], class_="cards near"),
             ],
         )
         for place, answer in enumerate(answers, 1)
     ]
     style = (files("vitrail.deploy") / "sheet.css").read_text(encoding="utf-8").strip()
-    return document(title, index.model.checksum + first, top, parts, "the model and the picture", style)
+    alone = "" if several else "\nnav { display: none; }"  # one part needs no list of parts
+    return document(title, index.model.checksum + first, top, parts, "the model and the picture", style + alone)
+
+
+def asked(answer: Answer) -> Markup:
+    """The picture that was asked for."""
+    return h("div", shown(answer.query, LARGE, True), class_="asked")
 
 
 def card(rank: int, near: Neighbour) -> Markup:
@@ -82,7 +88,7 @@ def shown(path: Path, size: int, large: bool = False) -> Markup:
         return h("span", "no longer there" if gone else "cannot be read", class_="lacking", title=f"{error}")
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
     alt = f"The picture {label}" if large else label
-    return h("img", src=source, alt=alt, loading="lazy", class_="few-pixels" if few else None)
+    return h("img", src=source, alt=alt, class_="few-pixels" if few else None)
 
 
 def thumbnail(path: Path, size: int) -> tuple[bytes, str, bool]:

@@ -83,13 +83,7 @@ class Merged(nn.Module):
 
     def tokens_per_layer(self, grid: Grid | None = None) -> tuple[int, ...]:
         """How many tokens come into each layer, for pictures of this grid of patches."""
-        h, w = grid or self.config.shape.grid
-        prefix, patches = self.config.prefix.count, h * w
-        found = []
-        for _ in self.vit.blocks:
-            found.append(prefix + patches)
-            patches -= merges(patches, self.r)
-        return tuple(found)
+        return tokens_per_layer(self.config, self.r, grid)
 
     def extra_repr(self) -> str:
         return f"r={self.r}"
@@ -110,6 +104,22 @@ def merged(vit: ViT, r: int) -> Merged:
             "several places. Merging needs positions that are added once, at the stem"
         )
     return Merged(vit, r)
+
+
+def tokens_per_layer(config: ViTConfig, r: int, grid: Grid | None = None) -> tuple[int, ...]:
+    """How many tokens come into each layer of such a model, where r are merged in each; before any weight exists."""
+    h, w = grid or config.shape.grid
+    prefix, patches, found = config.prefix.count, h * w, []
+    for _ in range(config.size.depth):
+        found.append(prefix + patches)
+        patches -= merges(patches, r)
+    return tuple(found)
+
+
+def in_words(tokens: tuple[int, ...]) -> str:
+    """Tokens per layer in a line."""
+    share = sum(tokens) / (len(tokens) * tokens[0])
+    return f"tokens that come into the layers, merged: {' '.join(map(str, tokens))} ({100 * share:.0f} % of all)"
 
 
 def merges(patches: int, r: int) -> int:
