@@ -267,6 +267,7 @@ function smallMaps({ seen, small }) {
     holder.replaceChildren(...Array.from({ length: seen.heads + 1 }, (_, head) => {
       const button = made("button", "", made("canvas"), head ? `head ${head}` : "mean");
       button.type = "button";
+      button.firstChild.setAttribute("aria-hidden", "true");
       button.addEventListener("click", () => { state.head = head; update(); });
       return button;
     }));
@@ -479,8 +480,30 @@ class Pane {
     canvas.toBlob((blob) => this.show(taken(blob, `${this.picture.name}, smaller`)), "image/jpeg", 0.9);
   }
 
+  // The picture with its map, the answer and what is drawn, as a file to show around.
+  save() {
+    const { map, picture, answers, node } = this, canvas = document.createElement("canvas"), context = canvas.getContext("2d"), style = getComputedStyle(root);
+    [canvas.width, canvas.height] = [map.width, map.height + 116];
+    context.fillStyle = "#fbfaf7";
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(map, 0, 0);
+    const [best] = answers ?? [], does = state.view === "attention" ? "" : `${capital(state.view)}. `;
+    const lines = [[best ? `${best.label}, ${percent(best.score)}` : picture.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${does}${node.querySelector(".told").textContent}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
+    for (const [text, colour, font, down] of lines) {
+      Object.assign(context, { fillStyle: colour, font });
+      context.fillText(text, 24, map.height + down, map.width - 48);
+    }
+    canvas.toBlob((blob) => {
+      const link = made("a"), url = (link.href = URL.createObjectURL(blob));
+      link.download = `${picture.name.replace(/\.\w+$/, "")}, ${state.view}.png`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(url), 10_000);
+    }, "image/png");
+  }
+
   listen() {
     const { node, map } = this;
+    node.querySelector(".save").addEventListener("click", () => this.save());
     for (const name of [".replace", ".second"]) node.querySelector(name).addEventListener("click", () => { meant = this; $("files").click(); });
     for (const kind of ["pointerdown", "focusin"]) node.addEventListener(kind, () => { if (state.active !== this.number) { state.active = this.number; update(); } });
     const pointed = (event) => {
