@@ -115,22 +115,24 @@ def test_one_map_is_of_the_layer_head_and_patch_that_were_asked_for(client, path
     status, said, _ = client.post("/attention?layer=1", data)
     assert status == 200
     assert np.allclose(said["map"], seen(path, data).attention[0].mean(0), atol=1e-5)
+    status, said, _ = client.post("/attention?head=0", data)
+    assert status == 200
+    assert np.allclose(said["map"], seen(path, data).attention[1, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("asked", "code", "why"),
     [
-        ("layer=3", "1 to 2"),
-        ("layer=1&head=2", "0 to 1"),
-        ("layer=1&patch=4,0", "0 to 3"),
-        ("head=1", "layer"),
-        ("layer=0", "layer"),
-        ("layer=1&patch=../../etc/passwd", "patch"),
+        ("layer=3", 404, "1 to 2"),
+        ("layer=1&head=2", 404, "0 to 1"),
+        ("patch=4,0", 404, "0 to 3"),
+        ("layer=0", 422, "layer"),
+        ("layer=1&patch=../../etc/passwd", 422, "patch"),
     ],
 )
-def test_maps_that_do_not_exist_are_refused_in_one_line(client, asked, why):
+def test_maps_that_do_not_exist_are_refused_in_one_line(client, asked, code, why):
     status, said, _ = client.post(f"/attention?{asked}", picture())
-    assert status == 422
+    assert status == code
     assert why in said["error"]
 
 

@@ -46,9 +46,14 @@ POLICY = (
 
 Name = Annotated[str | None, Query(alias="model", description="which model; the first unless given", max_length=200)]
 Top = Annotated[int, Query(description="how many answers", ge=1, le=100_000)]
-Layer = Annotated[int | None, Query(description="from 1", ge=1, le=10_000)]
-Head = Annotated[str | None, Query(description="from 0, or mean", pattern=r"^(mean|[0-9]{1,4})$")]
-Patch = Annotated[str | None, Query(description="row,column from 0", pattern=r"^[0-9]{1,4},[0-9]{1,4}$")]
+Layer = Annotated[int | None, Query(description="from 1; the last unless given", ge=1, le=10_000)]
+Head = Annotated[
+    str | None, Query(description="from 0, or mean; the mean unless given", pattern=r"^(mean|[0-9]{1,4})$")
+]
+Patch = Annotated[
+    str | None,
+    Query(description="row,column from 0; what the model reads from unless given", pattern=r"^[0-9]{1,4},[0-9]{1,4}$"),
+]
 
 
 class Service:
@@ -215,17 +220,15 @@ def asking(app: FastAPI, service: Service) -> None:
     async def attention(
         request: Request, model: Name = None, layer: Layer = None, head: Head = None, patch: Patch = None
     ) -> Response:
-        """What a model looks at in one picture: everything, or with a layer (and head, and patch) one map."""
+        """What a model looks at in one picture: everything; or one map, where a layer, a head or a patch is asked for."""
         wanted = None
-        if layer is not None:
+        if layer is not None or head is not None or patch is not None:
             row, _, column = (patch or "").partition(",")
             wanted = Map(
                 layer,
                 "mean" if head is None or head == "mean" else int(head),
                 (int(row), int(column)) if patch is not None else None,
             )
-        elif head is not None or patch is not None:
-            raise Refused(422, "a head or a patch without a layer: add layer=1, or leave them out for everything")
         return JSONResponse(await service.look(request, model, wanted))
 
 

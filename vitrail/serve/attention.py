@@ -31,9 +31,9 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Map:
-    """One map: of a layer from 1, of a head from 0 or the mean of all, of a patch or of what the model reads from."""
+    """One map: of a layer from 1 or the last, of a head from 0 or the mean of all, of a patch or of what the model reads from."""
 
-    layer: int
+    layer: int | None
     head: int | Literal["mean"]
     patch: tuple[int, int] | None = None
 
@@ -71,12 +71,12 @@ class Looking:
 def check(wanted: Map, vit: ViT) -> None:
     """Refuses what the model does not have."""
     size, (h, w) = vit.config.size, vit.config.shape.grid
-    if not 1 <= wanted.layer <= size.depth:
-        raise Refused(422, f"layer {wanted.layer}: this model has 1 to {size.depth}")
+    if wanted.layer is not None and not 1 <= wanted.layer <= size.depth:
+        raise Refused(404, f"layer {wanted.layer}: this model has 1 to {size.depth}")
     if wanted.head != "mean" and not 0 <= wanted.head < size.heads:
-        raise Refused(422, f"head {wanted.head}: this model has 0 to {size.heads - 1}, or mean")
+        raise Refused(404, f"head {wanted.head}: this model has 0 to {size.heads - 1}, or mean")
     if wanted.patch is not None and not (0 <= wanted.patch[0] < h and 0 <= wanted.patch[1] < w):
-        raise Refused(422, f"patch {wanted.patch[0]},{wanted.patch[1]}: rows are 0 to {h - 1}, columns 0 to {w - 1}")
+        raise Refused(404, f"patch {wanted.patch[0]},{wanted.patch[1]}: rows are 0 to {h - 1}, columns 0 to {w - 1}")
 
 
 def normalised(found: np.ndarray, preprocessing: Preprocessing, vit: ViT) -> torch.Tensor:
@@ -89,7 +89,7 @@ def one(vit: ViT, found: np.ndarray, preprocessing: Preprocessing, wanted: Map) 
     seen = look(vit, normalised(found, preprocessing, vit), at=wanted.patch, views=("attention",))
     maps = seen.attention if wanted.patch is None else seen.attention_at
     assert maps is not None
-    layer = maps[wanted.layer - 1]
+    layer = maps[-1 if wanted.layer is None else wanted.layer - 1]
     return layer.mean(0) if wanted.head == "mean" else layer[wanted.head]
 
 

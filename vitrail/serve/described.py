@@ -106,7 +106,7 @@ class State(BaseModel):
 REFUSALS = {
     400: "The body is broken or was cut off",
     401: "No right token",
-    404: "No model of this name",
+    404: "No such model, layer, head or patch",
     408: "The body came too slowly",
     409: "The model cannot do this",
     413: "Too many bytes, pixels or pictures",
