@@ -1,6 +1,7 @@
 """What all tests share: a quiet machine, fixed seeds, and a torchvision that imports beside a CPU build of PyTorch."""
 
 import os
+import shutil
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -17,3 +18,18 @@ for _name in ("nms", "qnms"):
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for pages that are tried as they are looked at."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install 'vitrail[dev]'"
+    )
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium is installed: apt install chromium")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()

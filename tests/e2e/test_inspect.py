@@ -396,20 +396,6 @@ def test_help_is_quick_and_knows_the_same_views():
 # The page.
 
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install 'vitrail[dev]'"
-    )
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("no Chromium is installed: apt install chromium")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
-
-
 GREY = 100
 GROUND = 18 + 0.72 * GREY
 

@@ -1,7 +1,6 @@
 """Reports in a real browser, and the command that writes them."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,20 +50,6 @@ def pages(tmp_path_factory):
     found["comparison"] = place / "comparison.html"
     write_page(compare([place / "usual", place / "tested", place / "unfinished"]), found["comparison"])
     return found
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install 'vitrail[dev]'"
-    )
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("no Chromium is installed: apt install chromium")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 def visit(browser, path: Path, width: int, scheme="light"):

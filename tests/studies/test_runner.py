@@ -1,10 +1,11 @@
 """A runner finishes a study cell after cell; what fails or is taken by another concerns no other cell."""
 
 import gc
+import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from PIL import Image
 import vitrail.studies
 from tests.studies import tiny
 from vitrail.engine.loop import Training
+from vitrail.models.written import to_json
 from vitrail.recipe import Data
 from vitrail.studies.claims import Watcher
 from vitrail.studies.runner import Runner
-from vitrail.studies.study import Cell, Study
+from vitrail.studies.study import LATER, Cell, Result, Setup, Study
 from vitrail.studies.sweep import Sweep, begin_sweep, open_sweep
 
 
@@ -164,6 +166,21 @@ def test_a_try_whose_rate_is_too_high_is_the_worst_and_its_family_goes_on(tmp_pa
     assert {result.at["rate"] for result in state.results.values() if result.phase == "final"} == {1e-3}
 
 
+def test_a_model_to_begin_with_that_diverges_is_a_try_where_rates_are_tried(tmp_path: Path):
+    def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
+        place = {"pool": "mean"}
+        rates = [{**place, "rate": rate, "seed": 0} for rate in (1e-3, 1e38)]
+        cells = [Cell(at, tiny.made(setup, place, float(at["rate"]), 0), "base") for at in rates]
+        return [*cells, Cell({**place, "seed": 0}, cells[1].recipe, "base")]
+
+    sweep = small(tmp_path, study=replace(tiny.STUDY, plan=plan))
+    sweep = replace(sweep, study=replace(tiny.STUDY, plan=plan))
+    ran(sweep)
+    state = sweep.state()
+    assert [(r.at["rate"], "diverged" in r.numbers) for r in state.results.values()] == [(1e-3, False), (1e38, True)]
+    assert [failed.at for failed in state.failed.values()] == [{"pool": "mean", "seed": 0}]
+
+
 def test_a_final_cell_that_diverges_has_failed(tmp_path: Path):
     sweep = small(tmp_path, ("optimizer.lr=1e38",))
     ran(sweep)
@@ -255,6 +272,37 @@ def test_another_study_in_the_same_directory_is_refused_in_one_line(tmp_path: Pa
         begin_sweep(tmp_path / "else", tiny.STUDY, "laptop")
     with pytest.raises(ValueError, match="holds no study"):
         open_sweep(tmp_path / "else")
+
+
+def test_a_study_of_another_version_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sweep = small(tmp_path)
+    monkeypatch.setattr(vitrail, "__version__", "9.9.9")
+    with pytest.raises(
+        ValueError, match=r"was begun with vitrail [\d.]+, and this is 9\.9\.9.*give --out another name"
+    ) as told:
+        small(tmp_path)
+    assert "\n" not in str(told.value)
+    assert open_sweep(sweep.directory).setup == sweep.setup  # what is there can still be shown
+
+
+def test_a_plan_from_before_there_was_a_choice_of_classes_goes_on_with_the_same_cells(tmp_path: Path):
+    sweep = small(tmp_path)
+    path = sweep.directory / "plan.json"
+    plan = json.loads(path.read_text())
+    for name in ("asked", "data"):
+        for later in LATER:
+            assert plan[name].pop(later) is None
+    path.write_text(json.dumps(plan))
+    again = small(tmp_path)
+    assert again.setup == sweep.setup
+    cell = next(iter(sweep.state().cells.values()))
+    written = to_json(cell.recipe)
+    for later in LATER:
+        del written["data"][later]
+    told = hashlib.sha256(json.dumps([cell.phase, dict(cell.at), written], sort_keys=True).encode()).hexdigest()
+    assert cell.name.endswith(told[:8])
+    chosen = replace(cell, recipe=replace(cell.recipe, data=replace(cell.recipe.data, classes=(0, 2))))
+    assert chosen.name != cell.name
 
 
 def pictures(place: Path, count: int = 30) -> None:
