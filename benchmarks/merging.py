@@ -4,7 +4,8 @@
 
 Speed: the model alone, pictures of noise, in batches of 1, 8 and 32, with one thread unless --threads says otherwise.
 Answers: the flat folder of photographs whose names begin with the number of their ImageNet class; also how many answers are the
-unmerged model's.
+unmerged model's, and how far the distributions are apart (Kullback-Leibler, in nats, mean over the pictures). --after 0 merges
+from the first layer on, as the paper does.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import vitrail
 from vitrail.models.merging import Merged, merged
 from vitrail.models.vit import ViT
 
-RS = (0, 4, 8, 12, 16)
+RS = (0, 4, 8, 12, 16, 20)
 
 
 def speed(models: dict[int, Merged], vit: ViT, batches: list[int], rounds: int) -> list[dict[str, Any]]:
@@ -57,12 +58,18 @@ def answers(models: dict[int, Merged], vit: ViT, folder: Path) -> list[dict[str,
                 "r": r,
                 "right": int((logits.argmax(1) == truth).sum()),
                 "of": len(files),
+                "kl": float((plain.softmax(1) * (plain.log_softmax(1) - logits.log_softmax(1))).sum(1).mean()),
                 "as_plain": int((logits.argmax(1) == plain.argmax(1)).sum()),
                 "tokens": model.tokens_per_layer(),
             }
         )
         row = rows[-1]
-        print(f"r {r:>3}  right {row['right']} of {row['of']}  as plain {row['as_plain']}  {row['tokens']}", flush=True)
+        share = sum(row["tokens"]) / (len(row["tokens"]) * row["tokens"][0])
+        print(
+            f"r {r:>3}  right {row['right']} of {row['of']}  as plain {row['as_plain']}  KL {row['kl']:.4f}  "
+            f"{100 * share:.0f} % of the tokens  {row['tokens']}",
+            flush=True,
+        )
     return rows
 
 
@@ -71,6 +78,7 @@ def main() -> None:
     parser.add_argument("--weights", required=True, help="DeiT-Ti, or another ViT")
     parser.add_argument("--pictures", type=Path, help="photographs named by their class")
     parser.add_argument("--r", type=int, nargs="+", default=list(RS))
+    parser.add_argument("--after", type=int, help="layers that merge nothing (a quarter of them)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
@@ -78,10 +86,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     vit = vitrail.load(options.weights).eval()
     assert isinstance(vit, ViT)
-    models = {r: merged(vit, r) for r in options.r}
+    models = {r: merged(vit, r, options.after) for r in options.r}
     found = {"answers": answers(models, vit, options.pictures) if options.pictures else []}
     found["speed"] = speed(models, vit, options.batch, options.rounds)
-    print(measure.save("merging", found))
+    print(measure.save("merging" if options.after is None else f"merging_after_{options.after}", found))
 
 
 if __name__ == "__main__":

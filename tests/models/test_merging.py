@@ -56,7 +56,7 @@ def gelu(x):
     return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def papers_answer(vit: ViT, z: np.ndarray, r: int, protected: int, reads_class: bool) -> np.ndarray:
+def papers_answer(vit: ViT, z: np.ndarray, r: int, after: int, protected: int, reads_class: bool) -> np.ndarray:
     """Logits of one picture's z_0 [T, D]: Bolya et al. 2023, section 3, for one image and one token at a time."""
     size = np.ones(len(z))
     for layer, block in enumerate(vit.blocks, start=1):
@@ -68,7 +68,9 @@ def papers_answer(vit: ViT, z: np.ndarray, r: int, protected: int, reads_class: 
             share = np.exp(scores - scores.max(-1, keepdims=True))
             y[:, head] = share / share.sum(-1, keepdims=True) @ v[:, head]
         z = z + linear(y.reshape(len(z), -1), block.msa.out)
-        if not (reads_class and layer == len(vit.blocks)):  # of the last layer, only the class token is read
+        if layer > after and not (
+            reads_class and layer == len(vit.blocks)
+        ):  # of the last layer, only the class token is read
             z, size = papers_merging(z, size, k.mean(1), r, protected)
         z = z + linear(gelu(linear(norm(z, block.norm2), block.mlp.fc1)), block.mlp.fc2)
     z = norm(z, vit.pool.norm)
@@ -96,7 +98,7 @@ def papers_merging(z, size, keys, r, protected):
     return np.stack([k[0] for k in kept]), np.array([k[1] for k in kept])
 
 
-@pytest.mark.parametrize("r", [1, 3, 5, 40])
+@pytest.mark.parametrize(("r", "after"), [(1, 0), (3, 0), (5, None), (40, 2)])
 @pytest.mark.parametrize(
     ("slots", "protected", "reads_class"),
     [
@@ -108,12 +110,12 @@ def papers_merging(z, size, keys, r, protected):
     ],
     ids=["class", "two registers", "three registers", "mean", "mean beside a class token"],
 )
-def test_merging_gives_what_the_papers_algorithm_gives(slots, protected, reads_class, r):
+def test_merging_gives_what_the_papers_algorithm_gives(slots, protected, reads_class, r, after):
     model = small(depth=4, **slots)
     image = pictures(model)
-    found = merged(model, r)(image).numpy()
+    found = merged(model, r, after)(image).numpy()
     for given, z in zip(found, model.tokens(image).numpy().astype(np.float64), strict=True):
-        wanted = papers_answer(model, z, r, protected, reads_class)
+        wanted = papers_answer(model, z, r, 1 if after is None else after, protected, reads_class)
         assert np.allclose(given, wanted, atol=2e-4, rtol=1e-3)
     assert not np.allclose(found, model(image).numpy(), atol=1e-3)  # it did merge
 
@@ -179,21 +181,24 @@ def seeing(model: ViT, seen: list[int]):
 def test_tokens_per_layer_are_what_the_layers_get():
     for slots in ({}, {"registers": 2}, {"pool": "mean"}, {"block": "parallel"}, {"block": "post"}):
         model = small(depth=5, **slots)
-        for r in (0, 2, 3, 7, 100):
+        for r, after in ((0, 0), (2, None), (3, 2), (7, 0), (100, None)):
             seen: list[int] = []
-            found = merged(model, r)
+            found = merged(model, r, after)
             with seeing(model, seen):
                 found(pictures(model))
             assert tuple(seen) == found.tokens_per_layer()
 
 
 def test_a_layer_merges_half_of_its_patches_at_most_and_never_the_prefix():
-    found = merged(small(depth=8, prefix="class+distillation", registers=1), 1000)
-    assert found.tokens_per_layer((4, 6)) == (27, 15, 9, 6, 5, 4, 4, 4)
+    model = small(depth=8, prefix="class+distillation", registers=1)
+    found = merged(model, 1000)
+    assert found.tokens_per_layer((4, 6)) == (27, 27, 27, 15, 9, 6, 5, 4)
+    assert merged(model, 1000, after=0).tokens_per_layer((4, 6)) == (27, 15, 9, 6, 5, 4, 4, 4)
     assert found.tokens_per_layer((1, 1)) == (4,) * 8
     tokens = tokens_per_layer(vitrail.configure("Ti/16"), 16)
-    assert tokens == tuple(range(197, 20, -16))
-    assert in_words(tokens).endswith("197 181 165 149 133 117 101 85 69 53 37 21 (55 % of all)")
+    assert tokens == (197, 197, 197, *range(197, 68, -16))
+    assert in_words(tokens).endswith("197 197 197 197 181 165 149 133 117 101 85 69 (76 % of all)")
+    assert tokens_per_layer(vitrail.configure("Ti/16"), 16, after=0) == tuple(range(197, 20, -16))
 
 
 # --- features, other sizes, other hands ---
@@ -254,8 +259,8 @@ def test_deit_tiny_sees_the_same_in_most_photographs_with_a_quarter_of_its_token
     assert model.preprocessing is not None
     files = sorted(SAMPLES.glob("*.JPEG"))[::10]
     image = torch.stack([model.preprocessing(Image.open(file)) for file in files])
-    found: Merged = merged(model, 8)
-    assert sum(found.tokens_per_layer()) / (12 * 197) < 0.78
+    found: Merged = merged(model, 16)
+    assert sum(found.tokens_per_layer()) / (12 * 197) < 0.76
     with torch.inference_mode():
         same = found(image).argmax(1) == model(image).argmax(1)
-    assert same.float().mean() >= 0.8
+    assert same.float().mean() >= 0.9

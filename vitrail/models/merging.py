@@ -1,9 +1,12 @@
 """Tokens that are alike become one on their way through the layers ("Token Merging: Your ViT But Faster", Bolya et al. 2023).
 
-In every layer, between attention and MLP, r patches are merged into others: patches are dealt alternately to two sets, each of
+In a layer, between attention and MLP, r patches are merged into others: patches are dealt alternately to two sets, each of
 the first looks for the one of the second whose key is most like its own, and the r closest pairs become one token each, the
 mean of the patches that it stands for. Later layers attend to a token as if all of its patches were still there. Nothing is
 trained for it.
+
+The paper merges in every layer. Here the first quarter of them is left alone: their keys tell more of places than of what is
+seen, and the same number of tokens, merged later and more at once, costs about half as much of the answers (docs/merging.md).
 
 B images, T tokens (P before the patches, then N that are patches or several of them), D width, H heads, d = D/H, L layers.
 """
@@ -23,9 +26,9 @@ from vitrail.nn.shape import Grid
 class Merged(nn.Module):
     """A ViT in whose layers tokens are merged. Made by `merged`; the weights are the ViT's own."""
 
-    def __init__(self, vit: ViT, r: int) -> None:
+    def __init__(self, vit: ViT, r: int, after: int) -> None:
         super().__init__()
-        self.vit, self.r = vit, r
+        self.vit, self.r, self.after = vit, r, after  # the first `after` layers merge nothing
         self.train(vit.training)
 
     @property
@@ -46,51 +49,53 @@ class Merged(nn.Module):
         """Equations 1 to 4 with merging."""
         vit, z, size = self.vit, self.vit.tokens(image), None
         for layer, block in enumerate(vit.blocks, start=1):
-            last = layer == len(vit.blocks)
-            z, size = self.layer(block, z, size, vit.pool.reads if last else None)
+            read = vit.pool.reads if layer == len(vit.blocks) else None
+            # Where only the first tokens are computed, there is nothing to merge.
+            r = 0 if layer <= self.after or read is not None else merges(z.shape[1] - vit.config.prefix.count, self.r)
+            z, size = self.layer(block, z, size, r, read)
         if size is None or vit.pool.reads is not None:
             return vit.pool(z)
         return vit.pool(z, size)
 
-    def layer(self, block: nn.Module, z: Tensor, size: Tensor | None, read: int | None) -> tuple[Tensor, Tensor | None]:
-        """Equations 2 and 3, and between them z becomes shorter. `size`, [B, N]: how many patches each token stands for.
-
-        With `read`, only the first tokens are computed, and there is nothing to merge.
-        """
+    def layer(
+        self, block: nn.Module, z: Tensor, size: Tensor | None, r: int, read: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Equations 2 and 3, and between them r tokens go. `size`, [B, N]: how many patches each token stands for."""
         assert isinstance(block, EncoderBlock)
         match block:
             case PreNormBlock():
                 y, keys = attention(block.msa, block.norm1(z), size, read)
-                z, size = self.shorter(first(z, read) + block.branch1(y), size, keys, read)
+                z, size = self.shorter(first(z, read) + block.branch1(y), size, keys, r)
                 return z + block.branch2(block.mlp(block.norm2(z))), size
             case PostNormBlock():
                 y, keys = attention(block.msa, z, size, read)
-                z, size = self.shorter(block.norm1(first(z, read) + block.branch1(y)), size, keys, read)
+                z, size = self.shorter(block.norm1(first(z, read) + block.branch1(y)), size, keys, r)
                 return block.norm2(z + block.branch2(block.mlp(z))), size
             case ParallelBlock():  # nothing is between attention and MLP: merging comes after both
                 x = block.norm1(z)
                 y, keys = attention(block.msa, x, size, read)
                 mixed = block.branch1(y) + block.branch2(block.mlp(first(x, read)))
-                return self.shorter(first(z, read) + mixed, size, keys, read)
+                return self.shorter(first(z, read) + mixed, size, keys, r)
             case _:
                 raise AssertionError(f"a layer of another order: {type(block).__name__}")
 
-    def shorter(self, z: Tensor, size: Tensor | None, keys: Tensor, read: int | None) -> tuple[Tensor, Tensor | None]:
+    def shorter(self, z: Tensor, size: Tensor | None, keys: Tensor, r: int) -> tuple[Tensor, Tensor | None]:
         """z with r tokens fewer, and how many patches each of them stands for."""
-        prefix = self.config.prefix.count
-        r = merges(keys.shape[1] - prefix, self.r) if read is None else 0
-        return merge(z, size, keys, prefix, r) if r else (z, size)
+        return merge(z, size, keys, self.config.prefix.count, r) if r else (z, size)
 
     def tokens_per_layer(self, grid: Grid | None = None) -> tuple[int, ...]:
         """How many tokens come into each layer, for pictures of this grid of patches."""
-        return tokens_per_layer(self.config, self.r, grid)
+        return tokens_per_layer(self.config, self.r, grid, self.after)
 
     def extra_repr(self) -> str:
-        return f"r={self.r}"
+        return f"r={self.r}, after={self.after}"
 
 
-def merged(vit: ViT, r: int) -> Merged:
-    """This ViT with r tokens fewer after each layer, or half of them where r is more; refused where a layer needs places."""
+def merged(vit: ViT, r: int, after: int | None = None) -> Merged:
+    """This ViT with r tokens fewer after each layer, or half of them where r is more; refused where a layer needs places.
+
+    The first `after` layers merge nothing: a quarter of them unless given; 0 is the paper's.
+    """
     if not isinstance(vit, ViT):
         raise ValueError(
             f"tokens are merged in Vision Transformers, and this is a {type(vit).__name__}: leave merging out"
@@ -103,16 +108,22 @@ def merged(vit: ViT, r: int) -> Merged:
             f"tokens cannot be merged with {position}: it tells every layer where each token is, and a merged one is in "
             "several places. Merging needs positions that are added once, at the stem"
         )
-    return Merged(vit, r)
+    return Merged(vit, r, spared(vit.config) if after is None else after)
 
 
-def tokens_per_layer(config: ViTConfig, r: int, grid: Grid | None = None) -> tuple[int, ...]:
+def spared(config: ViTConfig) -> int:
+    """How many layers merge nothing: the first quarter."""
+    return config.size.depth // 4
+
+
+def tokens_per_layer(config: ViTConfig, r: int, grid: Grid | None = None, after: int | None = None) -> tuple[int, ...]:
     """How many tokens come into each layer of such a model, where r are merged in each; before any weight exists."""
     h, w = grid or config.shape.grid
     prefix, patches, found = config.prefix.count, h * w, []
-    for _ in range(config.size.depth):
+    after = spared(config) if after is None else after
+    for layer in range(1, config.size.depth + 1):
         found.append(prefix + patches)
-        patches -= merges(patches, r)
+        patches -= merges(patches, r) if layer > after else 0
     return tuple(found)
 
 
