@@ -250,12 +250,11 @@ function draw() {
 
 function told(seen, drawn) {
   if (!drawn) return "There is no such map for this picture.";
-  const w = seen.grid[1], at = seen.between ? patch() : null;
-  if (state.view !== "attention") {
-    const under = state.under;
-    return under ? `The patch in ${place(...under)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : "";
-  }
+  const w = seen.grid[1], at = seen.between ? patch() : null, { under } = state;
   const best = drawn.codes.reduce((found, code, k) => (code > drawn.codes[found] ? k : found), 0);
+  if (state.view !== "attention") {
+    return under ? `The patch in ${place(...under)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : `Most is in ${place(Math.floor(best / w), best % w)}.`;
+  }
   const who = at ? `The patch in ${place(...at)}` : `The ${seen.reader}`;
   const where = state.head ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, mean of the heads`;
   return `${who}, ${where}: most goes to ${place(Math.floor(best / w), best % w)}, ${short(100 * drawn.largest)} %.`;
@@ -429,6 +428,7 @@ class Pane {
     const { node, picture, answers, seen, trouble, busy, waits } = this, { model } = state, part = (name) => node.querySelector(name);
     node.classList.toggle("empty", !picture);
     node.classList.toggle("busy", busy);
+    node.classList.toggle("answered", !!answers);
     node.classList.toggle("unmapped", !seen);
     node.classList.toggle("whole", !busy && !seen); // as it is, where the model's own view is not known
     part(".answers").hidden = !picture;
@@ -441,7 +441,7 @@ class Pane {
     part(".frame").style.setProperty("--shape", `${shape[1]} / ${shape[0]}`);
     part(".frame").style.setProperty("--wide", shape[1] / shape[0]);
     const [best] = answers ?? [];
-    part(".verdict b").textContent = best?.label ?? "";
+    part(".verdict b").textContent = best?.label ?? (busy ? "Looking…" : "");
     part(".called").textContent = best ? `${best.label}, ${percent(best.score)}` : (picture?.name ?? "");
     part(".verdict span").textContent = picture ? [picture.name, this.seconds === null ? "" : `${this.seconds.toFixed(2)} s`].filter(Boolean).join(" · ") : "";
     const bars = answers ? answers.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
