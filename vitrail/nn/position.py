@@ -63,6 +63,8 @@ def resample(table: Tensor, grid: Grid) -> Tensor:
     """A table [..., h, w] on another grid: bicubic, and the identity where the grid is its own."""
     if tuple(table.shape[-2:]) == tuple(grid):
         return table
+    if table.shape[-1] == 1 and grid[1] == 1:  # PyTorch (2.13) resamples a single column wrongly, a single row rightly
+        return resample(table.transpose(-1, -2), (1, grid[0])).transpose(-1, -2)
     flat = table.reshape(1, -1, *table.shape[-2:]).float()
     flat = F.interpolate(flat, size=grid, mode="bicubic", antialias=True, align_corners=False)
     return flat.reshape(*table.shape[:-2], *grid).to(table.dtype)
