@@ -4,6 +4,7 @@ B pictures, C channels of H×W pixels, K classes, F features.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.preprocessing import Preprocessing
@@ -54,10 +55,10 @@ class Graph(nn.Module):
         model = self.model
         if self.merged is not None:
             return self.merged.features(image)
+        if isinstance(model, BiT):
+            return model.pooled(model.stages(rooted(model, image)))
         if model.config.classes is None:
             return model(image)
-        if isinstance(model, BiT):
-            return model.pooled(model.grids(image))
         y = model.pool(model.encode(model.tokens(image), model.embed.grid(image), read=model.pool.reads))
         return torch.tanh(model.head.pre_logits(y)) if isinstance(model.head, TanhHead) else y
 
@@ -65,3 +66,17 @@ class Graph(nn.Module):
         """The head alone, [B, K]."""
         head = self.model.head
         return head.linear(features) if isinstance(head, TanhHead) else head(features)
+
+
+def rooted(model: BiT, image: Tensor) -> Tensor:
+    """`BiT.rooted` with its zeros joined to the map instead of padded.
+
+    ONNX Runtime (1.31) merges a padding with zeros into the pooling that follows, where the border then never is the maximum.
+    """
+    x = model.root(image)
+    if model.config.root == "small":
+        return x
+    row = torch.zeros_like(x[:, :, :1])
+    x = torch.cat((row, x, row), 2)
+    column = torch.zeros_like(x[:, :, :, :1])
+    return F.max_pool2d(torch.cat((column, x, column), 3), 3, 2)

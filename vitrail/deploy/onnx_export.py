@@ -27,7 +27,8 @@ def traced(graph: Graph, contract: Contract) -> torch.export.ExportedProgram:
     shape: dict[int, Any] = {0: torch.export.Dim("batch")}
     if contract.any_size:
         stride = 1 if isinstance(graph.model, BiT) else graph.model.embed.stride
-        height, width = height + 2 * stride, width + stride  # an example of no grid that is known, nor square
+        # An example of a grid that is not the model's, and whose sides are not taken for one and the same.
+        height, width = height + stride, height + width + 2 * stride
         shape |= {2: _sides("rows", stride), 3: _sides("columns", stride)}
     kind = torch.uint8 if graph.uint8 else torch.float32
     example = torch.zeros(2, config.channels, height, width, dtype=kind)
@@ -75,10 +76,11 @@ def cleaned(proto: "ModelProto") -> None:
     del graph.metadata_props[:]
     for value in (*graph.value_info, *graph.input, *graph.output, *graph.initializer):
         del value.metadata_props[:]
+    batch = graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*graph.input, *graph.output, *graph.value_info):
-        dims = value.type.tensor_type.shape.dim
-        if dims and dims[0].dim_param:
-            dims[0].dim_param = "batch"
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == batch:
+                dim.dim_param = "batch"
 
 
 def layer_of(node: "NodeProto") -> str:

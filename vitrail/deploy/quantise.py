@@ -71,7 +71,8 @@ class Quantiser:
                 augmented_model_path=str(Path(around) / "augmented.onnx"),
                 calibrate_method=CalibrationMethod.MinMax,
             )
-            calibrator.collect_data(Reader(pixels[start : start + 4] for start in range(0, len(pixels), 4)))
+            reader: Any = Reader(pixels[start : start + 4] for start in range(0, len(pixels), 4))
+            calibrator.collect_data(reader)
             self.ranges = calibrator.compute_data()
         weights = {tensor.name for tensor in self.proto.graph.initializer}
         self.names = [node.name for node in self.proto.graph.node if multiplies(node, weights)]
@@ -166,8 +167,8 @@ def quantised(
         notes.append(f"time was up after {len(moved)} of {len(names)} layers: the others stay in float")
     # Those that were not measured count as the most sensitive.
     order = sorted(names, key=lambda name: -moved.get(name, float("inf")))
-    fails, works, best = 0, 0, None
     count = max(1, len(names) - len(moved))
+    fails, works, best = count - 1, 0, None
     while best is None and count < len(names):
         proto = without(count, order)
         if holds(proto):

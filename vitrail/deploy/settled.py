@@ -9,6 +9,7 @@ T tokens, D width, h×w the table's grid, n places along one side of the picture
 
 import copy
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from vitrail.models.vit import ViT
 from vitrail.nn.embed import ConvStem
 from vitrail.nn.position import (
     Added,
+    At,
     Learned1DTable,
     Learned2DTable,
     Place,
@@ -138,7 +140,7 @@ class LiveLearned1D(Added):
     """A vector for each token, resampled to the grid of the picture that comes."""
 
     def __init__(self, of: Learned1DTable) -> None:
-        super().__init__(of.shape, of.at)
+        super().__init__(of.shape, cast(At, of.at))
         self.of = of
 
     def table(self, index: int, grid: Grid) -> Tensor:
@@ -151,7 +153,7 @@ class LiveLearned2D(Added):
     """A vector for each row and one for each column, both resampled."""
 
     def __init__(self, of: Learned2DTable) -> None:
-        super().__init__(of.shape, of.at)
+        super().__init__(of.shape, cast(At, of.at))
         self.of = of
 
     def table(self, index: int, grid: Grid) -> Tensor:
@@ -168,6 +170,14 @@ class LiveRelative(RelativeBias):
     def __init__(self, of: RelativeBias) -> None:
         Position.__init__(self, of.shape)
         self.at, self.offsets, self.prefix = of.at, of.offsets, of.prefix
+
+    def index(self, grid: Grid, keep: Tensor | None) -> Tensor:
+        """As for a known grid, but without the remainder of a division, which ONNX has for known numbers alone."""
+        (h, w), device = grid, self.offsets.device
+        y = torch.arange(h, device=device)[:, None].expand(h, w).flatten()
+        x = torch.arange(w, device=device)[None].expand(h, w).flatten()
+        dy, dx = y[:, None] - y[None] + h - 1, x[:, None] - x[None] + w - 1
+        return (dy * (2 * w - 1) + dx).unsqueeze(0)
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         h, w = grid
