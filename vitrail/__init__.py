@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vitrail.checkpoints.loading import load, save
     from vitrail.checkpoints.push import push
     from vitrail.data.preprocessing import Preprocessing
+    from vitrail.deploy.predicting import predict
     from vitrail.models.build import build, build_from, configure
     from vitrail.models.vit import ViT, ViTConfig
     from vitrail.pretraining import pretrain
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Preprocessing": "vitrail.data.preprocessing",
     "load": "vitrail.checkpoints.loading",
+    "predict": "vitrail.deploy.predicting",
     "pretrain": "vitrail.pretraining",
     "push": "vitrail.checkpoints.push",
     "resume": "vitrail.training",
@@ -41,6 +43,7 @@ __all__ = [
     "build_from",
     "configure",
     "load",
+    "predict",
     "pretrain",
     "push",
     "resume",

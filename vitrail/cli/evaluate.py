@@ -18,6 +18,7 @@ from vitrail.cli.describe import size
 from vitrail.cli.progress import cleared, counted
 
 NOT_FOR_PROBES = ("against", "map", "only_present", "label_from", "limit", "out", "split", "batch_size", "precision")
+NOT_FOR_PROBES += ("runtime", "merge")
 
 FOR_PROBES = {  # which of them listen to it
     "neighbours": ("knn",),
@@ -39,9 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail evaluate model.safetensors photos --size 288        at another resolution\n"
         "  vitrail evaluate model.safetensors samples --label-from '^(\\d+)_'   the class is in the files' names\n"
         "  vitrail evaluate model.safetensors photos --json | jq .top1\n"
+        "  vitrail evaluate model.safetensors photos --merge 8 --against model.safetensors   what merging costs\n"
+        "  vitrail evaluate model.onnx photos                          a file that vitrail export made\n"
         "  vitrail evaluate dino.pth photos --probe knn,linear         what frozen features know\n"
     )
-    parser.add_argument("model", metavar="MODEL", help="a file, a directory, a run, hf://owner/name")
+    parser.add_argument("model", metavar="MODEL", help="a file, a directory, a run, hf://owner/name, .onnx, .xml, .pt2")
     parser.add_argument("data", metavar="DATA", help="a folder, a file or a name, as for vitrail train")
     parser.add_argument(
         "--against",
@@ -80,6 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--batch-size", type=int, metavar="N", help="64 unless given")
     how.add_argument("--workers", type=int, metavar="N", help="processes that prepare pictures")
     how.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="of matrix products (fp32)")
+    how.add_argument("--runtime", choices=("auto", "torch", "onnx", "openvino"), help="what runs MODEL (torch)")
+    how.add_argument("--merge", type=int, metavar="R", help="merge R tokens in each layer of MODEL")
     reading.add_arguments(parser.add_argument_group("of MODEL's file"))
     probing.add_probe_arguments(parser)
 
@@ -170,6 +175,8 @@ def judged(options: argparse.Namespace, progress: Any) -> Any:
         size=options.size,
         assume=reading.assumed(options),
         take=options.take,
+        runtime=options.runtime or "torch",
+        merge=options.merge or 0,
         how=Computing(
             pick_device(options.device),
             BATCH if options.batch_size is None else options.batch_size,

@@ -16,16 +16,16 @@ from vitrail.deploy.runtime import Deployed, Runtime
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 FEW = 50  # pictures that are answered before another runtime has opened its file
-ENOUGH = 1000  # pictures from which on exporting and measuring may pay
+ENOUGH = 2000  # pictures from which on exporting and measuring may pay
 BATCH, ROUNDS = 4, 3
 
 
 def chosen(
     deployed: Deployed, threads: int | None = None, pictures: int | None = None, tell: Tell | None = None
 ) -> tuple[str, str]:
-    """The runtime for a model that PyTorch runs now, and why, in a line."""
+    """The runtime for a model that PyTorch runs now, and why, in a line where there is something to say."""
     if pictures is not None and pictures < FEW:
-        return "torch", f"torch: another runtime does not pay for {pictures:,} pictures"
+        return "torch", ""
     installed = [name for name, needs in NEEDS.items() if all(map(find_spec, needs))]
     if not installed:
         return "torch", "torch: no other runtime is installed (pip install 'vitrail[onnx,openvino]')"

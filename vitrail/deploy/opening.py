@@ -67,7 +67,7 @@ def opened(
     whole = found if gives == "logits" else of_checkpoint(where, place, None, merge, size, assume, take, precision)
     if runtime == "auto":
         runtime, why = chosen(whole, threads, pictures, tell)
-        found = replace(found, notes=(*found.notes, why))
+        found = replace(found, notes=(why,) if why else ())
         if runtime == "torch":
             return found
     file = exported(whole, runtime, tell)

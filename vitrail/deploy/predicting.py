@@ -68,11 +68,8 @@ def ready(
     where: str, gives: Gives, how: How, count: int, tell: Callable[[str], None] | None = None
 ) -> tuple[Deployed, int]:
     """A model that is open for so many pictures, and how many lanes it has: one for each core, with a thread each."""
-    here = cores() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) or 1
-    graphics = pick_device(how.device).type != "cpu"
-    lanes = how.workers or min(here, LANES)
-    lanes = max(1, min(lanes, count))
-    threads = 1 if graphics else max(1, here // lanes)
+    lanes = max(1, min(how.workers or min(ours(), LANES), count))
+    threads = 1 if pick_device(how.device).type != "cpu" else max(1, ours() // lanes)
     deployed = opened(
         where,
         runtime=how.runtime,
@@ -109,7 +106,7 @@ class Answering:
         runtimes = [self.deployed.runtime]
         if not self.shared:
             keep_memory()
-            threads = max(1, cores() // self.lanes)
+            threads = max(1, ours() // self.lanes)
             runtimes += [another(self.deployed, threads) for _ in range(lanes - 1)]
         else:
             runtimes *= lanes
@@ -119,6 +116,11 @@ class Answering:
                 progress(
                     "predicting" if self.deployed.gives == "logits" else "embedding", made.start + len(made.names), stop
                 )
+
+
+def ours() -> int:
+    """The cores of this process, where several share a machine."""
+    return max(1, cores() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def fitting(contract: Contract, lanes: int) -> int:

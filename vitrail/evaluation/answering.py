@@ -62,9 +62,12 @@ def answer(opened: Opened, pictures: Pictures, how: Computing, progress: Progres
         for batch in loader.once():
             if len(batch.indices):
                 start, places = time.perf_counter(), batch.indices.numpy()
-                with how.half():
-                    found = model(pipeline.normalise(batch.pixels.to(how.device, non_blocking=True)))
-                part = found.float().cpu().numpy()
+                if opened.runtime is not None:
+                    part = opened.runtime(batch.pixels.numpy())
+                else:
+                    with how.half():
+                        found = model(pipeline.normalise(batch.pixels.to(how.device, non_blocking=True)))
+                    part = found.float().cpu().numpy()
                 computing += time.perf_counter() - start
                 check_finite(part, pictures, places, opened, how)
                 if not logits.size:

@@ -18,7 +18,7 @@ from vitrail.evaluation.answering import Computing, Progress, answer
 from vitrail.evaluation.choosing import Chosen, Wanted, choose
 from vitrail.evaluation.judged import Judged
 from vitrail.evaluation.matching import Matching, match
-from vitrail.evaluation.opening import Opened, open_model
+from vitrail.evaluation.opening import Opened, open_judged
 from vitrail.evaluation.predictions import write_predictions
 from vitrail.evaluation.translation import read_translation
 from vitrail.report.compare import Pair, pair_as_dict
@@ -117,6 +117,8 @@ def evaluate(
     size: tuple[int, int] | None = None,
     assume: Mapping[str, Any] | None = None,
     take: str | None = None,
+    runtime: str = "torch",
+    merge: int = 0,
     how: Computing = Computing(),  # noqa: B008 (a value)
     command: Sequence[str] = (),
     progress: Progress | None = None,
@@ -124,12 +126,20 @@ def evaluate(
     """Judges a model on pictures, and holds it against others on the same ones.
 
     `model` is a file, a directory, a run or `hf://owner/name`; `data` a folder, a file or a name, or a `Wanted` that says more.
+    `runtime` and `merge` are for `model` alone, so that it can be held against itself without them.
     `translate` is a file for classes that are called otherwise, or "index" where the data's classes are the model's indices.
     """
     wanted = Wanted(data) if isinstance(data, str) else data
     opened = [
-        open_model(
-            where, device=how.device, size=size, assume=assume if not place else None, take=take if not place else None
+        open_judged(
+            where,
+            device=how.device,
+            size=size,
+            assume=assume if not place else None,
+            take=take if not place else None,
+            runtime=runtime if not place else "torch",
+            merge=merge if not place else 0,
+            precision=how.precision,
         )
         for place, where in enumerate((model, *against))
     ]

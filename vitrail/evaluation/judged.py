@@ -152,6 +152,7 @@ class Judged:
             "classes": len(self.matching.labels),
             "image_size": list(pipeline.size),
             "preprocessing": pipeline.in_words(),
+            **({} if self.opened.runtime is None else {"runtime": self.opened.runtime.name}),
         }
 
     def speed(self) -> dict[str, Any]:

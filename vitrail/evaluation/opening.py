@@ -1,6 +1,6 @@
 """A model that is to be judged: any checkpoint that can be loaded, or the run that made it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,14 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints.files.source import read_json
-from vitrail.checkpoints.loading import KEEP, load
+from vitrail.checkpoints.loading import KEEP, blank, load
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.exported_files import is_exported
+from vitrail.deploy.opening import opened
+from vitrail.deploy.runtime import Runtime
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
+from vitrail.models.written import from_json
 from vitrail.run.opening import checksum, name_of, pipeline_of, weights_of
 
 
@@ -25,6 +29,7 @@ class Opened:
     preprocessing: Preprocessing
     checksum: str  # SHA-256 of the weights' file
     trained: dict[str, Any] | None = None  # the data it was trained on, as its recipe and its run tell
+    runtime: Runtime | None = None  # what answers in the model's place; of an exported file, the model has no weights
 
 
 def open_model(
@@ -45,6 +50,42 @@ def open_model(
         pipeline = pipeline.at(size)
     trained = trained_on(model.card.get("recipe"), path)
     return Opened(str(where), name_of(str(where), path), model, pipeline, checksum(path), trained)
+
+
+def open_judged(
+    where: str | Path,
+    *,
+    device: torch.device,
+    size: tuple[int, int] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    runtime: str = "torch",
+    merge: int = 0,
+    precision: str = "fp32",
+    tell: Callable[[str], None] | None = None,
+) -> Opened:
+    """A model that is judged by its answers: as `open_model` gives it, or with its tokens merged, or run by something else."""
+    exported = is_exported(where)
+    if not exported and runtime == "torch" and not merge:
+        return open_model(where, device=device, size=size, assume=assume, take=take)
+    found = opened(
+        where,
+        runtime="auto" if exported and runtime == "torch" else runtime,
+        device="auto" if exported else str(device),
+        merge=merge,
+        size=size,
+        assume=assume,
+        take=take,
+        precision=precision,
+        tell=tell,
+    )
+    contract, model = found.contract, found.model
+    if model is None:
+        model = blank(from_json(contract.config))
+        numbers = tuple(map(str, range(model.config.classes or 0)))
+        model.labels = None if contract.labels == numbers else contract.labels
+    trained = None if exported else trained_on(model.card.get("recipe"), weights_of(where))
+    return Opened(str(where), found.name, model, contract.preprocessing, contract.checksum, trained, found.runtime)
 
 
 def trained_on(recipe: Any, path: Path) -> dict[str, Any] | None:

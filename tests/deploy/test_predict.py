@@ -1,0 +1,299 @@
+"""What a model says of pictures, row by row: right, in order, and with an error where there is nothing to say."""
+
+import json
+import sys
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail as package
+from tests.data.making import encoded, tree
+from tests.data.spoilt import bomb
+from tests.deploy.asked import CLASSES, model, pictures, read, vitrail
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.feeding import Lanes
+from vitrail.deploy.inputs import gathered
+from vitrail.deploy.pace import TRIES, Pace
+from vitrail.deploy.predicting import How, predict
+
+WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
+SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    root = tmp_path_factory.mktemp("predict")
+    model(root / "model.safetensors")
+    pictures(root / "photos")
+    return root
+
+
+def expected(place, path: str) -> np.ndarray:
+    """The probabilities of one picture, the plain way."""
+    net = package.load(place / "model.safetensors")
+    with Image.open(path) as image, torch.inference_mode():
+        return net(net.preprocessing(image)[None]).softmax(1)[0].numpy()
+
+
+def test_every_picture_has_its_row_with_the_models_answer(place):
+    assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", place / "a.csv") == 0
+    rows = read(place / "a.csv")
+    assert [row["path"] for row in rows] == [f"{place}/photos/{number:04d}.png" for number in range(20)]
+    assert list(rows[0]) == ["path", "label", "score", "error"]
+    for row in rows:
+        chances = expected(place, row["path"])
+        assert row["label"] == CLASSES[chances.argmax()]
+        assert float(row["score"]) == pytest.approx(chances.max(), rel=1e-4)
+        assert row["error"] is None
+    assert len({row["label"] for row in rows}) > 1
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_the_surest_answers_are_in_every_form(place, form):
+    out = place / f"top.{form}"
+    assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out, "--top", 3) == 0
+    for row in read(out):
+        chances = expected(place, row["path"])
+        first = np.argsort(-chances)[:3]
+        answers = row.get("answers") or [{"label": row[f"label{n}"], "score": row[f"score{n}"]} for n in ("", "2", "3")]
+        assert [each["label"] for each in answers] == [CLASSES[k] for k in first]
+        assert [float(each["score"]) for each in answers] == pytest.approx(chances[first].tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("batch", [1, 7, None])
+def test_rows_are_the_same_whatever_the_batches_and_lanes(place, workers, batch):
+    rows = list(
+        predict(place / "model.safetensors", [place / "photos"], how=How("torch", batch_size=batch, workers=workers))
+    )
+    plain = [expected(place, row.path) for row in rows]
+    assert [row.path for row in rows] == sorted(row.path for row in rows)
+    assert len(rows) == 20
+    assert [row.label for row in rows] == [CLASSES[each.argmax()] for each in plain]
+    assert [row.score for row in rows] == pytest.approx([each.max() for each in plain], rel=1e-4)
+
+
+def test_pictures_that_cannot_be_read_are_rows_with_an_error_and_no_stop(place, capsys):
+    whole = encoded(5, "JPEG")
+    root = tree(
+        place / "spoilt",
+        {"0.png": 1, "1.png": b"", "2.jpg": whole[: len(whole) // 2], "3.png": bomb(), "4.png": b"text", "6.png": 6},
+    )
+    Image.new("CMYK", (9, 9), (10, 200, 30, 0)).save(root / "5.jpg")
+    (root / "list.csv").write_text("path\ngone.png\n0.png\n")
+    out = place / "spoilt.csv"
+    assert vitrail("predict", place / "model.safetensors", root, root / "list.csv", "--out", out) == 0
+    rows = read(out)
+    assert [row["error"] is None for row in rows] == [True, False, False, False, False, True, True, False, True]
+    assert all((row["label"] is None) == (row["error"] is not None) for row in rows)
+    assert "not an image" in rows[1]["error"]
+    assert "truncated" in rows[2]["error"].lower()
+    assert "too large to decode safely" in rows[3]["error"]
+    assert "No such file" in rows[7]["error"]
+    assert "5 of 9 pictures could not be read" in capsys.readouterr().out
+
+
+def test_nothing_but_errors_is_an_answer_too(place, capsys):
+    root = tree(place / "none", {"1.png": b"", "2.png": b""})
+    for form in ("csv", "parquet", "npy"):
+        command = "embed" if form == "npy" else "predict"
+        assert vitrail(command, place / "model.safetensors", root, "--out", place / f"none.{form}") == 0
+        assert [row["error"] is not None for row in read(place / f"none.{form}")] == [True, True]
+    assert "2 of 2 pictures could not be read" in capsys.readouterr().out
+
+
+def test_what_is_there_is_kept_unless_force_says_otherwise(place, capsys):
+    out = place / "kept.csv"
+    out.write_text("precious")
+    assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out) == 2
+    assert "is there: give another name, or --force" in capsys.readouterr().err
+    assert out.read_text() == "precious"
+    assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out, "--force") == 0
+    assert len(read(out)) == 20
+    assert not list(place.glob("kept.csv?*"))
+
+
+def test_standard_output_gets_the_rows_and_nothing_else(place, capfdbinary):
+    assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", "-", "--limit", 3) == 0
+    sys.stdout.flush()
+    captured = capfdbinary.readouterr()
+    lines = captured.out.decode().splitlines()
+    assert lines[0] == "path,label,score,error"
+    assert len(lines) == 4
+    assert b"3 pictures in" in captured.err
+
+
+def test_json_tells_machines_what_was_done(place, capsys):
+    out = place / "told.jsonl"
+    assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out, "--json", "--limit", 5) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["pictures"], told["errors"], told["resumed"], told["runtime"], told["whole"]) == (
+        5,
+        0,
+        0,
+        "torch",
+        True,
+    )
+    assert told["pictures_per_second"] == pytest.approx(5 / told["seconds"], rel=0.1)
+    assert told["batch"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "a.txt"], "--out a.txt: the forms are csv, jsonl, parquet"),
+        (["--out", "-", "--format", "parquet"], "cannot be written to standard output"),
+        (["--out", "-", "--json"], "--json needs --out FILE"),
+        (["--out", "no/such/a.csv"], "there is no directory no/such"),
+        (["--out", "b.csv", "--top", "8"], "has 7 classes"),
+        (["--out", "b.csv", "--top", "0"], "--top 0: at least 1"),
+        (["--out", "b.csv", "--limit", "0"], "--limit 0"),
+        (["--out", "b.csv", "--batch-size", "0"], "--batch-size 0"),
+        (["--out", "b.csv", "--workers", "0"], "--workers 0"),
+        (["--out", "b.csv", "--resume", "--force"], "give one of them"),
+        (["--out", "b.csv", "--device", "gpu"], "unknown device"),
+        (["--out", "b.csv", "--merge", "-1"], "--merge -1"),
+    ],
+)
+def test_mistakes_are_one_line(place, arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    assert vitrail("predict", "model.safetensors", "photos", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (place / "b.csv").exists()
+
+
+def test_a_model_of_several_labels_judges_each_alone(place):
+    net = package.load(place / "model.safetensors")
+    recipe = {"data": {"task": "multi"}, "objective": {"loss": "sigmoid"}}
+    package.save(net, place / "several.safetensors", recipe=recipe)
+    (row,) = predict(place / "several.safetensors", place / "photos", top=7, limit=1)
+    with Image.open(row.path) as image, torch.inference_mode():
+        chances = net(net.preprocessing(image)[None]).sigmoid()[0]
+    assert dict(row.answers) == pytest.approx(dict(zip(CLASSES, chances.tolist(), strict=True)), rel=1e-4)
+
+
+def test_merged_tokens_change_little_and_are_refused_where_there_are_none(place, capsys):
+    plain = [row.score for row in predict(place / "model.safetensors", place / "photos", how=How("torch"))]
+    less = [row.score for row in predict(place / "model.safetensors", place / "photos", how=How("torch", merge=1))]
+    assert plain != less
+    net = package.build("R50x1", classes=2, image_size=32)
+    package.save(net, place / "resnet.safetensors", preprocessing=Preprocessing((32, 32), (32, 32)))
+    arguments = ("predict", place / "resnet.safetensors", place / "photos", "--out", place / "r.csv", "--merge", 2)
+    assert vitrail(*arguments) == 2
+    assert "has no tokens to merge" in capsys.readouterr().err
+
+
+class Slow:
+    """A runtime that keeps count of what it was asked."""
+
+    name = "torch"
+
+    def __init__(self, most: int = 10**9, kind: type[Exception] = MemoryError) -> None:
+        self.most, self.kind, self.sizes, self.threads = most, kind, [], set()
+
+    def __call__(self, pixels: np.ndarray) -> np.ndarray:
+        self.sizes.append(len(pixels))
+        self.threads.add(threading.get_ident())
+        if len(pixels) > self.most:
+            raise self.kind("out of memory")
+        return pixels[:, 0, 0, :2].astype(np.float32)
+
+
+def lanes(place, runtimes, pace, count=20):
+    return Lanes(gathered([str(place / "photos")]), 0, count, Preprocessing((4, 4), (4, 4)), runtimes, pace)
+
+
+def test_a_batch_that_finds_no_memory_is_halved_and_no_picture_is_lost(place):
+    runtime = Slow(3, RuntimeError)
+    pace = Pace(16, 16, fixed=True)
+    assert sum(len(made.names) for made in lanes(place, [runtime], pace)) == 20
+    assert pace.size <= 4
+    assert max(runtime.sizes[-2:]) <= 4
+
+
+def test_an_error_of_the_model_is_raised_where_somebody_listens(place):
+    with pytest.raises(MemoryError):
+        list(lanes(place, [Slow(0)], Pace(2, 2)))
+    before = threading.active_count()
+    for _ in lanes(place, [Slow(), Slow()], Pace(2, 2)):
+        break
+    assert threading.active_count() <= before
+
+
+def test_a_runtime_that_lanes_share_is_asked_by_one_at_a_time(place):
+    inside = threading.Lock()
+
+    class Alone(Slow):
+        def __call__(self, pixels):
+            assert inside.acquire(blocking=False), "two lanes at once"
+            try:
+                return super().__call__(pixels)
+            finally:
+                inside.release()
+
+    runtime = Alone()
+    assert sum(len(made.names) for made in lanes(place, [runtime] * 4, Pace(1, 1))) == 20
+
+
+def test_numbers_that_are_not_finite_are_an_error_of_that_picture(place):
+    class Odd(Slow):
+        def __call__(self, pixels):
+            found = super().__call__(pixels)
+            found[0, 0] = np.nan
+            return found
+
+    (made,) = lanes(place, [Odd()], Pace(4, 4), count=4)
+    assert made.errors == {0: "the model gives no finite numbers for it"}
+    assert made.values[1] is not None
+
+
+def test_batches_become_as_large_as_is_quick():
+    def settles(seconds, first=4, most=64):
+        pace = Pace(first, most)
+        for _ in range(100):
+            pace.took(pace.size, seconds(pace.size))
+        return pace.size
+
+    assert settles(lambda size: 1 + 0.1 * size) == 64
+    assert settles(lambda size: 1 + 0.1 * size, most=16) == 16
+    assert settles(lambda size: 0.1 * size * size) == 1
+    assert settles(lambda size: size * (1 if size == 8 else 1.5)) == 8
+    fixed = Pace(5, 64, fixed=True)
+    for _ in range(3 * TRIES):
+        fixed.took(5, 1.0)
+    assert fixed.size == 5
+
+
+def test_memory_does_not_grow_with_the_number_of_pictures(place, tmp_path):
+    def peak(count):
+        lists = tmp_path / f"{count}.csv"
+        lists.write_text("path\n" + "\n".join(f"{place}/photos/{n % 20:04d}.png" for n in range(count)))
+        rows = predict(place / "model.safetensors", lists, how=How("torch", batch_size=8, workers=1))
+        next(rows)
+        tracemalloc.start()
+        left = sum(1 for _ in rows)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert left == count - 1
+        return found
+
+    few, many = peak(200), peak(1600)
+    assert many < few + 100_000, (few, many)
+
+
+@pytest.mark.skipif(not (WEIGHTS.exists() and SAMPLES.exists()), reason="DeiT-Ti and its samples are not in ../shared")
+def test_deit_tiny_knows_photographs_and_agrees_with_itself_alone():
+    rows = list(predict(WEIGHTS, sorted(SAMPLES.iterdir())[:6], how=How("torch")))
+    net = package.load(WEIGHTS)
+    with Image.open(rows[0].path) as image, torch.inference_mode():
+        alone = net(net.preprocessing(image)[None]).softmax(1)[0]
+    assert rows[0].label == str(int(alone.argmax()))
+    assert rows[0].score == pytest.approx(float(alone.max()), abs=1e-4)
+    assert sum(row.label == str(int(Path(row.path).name[:4])) for row in rows) >= 4

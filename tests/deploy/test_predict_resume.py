@@ -1,0 +1,306 @@
+"""Whatever stops it, going on neither loses a row nor repeats one: in every form, and with any number of processes."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.deploy.asked import model, pictures, read, vitrail
+from vitrail.deploy import resuming
+from vitrail.deploy.feeding import Lanes
+from vitrail.deploy.resuming import Part
+from vitrail.deploy.rows import LabelsCSV, Row
+from vitrail.deploy.writing import Share, share
+
+FORMS = ["a.csv", "a.jsonl", "a.parquet", "f.npy", "f.parquet", "f.csv", "f.jsonl"]
+COUNT = 20
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    root = tmp_path_factory.mktemp("resume")
+    model(root / "model.safetensors")
+    model(root / "other.safetensors", seed=1)
+    pictures(root / "photos", COUNT)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _one_at_a_time(monkeypatch):
+    """Every row is brought to the disk by itself."""
+    monkeypatch.setattr(resuming, "MOST", 1)
+
+
+def command(place, out, *more):
+    what = ("embed",) if out.name.startswith("f.") else ("predict",)
+    told = ("--top", 2) if what == ("predict",) else ()
+    return vitrail(
+        *what,
+        place / "model.safetensors",
+        place / "photos",
+        "--out",
+        out,
+        *told,
+        "--batch-size",
+        1,
+        "--runtime",
+        "torch",
+        *more,
+    )
+
+
+class Killed(BaseException):
+    """Like a kill: nothing is tidied up after it."""
+
+
+def killed_after(monkeypatch, rows):
+    """Ends the next run in the midst of its rows."""
+    whole = Lanes.__iter__
+
+    def short(self):
+        for number, made in enumerate(whole(self)):
+            if number == rows:
+                raise Killed
+            yield made
+
+    monkeypatch.setattr(Lanes, "__iter__", short)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_killed_run_goes_on_to_the_same_rows(place, tmp_path, monkeypatch, name):
+    whole, out = tmp_path / "whole" / name, tmp_path / name
+    whole.parent.mkdir()
+    assert command(place, whole) == 0
+    with monkeypatch.context() as patch:
+        killed_after(patch, 7)
+        with pytest.raises(Killed):
+            command(place, out)
+    assert not out.exists()
+    part = tmp_path / f"{name}.partial"
+    with part.open("ab") as file:  # what came to the disk after the journal's last word
+        file.write(b"half a row")
+    assert json.loads((tmp_path / f"{name}.partial.json").read_text())["rows"] == 7
+    assert command(place, out, "--resume") == 0
+    assert read(out) == read(whole)
+    assert len(read(out)) == COUNT
+    assert {file.name for file in tmp_path.iterdir()} - {"whole"} == {file.name for file in whole.parent.iterdir()}
+
+
+def test_kill_9_loses_no_row_and_repeats_none(place, tmp_path, monkeypatch):
+    out, journal = tmp_path / "a.csv", tmp_path / "a.csv.partial.json"
+    many, listed = 4000, tmp_path / "list.csv"
+    names = [f"{place}/photos/{n % COUNT:04d}.png" for n in range(many)]
+    listed.write_text("path\n" + "\n".join(names))
+    arguments = [place / "model.safetensors", listed, "--out", out, "--runtime", "torch"]
+    running = subprocess.Popen([sys.executable, "-m", "vitrail", "predict", *map(str, arguments)])
+    try:
+        end = time.monotonic() + 200
+        while not (journal.exists() and json.loads(journal.read_text())["rows"]):
+            assert running.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < end, "no row came to the disk"
+            time.sleep(0.01)
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    rows = json.loads(journal.read_text())["rows"]
+    assert 0 < rows < many
+    monkeypatch.setattr(resuming, "MOST", 4096)
+    assert vitrail("predict", *arguments, "--resume") == 0
+    assert [row["path"] for row in read(out)] == names
+    assert all(row["label"] for row in read(out))
+
+
+def test_resume_begins_where_nothing_is_and_refuses_what_is_finished(place, tmp_path, capsys):
+    out = tmp_path / "a.csv"
+    assert command(place, out, "--resume") == 0
+    capsys.readouterr()
+    assert command(place, out, "--resume") == 2
+    assert "nothing of it is left to do" in capsys.readouterr().err
+
+
+def stopped(place, tmp_path, monkeypatch, rows=5):
+    """A run that was killed."""
+    out = tmp_path / "a.csv"
+    with monkeypatch.context() as patch:
+        killed_after(patch, rows)
+        with pytest.raises(Killed):
+            command(place, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("other.safetensors", "photos"), "with another model"),
+        (("model.safetensors", "photos/0000.png"), "with other pictures"),
+        (("model.safetensors", "photos", "--merge", 1), "with --merge 0, which is 1 now"),
+        (("model.safetensors", "photos", "--top", 3), "with --top 2, which is 3 now"),
+    ],
+)
+def test_only_the_same_work_is_gone_on_with(place, tmp_path, monkeypatch, capsys, change, message):
+    out = stopped(place, tmp_path, monkeypatch)
+    before = (tmp_path / "a.csv.partial").read_bytes()
+    name, photos, *more = change
+    arguments = (place / name, place / photos, "--out", out, "--runtime", "torch", "--top", 2, *more, "--resume")
+    assert vitrail("predict", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert (tmp_path / "a.csv.partial").read_bytes() == before
+
+
+def test_what_was_begun_is_not_begun_anew_by_accident(place, tmp_path, monkeypatch, capsys):
+    out = stopped(place, tmp_path, monkeypatch)
+    assert command(place, out) == 2
+    assert "--resume goes on with it, --force begins anew" in capsys.readouterr().err
+    assert command(place, out, "--force") == 0
+    assert len(read(out)) == COUNT
+
+
+def test_rows_that_somebody_took_away_are_noticed(place, tmp_path, monkeypatch, capsys):
+    out = stopped(place, tmp_path, monkeypatch)
+    (tmp_path / "a.csv.partial").write_bytes(b"path")
+    assert command(place, out, "--resume") == 2
+    assert "rows are gone" in capsys.readouterr().err
+    (tmp_path / "a.csv.partial.json").write_text("{")
+    assert command(place, out, "--resume") == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(place, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "a.csv"
+    with monkeypatch.context() as patch:
+        whole = Lanes.__iter__
+
+        def interrupted(self):
+            for number, made in enumerate(whole(self)):
+                if number == 4:
+                    raise KeyboardInterrupt
+                yield made
+
+        patch.setattr(Lanes, "__iter__", interrupted)
+        patch.setattr(resuming, "MOST", 100)  # so that some rows wait
+        assert command(place, out) == 130
+    told = capsys.readouterr().err
+    assert f"4 of {COUNT} pictures are done" in told
+    assert "go on with: vitrail predict" in told
+    assert told.rstrip().endswith("--resume")
+    assert command(place, out, "--resume") == 0
+    assert len(read(out)) == COUNT
+
+
+def test_a_full_disk_is_one_line_and_no_row_is_lost(place, tmp_path, capsys):
+    out = tmp_path / "a.csv"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        assert command(place, out) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    error = capsys.readouterr().err
+    assert "rows are kept: make room and go on with --resume" in error
+    assert error.count("\n") == 1
+    assert command(place, out, "--resume") == 0
+    assert [row["path"][-8:] for row in read(out)] == [f"{n:04d}.png" for n in range(COUNT)]
+
+
+def test_two_processes_do_not_write_the_same_rows(tmp_path):
+    first, second = (Part(tmp_path / "a.csv", LabelsCSV(), 2, {}) for _ in range(2))
+    first.begin(2, resume=False, force=False)
+    with pytest.raises(ValueError, match="another process is writing"):
+        second.begin(2, resume=True, force=False)
+    first.close()
+
+
+def made(tmp_path, rank, world, count, form=None, **how):
+    return Part(tmp_path / "a.csv", form or LabelsCSV(), count, {"world": world}, rank=rank, world=world, **how)
+
+
+def test_a_file_that_lacks_only_its_name_gets_it(tmp_path):
+    part = made(tmp_path, 0, 1, 1)
+    part.begin(1, resume=False, force=False)
+    part.add(Row("x", (("cat", 0.5),)))
+    part.save()
+    part.finished = True
+    part.write_journal()  # killed here
+    part.close()
+    again = made(tmp_path, 0, 1, 1)
+    assert again.begin(1, resume=True, force=False) == 1
+    assert again.finish()
+    assert (tmp_path / "a.csv").read_text() == "path,label,score,error\nx,cat,0.5,\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+    # Killed between the file's name and the end of its journal.
+    part = made(tmp_path, 0, 1, 1)
+    part.rows, part.finished, part.sizes = 1, True, [9]
+    part.write_journal()
+    again = made(tmp_path, 0, 1, 1)
+    assert again.begin(1, resume=True, force=False) == 1
+    assert again.finish()
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "f.npy"])
+def test_processes_take_their_shares_and_the_last_one_joins_them_in_order(place, tmp_path, monkeypatch, capsys, name):
+    whole, out = tmp_path / "whole" / name, tmp_path / name
+    whole.parent.mkdir()
+    assert command(place, whole) == 0
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in (2, 0, 1):  # in any order
+        capsys.readouterr()
+        monkeypatch.setenv("RANK", str(rank))
+        assert command(place, out) == 0
+        assert out.exists() == (rank == 1)
+    assert "process 2 of 3" in capsys.readouterr().out
+    assert read(out) == read(whole)
+    assert {file.name for file in tmp_path.iterdir()} - {"whole"} == {file.name for file in whole.parent.iterdir()}
+
+
+def test_a_process_that_was_killed_goes_on_and_the_others_are_not_made_again(place, tmp_path, monkeypatch):
+    out = tmp_path / "a.csv"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert command(place, out) == 0
+    before = (tmp_path / "a.csv.rank0").read_bytes()
+    monkeypatch.setenv("RANK", "1")
+    with monkeypatch.context() as patch:
+        killed_after(patch, 3)
+        with pytest.raises(Killed):
+            command(place, out)
+    monkeypatch.setenv("RANK", "0")
+    assert command(place, out, "--resume") == 0
+    assert (tmp_path / "a.csv.rank0").read_bytes() == before
+    assert not out.exists()
+    monkeypatch.setenv("RANK", "1")
+    assert command(place, out, "--resume") == 0
+    assert len(read(out)) == COUNT
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_torchrun_starts_two_processes_that_make_one_file(place, tmp_path):
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29673"]
+    arguments = ["predict", place / "model.safetensors", place / "photos", "--out", tmp_path / "a.csv"]
+    found = subprocess.run(
+        [*run, "-m", "vitrail", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert found.returncode == 0, found.stderr
+    assert [row["path"][-8:] for row in read(tmp_path / "a.csv")] == [f"{n:04d}.png" for n in range(COUNT)]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_shares_cover_every_picture_once():
+    for count in (0, 1, 7, 100):
+        spans = [Share(rank, 3).span(count) for rank in range(3)]
+        assert [index for start, stop in spans for index in range(start, stop)] == list(range(count))
+    with pytest.raises(ValueError, match="RANK=2 and WORLD_SIZE=2"):
+        share({"RANK": "2", "WORLD_SIZE": "2"})
