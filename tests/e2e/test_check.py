@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import forked
 from tests.data.spoilt import encoded, good, odd_names, photograph, put, spoilt
 from vitrail.cli import check
 from vitrail.data import audit
@@ -28,8 +29,7 @@ def _own_cache(tmp_path_factory, monkeypatch):
 
 
 def vitrail(*arguments, **options):
-    command = [sys.executable, "-m", "vitrail", "check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return forked.run("check", *map(str, arguments), **options)
 
 
 def test_spoilt_data_ends_with_1_and_every_kind_with_a_count_a_path_and_a_remedy(tmp_path):

@@ -1,12 +1,11 @@
 """Reports in a real browser, and the command that writes them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.report.made import made_run
 from vitrail.report import headline, write_report
 from vitrail.report.compare import compare
@@ -24,9 +23,7 @@ NAMES = (
 
 
 def vitrail(*arguments, check=True):
-    result = subprocess.run(
-        [sys.executable, "-m", "vitrail", *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+    result = forked.run(*map(str, arguments))
     if check:
         assert result.returncode == 0, result.stderr
     return result
