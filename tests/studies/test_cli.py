@@ -74,7 +74,7 @@ def test_a_study_says_what_will_run_what_was_found_and_where_it_lies(tmp_path: P
     cells = [line for line in said[3:] if "/" in line.split()[0]]
     assert [line.split()[0] for line in cells] == ["1/4", "2/4", "3/6", "4/6", "5/8", "6/8", "7/8", "8/8"]
     assert ["test" in line.split("seed")[1] for line in cells] == [False] * 4 + [True] * 4
-    assert "we found      4 cells are final." in out
+    assert "we found      4 cells are final; with 2 seeds, which cannot tell chance of training" in out
     assert "they found    Nobody looked. (nowhere)" in out
     assert "agreement     unclear" in out
     assert "report        studies/tiny-test/report.html" in out
