@@ -15,7 +15,7 @@ from vitrail.deploy.choosing import chosen
 from vitrail.deploy.exported_files import ENDINGS, Tell, exported, is_exported, open_file
 from vitrail.deploy.runtime import RUNTIMES, Contract, Deployed, Gives, Runtime
 from vitrail.deploy.torch_runtime import PRECISIONS, TorchRuntime
-from vitrail.engine.distributed import pick_device
+from vitrail.engine.devices import pick_device
 from vitrail.models.bit import BiT
 from vitrail.models.merging import merged
 from vitrail.models.vit import ViT

@@ -16,7 +16,7 @@ from vitrail.deploy.pace import FIRST, MOST, Pace
 from vitrail.deploy.rows import Row
 from vitrail.deploy.runtime import Contract, Deployed, Gives
 from vitrail.deploy.torch_runtime import TorchRuntime
-from vitrail.engine.distributed import pick_device
+from vitrail.engine.devices import pick_device
 from vitrail.engine.heap import keep_memory
 
 LANES = 16  # more in one process would wait for Python; more processes do not
