@@ -12,6 +12,9 @@ Each is ready in a process of its own.
 cold: from the command to the first answer on the screen, in a fresh process each time: vitrail predict against transformers'
 pipeline.
 
+serve: 32 clients of vitrail serve against those of a plain FastAPI + timm server, DeiT-Ti; 64 clients for a minute; and more
+clients than there are places (benchmarks/serving.py).
+
 Contestants take turns, round after round, in an order that rotates; the ratios are of medians.
 """
 
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
+import serving
 from PIL import Image
 
 import vitrail
@@ -213,7 +217,16 @@ def cold(options: argparse.Namespace) -> list[dict[str, Any]]:
     return [{"work": "cold", "seconds": taken, "ratio": ratio, "target": 2.0, "rounds": options.rounds, "all": first}]
 
 
-CONTESTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {"predict": predict, "cold": cold}
+def serve(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Target: 1.5 times a plain FastAPI + timm server at 32 clients, 2 times with merged tokens, at no worse p99."""
+    return serving.contest(list(serving.SERVERS), rounds=options.rounds, merge=options.merge)
+
+
+CONTESTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "predict": predict,
+    "cold": cold,
+    "serve": serve,
+}
 
 
 def main() -> None:
