@@ -444,9 +444,9 @@ def test_what_is_no_picture_is_said_in_plain_words_and_the_next_one_is_answered(
 
 
 def test_a_picture_that_is_too_large_is_sent_smaller(browser, files):
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (900, 2400, 3), dtype=np.uint8))
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 1700, 3), dtype=np.uint8))
     with (
-        serving(f"tiny={files[0]}/tiny.safetensors", body=3_000_000) as client,
+        serving(f"tiny={files[0]}/tiny.safetensors", body=700_000) as client,
         visiting(browser, f"http://127.0.0.1:{client.port}", quiet=False) as opened,
     ):
         opened.locator("#files").set_input_files(
@@ -550,6 +550,8 @@ def test_recent_pictures_stay_in_the_browser_and_are_shared_by_its_tabs(browser,
         assert "second.jpg" in opened.locator(".verdict").first.inner_text()  # tabs look at what they like
         give(second, file("third.jpg", encoded(photograph(3))))
         until(opened, "document.querySelectorAll('#shelf button').length === 3")
+        kept = "(sizes) => room(sizes.map((size) => ({blob: {size}})))"
+        assert [opened.evaluate(kept, [n] * 40) for n in (1000, 2**23, 2**30)] == [24, 8, 1]  # 64 MB in all
         opened.locator("#clear").click()
         for each in (opened, second):
             until(each, "document.getElementById('recent').hidden")
@@ -602,7 +604,8 @@ NAMELESS = """() => {
     const label = [...(node.labels ?? [])].map((each) => each.innerText).join("");
     return node.getAttribute("aria-label") || labelled || label || node.innerText?.trim();
   };
-  const met = (node) => node.checkVisibility() && !node.closest("[aria-hidden=true]") && !node.matches(apart);
+  const seen = (node) => node.checkVisibility({visibilityProperty: true}) && !node.closest("[aria-hidden=true]");
+  const met = (node) => seen(node) && !node.matches(apart);
   const without = [...document.querySelectorAll(asked)].filter((node) => met(node) && !named(node));
   return without.map((node) => node.outerHTML.slice(0, 80));
 }"""

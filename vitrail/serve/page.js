@@ -15,6 +15,7 @@ const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : darkn
 const $ = (id) => document.getElementById(id);
 const TRIES = 5; // of a server that says it is busy
 const RECENT = 24; // pictures that are remembered
+const SHELF = 64 * 2 ** 20; // bytes that they may take together
 const SMALLER = 1600; // pixels across the smaller copy of a picture that was too large
 
 // magma, every eighth colour: dark to light, and read by colour-blind eyes too.
@@ -658,7 +659,7 @@ async function remember(picture, answers) {
   const before = recent.find((each) => each.id === picture.id);
   const item = { id: picture.id, name: picture.name, blob: picture.blob, at: before?.at ?? Date.now(), answers: answers.slice(0, 1), thumb: before?.thumb ?? (await thumb(picture.blob)) };
   recent = [item, ...recent.filter((each) => each.id !== item.id)].sort((a, b) => b.at - a.at);
-  const gone = recent.splice(RECENT);
+  const gone = recent.splice(room(recent));
   drawShelf();
   if (!shelf) return;
   try {
@@ -669,6 +670,13 @@ async function remember(picture, answers) {
     complain(`This picture is not kept for later: the browser’s storage refused it (${error.name}).`);
   }
   others?.postMessage("changed");
+}
+
+// How many of these, the newest first, are kept: at least one, however large.
+function room(items) {
+  let taken = 0;
+  const full = items.findIndex(({ blob }, k) => k >= RECENT || ((taken += blob.size) > SHELF && k > 0));
+  return full < 0 ? items.length : full;
 }
 
 async function thumb(blob) {
@@ -690,7 +698,7 @@ function drawShelf() {
     button.dataset.id = item.id;
     button.title = words;
     button.setAttribute("aria-label", words);
-    if (item.thumb) { const image = made("img"); image.src = item.thumb; image.alt = ""; button.append(image); } else button.append("…");
+    if (item.thumb) { const image = made("img"); image.src = item.thumb; image.alt = ""; image.draggable = false; button.append(image); } else button.append("…");
     button.setAttribute("aria-current", shownPanes().some((pane) => pane.picture?.id === item.id));
     button.addEventListener("click", () => { complain(""); if (state.model) vacancy().show(item); });
     return button;
