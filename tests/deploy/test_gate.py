@@ -1,0 +1,132 @@
+"""What differs too much does not pass, and what does not pass is not put in its place."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.deploy.exports import contract_of, pixels, saved, shared, tiny
+from vitrail.cli import main
+from vitrail.deploy import proving
+from vitrail.deploy.gate import Shown, Speed, compare, limits, measured, not_faster
+from vitrail.deploy.generated import generated
+from vitrail.deploy.proving import Asked, Refused, export_with_proof
+from vitrail.deploy.timing import interleaved
+
+pytest.importorskip("onnxruntime")
+LOGITS = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
+
+
+def changed(count: int) -> np.ndarray:
+    """The same logits, but so many answers are others."""
+    made = LOGITS.copy()
+    made[np.arange(count), (LOGITS[:count].argmax(1) + 1) % 5] += 100
+    return made
+
+
+def test_float_passes_within_a_thousandth_and_with_the_same_answers():
+    assert limits("fp32").refusals(compare(LOGITS, LOGITS + 0.9e-3)) == []
+    (said,) = limits("fp32").refusals(compare(LOGITS, LOGITS + 1.1e-3))
+    assert "logits differ by 0.0011, more than 0.001" in said
+    assert len(limits("fp32", 1e-9).refusals(compare(LOGITS, changed(1)))) == 2
+    assert limits("fp32", 1000).refusals(compare(LOGITS, changed(1))) == ["0.50% of the answers changed"]
+
+
+def test_what_is_rounded_may_lose_a_point_of_accuracy():
+    targets = LOGITS.argmax(1)
+    assert limits("int8").refusals(compare(LOGITS, changed(2), targets)) == []
+    (said,) = limits("int8").refusals(compare(LOGITS, changed(3), targets))
+    assert said == "accuracy falls by 1.50 points, more than 1"
+    assert limits("int8", 1.5).refusals(compare(LOGITS, changed(3), targets)) == []
+    # Answers that change from wrong to wrong cost nothing where labels are known, and count where they are not.
+    wrong = (LOGITS.argmax(1) + 2) % 5
+    assert limits("int8").refusals(compare(LOGITS, changed(20), wrong)) == []
+    assert limits("int8").refusals(compare(LOGITS, changed(20))) == ["10.00 % of the answers changed, more than 5 %"]
+    assert limits("int8").refusals(compare(LOGITS, changed(10))) == []
+
+
+def test_numbers_that_are_not_finite_never_pass():
+    bad = LOGITS.copy()
+    bad[3, 2] = math.nan
+    for precision in ("fp32", "int8"):
+        assert limits(precision, 1e9).refusals(compare(LOGITS, bad)) == ["it gives numbers that are not finite"]
+    with pytest.raises(ValueError, match="--tolerance"):
+        limits("fp32", math.nan)
+
+
+def test_accuracy_comes_with_intervals_and_is_paired():
+    score = compare(LOGITS, changed(4), LOGITS.argmax(1)).score
+    assert (score.measure, score.first, score.second) == ("accuracy", 1.0, 0.98)
+    assert score.difference == pytest.approx(-0.02)
+    assert score.difference_interval[0] < -0.02 < score.difference_interval[1]
+    assert score.second_interval[0] < 0.98 < score.second_interval[1]
+
+
+def test_several_labels_are_judged_by_their_ranking():
+    targets = (LOGITS > 0.5).astype(np.uint8)
+    found = compare(LOGITS, LOGITS[:, ::-1].copy(), targets, several=True)
+    assert (found.score.measure, found.score.first) == ("mAP", 1.0)
+    assert found.score.second < 0.7
+    assert found.agreement < 0.5
+
+
+def test_a_smaller_precision_that_gains_nothing_is_told():
+    speeds = {"file": Speed(1.0, 102.0), "plain": Speed(1.0, 100.0)}
+    assert "int8 is not faster here: 1.02×" in not_faster(speeds, "file", "plain", "int8")
+    assert not_faster(speeds | {"file": Speed(1.0, 150.0)}, "file", "plain", "int8") is None
+
+
+def test_speeds_are_measured_in_turns():
+    order = []
+    interleaved({name: lambda name=name: order.append(name) for name in "abc"}, rounds=3, seconds=100)
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab"
+    speeds = measured({"a": lambda x: x, "b": lambda x: x}, np.zeros((3, 1, 2, 2), np.uint8), 0.1)
+    assert all(speed.latency > 0 and speed.throughput > 0 for speed in speeds.values())
+
+
+def test_generated_pictures_are_always_the_same_and_differ():
+    pipeline = contract_of(tiny()).preprocessing
+    made = generated(pipeline, 4)
+    assert made.shape == (4, 3, 16, 24)
+    assert (made == generated(pipeline, 4)).all()
+    assert (made[0] != made[1]).mean() > 0.5
+
+
+def test_what_does_not_pass_is_not_put_in_its_place(tmp_path, monkeypatch):
+    model, path = tiny(), tmp_path / "model.onnx"
+    contract, shown = contract_of(model), Shown(pixels(model), "made")
+    path.write_bytes(b"what was there before")
+    made = (shared() / "model.onnx").read_bytes()
+    monkeypatch.setattr(proving, "write", lambda _, contract, place, *others: place.write_bytes(made))
+    model.head.bias.data += 0.01  # no longer what the file was made of
+    asked = Asked("onnx", measuring=0.1)
+    with pytest.raises(Refused, match=r"was not written: logits differ by 0\.01") as refused:
+        export_with_proof(model, contract, path, asked, shown)
+    assert not refused.value.proof.passed
+    assert path.read_bytes() == b"what was there before"
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    proof = export_with_proof(model, contract, path, replace(asked, force=True), shown)
+    assert not proof.passed
+    assert path.read_bytes() == made
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    model.head.bias.data -= 0.01
+    assert export_with_proof(model, contract, path, asked, shown).passed
+
+
+def test_the_command_proves_on_pictures_with_labels(tmp_path, capsys):
+    source = saved(tiny(channels=1, image_size=16), tmp_path / "model.safetensors")
+    out = tmp_path / "model.onnx"
+    table = tmp_path / "map.json"
+    table.write_text(json.dumps({str(digit): digit % 5 for digit in range(10)}))
+    arguments = ["export", str(source), str(out), "--verify", "digits", "--limit", "20", "--map", str(table)]
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["passed"]
+    assert told["pictures"] == 20
+    assert told["compared"]["agreement"] == 1.0
+    assert told["compared"]["score"]["difference"] == 0.0
+    assert told["compared"]["largest_difference"] < 1e-4
+    assert told["bytes"] == out.stat().st_size
+    assert set(told["speeds"]) == {"model", "file"}

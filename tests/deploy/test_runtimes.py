@@ -1,0 +1,159 @@
+"""What other runtimes are handed: files that are damaged, foreign or dangerous are one line, and nothing in them runs."""
+
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from tests.deploy.exports import pixels, shared, tiny
+from vitrail.data.opening import opened as opened_picture
+from vitrail.deploy.export import derive, export, opened_file
+from vitrail.deploy.exported_torch import open_exported
+from vitrail.deploy.gate import answers
+from vitrail.deploy.onnx_runtime import open_onnx
+from vitrail.deploy.opening import of_checkpoint, opened
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+SHARED = Path(__file__).parents[3] / "shared"
+WEIGHTS, SAMPLES = SHARED / "weights" / "deit_tiny_patch16_224.safetensors", SHARED / "data" / "imagenet-samples"
+
+
+@pytest.fixture(scope="module")
+def files():
+    return shared()
+
+
+def one_line(path, message, gives="logits"):
+    with pytest.raises((ValueError, OSError)) as error:
+        opened(path, gives=gives)
+    assert "\n" not in str(error.value)
+    assert message in str(error.value), str(error.value)
+    assert str(path.name) in str(error.value)
+
+
+def test_damaged_onnx_is_one_line(files, tmp_path):
+    whole = (files / "model.onnx").read_bytes()
+    for place, content in enumerate((b"", b"text", whole[:1000], whole[: len(whole) // 2], os.urandom(5000))):
+        path = tmp_path / f"damaged-{place}.onnx"
+        path.write_bytes(content)
+        one_line(path, str(path))
+    one_line(tmp_path / "none.onnx", "there is no file")
+
+
+def test_foreign_onnx_is_told_what_is_missing(files, tmp_path):
+    proto = onnx.load_model(files / "model.onnx")
+    del proto.metadata_props[:]
+    path = tmp_path / "foreign.onnx"
+    path.write_bytes(proto.SerializeToString())
+    one_line(path, "was not exported by vitrail: it does not say which labels it has and how pictures are prepared")
+    proto.metadata_props.add(key="vitrail", value="{}")
+    path.write_bytes(proto.SerializeToString())
+    one_line(path, "has the form None")
+
+
+def test_a_graph_without_what_is_wanted_is_refused(files, tmp_path):
+    proto = onnx.load_model(files / "model.onnx")
+    (logits,) = (output for output in proto.graph.output if output.name == "logits")
+    proto.graph.output.remove(logits)
+    path = tmp_path / "features.onnx"
+    path.write_bytes(proto.SerializeToString())
+    one_line(path, "has no classes: it gives features")
+    assert open_onnx(path, "features")[0](pixels(tiny())).shape == (3, 32)
+
+
+def test_openvino_files_are_checked_too(files, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    model = openvino.convert_model(str(files / "model.onnx"))
+    path = tmp_path / "foreign.xml"
+    openvino.save_model(model, str(path), compress_to_fp16=False)
+    one_line(path, "was not exported by vitrail")
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+    one_line(path, "not an OpenVINO model, or a damaged one")
+    path.with_suffix(".bin").unlink()
+    one_line(path, "foreign.bin is missing")
+
+
+def test_damaged_programs_are_one_line(files, tmp_path):
+    whole = (files / "model.pt2").read_bytes()
+    for place, content in enumerate((b"", b"PK", whole[: len(whole) // 2])):
+        path = tmp_path / f"damaged-{place}.pt2"
+        path.write_bytes(content)
+        one_line(path, "not an exported program of PyTorch's, or a damaged one")
+
+
+def test_our_programs_hold_no_pickle(files):
+    with zipfile.ZipFile(files / "model.pt2") as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            assert not (name.endswith((".pkl", ".pt")) and content), name
+
+
+class Program:
+    """What a pickle would run."""
+
+    def __reduce__(self):
+        return os.mkdir, ("/tmp/vitrail-was-tricked",)
+
+
+def test_nothing_in_a_program_is_run_or_unpickled(files, tmp_path):
+    def spoilt(change):
+        path = tmp_path / "spoilt.pt2"
+        with zipfile.ZipFile(files / "model.pt2") as archive, zipfile.ZipFile(path, "w") as out:
+            for info in archive.infolist():
+                out.writestr(info.filename, change(info.filename, archive.read(info)))
+        return path
+
+    def tricked(name, content):
+        if name.endswith("weights_config.json"):
+            told = json.loads(content)
+            next(iter(told["config"].values()))["use_pickle"] = True
+            return json.dumps(told).encode()
+        return pickle.dumps(Program()) if name.endswith("weight_0") else content
+
+    one_line(spoilt(tricked), "is not stored as plain numbers")
+    # Samples and the graph are not even looked at: such a file opens, and nothing has happened.
+    path = spoilt(lambda name, content: pickle.dumps(Program()) if "sample" in name or "models/" in name else content)
+    assert open_exported(path)[0](pixels(tiny())).shape == (3, 5)
+    assert not os.path.exists("/tmp/vitrail-was-tricked")
+    shorter = spoilt(lambda name, content: content[:-4] if name.endswith("weight_0") else content)
+    one_line(shorter, "missing or of another size")
+
+
+def prepared(count=None):
+    pipeline = vitrail.load(WEIGHTS).preprocessing
+    made = []
+    for path in sorted(SAMPLES.iterdir())[:count]:
+        with opened_picture(str(path), path.name) as image:
+            made.append(pipeline.pixels(image).numpy())
+    return np.stack(made)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (WEIGHTS.exists() and SAMPLES.exists()), reason="DeiT-Ti and its samples are not in ../shared")
+def test_every_runtime_answers_as_pytorch_on_the_imagenet_samples(tmp_path):
+    pytest.importorskip("openvino")
+    found, pictures = of_checkpoint(WEIGHTS, torch.device("cpu"), None, 0, None, None, None, "fp32"), prepared()
+    assert len(pictures) == 200
+    wanted = answers(found.runtime, pictures)
+
+    def same(runtime, count):
+        logits = answers(runtime, pictures[:count])
+        assert np.abs(logits - wanted[:count]).max() < 1e-3
+        assert (logits.argmax(1) == wanted[:count].argmax(1)).all()
+
+    told = export(found.model, found.contract, tmp_path / "deit.onnx", to="onnx", uint8=True)
+    same(opened(tmp_path / "deit.onnx").runtime, 200)
+    derive(tmp_path / "deit.onnx", told, tmp_path / "deit.xml", "openvino", True)
+    same(opened(tmp_path / "deit.xml").runtime, 200)
+    export(found.model, found.contract, tmp_path / "deit.pt2", to="torch")
+    same(opened(tmp_path / "deit.pt2").runtime, 32)  # its weights, run by the same PyTorch
+    same(opened_file(tmp_path / "deit.pt2")[0], 32)  # the program itself
