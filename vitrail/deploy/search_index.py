@@ -41,7 +41,7 @@ class Model:
     take: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a million of them
 class Picture:
     """A picture, and what to know it again by."""
 

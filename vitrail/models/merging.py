@@ -64,24 +64,24 @@ class Merged(nn.Module):
         assert isinstance(block, EncoderBlock)
         match block:
             case PreNormBlock():
-                y, keys = attention(block.msa, block.norm1(z), size, read)
-                z, size = self.shorter(first(z, read) + block.branch1(y), size, keys, r)
+                y, k = attention(block.msa, block.norm1(z), size, read)
+                z, size = self.shorter(first(z, read) + block.branch1(y), size, k, r)
                 return z + block.branch2(block.mlp(block.norm2(z))), size
             case PostNormBlock():
-                y, keys = attention(block.msa, z, size, read)
-                z, size = self.shorter(block.norm1(first(z, read) + block.branch1(y)), size, keys, r)
+                y, k = attention(block.msa, z, size, read)
+                z, size = self.shorter(block.norm1(first(z, read) + block.branch1(y)), size, k, r)
                 return block.norm2(z + block.branch2(block.mlp(z))), size
             case ParallelBlock():  # nothing is between attention and MLP: merging comes after both
                 x = block.norm1(z)
-                y, keys = attention(block.msa, x, size, read)
+                y, k = attention(block.msa, x, size, read)
                 mixed = block.branch1(y) + block.branch2(block.mlp(first(x, read)))
-                return self.shorter(first(z, read) + mixed, size, keys, r)
+                return self.shorter(first(z, read) + mixed, size, k, r)
             case _:
                 raise AssertionError(f"a layer of another order: {type(block).__name__}")
 
-    def shorter(self, z: Tensor, size: Tensor | None, keys: Tensor, r: int) -> tuple[Tensor, Tensor | None]:
+    def shorter(self, z: Tensor, size: Tensor | None, k: Tensor, r: int) -> tuple[Tensor, Tensor | None]:
         """z with r tokens fewer, and how many patches each of them stands for."""
-        return merge(z, size, keys, self.config.prefix.count, r) if r else (z, size)
+        return merge(z, size, k.mean(1), self.config.prefix.count, r) if r else (z, size)
 
     def tokens_per_layer(self, grid: Grid | None = None) -> tuple[int, ...]:
         """How many tokens come into each layer, for pictures of this grid of patches."""
@@ -139,47 +139,40 @@ def merges(patches: int, r: int) -> int:
 
 
 def attention(msa: MSA, x: Tensor, size: Tensor | None, read: int | None) -> tuple[Tensor, Tensor]:
-    """MSA, in which a token counts as often as it stands for patches; and the mean of the heads' keys, [B, T, d]."""
+    """MSA, in which a token counts as often as it stands for patches; and the keys, [B, H, T, d]."""
     q, k, v = msa.split(msa.qkv(x))  # each [B, H, T, d]
     bias = None
     if size is not None:  # softmax(q kᵀ / √d + log size) v
         bias = F.pad(size.log(), (x.shape[1] - size.shape[1], 0))[:, None, None]  # [B, 1, 1, T]; 0 for the prefix
     dropout = msa.dropout if msa.training else 0.0
     y = F.scaled_dot_product_attention(q[:, :, :read], k, v, attn_mask=bias, dropout_p=dropout)
-    return msa.out(y.transpose(1, 2).flatten(2)), k.mean(1)
+    return msa.out(y.transpose(1, 2).flatten(2)), k
 
 
 def merge(z: Tensor, size: Tensor | None, keys: Tensor, prefix: int, r: int) -> tuple[Tensor, Tensor]:
     """Bipartite soft matching: r patches of z [B, T, D] merged into those most like them; [B, T - r, D] and [B, N - r].
 
-    Written with sums over a small matrix of who goes where, in place of scattering: as quick here, and every runtime has it.
+    `keys`, [B, T, d], are the mean over the heads. Written with a small matrix of who goes where, in place of scattering: every
+    runtime has that.
     """
     b, tokens, width = z.shape
-    even = (
-        prefix % 2
-    )  # places are counted from the first token, so that with a class token the first patch is in `others`
+    even = prefix % 2  # the first set: tokens in even places, as counted from the very first
     keys = F.normalize(keys[:, prefix:], dim=-1)
     alike, partner = (keys[:, even::2] @ keys[:, 1 - even :: 2].transpose(1, 2)).max(-1)  # [B, N/2] both
     order = alike.argsort(-1, descending=True)
-    goes = order[:, :r]  # [B, r]
-    stays = order[:, r:].sort(-1).values
+    order = torch.cat((order[:, :r], order[:, r:].sort(-1).values), 1)  # r that go, then those that stay, as they stood
 
     if size is None:
         size = z.new_ones(b, tokens - prefix)
-    mine, theirs = size[:, even::2], size[:, 1 - even :: 2]
+    mine, theirs = size[:, even::2].gather(1, order), size[:, 1 - even :: 2]
     places = torch.arange(theirs.shape[1], device=z.device)
-    joins = (places[:, None] == partner.gather(1, goes)[:, None]).to(z.dtype)  # [B, N/2, r]
-    joins = joins * mine.gather(1, goes)[:, None]  # weighted by the patches that each brings
+    joins = (places[:, None] == partner.gather(1, order[:, :r])[:, None]).to(z.dtype)  # [B, N/2, r]
+    joins = joins * mine[:, None, :r]  # weighted by the patches that each brings
     weight = theirs + joins.sum(-1)
 
     # Whole rows of all images at once: quicker than gather.
-    row = torch.arange(b, device=z.device)[:, None] * tokens
-    flat = z.flatten(0, 1)
-
-    def rows(which: Tensor) -> Tensor:
-        """These of the first set, [B, n, D]."""
-        return flat.index_select(0, (row + prefix + even + 2 * which).flatten()).view(b, -1, width)
-
-    other = z[:, prefix + 1 - even :: 2]
-    together = torch.baddbmm(other * theirs[..., None], joins, rows(goes)) / weight[..., None]
-    return torch.cat((z[:, :prefix], rows(stays), together), 1), torch.cat((mine.gather(1, stays), weight), 1)
+    start = torch.arange(b, device=z.device)[:, None] * tokens + (prefix + even)
+    rows = z.flatten(0, 1).index_select(0, (start + 2 * order).flatten()).view(b, -1, width)
+    others = z[:, prefix + 1 - even :: 2] * theirs[..., None]
+    together = torch.baddbmm(others, joins, rows[:, :r]) / weight[..., None]
+    return torch.cat((z[:, :prefix], rows[:, r:], together), 1), torch.cat((mine[:, r:], weight), 1)
