@@ -42,7 +42,8 @@ class Running:
 def tiny(path, seed=0, **given):
     torch.manual_seed(seed)
     options = {"width": 24, "depth": LAYERS, "heads": HEADS, "patch": 8, "image_size": 64, "classes": 5} | given
-    model, preprocessing = vitrail.build(**options), Preprocessing((64, 64), (64, 64))
+    model, size = vitrail.build(**options), (options["image_size"],) * 2
+    preprocessing = Preprocessing(size, size)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -52,9 +53,10 @@ def tiny(path, seed=0, **given):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A model with classes, one that ends in features, and one without attention."""
+    """A model with classes, one of many small patches, one that ends in features, and one without attention."""
     folder = tmp_path_factory.mktemp("models")
     model, preprocessing = tiny(folder / "tiny.safetensors")
+    tiny(folder / "fine.safetensors", 2, image_size=160, depth=2)
     tiny(folder / "features.safetensors", 1, classes=None)
     vitrail.save(
         vitrail.build("R26x0.25", classes=5, image_size=32),
@@ -68,7 +70,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def running(files):
     folder, model, preprocessing = files
-    names = [f"{name}={folder}/{name}.safetensors" for name in ("tiny", "features", "resnet")]
+    names = [f"{name}={folder}/{name}.safetensors" for name in ("tiny", "fine", "features", "resnet")]
     with serving(*names) as client:
         yield Running(f"http://127.0.0.1:{client.port}", model, preprocessing)
 
@@ -148,23 +150,23 @@ def grey(size=(64, 64)):
     return encoded(Image.new("RGB", size, (GREY,) * 3), "PNG")
 
 
-def on_stage(opened, pane=0):
+def on_stage(opened, pane=0, side=SIDE):
     """The colour in the middle of every patch, where no outline is: [h·w, 3]."""
     return np.array(
         opened.evaluate(
-            """(pane) => {
+            """([pane, n]) => {
               const copy = document.createElement("canvas"), context = copy.getContext("2d", {willReadFrequently: true});
-              copy.width = copy.height = 80;
+              copy.width = copy.height = 10 * n;
               context.imageSmoothingEnabled = false;
-              context.drawImage(document.querySelectorAll(".map")[pane], 0, 0, 80, 80);
-              const { data } = context.getImageData(0, 0, 80, 80), found = [];
-              for (let y = 5; y < 80; y += 10) for (let x = 5; x < 80; x += 10) {
-                const at = 4 * (80 * y + x);
+              context.drawImage(document.querySelectorAll(".map")[pane], 0, 0, 10 * n, 10 * n);
+              const { data } = context.getImageData(0, 0, 10 * n, 10 * n), found = [];
+              for (let y = 5; y < 10 * n; y += 10) for (let x = 5; x < 10 * n; x += 10) {
+                const at = 4 * (10 * n * y + x);
                 found.push([...data.slice(at, at + 3)]);
               }
               return found;
             }""",
-            pane,
+            [pane, side],
         )
     )
 
@@ -185,9 +187,9 @@ def between(seen, layer, head, row, column):
     return maps.mean(0) if head == 0 else maps[head - 1]
 
 
-def point(opened, row, column, pane=0):
+def point(opened, row, column, pane=0, side=SIDE):
     box = opened.locator(".map").nth(pane).bounding_box()
-    opened.mouse.move(box["x"] + (column + 0.5) * box["width"] / SIDE, box["y"] + (row + 0.5) * box["height"] / SIDE)
+    opened.mouse.move(box["x"] + (column + 0.5) * box["width"] / side, box["y"] + (row + 0.5) * box["height"] / side)
     until(opened, f"document.getElementById('workspace').dataset.patch === '{row},{column}'")
 
 
@@ -408,9 +410,24 @@ def test_two_pictures_are_compared_at_the_same_patch_and_either_is_replaced(brow
         assert names.first.inner_text().startswith("new a.png")
 
 
+def test_many_patches_are_drawn_on_a_coarser_grid_and_that_is_said(browser, running, files):
+    data, model = grey((160, 160)), vitrail.load(files[0] / "fine.safetensors")
+    with Image.open(io.BytesIO(data)) as image:
+        seen = look(model, model.preprocessing(image)[None])
+    assert seen.between_grid == (10, 10)
+    with visiting(browser, running.address) as opened:
+        opened.locator("#model").select_option("fine")
+        give(opened, file("grey.png", data, "image/png"))
+        assert "10×10 cells of 2×2 patches" in opened.locator("#coarse").inner_text()
+        same(on_stage(opened, side=20), seen.attention[-1].mean(0))
+        point(opened, 5, 19, side=20)
+        cells = seen.between[-1, :, 2 * 10 + 9].astype(np.float32).mean(0).reshape(10, 10)
+        same(on_stage(opened, side=20), np.kron(cells, np.ones((2, 2))))
+
+
 def test_another_model_is_asked_about_the_same_picture(browser, running):
     with visiting(browser, running.address) as opened:
-        assert opened.locator("#model option").all_inner_texts() == ["tiny", "features", "resnet"]
+        assert opened.locator("#model option").all_inner_texts() == ["tiny", "fine", "features", "resnet"]
         give(opened)
         glass = opened.locator("#window").inner_html()
         opened.locator("#model").select_option("resnet")
