@@ -120,6 +120,28 @@ def test_one_map_is_of_the_layer_head_and_patch_that_were_asked_for(client, path
     assert np.allclose(said["map"], seen(path, data).attention[1, 0], atol=1e-5)
 
 
+def test_looking_is_not_disturbed_by_answers_that_are_computed_meanwhile(client, path):
+    """Looking watches a model's layers while they run, so it must not be those that predictions run through."""
+    data, stop = picture(7), threading.Event()
+    wanted = seen(path, data).rollout
+    runtime, pixels = client.service.models.get(None).deployed.runtime, np.zeros((1, 3, 32, 32), np.uint8)
+
+    def predict():
+        while not stop.is_set():
+            runtime(pixels)
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(predict) for _ in range(2)]
+        found = [client.post("/attention", data) for _ in range(20)]
+        stop.set()
+        for each in running:
+            each.result()
+    for status, said, _ in found:
+        assert status == 200
+        rollout = np.frombuffer(base64.b64decode(said["rollout"]), np.uint8).reshape(wanted.shape)
+        assert np.abs(rollout / 255 * said["rollout_scale"] - wanted).max() < 0.003
+
+
 @pytest.mark.parametrize(
     ("asked", "code", "why"),
     [

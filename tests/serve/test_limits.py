@@ -226,6 +226,7 @@ def test_requests_that_take_too_long_are_told_and_their_pictures_dropped():
         runtime.let.clear()
         runtime.batches.clear()
         waiting = [pool.submit(client.post, "/predict", picture(n)) for n in range(4)]
+        wait_until(lambda: runtime.batches)
         for each in waiting:
             status, said, headers = each.result()
             assert status == 503
@@ -247,7 +248,7 @@ def test_the_pictures_of_a_client_that_left_are_dropped():
         gone = [client.raw() for _ in range(3)]
         for each in gone:
             each.sendall(head + data)
-        wait_until(lambda: client.service.places.taken == 3)
+        wait_until(lambda: client.service.places.taken == 3 and runtime.batches)  # one is being computed
         for each in gone:
             each.close()
         wait_until(lambda: client.service.places.taken == 0)

@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     how = How(workers, at_least(1, options.max_batch, "--max-batch"), options.batch_ms / 1000, options.drain, limits)
     models, tokens = named(options.models), tokens_from(options.token, options.token_file)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are of what strangers send, line after line
     opening = Opening(
         threads,
         {

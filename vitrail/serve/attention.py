@@ -45,27 +45,27 @@ class Looking:
         self.decoder = decoder
         self.lock = threading.Lock()
 
-    def vit(self, served: Served) -> ViT:
-        """The model itself, which is there also where another runtime answers for it."""
-        if not served.sees:
-            why = (
-                "an exported file has no attention to look at" if served.config else "there is no attention to look at"
-            )
-            raise Refused(409, f"{served.name!r}: {why}, serve the checkpoint of a Vision Transformer")
-        assert isinstance(served.deployed.model, ViT)
-        return served.deployed.model
-
     def __call__(self, served: Served, part: Part, wanted: Map | None) -> dict[str, Any]:
         """In a thread: what is to be said of one picture."""
         preprocessing = served.contract.preprocessing
         with self.lock:
-            vit = self.vit(served)
+            vit = vit_of(served)
             if wanted is not None:
                 check(wanted, vit)
             found = self.decoder(part, preprocessing)
             if wanted is not None:
                 return {"model": served.name, "map": one(vit, found, preprocessing, wanted).tolist()}
             return {"model": served.name, **everything(served, vit, found, preprocessing)}
+
+
+def vit_of(served: Served) -> ViT:
+    """The model itself, which is there also where another runtime answers for it."""
+    if served.vit is None:
+        raise Refused(
+            409,
+            f"{served.name!r} has no attention to look at: serve a Vision Transformer's checkpoint, not a file exported from it",
+        )
+    return served.vit
 
 
 def check(wanted: Map, vit: ViT) -> None:

@@ -28,8 +28,12 @@ async def received(request: Request, limits: Limits, held: Held) -> AsyncIterato
         raise Refused(415, "a body with a Content-Encoding: send pictures as they are")
     boundary = boundary_of(said) if kind == FORM else b""
     with held.holding() as hold:
-        body = await whole(request, limits, hold)
-        yield parts(body, boundary, limits.pictures) if boundary else [Part(None, bytes(body))]
+        yield split(await whole(request, limits, hold), boundary, limits.pictures)
+
+
+def split(body: bytearray, boundary: bytes, most: int) -> list[Part]:
+    """The pictures in a body: itself, or what its boundary separates."""
+    return parts(body, boundary, most) if boundary else [Part(None, bytes(body))]
 
 
 async def whole(request: Request, limits: Limits, hold: Hold) -> bytearray:

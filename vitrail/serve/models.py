@@ -1,6 +1,7 @@
 """The models that are served, by name: opened, tried, and exchanged for newer ones while requests go on."""
 
 import asyncio
+import copy
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -68,8 +69,8 @@ class Served:
         self.deployed = opening.first(called.where)
         self.contract = self.deployed.contract
         self.config = from_json(self.contract.config) if self.contract.config else None
-        if self.deployed.model is not None:
-            self.deployed.model.eval()
+        model = self.deployed.model
+        self.vit = apart(model) if isinstance(model, ViT) else None  # to look into
         self.batchers: dict[Gives, Batcher] = {}
         self.adding = threading.Lock()
         self.start(self.deployed)
@@ -119,12 +120,19 @@ class Served:
     @property
     def sees(self) -> bool:
         """Whether there is attention to look at: in a Vision Transformer, and not in a file that was exported from one."""
-        return isinstance(self.deployed.model, ViT)
+        return self.vit is not None
 
     def close(self) -> None:
         """Answers what it was asked, and ends."""
         for batcher in self.batchers.values():
             batcher.close()
+
+
+def apart(vit: ViT) -> ViT:
+    """The same model with layers of its own and the same weights in memory: looking watches layers while they run."""
+    vit.eval()
+    weights: dict[int, Any] = {id(tensor): tensor for tensor in (*vit.parameters(), *vit.buffers())}
+    return copy.deepcopy(vit, weights)
 
 
 def tried(where: str, runtime: Runtime, preprocessing: Preprocessing) -> None:
