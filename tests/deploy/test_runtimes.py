@@ -124,6 +124,8 @@ def test_nothing_in_a_program_is_run_or_unpickled(files, tmp_path):
     path = spoilt(lambda name, content: pickle.dumps(Program()) if "sample" in name or "models/" in name else content)
     assert open_exported(path)[0](pixels(tiny())).shape == (3, 5)
     assert not os.path.exists("/tmp/vitrail-was-tricked")
+    deep = spoilt(lambda name, content: content.replace(b'"depth": 1,', b'"depth": 100000000,'))
+    one_line(deep, "its configuration has 100,000,000 layers")
     shorter = spoilt(lambda name, content: content[:-4] if name.endswith("weight_0") else content)
     one_line(shorter, "missing or of another size")
 

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", type=float, metavar="X", help="of logits in float (0.001); else points of accuracy (1)"
     )
     proof.add_argument("--force", action="store_true", help="put the file in its place, whatever the proof says")
-    proof.add_argument("--threads", type=int, metavar="N", help="for the file while it is proven")
+    proof.add_argument("--threads", type=int, metavar="N", help="of model and file while they are compared")
     reading.add_arguments(parser.add_argument_group("of MODEL's file"))
 
 
@@ -119,6 +119,8 @@ def proven(options: argparse.Namespace, to: str) -> Any:
     from vitrail.run.opening import weights_of
 
     told = counted()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     found = of_checkpoint(
         options.model,
         torch.device("cpu"),

@@ -76,7 +76,9 @@ def write(model: ViT | BiT, contract: Contract, path: Path, to: str, uint8: bool
 def write_float(model: ViT | BiT, contract: Contract, path: Path, uint8: bool) -> None:
     """The ONNX file in float that every other is made from."""
     contract = replace(contract, precision="fp32")
-    graph = Graph(settled(model, contract.any_size), contract.preprocessing, uint8, contract.merge)
+    graph = Graph(
+        settled(model, contract.any_size, contract.preprocessing.size), contract.preprocessing, uint8, contract.merge
+    )
     write_onnx(to_onnx(graph, contract), path)
 
 

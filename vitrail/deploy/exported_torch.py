@@ -23,12 +23,14 @@ from vitrail.deploy.onnx_export import quiet, traced
 from vitrail.deploy.onnx_runtime import check_outputs, described, taken, there
 from vitrail.deploy.runtime import Contract, Gives, Runtime
 from vitrail.deploy.settled import live
-from vitrail.models.vit import ViT
+from vitrail.models.vit import ViT, ViTConfig
 from vitrail.models.written import from_json
 
 TABLE = "data/weights/model_weights_config.json"
 KINDS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CODES = {7: torch.float32, 6: torch.float16, 13: torch.bfloat16}  # PyTorch's numbers in the table
+DAMAGED = (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError)  # the last: encrypted
+NOT_ONE = "not an exported program of PyTorch's, or a damaged one"
 LARGEST = 2**26  # bytes of a table or a description
 
 
@@ -69,11 +71,15 @@ def open_exported(path: Path, gives: Gives = "logits", threads: int | None = Non
     """A `.pt2` that vitrail exported, by its weights and its contract; the program inside is not run."""
     there(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        archive = zipfile.ZipFile(path)
+    except (*DAMAGED, ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: {NOT_ONE} ({error})") from None
+    try:
+        with archive:
             contract, input = described(path, _text(path, archive, f"extra/{KEY}"))
             state = weights(path, archive)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise ValueError(f"{path}: not an exported program of PyTorch's, or a damaged one ({error})") from None
+    except DAMAGED as error:
+        raise ValueError(f"{path}: {NOT_ONE} ({error})") from None
     if contract.precision not in KINDS:
         raise ValueError(f"{path}: a program of PyTorch's is not in {contract.precision}: export the model anew")
     graph = rebuilt(path, contract, state, input)
@@ -86,6 +92,8 @@ def open_exported(path: Path, gives: Gives = "logits", threads: int | None = Non
 def rebuilt(path: Path, contract: Contract, state: dict[str, Tensor], input: Input) -> Graph:
     """The graph that was exported, from its configuration and its weights."""
     config, kind = from_json(contract.config), KINDS[contract.precision]
+    if (layers := config.size.depth if isinstance(config, ViTConfig) else sum(config.stages)) > len(state):
+        raise ValueError(f"{path}: its configuration has {layers:,} layers, and the file {len(state):,} weights")
     try:
         model = assembled(Stored(config, contract.labels, contract.preprocessing, {}), state, kind)
     except (KeyError, AssertionError, StopIteration) as error:
@@ -97,7 +105,12 @@ def rebuilt(path: Path, contract: Contract, state: dict[str, Tensor], input: Inp
 
 def weights(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
     """Every weight by the model's own name, from plain bytes."""
-    told = json.loads(_text(path, archive, TABLE) or "{}")
+    try:
+        told = json.loads(_text(path, archive, TABLE) or "{}")
+    except RecursionError:
+        told = None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: its table of weights is not readable ({error})") from None
     table = told.get("config") if isinstance(told, dict) else None
     if not isinstance(table, dict) or not table:
         raise ValueError(f"{path}: there is no table of weights in it")
@@ -126,7 +139,7 @@ def _tensor(path: Path, archive: zipfile.ZipFile, name: str, about: dict[str, An
         raise ValueError(f"{path}: the weight {name!r} is not stored as plain numbers, and is not read")
     info = _member(archive, f"data/weights/{member}")
     count = math.prod(shape)
-    if info is None or info.file_size != count * kind.itemsize:
+    if info is None or count < 1 or info.file_size != count * kind.itemsize:
         raise ValueError(f"{path}: the weight {name!r} is missing or of another size than the file says")
     return torch.frombuffer(bytearray(archive.read(info)), dtype=kind).reshape(shape)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.models.bit import BiT, StdConv, pad_same
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.vit import ViT
-from vitrail.nn.embed import ConvStem
+from vitrail.nn.embed import ConvStem, divide
 from vitrail.nn.position import (
     Added,
     At,
@@ -33,15 +33,18 @@ from vitrail.nn.shape import Grid
 SHARPNESS = -0.5  # of PyTorch's bicubic filter with antialiasing
 
 
-def settled(model: ViT | BiT, any_size: bool = False) -> ViT | BiT:
-    """A copy for tracing, in evaluation mode, with the same answers; the model is left as it is."""
+def settled(model: ViT | BiT, any_size: bool = False, size: tuple[int, int] | None = None) -> ViT | BiT:
+    """A copy for tracing, in evaluation mode, with the same answers; the model is left as it is.
+
+    `size` is that of the pictures, where it is not the model's own.
+    """
     model = with_weights(model, any_size)
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, StdConv):
                 setattr(module, name, Standardised(child))
     if isinstance(model, ViT) and not any_size:
-        model.position = Settled(model.position, model.config.shape.grid)
+        model.position = Settled(model.position, divide(size or model.config.image_size, model.embed.stride))
     return model
 
 
