@@ -108,15 +108,12 @@ class Batcher:
         """In a thread of the pool."""
         part, asked.part = asked.part, None
         assert part is not None
-        refused: Exception | None = None
+        refused: Refused | None = None
         if not asked.unwanted:
             try:
                 asked.pixels = self.decoder(part, self.preprocessing)
             except Refused as error:
                 refused = error
-            except Exception:
-                log.exception("a picture could not be decoded, and not for a reason that is known")
-                refused = Refused(422, f"{part.name or 'the picture'}: it cannot be decoded")
         with self.change:
             self.coming -= 1
             if asked.pixels is not None:
@@ -177,10 +174,3 @@ class Batcher:
         with self.change:
             self.closed = True
             self.change.notify_all()
-
-    def join(self, seconds: float) -> bool:
-        """Waits for the threads; whether they have ended."""
-        end = time.monotonic() + seconds
-        for thread in self.threads:
-            thread.join(max(0.0, end - time.monotonic()))
-        return not any(thread.is_alive() for thread in self.threads)

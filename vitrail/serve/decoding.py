@@ -5,6 +5,7 @@ gigabytes. Only formats that Pillow reads by itself are opened, none that starts
 """
 
 import io
+import logging
 
 import numpy as np
 from PIL import Image
@@ -16,6 +17,7 @@ from vitrail.serve.limits import Refused
 from vitrail.serve.memory import Memory
 from vitrail.serve.multipart import Part
 
+log = logging.getLogger("vitrail.serve")
 SCANS = 200  # of a progressive JPEG; cameras and programs write about ten
 SCAN = b"\xff\xda"  # what one begins with; inside of one this cannot occur
 TILE = (322, 323)  # TIFF's tags for the width and height of a tile, which is decoded whole
@@ -44,6 +46,13 @@ class Decoder:
             raise Refused(413, f"{name}: too many pixels, at most {self.most / 1e6:g} million are taken") from None
         except UNREADABLE as error:
             raise Refused(422, one_line(error)) from None
+        except Refused:
+            raise
+        except (
+            Exception
+        ):  # a reader's own mistake, which a stranger's file found: not the end of a thread, nor a fault of ours
+            log.exception("a picture could not be decoded, for a reason that is not known")
+            raise Refused(422, f"{name}: it cannot be decoded") from None
 
 
 def check(image: Image.Image, name: str, most: int) -> None:
