@@ -273,7 +273,7 @@ def test_models_are_pre_trained_on_every_other_class_and_transferred_to_the_rest
     assert {cell.recipe.data.per_class for cell in others} == {100}
     assert all(cell.recipe.data.per_class == cell.at["each class"] for cell in base)
     assert all(cell.recipe.data.drawn == cell.at["seed"] for cell in cells)
-    assert ({cell.recipe.steps for cell in base}, {cell.recipe.steps for cell in others}) == ({480}, {100})
+    assert ({cell.recipe.steps for cell in base}, {cell.recipe.steps for cell in others}) == ({400}, {200})
     assert all(isinstance(cell.recipe.optimizer, SGD) and cell.recipe.init for cell in others)
 
 

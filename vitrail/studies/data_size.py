@@ -272,15 +272,15 @@ STUDY = Study(
             },
         ),
         # R14x0.5 on Fashion-MNIST costs 6.8 M multiply-adds a picture. On a free core all three train about 450 pictures/s,
-        # 1,300/s without training. Pre-training 480 steps × 64 = 30,720: 68 s, + 3,000 validation pictures 3 s + 8 s to begin
-        # = 79 s. Two rates and two more seeds at 18 places: 72 × 79 s = 5,690 s. Fine-tuning 100 steps × 64: 14 s, + 10 s; a
-        # final run + 5,000 test pictures, again for 5-shot: 32 s. 18 × (2 × 24 + 3 × 32) = 2,590 s. Two at a time 69 min; with
-        # one seed 36 min. Each seed draws other pictures: with fewer than three nobody knows how much that changes.
+        # 1,300/s without training. Pre-training 400 steps × 64 = 25,600: 57 s, + 3,000 validation pictures 3 s + 8 s to begin
+        # = 68 s. Two rates and two more seeds at 18 places: 72 × 68 s = 4,900 s. Fine-tuning 200 steps × 64: 28 s, + 10 s; a
+        # final run + 5,000 test pictures, again for 5-shot: 46 s. 18 × (2 × 38 + 3 × 46) = 3,850 s. Two at a time 73 min; with
+        # one seed 39 min. Each seed draws other pictures: with fewer than three nobody knows how much that changes.
         "laptop": Scale(
-            "fashion-mnist", 69, "two cores", seeds=3, steps=100, batch=64, rates=(0.01, 0.05),
+            "fashion-mnist", 73, "two cores", seeds=3, steps=200, batch=64, rates=(0.03, 0.1),
             sizes={
                 "depth": 4, "heads": 4, "patch": 4, "per_class": (10, 40, 150, 500, 1600, 5000), "labels": 100,
-                "base_rates": (1e-3, 3e-3), "base_steps": 480,
+                "base_rates": (1e-3, 3e-3), "base_steps": 400,
                 "bit": {"stages": (1, 1, 1, 1), "factor": 0.5}, "hybrid": {"stages": (), "patch": 1},
             },
         ),
