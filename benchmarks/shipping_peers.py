@@ -39,11 +39,11 @@ def by_vitrail(told: dict[str, Any]) -> Run:
     from vitrail.deploy.writing import write
 
     how = How(runtime=told["runtime"], merge=told["merge"])
-    deployed, lanes = ready(told["model"], "logits", how, 10**9)
+    model = ready(told["model"], "logits", how, 10**9)
 
     def run() -> int:
         inputs = gathered([told["folder"]])
-        return write(deployed, inputs, told["out"], LabelsCSV(), lanes, how, force=True).pictures
+        return write(model, inputs, told["out"], LabelsCSV(), how, force=True).pictures
 
     return run
 

@@ -78,15 +78,15 @@ def run(options: argparse.Namespace, gives: Any, top: int) -> int:
     try:
         inputs = gathered(options.paths, show)
         total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
-        deployed, lanes = ready(options.model, gives, how, place.span(total)[1] - place.span(total)[0], noted)
-        if top > 1 and deployed.contract.labels is not None and top > len(deployed.contract.labels):
-            raise ValueError(f"--top {top}: {deployed.name} has {len(deployed.contract.labels):,} classes")
+        model = ready(options.model, gives, how, place.span(total)[1] - place.span(total)[0], noted)
+        labels = model.deployed.contract.labels
+        if labels is not None and top > len(labels):
+            raise ValueError(f"--top {top}: {model.deployed.name} has {len(labels):,} classes")
         summary = write(
-            deployed,
+            model,
             inputs,
             options.out,
             form,
-            lanes,
             how,
             top=top,
             limit=options.limit,

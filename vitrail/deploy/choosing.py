@@ -16,7 +16,7 @@ from vitrail.deploy.runtime import Deployed, Runtime
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 FEW = 50  # pictures that are answered before another runtime has opened its file
-ENOUGH = 2000  # pictures from which on exporting and measuring may pay
+ENOUGH = 5000  # pictures from which on exporting and measuring may pay
 BATCH, ROUNDS = 4, 3
 
 

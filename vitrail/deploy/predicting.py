@@ -14,7 +14,7 @@ from vitrail.deploy.inputs import Inputs, gathered
 from vitrail.deploy.opening import another, opened
 from vitrail.deploy.pace import FIRST, MOST, Pace
 from vitrail.deploy.rows import Row
-from vitrail.deploy.runtime import Contract, Deployed, Gives
+from vitrail.deploy.runtime import Contract, Deployed, Gives, Runtime
 from vitrail.deploy.torch_runtime import TorchRuntime
 from vitrail.engine.devices import pick_device
 from vitrail.engine.heap import keep_memory
@@ -60,14 +60,24 @@ def predict(
     """
     inputs = gathered([paths] if isinstance(paths, (str, os.PathLike)) else paths)
     count = len(inputs) if limit is None else min(limit, len(inputs))
-    deployed, lanes = ready(os.fspath(model), "logits", how, count)
-    return Answering(deployed, inputs, lanes, how, top).rows(0, count)
+    return Answering(ready(os.fspath(model), "logits", how, count), inputs, how, top).rows(0, count)
 
 
-def ready(
-    where: str, gives: Gives, how: How, count: int, tell: Callable[[str], None] | None = None
-) -> tuple[Deployed, int]:
-    """A model that is open for so many pictures, and how many lanes it has: one for each core, with a thread each."""
+@dataclass(frozen=True)
+class Ready:
+    """A model that is open as often as it is needed: a runtime for each lane, or one that they share."""
+
+    deployed: Deployed
+    lanes: tuple[Runtime, ...]
+
+    @property
+    def kind(self) -> str:
+        """Of the device."""
+        return self.lanes[0].device.type if isinstance(self.lanes[0], TorchRuntime) else "cpu"
+
+
+def ready(where: str, gives: Gives, how: How, count: int, tell: Callable[[str], None] | None = None) -> Ready:
+    """A model for so many pictures. On a CPU it has a lane for each core, with a thread each."""
     lanes = max(1, min(how.workers or min(ours(), LANES), count))
     threads = 1 if pick_device(how.device).type != "cpu" else max(1, ours() // lanes)
     deployed = opened(
@@ -84,38 +94,29 @@ def ready(
         precision=how.precision,
         pictures=count,
     )
-    return deployed, lanes
+    if isinstance(deployed.runtime, TorchRuntime) and deployed.runtime.device.type != "cpu":
+        return Ready(deployed, (deployed.runtime,) * lanes)
+    keep_memory()
+    return Ready(deployed, (deployed.runtime, *(another(deployed, threads) for _ in range(lanes - 1))))
 
 
 class Answering:
     """A model and pictures on their way to rows."""
 
-    def __init__(self, deployed: Deployed, inputs: Inputs, lanes: int, how: How, top: int = 1) -> None:
-        self.deployed, self.inputs, self.lanes, self.top = deployed, inputs, lanes, top
-        runtime = deployed.runtime
-        kind = runtime.device.type if isinstance(runtime, TorchRuntime) else "cpu"
-        self.shared = kind != "cpu"  # one model for all lanes, one after another
-        most = MOST.get(kind, 64) if self.shared else fitting(deployed.contract, lanes)
-        self.pace = Pace(how.batch_size or FIRST.get(kind, 8), how.batch_size or most, fixed=how.batch_size is not None)
+    def __init__(self, ready: Ready, inputs: Inputs, how: How, top: int = 1) -> None:
+        self.deployed, self.lanes, self.inputs, self.top = ready.deployed, ready.lanes, inputs, top
+        most = fitting(self.deployed.contract, len(ready.lanes)) if ready.kind == "cpu" else MOST.get(ready.kind, 64)
+        first, fixed = how.batch_size or FIRST.get(ready.kind, 8), how.batch_size is not None
+        self.pace = Pace(first, first if fixed else most, fixed)
 
     def rows(self, start: int, stop: int, progress: Progress | None = None) -> Iterator[Row]:
         """The rows of these pictures, in order."""
-        if start >= stop:
-            return
-        lanes = min(self.lanes, stop - start)
-        runtimes = [self.deployed.runtime]
-        if not self.shared:
-            keep_memory()
-            threads = max(1, ours() // self.lanes)
-            runtimes += [another(self.deployed, threads) for _ in range(lanes - 1)]
-        else:
-            runtimes *= lanes
-        for made in Lanes(self.inputs, start, stop, self.deployed.contract.preprocessing, runtimes, self.pace):
-            yield from told(made, self.deployed.contract, self.deployed.gives, self.top)
+        contract, gives = self.deployed.contract, self.deployed.gives
+        lanes = self.lanes[: max(1, stop - start)]
+        for made in Lanes(self.inputs, start, stop, contract.preprocessing, lanes, self.pace):
+            yield from told(made, contract, gives, self.top)
             if progress:
-                progress(
-                    "predicting" if self.deployed.gives == "logits" else "embedding", made.start + len(made.names), stop
-                )
+                progress("predicting" if gives == "logits" else "embedding", made.start + len(made.names), stop)
 
 
 def ours() -> int:

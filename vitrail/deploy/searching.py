@@ -16,7 +16,7 @@ from vitrail.deploy.exported_files import is_exported
 from vitrail.deploy.inputs import Inputs
 from vitrail.deploy.nearest import build_graph, unit, write_graph
 from vitrail.deploy.opening import opened as opened_model
-from vitrail.deploy.predicting import Answering, How, ready
+from vitrail.deploy.predicting import Answering, How, Ready, ready
 from vitrail.deploy.runtime import Deployed
 from vitrail.deploy.search_index import (
     Index,
@@ -161,7 +161,8 @@ class Making:
         before = {} if old is None else {picture.path: (row, picture) for row, picture in enumerate(old.pictures)}
         kept = [p for p in listed if p.path in before and before[p.path][1].stamp == p.stamp]
         fresh = [p for p in listed if p.path not in before or before[p.path][1].stamp != p.stamp]
-        deployed, lanes = ready(self.where, "features", self.how, len(fresh), self.tell)
+        opened = ready(self.where, "features", self.how, len(fresh), self.tell)
+        deployed = opened.deployed
         if old is not None:
             old.refuse_other(deployed.contract, self.where)
         with new_part(place, "vectors", "npy") as (file, made):
@@ -170,7 +171,7 @@ class Making:
                 rows = np.array([before[p.path][0] for p in kept], dtype=np.int64)
                 for start in range(0, len(rows), TOGETHER):
                     writer.add(old.vectors[rows[start : start + TOGETHER]])
-            read, unreadable = self.embedded(deployed, lanes, fresh, writer)
+            read, unreadable = self.embedded(opened, fresh, writer)
             if not kept and not read:
                 name, reason = next(iter(unreadable.items()))
                 raise ValueError(f"no picture in {self.folder} could be read, {name} for example: {reason}")
@@ -192,12 +193,12 @@ class Making:
         return Indexed(index, len(kept), len(read) - changed, changed, removed, deployed.notes)
 
     def embedded(
-        self, deployed: Deployed, lanes: int, pictures: Sequence[Picture], writer: Writer
+        self, opened: Ready, pictures: Sequence[Picture], writer: Writer
     ) -> tuple[list[Picture], dict[str, str]]:
         """Writes a row for each picture that can be read; gives these in order, and why the others cannot."""
         store = Files.of(os.path.join(self.folder, p.path) for p in pictures)
         inputs = Inputs((store,), np.array([0, len(pictures)]), (None,))
-        rows = Answering(deployed, inputs, lanes, self.how).rows(0, len(pictures), self.progress)
+        rows = Answering(opened, inputs, self.how).rows(0, len(pictures), self.progress)
         read: list[Picture] = []
         unreadable: dict[str, str] = {}
         waiting: list[np.ndarray] = []

@@ -12,7 +12,7 @@ from typing import Any
 from vitrail.data.sources.parts import Progress
 from vitrail.deploy.feeding import width_of
 from vitrail.deploy.inputs import Inputs
-from vitrail.deploy.predicting import Answering, How
+from vitrail.deploy.predicting import Answering, How, Ready
 from vitrail.deploy.resuming import Part
 from vitrail.deploy.rows import Form, Row
 from vitrail.deploy.runtime import Deployed
@@ -73,11 +73,10 @@ class Interrupted(Exception):
 
 
 def write(
-    deployed: Deployed,
+    ready: Ready,
     inputs: Inputs,
     out: str,
     form: Form,
-    lanes: int,
     how: How,
     *,
     top: int = 1,
@@ -91,7 +90,7 @@ def write(
     total = len(inputs) if limit is None else min(limit, len(inputs))
     place = share()
     start, stop = place.span(total)
-    answering = Answering(deployed, inputs, lanes, how, top)
+    deployed, answering = ready.deployed, Answering(ready, inputs, how, top)
     width = width_of(deployed.runtime, deployed.contract.preprocessing)
     if out == "-":
         if place.world > 1:
@@ -120,7 +119,7 @@ def write(
         round((count - before) / max(1e-9, seconds), 3),
         deployed.runtime.name,
         answering.pace.size,
-        lanes,
+        len(ready.lanes),
         place.rank,
         place.world,
         whole,
