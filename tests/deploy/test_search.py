@@ -271,7 +271,8 @@ def test_a_query_by_another_model_is_refused(place, capsys):
 
 
 def test_an_index_with_merged_tokens_is_asked_with_merged_tokens(place, capsys):
-    indexed(capsys, "--merge", "3")
+    told = indexed(capsys, "--merge", "3")
+    assert told["notes"] == ["tokens that come into the layers, merged: 17 14 (91 % of all)"]
     assert read_index(Path("index")).model.merge == 3
     (answer,) = found(capsys, "index", picture(Path("q.png"), COLOURS["green"], 11), "--top", 1)
     assert answer["neighbours"][0]["cosine"] > 0.9

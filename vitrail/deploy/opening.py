@@ -17,7 +17,7 @@ from vitrail.deploy.runtime import RUNTIMES, Contract, Deployed, Gives, Runtime
 from vitrail.deploy.torch_runtime import PRECISIONS, TorchRuntime
 from vitrail.engine.devices import pick_device
 from vitrail.models.bit import BiT
-from vitrail.models.merging import merged
+from vitrail.models.merging import Merged, in_words, merged
 from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
 from vitrail.run.opening import checksum, name_of, pipeline_of, weights_of
@@ -67,7 +67,7 @@ def opened(
     whole = found if gives == "logits" else of_checkpoint(where, place, None, merge, size, assume, take, precision)
     if runtime == "auto":
         runtime, why = chosen(whole, threads, pictures, tell)
-        found = replace(found, notes=(why,) if why else ())
+        found = replace(found, notes=(*found.notes, why) if why else found.notes)
         if runtime == "torch":
             return found
     file = exported(whole, runtime, tell)
@@ -113,7 +113,8 @@ def of_checkpoint(
     contract = replace(contract_of(where, path, model, size), merge=merge, precision=precision)
     running = model if not merge else merged(one_kind(model, where), merge)
     runtime = TorchRuntime(running, contract.preprocessing, gives or "logits", device, precision)
-    return Deployed(str(where), contract.name, contract, runtime, gives or "logits", model)
+    notes = (in_words(running.tokens_per_layer()),) if isinstance(running, Merged) else ()
+    return Deployed(str(where), contract.name, contract, runtime, gives or "logits", model, notes)
 
 
 def one_kind(model: ViT | BiT, where: str | Path) -> ViT:
