@@ -277,7 +277,7 @@ STUDY = Study(
         # final run + 5,000 test pictures, again for 5-shot: 46 s. 18 × (2 × 38 + 3 × 46) = 3,850 s. Two at a time 73 min; with
         # one seed 39 min. Each seed draws other pictures: with fewer than three nobody knows how much that changes.
         "laptop": Scale(
-            "fashion-mnist", 73, "two cores", seeds=3, steps=200, batch=64, rates=(0.03, 0.1),
+            "fashion-mnist", 73, "two cores", seeds=3, steps=200, batch=64, rates=(0.05, 0.2),
             sizes={
                 "depth": 4, "heads": 4, "patch": 4, "per_class": (10, 40, 150, 500, 1600, 5000), "labels": 100,
                 "base_rates": (1e-3, 3e-3), "base_steps": 400,
