@@ -6,6 +6,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,9 @@ from vitrail.serve.limits import Limits
 from vitrail.serve.models import named
 from vitrail.serve.opening import Opening
 from vitrail.serve.running import How
+
+SHARED = Path(__file__).parents[3] / "shared"
+WEIGHTS, SAMPLES = SHARED / "weights" / "deit_tiny_patch16_224.safetensors", SHARED / "data" / "imagenet-samples"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,21 @@ def test_every_kind_of_file_is_taken_by_what_it_is_and_not_by_what_it_is_called(
         status, said, _ = client.post("/predict", data, "image/png")
         assert status == 200
         assert said["predictions"][0]["answers"][0]["label"] == LABELS[int(logits(path, data).argmax())]
+
+
+@pytest.mark.skipif(
+    not WEIGHTS.exists() or not SAMPLES.exists(),
+    reason="the DeiT-Ti weights and ImageNet samples are not beside this checkout (../shared)",
+)
+def test_deit_answers_photographs_as_pytorch_does():
+    files = [(path.name, path.read_bytes()) for path in sorted(SAMPLES.glob("*.JPEG"))[::25]]
+    with serving(f"deit={WEIGHTS}", how=How(workers=2, drain=0.0)) as client:
+        status, said, _ = client.post("/predict?top=1000", form(*files), FORM)
+    assert status == 200
+    for each, (_, data) in zip(said["predictions"], files, strict=True):
+        odds = logits(WEIGHTS, data).softmax(0)
+        assert each["answers"][0]["label"] == str(int(odds.argmax()))  # these weights bring no names of classes
+        assert max(abs(answer["score"] - float(odds[int(answer["label"])])) for answer in each["answers"]) < 1e-4
 
 
 def test_features_are_those_of_the_model_without_its_head(client, path):
