@@ -11,7 +11,7 @@ import numpy as np
 from vitrail.deploy import gate
 from vitrail.deploy.export import ENDINGS, check, derive, neighbour, opened_file, write, write_float
 from vitrail.deploy.exported_torch import ProgramRuntime
-from vitrail.deploy.gate import BATCH, Compared, Proof, Shown, answers, compare
+from vitrail.deploy.gate import BATCH, Compared, Limits, Proof, Shown, answers, compare
 from vitrail.deploy.graph import Graph
 from vitrail.deploy.onnx_export import told as describe
 from vitrail.deploy.onnx_export import write_onnx
@@ -117,13 +117,13 @@ def export_with_proof(
             made.kept if made else (),
             made.notes if made else (),
         )
-        proof = finished(proof, made)
+        proof = finished(proof, made, limits)
         if not proof.passed and not asked.force:
             raise Refused(proof)
     return proof
 
 
-def finished(proof: Proof, made: Quantised | None) -> Proof:
+def finished(proof: Proof, made: Quantised | None, limits: Limits) -> Proof:
     """With what a user should know of it."""
     notes = list(proof.notes)
     if made is not None:
@@ -131,7 +131,7 @@ def finished(proof: Proof, made: Quantised | None) -> Proof:
     if proof.precision != "fp32" and (slow := gate.not_faster(proof.speeds, FILE, PLAIN, proof.precision)):
         notes.append(slow)
     if proof.features is not None and proof.precision == "fp32":
-        refused = gate.limits("fp32").refusals(proof.features)
+        refused = limits.refusals(proof.features)
         return replace(proof, refusals=(*proof.refusals, *refused), notes=tuple(notes))
     return replace(proof, notes=tuple(notes))
 
