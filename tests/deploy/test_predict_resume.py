@@ -219,6 +219,27 @@ def test_two_processes_do_not_write_the_same_rows(tmp_path):
     first.close()
 
 
+def test_ctrl_c_while_rows_go_to_the_disk_doubles_none(tmp_path, monkeypatch):
+    part = made(tmp_path, 0, 1, 2)
+    part.begin(2, resume=False, force=False)
+    part.add(Row("x", (("cat", 0.5),)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            part.add(Row("y", (("cat", 0.5),)))
+    part.save()  # as the command does when it was interrupted
+    part.close()
+    again = made(tmp_path, 0, 1, 2)
+    assert again.begin(2, resume=True, force=False) == 1
+    again.add(Row("y", (("cat", 0.5),)))
+    assert again.finish()
+    assert (tmp_path / "a.csv").read_text() == "path,label,score,error\nx,cat,0.5,\ny,cat,0.5,\n"
+
+
+def interrupt(_file):
+    raise KeyboardInterrupt
+
+
 def made(tmp_path, rank, world, count, form=None, **how):
     return Part(tmp_path / "a.csv", form or LabelsCSV(), count, {"world": world}, rank=rank, world=world, **how)
 

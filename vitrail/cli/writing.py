@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser, forms: str) -> None:
     how.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures; positions are resampled")
     how.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="of matrix products (fp32)")
     how.add_argument("--batch-size", type=int, metavar="N", help="what turns out to be quick, unless given")
-    how.add_argument("--workers", type=int, metavar="N", help="pictures that are worked on at once (one for each core)")
+    how.add_argument("--workers", type=int, metavar="N", help="batches that are worked on at once (one for each core)")
     reading.add_arguments(parser.add_argument_group("of MODEL's file"))
 
 

@@ -45,6 +45,7 @@ class Part:
         self.sizes = [0] * len(form.streams)
         self.files: list[BinaryIO] = []
         self.waiting: list[Row] = []
+        self.saving = False
         self.last = time.monotonic()
 
     def begin(self, count: int, *, resume: bool, force: bool) -> int:
@@ -101,12 +102,15 @@ class Part:
             self.save()
 
     def save(self) -> None:
-        """Brings what waits to the disk, and then says so in the journal."""
-        if not self.waiting:
+        """Brings what waits to the disk, and then says so in the journal.
+
+        Where that was interrupted nothing more is written: what the journal does not know is made again.
+        """
+        if not self.waiting or self.saving:
             return
+        self.saving = True
         with self.told():
-            for file, size, data in zip(self.files, self.sizes, self.written(), strict=True):
-                file.truncate(size)  # of an attempt that failed, where the disk was full
+            for file, data in zip(self.files, self.written(), strict=True):
                 left = memoryview(data)
                 while left:
                     left = left[file.write(left) :]
@@ -116,7 +120,7 @@ class Part:
             self.errors += sum(row.error is not None for row in self.waiting)
             self.waiting = []
             self.write_journal()
-        self.last = time.monotonic()
+        self.last, self.saving = time.monotonic(), False
 
     def written(self) -> list[bytes]:
         """What waits, as bytes; before the first row of all, what stands above it."""
