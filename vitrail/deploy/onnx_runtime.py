@@ -96,5 +96,7 @@ def check_inputs(path: Path, names: list[str]) -> None:
 
 
 def line(error: Exception) -> str:
-    """The first line of what a library says."""
-    return next((each.strip() for each in str(error).splitlines() if each.strip()), type(error).__name__)[:200]
+    """The first line of what a library says that says anything."""
+    lines = [each.strip() for each in str(error).splitlines() if each.strip()]
+    telling = [each for each in lines if not each.startswith("Exception from")]
+    return (telling or lines or [type(error).__name__])[0][:200]

@@ -191,7 +191,10 @@ class LiveRelative(RelativeBias):
 def stretched(table: Tensor, grid: Grid) -> Tensor:
     """A table [h, w, D] on another grid, as `vitrail.nn.position.resample` does it."""
     h, w, _ = table.shape
-    wide = bicubic(w, grid[1], table) @ table  # [h, w', D]
+    wide = bicubic(w, grid[1], table) @ table.transpose(0, 1).flatten(
+        1
+    )  # [w', h·D]: OpenVINO wants both to be matrices
+    wide = wide.unflatten(1, (h, -1)).transpose(0, 1)  # [h, w', D]
     return (bicubic(h, grid[0], table) @ wide.flatten(1)).unflatten(1, (grid[1], -1))
 
 
