@@ -65,3 +65,9 @@ def opened(source: str | BinaryIO, name: str) -> Image.Image:
     """A picture of which no more than the header has been read."""
     with named(name):
         return Image.open(source, formats=formats())
+
+
+def reason(error: BaseException, name: str) -> str:
+    """Why, in one line without the name."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.removeprefix(f"{name}: ")

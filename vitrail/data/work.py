@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.data import memory
 from vitrail.data.chance import Chance, Chances
 from vitrail.data.decode import UNREADABLE, Decoded, opened
-from vitrail.data.opening import named
+from vitrail.data.opening import named, reason
 from vitrail.data.order import drawn, shuffled
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation, Prepare, with_channels
@@ -188,12 +188,6 @@ class Work:
                 pixels = with_channels(pixels.permute(2, 0, 1), channels).permute(1, 2, 0)
             return Decoded(pixels)
         return self.held.get(index) if self.held is not None else None
-
-
-def reason(error: BaseException, name: str) -> str:
-    """Why, in one line without the name."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text.removeprefix(f"{name}: ")
 
 
 def gone(unreadable: dict[str, str]) -> str:

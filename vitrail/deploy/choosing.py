@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vitrail.checkpoints.files.atomic import atomic
-from vitrail.data.audit.cache import directory
-from vitrail.deploy.exported_files import Tell, exported, key_of, open_file, some_pixels
+from vitrail.deploy.exported_files import Tell, exported, kept, key_of, open_file, some_pixels
 from vitrail.deploy.runtime import Deployed, Runtime
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
@@ -29,7 +28,7 @@ def chosen(
     installed = [name for name, needs in NEEDS.items() if all(map(find_spec, needs))]
     if not installed:
         return "torch", "torch: no other runtime is installed (pip install 'vitrail[onnx,openvino]')"
-    place = directory() / "exported" / f"{key_of(deployed, machine(), installed, threads)}.json"
+    place = kept() / f"{key_of(deployed, machine(), installed, threads)}.json"
     if known := remembered(place):
         return known
     if pictures is not None and pictures < ENOUGH:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 import vitrail
-from vitrail.data.audit.cache import directory
 from vitrail.deploy.runtime import Contract, Deployed, Gives, Runtime
 from vitrail.models.written import to_json
 
@@ -48,12 +47,21 @@ def key_of(deployed: Deployed, *more: Any) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def kept() -> Path:
+    """Where exported files and what was measured of them lie."""
+    from vitrail.data.audit.cache import (
+        directory,
+    )  # not before it is needed: who asks for one picture does not wait for it
+
+    return directory() / "exported"
+
+
 def exported(deployed: Deployed, to: str, tell: Tell | None = None) -> Path:
     """The file of a whole model for a runtime, made now if it is not there, and held against PyTorch's answers."""
     from vitrail.deploy.export import export
 
     ending = next(ending for ending, runtime in ENDINGS.items() if runtime == to)
-    place = directory() / "exported" / key_of(deployed)
+    place = kept() / key_of(deployed)
     path = place / f"model{ending}"
     if path.is_file():
         return path

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.data.decode import UNREADABLE
-from vitrail.data.opening import named
+from vitrail.data.opening import named, reason
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.work import reason
 from vitrail.deploy.inputs import Inputs
 from vitrail.deploy.pace import Pace
 from vitrail.deploy.runtime import Runtime

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.audit.crew import cores
 from vitrail.data.sources.parts import Progress
 from vitrail.deploy.feeding import Lanes, Made
 from vitrail.deploy.inputs import Inputs, gathered
@@ -121,7 +120,8 @@ class Answering:
 
 def ours() -> int:
     """The cores of this process, where several share a machine."""
-    return max(1, cores() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def fitting(contract: Contract, lanes: int) -> int:
