@@ -148,9 +148,11 @@ def test_every_slot_is_the_same_when_it_is_made_ready_for_a_graph(slots):
 SIZES = ((16, 24), (40, 16), (32, 56))
 
 
-@pytest.mark.parametrize("position", ["learned1d", "relative"])
-def test_any_size_has_its_positions_resampled_inside_the_graph(position, tmp_path):
-    model = tiny(position=position)
+@pytest.mark.parametrize(
+    "make", [tiny, lambda: tiny(position="relative"), small_bit], ids=["learned", "relative", "BiT"]
+)
+def test_any_size_has_its_positions_resampled_inside_the_graph(make, tmp_path):
+    model = make()
     contract, path = contract_of(model), tmp_path / "model.onnx"
     export(model, contract, path, to="onnx", dynamic_size=True)
     runtime, told = opened_file(path)

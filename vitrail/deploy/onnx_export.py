@@ -26,19 +26,26 @@ def traced(graph: Graph, contract: Contract) -> torch.export.ExportedProgram:
     config, (height, width) = graph.model.config, contract.preprocessing.size
     shape: dict[int, Any] = {0: torch.export.Dim("batch")}
     if contract.any_size:
-        stride = 1 if isinstance(graph.model, BiT) else graph.model.embed.stride
+        stride, least = (
+            (1, halvings(graph.model) + 1) if isinstance(graph.model, BiT) else (graph.model.embed.stride, 2)
+        )
         # An example of a grid that is not the model's, and whose sides are not taken for one and the same.
-        height, width = height + stride, height + width + 2 * stride
-        shape |= {2: _sides("rows", stride), 3: _sides("columns", stride)}
+        height, width = height + stride * least, height + width + 2 * stride * least
+        shape |= {2: _sides("rows", stride, least), 3: _sides("columns", stride, least)}
     kind = torch.uint8 if graph.uint8 else torch.float32
     example = torch.zeros(2, config.channels, height, width, dtype=kind)
     with quiet(), torch.no_grad():
         return torch.export.export(graph.eval(), (example,), dynamic_shapes={INPUT: shape}, strict=False)
 
 
-def _sides(name: str, stride: int) -> Any:
-    """A side of the picture: so many patches."""
-    patches = torch.export.Dim(name, min=2, max=2**16 // stride)
+def halvings(model: BiT) -> int:
+    """The pixels that one place of a ResNet's last map stands for along a side."""
+    return (4 if model.config.root == "large" else 1) * 2 ** (len(model.config.stages) - 1)
+
+
+def _sides(name: str, stride: int, least: int) -> Any:
+    """A side of the picture: so many patches, and more than one, which would be traced as a case of its own."""
+    patches = torch.export.Dim(name, min=least, max=2**16 // stride)
     return patches if stride == 1 else stride * patches
 
 
