@@ -62,7 +62,7 @@ class Service:
     def __init__(self, models: Models, decoder: Decoder, limits: Limits, tokens: Tokens, metrics: Metrics) -> None:
         self.models, self.decoder, self.limits = models, decoder, limits
         self.tokens, self.metrics = tokens, metrics
-        self.held = Held(limits.held)
+        self.held = Held(limits.held, decoder.memory)
         self.places = Places(limits.queue, "pictures")
         self.looks = Places(limits.looks, "requests for attention")
         self.looking = Looking(decoder)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from vitrail.serve.memory import Memory
+
 MEGABYTE = 2**20
 
 
@@ -82,8 +84,8 @@ class Places:
 class Held:
     """Bytes of bodies in memory, of all requests together."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.bytes = most, 0
+    def __init__(self, most: int, memory: Memory) -> None:
+        self.most, self.memory, self.bytes = most, memory, 0
 
     @contextmanager
     def holding(self) -> Iterator["Hold"]:
@@ -93,6 +95,7 @@ class Held:
             yield hold
         finally:
             self.bytes -= hold.bytes
+            self.memory.saw(hold.bytes)
 
 
 class Hold:

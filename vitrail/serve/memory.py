@@ -3,7 +3,7 @@
 import ctypes
 import platform
 
-LARGE = 4_000_000  # pixels: what smaller pictures take is wanted again soon
+LARGE = 1_000_000  # pixels or bytes: what smaller ones take is wanted again soon
 
 
 class Memory:
