@@ -70,7 +70,10 @@ def settings(contract: Contract, threads: int | None) -> dict[str, Any]:
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": "bf16" if contract.precision == "bf16" else "f32",
     }
-    return found if threads is None else found | {"INFERENCE_NUM_THREADS": threads}
+    if threads is None:
+        return found
+    # Not tied to a core: models of several lanes would all be tied to the first one.
+    return found | {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
 
 
 def check_bf16() -> None:
