@@ -1,4 +1,6 @@
-"""What tiny runs found at their validations (2 to 3 layers, 32 to 48 wide, batches of 24 to 64; CIFAR-10 or digits; one on Fashion-MNIST as its recipe has it).
+"""What tiny runs found at their validations (2 to 3 layers, 32 to 48 wide, batches of 24 to 64; CIFAR-10 or digits).
+
+One is of Fashion-MNIST as its recipe has it.
 
 Each row is step, loss, spread, rank, and of DINO the teacher's entropy and diversity; the first is of before the first step.
 """
