@@ -30,7 +30,7 @@ from vitrail.deploy.gate import answers
 from vitrail.deploy.generated import generated
 from vitrail.deploy.onnx_export import write_onnx
 from vitrail.deploy.opening import contract_of
-from vitrail.deploy.openvino_runtime import openvino
+from vitrail.deploy.openvino_runtime import core
 from vitrail.deploy.quantise import Quantiser, has_vnni
 from vitrail.deploy.runtime import Contract, Runtime
 from vitrail.deploy.torch_runtime import TorchRuntime
@@ -76,7 +76,7 @@ def contestants(
     if any(form.endswith("int8") for form in wanted):
         quantiser = Quantiser(between, calibration)
         write_onnx(quantiser.rounded(quantiser.names), rounded)
-    can = list(openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+    can = list(core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
     for form in wanted:
         to, precision = form.split()
         if to == "torch":

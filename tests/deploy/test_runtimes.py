@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -80,6 +82,29 @@ def test_openvino_files_are_checked_too(files, tmp_path):
     one_line(path, "not an OpenVINO model, or a damaged one")
     path.with_suffix(".bin").unlink()
     one_line(path, "foreign.bin is missing")
+
+
+DROPPED_ELSEWHERE = """
+import os, signal, sys, threading
+from vitrail.deploy.opening import opened
+
+held = [opened(sys.argv[1])]
+ender = threading.Thread(target=held.clear)
+ender.start()
+ender.join()
+signal.signal(signal.SIGCHLD, lambda number, frame: print("handled"))
+os.kill(os.getpid(), signal.SIGCHLD)
+"""
+
+
+def test_signals_are_still_handled_after_another_thread_let_a_model_go(files, tmp_path):
+    pytest.importorskip("openvino")
+    _, contract = open_onnx(files / "model.onnx")
+    derive(files / "model.onnx", contract, tmp_path / "model.xml", "openvino", False)
+    told = subprocess.run(
+        [sys.executable, "-c", DROPPED_ELSEWHERE, tmp_path / "model.xml"], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stdout) == (0, "handled\n"), told.stderr
 
 
 def test_damaged_programs_are_one_line(files, tmp_path):

@@ -1,5 +1,6 @@
 """OpenVINO runs the model, and writes it."""
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +43,24 @@ def openvino() -> Any:
     return found
 
 
+@cache
+def core() -> Any:
+    """OpenVINO's one core, kept while the process lives.
+
+    Its CPU plugin gives the thread that loads it a stack of its own for signals, and unmaps that stack with the last core.
+    Were that to happen in another thread, the next signal the first one handles (Ctrl-C, the end of a child) would kill the process.
+    """
+    return openvino().Core()
+
+
 def open_openvino(path: Path, gives: Gives = "logits", threads: int | None = None) -> tuple[Runtime, Contract]:
     """An OpenVINO model that vitrail exported, an .xml beside its .bin; any other is refused in one line."""
-    ov = openvino()
+    reader = core()
     there(path)
     if not path.with_suffix(".bin").is_file():
         raise FileNotFoundError(f"{path.with_suffix('.bin')} is missing: the weights of {path.name} lie beside it")
-    core = ov.Core()
     try:
-        model = core.read_model(str(path))
+        model = reader.read_model(str(path))
     except Exception as error:  # whatever a damaged file sets off
         raise ValueError(f"{path}: not an OpenVINO model, or a damaged one ({line(error)})") from None
     text = str(model.get_rt_info([KEY]).astype(str)) if model.has_rt_info([KEY]) else None
@@ -58,7 +68,7 @@ def open_openvino(path: Path, gives: Gives = "logits", threads: int | None = Non
     check_outputs(path, [name for output in model.outputs for name in sorted(output.names)], gives)
     check_inputs(path, [name for entry in model.inputs for name in sorted(entry.names)])
     try:
-        compiled = core.compile_model(model, DEVICE, settings(contract, threads))
+        compiled = reader.compile_model(model, DEVICE, settings(contract, threads))
     except Exception as error:  # a graph that can be read and not be run
         raise ValueError(f"{path}: OpenVINO cannot run it here ({line(error)})") from None
     return OpenVINORuntime(compiled, contract, input, gives), contract
@@ -78,7 +88,7 @@ def settings(contract: Contract, threads: int | None) -> dict[str, Any]:
 
 def check_bf16() -> None:
     """Refuses bf16 where OpenVINO would compute in something else without a word."""
-    can = list(openvino().Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
+    can = list(core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
     if "BF16" not in can:
         raise ValueError(
             f"bf16: OpenVINO computes in {', '.join(can)} on this processor, not in BF16; use --fp16 to halve the file"
