@@ -48,7 +48,7 @@ def core() -> Any:
     """OpenVINO's one core, kept while the process lives.
 
     Its CPU plugin gives the thread that loads it a stack of its own for signals, and unmaps that stack with the last core.
-    Were that to happen in another thread, the next signal the first one handles (Ctrl-C, the end of a child) would kill the process.
+    Were that to happen in another thread, the next signal the first one handles (Ctrl-C, an ended child) would end the process.
     """
     return openvino().Core()
 
