@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitrail.cli import reading
-from vitrail.cli.describe import size
+from vitrail.cli import computing, reading
 from vitrail.cli.progress import cleared, counted
 
 MOST_NAMED = 5  # unreadable pictures in the terminal
@@ -47,14 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--index", choices=("exact", "faiss"), default="exact", help="faiss: a graph as well, for very many pictures"
     )
     index.add_argument("--json", action="store_true", help="what was done, for machines")
-    how = index.add_argument_group("how it is computed")
-    add_runtime(how)
-    how.add_argument("--merge", type=int, default=0, metavar="R", help="merge R tokens in each layer: quicker")
-    how.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures; positions are resampled")
-    how.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="of matrix products (fp32)")
-    how.add_argument("--batch-size", type=int, metavar="N", help="what turns out to be quick, unless given")
-    how.add_argument("--workers", type=int, metavar="N", help="pictures that are worked on at once (one for each core)")
-    reading.add_arguments(index.add_argument_group("of MODEL's file"))
+    computing.add_arguments(index)
 
     find = parts.add_parser(
         "find", help="the nearest pictures to a picture", description="The pictures nearest to PICTURE."
@@ -66,19 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     find.add_argument("--exact", action="store_true", help="compare every picture, also where there is a graph")
     find.add_argument("--json", action="store_true", help="the answers for machines")
     find.add_argument("--model", metavar="MODEL", help="where the model is now, or an export of it")
-    add_runtime(find)
+    computing.add_runtime(find)
     reading.add_arguments(find.add_argument_group("of MODEL's file"))
-
-
-def add_runtime(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """--runtime and --device."""
-    parser.add_argument(
-        "--runtime",
-        default="auto",
-        choices=("auto", "torch", "onnx", "openvino"),
-        help="auto measures once what is quickest here, where it pays",
-    )
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="auto unless given")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,27 +74,15 @@ def made(options: argparse.Namespace) -> int:
     """Embeds the folder and says what came of it."""
     from vitrail.cli.writing import noted
     from vitrail.deploy.nearest import faiss_module
-    from vitrail.deploy.predicting import How
     from vitrail.deploy.searching import make_index
 
     if options.index == "faiss":
         faiss_module()  # refused before anything is computed
-    how = How(
-        options.runtime,
-        options.device,
-        options.precision,
-        options.merge,
-        options.size,
-        options.batch_size,
-        options.workers,
-        reading.assumed(options),
-        options.take,
-    )
     found = make_index(
         options.model,
         options.folder,
         options.out,
-        how=how,
+        how=computing.chosen(options),
         update=options.update,
         graph=options.index == "faiss",
         progress=counted(),

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitrail.cli import reading
-from vitrail.cli.describe import size
+from vitrail.cli import computing
 from vitrail.cli.progress import cleared, counted
 
 PATHS = (
@@ -28,29 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser, forms: str) -> None:
     parser.add_argument("--force", action="store_true", help="begin anew, and replace FILE when the new one is whole")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N pictures")
     parser.add_argument("--json", action="store_true", help="a summary for machines on standard output")
-    how = parser.add_argument_group("how it is computed")
-    how.add_argument(
-        "--runtime",
-        default="auto",
-        choices=("auto", "torch", "onnx", "openvino"),
-        help="auto measures once what is quickest here, where it pays",
-    )
-    how.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="auto unless given")
-    how.add_argument(
-        "--merge", type=int, default=0, metavar="R", help="merge R tokens in each layer: quicker, a bit less exact"
-    )
-    how.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures; positions are resampled")
-    how.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="of matrix products (fp32)")
-    how.add_argument("--batch-size", type=int, metavar="N", help="what turns out to be quick, unless given")
-    how.add_argument("--workers", type=int, metavar="N", help="batches that are worked on at once (one for each core)")
-    reading.add_arguments(parser.add_argument_group("of MODEL's file"))
+    computing.add_arguments(parser)
 
 
 def run(options: argparse.Namespace, gives: Any, top: int) -> int:
     """Writes the rows, and says what came of it."""
     gc.disable()  # imports make a great many objects that all stay: looking for some that do not takes a tenth of the time
     from vitrail.deploy.inputs import gathered
-    from vitrail.deploy.predicting import How, ready
+    from vitrail.deploy.predicting import ready
     from vitrail.deploy.resuming import check_free
     from vitrail.deploy.rows import form_of
     from vitrail.deploy.writing import Interrupted, share, write
@@ -64,17 +48,7 @@ def run(options: argparse.Namespace, gives: Any, top: int) -> int:
         raise ValueError("--resume goes on and --force begins anew: give one of them")
     if options.limit is not None and options.limit < 1:
         raise ValueError(f"--limit {options.limit}: at least 1 picture")
-    how = How(
-        options.runtime,
-        options.device,
-        options.precision,
-        options.merge,
-        options.size,
-        options.batch_size,
-        options.workers,
-        reading.assumed(options),
-        options.take,
-    )
+    how = computing.chosen(options)
     place = share()
     if options.out != "-":  # before anything is computed that would have no place
         check_free(Path(options.out), place.rank, place.world, resume=options.resume, force=options.force)

@@ -34,9 +34,10 @@ log = logging.getLogger("vitrail.serve")
 T = TypeVar("T")
 
 PAGE = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
+    "/": ("vitrail.serve", "page.html", "text/html"),
+    "/page.css": ("vitrail.serve", "page.css", "text/css"),
+    "/page.js": ("vitrail.serve", "page.js", "text/javascript"),
+    "/maps.js": ("vitrail.views", "maps.js", "text/javascript"),
 }
 # The page takes scripts and styles from here alone, and speaks to nobody else.
 POLICY = (
@@ -276,13 +277,9 @@ def about(app: FastAPI, service: Service) -> None:
 
 
 def page(app: FastAPI) -> None:
-    """The page for people, from this package's own files."""
-    folder = files("vitrail.serve")
-    for path, (name, kind) in PAGE.items():
-        file = folder / name
-        if not file.is_file():
-            continue
-        content = file.read_bytes()
+    """The page for people, from our own files."""
+    for path, (package, name, kind) in PAGE.items():
+        content = (files(package) / name).read_bytes()
 
         async def given(content: bytes = content, kind: str = kind) -> Response:
             return Response(

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.serve.metrics import Metrics
 
-OF_PAGE = ("/", "/page.css", "/page.js", "/openapi.json")
+OF_PAGE = ("/", "/page.css", "/page.js", "/maps.js", "/openapi.json")
 KNOWN = frozenset(
     (*OF_PAGE, "/predict", "/embed", "/attention", "/models", "/healthz", "/readyz", "/metrics", "/reload")
 )

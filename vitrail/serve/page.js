@@ -36,7 +36,6 @@ const patch = () => state.under ?? state.pinned;
 const seeing = () => shownPanes().filter((pane) => pane.seen);
 const has = (view) => seeing().some((pane) => pane.seen[view]);
 
-const place = (row, column) => `row ${row + 1}, column ${column + 1}`;
 const short = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 1 ? value.toPrecision(3) : value === 0 ? "0" : value >= 0.001 ? value.toPrecision(2) : value.toExponential(1));
 const percent = (score) => (score > 0.9995 && score < 1 ? "> 99.9 %" : score > 0 && score < 0.0005 ? "< 0.1 %" : `${(100 * score).toFixed(1)} %`);
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
@@ -130,7 +129,6 @@ async function ask(path, { body, signal, tell } = {}) {
 }
 
 // ---- Attention as it comes: bytes with the largest value of each row.
-const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 function rows(codes, scale) { // the scale as base64 of floats where there are many, as numbers where there are few
   return { codes: bytes(codes), largest: typeof scale === "string" ? new Float32Array(bytes(scale).buffer) : Float32Array.from([scale].flat(2)) };
 }
@@ -143,104 +141,18 @@ function unpacked(told) {
   return { ...seen, cells: told.between_grid, side: told.between_side }; // cells of so many patches along a side
 }
 
-function row(store, index, count) {
-  return { codes: store.codes.subarray(index * count, (index + 1) * count), largest: store.largest[index] };
-}
-
-function mean(rows) {
-  const sum = new Float32Array(rows[0].codes.length);
-  for (const { codes, largest } of rows) for (let i = 0; i < sum.length; i++) sum[i] += (codes[i] * largest) / 255 / rows.length;
-  const largest = sum.reduce((a, b) => Math.max(a, b), 0);
-  return { codes: Uint8Array.from(sum, (v) => Math.round((v / (largest || 1)) * 255)), largest };
-}
-
-// Cells of a coarser grid to the patches in them.
-function spread(seen, { codes, largest }) {
-  if (seen.side === 1) return { codes, largest };
-  const [h, w] = seen.grid, b = seen.cells[1], wide = new Uint8Array(h * w);
-  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) wide[y * w + x] = codes[Math.floor(y / seen.side) * b + Math.floor(x / seen.side)];
-  return { codes: wide, largest };
-}
-
-// Where a layer looks from the chosen patch, or from the token that is read. Heads count from 1; 0 is their mean.
-function attention(seen, layer, head) {
-  const [h, w] = seen.grid, from = seen.between ? patch() : null;
-  const of = (k) => {
-    const index = (layer - 1) * seen.heads + k;
-    if (!from) return row(seen.attention, index, h * w);
-    const [a, b] = seen.cells, cell = Math.floor(from[0] / seen.side) * b + Math.floor(from[1] / seen.side);
-    return spread(seen, row(seen.between, index * a * b + cell, a * b));
-  };
-  return head ? of(head - 1) : mean(Array.from({ length: seen.heads }, (_, k) => of(k)));
-}
-
 function current(seen) {
-  if (state.view === "attention") return seen.attention ? attention(seen, state.layer, state.head) : null;
-  return seen[state.view] ? row(seen[state.view], 0, seen.grid[0] * seen.grid[1]) : null;
+  if (!seen[state.view]) return null;
+  const drawn = state.view === "attention" ? attention(seen, state.layer, state.head, patch()) : row(seen[state.view], 0, seen.grid[0] * seen.grid[1]);
+  return { ...drawn, map: heat, glow: true };
 }
 
 // ---- Drawing.
-// The picture at so many pixels a patch, nearly grey and a little darker, so that colours stand out and shapes stay.
-function grounded([h, w], image, side) {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [w * side, h * side];
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.imageSmoothingQuality = "high";
-  context.imageSmoothingEnabled = image.naturalWidth > 64; // few pixels are shown as they are
-  context.drawImage(image, 0, 0, w * side, h * side);
-  const full = context.getImageData(0, 0, w * side, h * side).data, dim = new Uint8ClampedArray(full);
-  for (let k = 0; k < dim.length; k += 4) {
-    const grey = 0.299 * full[k] + 0.587 * full[k + 1] + 0.114 * full[k + 2];
-    for (let c = 0; c < 3; c++) dim[k + c] = 18 + 0.72 * (0.78 * grey + 0.22 * full[k + c]);
-  }
-  return { full, dim, side };
-}
-
-// The ground fades to the picture in its own colours as the map is taken away.
-function faded(ground, strength) {
-  if (strength === 1) return ground.dim;
-  if (ground.faded !== strength) {
-    ground.faded = strength;
-    ground.between = ground.dim.map((value, k) => value * strength + ground.full[k] * (1 - strength));
-  }
-  return ground.between;
-}
-
-// A map over the ground: the stronger a patch, the more of its colour.
-function paint(canvas, [h, w], ground, side, drawn, strength) {
-  const context = canvas.getContext("2d"), width = w * side, image = new ImageData(width, h * side), out = image.data;
-  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
-    const code = drawn ? drawn.codes[y * w + x] : 0, part = drawn ? strength * (0.12 + 0.76 * (code / 255) ** 0.8) : 0;
-    const [r, g, b] = [heat[3 * code] * part, heat[3 * code + 1] * part, heat[3 * code + 2] * part];
-    for (let j = 0; j < side; j++) {
-      let k = 4 * ((y * side + j) * width + x * side);
-      for (let i = 0; i < side; i++, k += 4) {
-        out[k] = ground[k] * (1 - part) + r;
-        out[k + 1] = ground[k + 1] * (1 - part) + g;
-        out[k + 2] = ground[k + 2] * (1 - part) + b;
-        out[k + 3] = 255;
-      }
-    }
-  }
-  context.putImageData(image, 0, 0);
-}
-
-function outline(canvas, side, [y, x], line) {
-  const context = canvas.getContext("2d"), edge = line / 2 + 1; // never beyond the picture
-  const [left, top] = [x, y].map((n) => Math.max(edge, n * side - line / 2));
-  const right = Math.min(canvas.width - edge, (x + 1) * side + line / 2), bottom = Math.min(canvas.height - edge, (y + 1) * side + line / 2);
-  for (const [width, colour] of [[line + 2, "rgb(20 18 24 / .85)"], [line, "#fff"]]) {
-    context.lineWidth = width;
-    context.strokeStyle = colour;
-    context.strokeRect(left, top, right - left, bottom - top);
-  }
-}
-
 function draw() {
   for (const pane of seeing()) {
     const { seen, ground, map, node } = pane, drawn = current(seen), fits = patch() && patch()[0] < seen.grid[0] && patch()[1] < seen.grid[1];
-    paint(map, seen.grid, faded(ground, drawn ? state.strength : 0), ground.side, drawn, state.strength);
-    if (fits && (state.view === "attention" ? seen.between : state.under)) outline(map, ground.side, patch(), Math.max(2, Math.round(ground.side / 12)));
+    paint(map.getContext("2d"), seen.grid, faded(ground, drawn ? state.strength : 0), ground.side, drawn, state.strength);
+    if (fits && (state.view === "attention" ? seen.between : state.under)) outline(map.getContext("2d"), ground.side, patch(), Math.max(2, Math.round(ground.side / 12)));
     node.querySelector(".most").textContent = drawn ? short(drawn.largest) : "";
     node.querySelector(".told").textContent = told(seen, drawn);
   }
@@ -252,13 +164,12 @@ function draw() {
 function told(seen, drawn) {
   if (!drawn) return "There is no such map for this picture.";
   const w = seen.grid[1], at = seen.between ? patch() : null, { under } = state;
-  const best = drawn.codes.reduce((found, code, k) => (code > drawn.codes[found] ? k : found), 0);
   if (state.view !== "attention") {
-    return under ? `The patch in ${place(...under)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : `Most is in ${place(Math.floor(best / w), best % w)}.`;
+    return under ? `The patch in ${place(...under)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : `Most is in ${strongest(drawn, seen.grid)}.`;
   }
   const who = at ? `The patch in ${place(...at)}` : `The ${seen.reader}`;
   const where = state.head ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, mean of the heads`;
-  return `${who}, ${where}: most goes to ${place(Math.floor(best / w), best % w)}, ${short(100 * drawn.largest)} %.`;
+  return `${who}, ${where}: most goes to ${strongest(drawn, seen.grid)}, ${short(100 * drawn.largest)} %.`;
 }
 
 function smallMaps({ seen, small }) {
@@ -273,25 +184,13 @@ function smallMaps({ seen, small }) {
     }));
   }
   [...holder.children].forEach((button, head) => {
-    const canvas = button.firstChild;
+    const canvas = button.firstChild, context = canvas.getContext("2d");
     if (canvas.width !== w * small.side || canvas.height !== h * small.side) [canvas.width, canvas.height] = [w * small.side, h * small.side];
-    paint(canvas, seen.grid, small.dim, small.side, attention(seen, state.layer, head), 1);
-    if (at) outline(canvas, small.side, at, 1);
+    paint(context, seen.grid, small.dim, small.side, { ...attention(seen, state.layer, head, at), map: heat, glow: true }, 1);
+    if (at) outline(context, small.side, at, 1);
     button.setAttribute("aria-pressed", head === state.head);
   });
-  if ($("every").open) everything(seen);
-}
-
-// One pixel for each patch, a column for each layer; the browser makes it large.
-function everything(seen) {
-  const [h, w] = seen.grid, gap = Math.max(1, Math.round(Math.max(h, w) / 9)), canvas = $("all"), context = canvas.getContext("2d");
-  canvas.width = seen.layers * (w + gap) - gap;
-  canvas.height = seen.heads * (h + gap) - gap;
-  for (let layer = 1; layer <= seen.layers; layer++) for (let head = 1; head <= seen.heads; head++) {
-    const image = new ImageData(w, h), { codes } = attention(seen, layer, head);
-    codes.forEach((code, k) => image.data.set([heat[3 * code], heat[3 * code + 1], heat[3 * code + 2], 255], 4 * k));
-    context.putImageData(image, (layer - 1) * (w + gap), (head - 1) * (h + gap));
-  }
+  if ($("every").open) everyHead($("all"), seen, at, heat);
 }
 
 // ---- The page by what is shown.
@@ -362,10 +261,7 @@ class Pane {
     this.map.setAttribute("aria-label", `Picture ${letter.toUpperCase()} with the map over it: arrow keys move the patch, Escape leaves it`);
     this.node.querySelector(".told").id = `told-${letter}`;
     this.map.setAttribute("aria-describedby", `told-${letter}`);
-    const key = this.node.querySelector(".key"), image = new ImageData(256, 1);
-    [key.width, key.height] = [256, 1];
-    for (let k = 0; k < 256; k++) image.data.set([...heat.subarray(3 * k, 3 * k + 3), 255], 4 * k);
-    key.getContext("2d").putImageData(image, 0, 0);
+    colourBar(this.node.querySelector(".key"), heat);
     this.forget();
     this.listen();
   }

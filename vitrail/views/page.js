@@ -1,16 +1,16 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
-const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const floats = (text) => new Float32Array(bytes(text).buffer);
 const shared = JSON.parse($("shared").textContent);
-const wide = (map) => Uint32Array.from({ length: 256 }, (_, k) => 0xff000000 | (map[3 * k + 2] << 16) | (map[3 * k + 1] << 8) | map[3 * k]);
 const maps = Object.fromEntries(Object.entries(shared.maps).map(([name, text]) => [name, bytes(text)]));
+
+const [layers, heads] = [shared.layers, shared.heads];
 
 // A picture's data, its arrays unpacked when it is first chosen. `codes` are bytes; a row's largest value is beside it.
 const known = new Map();
 function picture(number) {
   if (!known.has(number)) {
-    const data = JSON.parse($(`picture-${number}`).textContent);
+    const data = { ...JSON.parse($(`picture-${number}`).textContent), layers, heads };
     for (const name of ["attention", "between", "rollout", "relevance", "norms", "similar"]) {
       if (data[name]) data[name] = { ...data[name], codes: bytes(data[name].codes), largest: floats(data[name].largest) };
     }
@@ -26,109 +26,18 @@ let now = null; // the chosen picture's data
 let ground = null; // its pixels as what maps are drawn on, at the stage's size
 let small = null; // the same for the small maps
 
-const [layers, heads] = [shared.layers, shared.heads];
 const stage = $("stage"), about = stage.getContext("2d", { willReadFrequently: true });
 const patch = () => state.under ?? state.pinned;
-const place = (row, column) => `row ${row + 1}, column ${column + 1}`;
 const shown = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 1 ? value.toPrecision(3) : value.toPrecision(2));
-
-// Values between 0 and 1 for each patch of the grid, and the value that 1 stands for.
-function row(store, index, count) {
-  const codes = store.codes.subarray(index * count, (index + 1) * count);
-  return { codes, largest: store.largest[index] };
-}
-
-function mean(rows) {
-  const sum = new Float32Array(rows[0].codes.length);
-  for (const { codes, largest } of rows) for (let i = 0; i < sum.length; i++) sum[i] += (codes[i] * largest) / 255 / rows.length;
-  const largest = sum.reduce((a, b) => Math.max(a, b), 0);
-  return { codes: Uint8Array.from(sum, (v) => Math.round((v / (largest || 1)) * 255)), largest };
-}
-
-// The attention of the chosen patch, or of the token that is read, in one head (from 1; 0 is the mean) of a layer.
-function attention(layer, head) {
-  const [h, w] = now.grid, from = now.between ? patch() : null;
-  const of = (k) => {
-    const index = (layer - 1) * heads + k;
-    if (!from) return row(now.attention, index, h * w);
-    const [a, b] = now.cells, cell = Math.floor(from[0] / now.side) * b + Math.floor(from[1] / now.side);
-    return spread(row(now.between, index * a * b + cell, a * b));
-  };
-  return head ? of(head - 1) : mean(Array.from({ length: heads }, (_, k) => of(k)));
-}
-
-// Cells of a coarser grid to the patches in them.
-function spread({ codes, largest }) {
-  if (now.side === 1) return { codes, largest };
-  const [h, w] = now.grid, b = now.cells[1], made = new Uint8Array(h * w);
-  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
-    made[y * w + x] = codes[Math.floor(y / now.side) * b + Math.floor(x / now.side)];
-  }
-  return { codes: made, largest };
-}
 
 // What the current tab draws: bytes for each patch with a map of colours, or colours themselves.
 function current() {
   const count = now.grid[0] * now.grid[1];
-  if (state.tab === "attention") return { ...attention(state.layer, state.head), map: maps.heat, glow: true };
+  if (state.tab === "attention") return { ...attention(now, state.layer, state.head, patch()), map: maps.heat, glow: true };
   if (state.tab !== "tokens") return { ...row(now[state.tab], 0, count), map: maps.heat, glow: true };
   if (state.kind === "norms") return { ...row(now.norms, state.layer, count), low: now.norms.low[state.layer], map: maps.length };
   if (state.kind === "similar") return { ...row(now.similar, state.layer, count), low: now.similar.low[state.layer], map: maps.like };
   return { colours: now.colours.subarray(3 * state.layer * count, 3 * (state.layer + 1) * count) };
-}
-
-// Draws a map over a ground of `side` pixels a patch: the stronger, the more of its colour.
-function paint(context, ground, side, drawn, strength) {
-  const [h, w] = now.grid, width = w * side, image = new ImageData(width, h * side), out = image.data;
-  for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
-    const at = y * w + x, code = drawn.colours ? 0 : drawn.codes[at];
-    const colour = drawn.colours ? drawn.colours.subarray(3 * at, 3 * at + 3) : drawn.map.subarray(3 * code, 3 * code + 3);
-    const part = strength * (drawn.glow ? 0.12 + 0.76 * (code / 255) ** 0.8 : 0.94);
-    for (let j = 0; j < side; j++) {
-      let k = 4 * ((y * side + j) * width + x * side);
-      for (let i = 0; i < side; i++, k += 4) {
-        out[k] = ground[k] * (1 - part) + colour[0] * part;
-        out[k + 1] = ground[k + 1] * (1 - part) + colour[1] * part;
-        out[k + 2] = ground[k + 2] * (1 - part) + colour[2] * part;
-        out[k + 3] = 255;
-      }
-    }
-  }
-  context.putImageData(image, 0, 0);
-}
-
-function outline(context, side, [y, x], line) {
-  context.lineWidth = line + 2;
-  context.strokeStyle = "rgb(20 18 24 / .85)";
-  context.strokeRect(x * side - line / 2, y * side - line / 2, side + line, side + line);
-  context.lineWidth = line;
-  context.strokeStyle = "#fff";
-  context.strokeRect(x * side - line / 2, y * side - line / 2, side + line, side + line);
-}
-
-// The picture at so many pixels a patch, nearly grey and a little darker, so that colours stand out and shapes stay.
-function grounded(image, side) {
-  const [h, w] = now.grid, canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [w * side, h * side];
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.imageSmoothingQuality = "high";
-  context.drawImage(image, 0, 0, w * side, h * side);
-  const full = context.getImageData(0, 0, w * side, h * side).data, dim = new Uint8ClampedArray(full);
-  for (let k = 0; k < dim.length; k += 4) {
-    const grey = 0.299 * full[k] + 0.587 * full[k + 1] + 0.114 * full[k + 2];
-    for (let c = 0; c < 3; c++) dim[k + c] = 18 + 0.72 * (0.78 * grey + 0.22 * full[k + c]);
-  }
-  return { full, dim, side };
-}
-
-// The ground fades to the picture in its own colours as the map is taken away.
-function faded(from, strength) {
-  if (strength === 1) return from.dim;
-  if (from.faded !== strength) {
-    from.faded = strength;
-    from.between = from.dim.map((value, k) => value * strength + from.full[k] * (1 - strength));
-  }
-  return from.between;
 }
 
 const READING = {
@@ -143,7 +52,7 @@ const READING = {
 function draw() {
   if (!ground) return;
   const drawn = current(), at = state.tab === "attention" ? patch() : state.tab === "tokens" && state.kind === "similar" ? now.at : null;
-  paint(about, faded(ground, state.strength), ground.side, drawn, state.strength);
+  paint(about, now.grid, faded(ground, state.strength), ground.side, drawn, state.strength);
   if (at) outline(about, ground.side, at, Math.max(2, Math.round(ground.side / 12)));
   else if (state.under) outline(about, ground.side, state.under, 2);
   legend(drawn);
@@ -161,21 +70,15 @@ function legend(drawn) {
   if (drawn.colours) return;
   $("least").textContent = drawn.low === undefined ? "0" : shown(drawn.low);
   $("most").textContent = shown(drawn.largest + (drawn.low ?? 0));
-  const key = $("key"), context = key.getContext("2d");
-  [key.width, key.height] = [256, 1];
-  const image = new ImageData(256, 1);
-  for (let k = 0; k < 256; k++) image.data.set([...drawn.map.subarray(3 * k, 3 * k + 3), 255], 4 * k);
-  context.putImageData(image, 0, 0);
+  colourBar($("key"), drawn.map);
 }
 
 function tell(drawn, at) {
-  const [, w] = now.grid;
   const who = at ? `The patch in ${place(...at)}` : `The ${now.reader}`;
   const where = state.head ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, mean of the heads`;
   let text = "";
   if (state.tab === "attention") {
-    const best = drawn.codes.reduce((found, code, k) => (code > drawn.codes[found] ? k : found), 0);
-    text = `${who}, ${where}: most goes to ${place(Math.floor(best / w), best % w)}, ${shown(100 * drawn.largest)} %.`;
+    text = `${who}, ${where}: most goes to ${strongest(drawn, now.grid)}, ${shown(100 * drawn.largest)} %.`;
   } else if (state.tab === "tokens") {
     text = state.layer ? `After layer ${state.layer}.` : "Before the first layer: the embedding with positions.";
     if (state.under && drawn.codes) text += ` Under the pointer: ${shown(value(drawn, state.under))}.`;
@@ -194,25 +97,13 @@ function small_maps() {
   const far = now.distance?.[state.layer - 1];
   for (let head = 0; head <= heads; head++) {
     const button = buttons[head], canvas = button.firstChild, context = canvas.getContext("2d");
-    paint(context, small.dim, small.side, { ...attention(state.layer, head), map: maps.heat, glow: true }, 1);
+    paint(context, now.grid, small.dim, small.side, { ...attention(now, state.layer, head, at), map: maps.heat, glow: true }, 1);
     if (at) outline(context, small.side, at, 1);
     button.setAttribute("aria-pressed", head === state.head);
     const reach = far ? (head ? far[head - 1] : far.reduce((a, b) => a + b, 0) / heads) : null;
     button.lastChild.textContent = reach === null ? "" : `${reach.toFixed(0)} px`;
   }
-  if ($("every").open) everything();
-}
-
-// One pixel for each patch, a column for each layer; the browser makes it large.
-function everything() {
-  const [h, w] = now.grid, gap = Math.max(1, Math.round(Math.max(h, w) / 9)), canvas = $("all"), context = canvas.getContext("2d"), colours = wide(maps.heat);
-  canvas.width = layers * (w + gap) - gap;
-  canvas.height = heads * (h + gap) - gap;
-  for (let layer = 1; layer <= layers; layer++) for (let head = 1; head <= heads; head++) {
-    const image = new ImageData(w, h), pixels = new Uint32Array(image.data.buffer), { codes } = attention(layer, head);
-    for (let k = 0; k < codes.length; k++) pixels[k] = colours[codes[k]];
-    context.putImageData(image, (layer - 1) * (w + gap), (head - 1) * (h + gap));
-  }
+  if ($("every").open) everyHead($("all"), now, at, maps.heat);
 }
 
 // The parts of the panel that the current tab has a use for.
@@ -298,8 +189,8 @@ function choose(number) {
   image.onload = () => {
     if (state.picture !== number) return;
     const [h, w] = now.grid, largest = Math.max(h, w);
-    ground = grounded(image, Math.max(2, Math.floor(896 / largest)));
-    small = grounded(image, Math.max(1, Math.floor(154 / largest)));
+    ground = grounded(now.grid, image, Math.max(2, Math.floor(896 / largest)));
+    small = grounded(now.grid, image, Math.max(1, Math.floor(154 / largest)));
     stage.width = w * ground.side;
     stage.height = h * ground.side;
     for (const button of $("heads").children) {

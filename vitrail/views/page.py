@@ -30,7 +30,8 @@ class Panel:
 
 def page(model: str, vit: ViT, panels: Sequence[Panel], figures: Sequence[Figure]) -> str:
     """The page of a model, the pictures it looked at, and what there is to see of itself."""
-    script, style = _resource("vitrail.views", "page.js"), _resource("vitrail.report", "page.css")
+    script = "\n".join(_resource("vitrail.views", name) for name in ("maps.js", "page.js"))
+    style = _resource("vitrail.report", "page.css")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     title = f"What {model} looks at"
