@@ -14,6 +14,8 @@ _TORCHVISION = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _TORCHVISION.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
@@ -22,7 +24,7 @@ def _seed() -> None:
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium, for pages that are tried as they are looked at."""
+    """Chromium, for pages that are tried as they are looked at; it has a camera that sees a test picture."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install 'vitrail[dev]'"
     )
@@ -30,6 +32,6 @@ def browser():
     if program is None:
         pytest.skip("no Chromium is installed: apt install chromium")
     with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu", *CAMERA])
         yield opened
         opened.close()

@@ -1,7 +1,6 @@
 """The page of vitrail serve in a real browser, in front of the real service."""
 
 import io
-import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -73,21 +72,6 @@ def running(files):
     names = [f"{name}={folder}/{name}.safetensors" for name in ("tiny", "fine", "features", "resnet")]
     with serving(*names) as client:
         yield Running(f"http://127.0.0.1:{client.port}", model, preprocessing)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install 'vitrail[dev]'"
-    )
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("no Chromium is installed: apt install chromium")
-    camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu", *camera])
-        yield opened
-        opened.close()
 
 
 @contextmanager
