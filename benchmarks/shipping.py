@@ -3,11 +3,13 @@
     python benchmarks/shipping.py                    everything
     python benchmarks/shipping.py --only predict     one contest
     python benchmarks/shipping.py --rounds 5 --merge 8
+    python benchmarks/shipping.py --only predict --models DeiT-Ti --int8     its exports in 8-bit integers take part
 
 predict: a folder of JPEGs whose longer side is 500 pixels, to a CSV of answers. vitrail predict with the runtime that `auto`
 chose beforehand, with PyTorch, and with merged tokens, against timm (its transforms, a DataLoader with two workers, the eager
 model) and against transformers' image-classification pipeline: DeiT-Ti with its published weights, and S/16 with random ones.
-Each is ready in a process of its own.
+Each is ready in a process of its own. With --int8 DeiT-Ti's exports in 8-bit integers take part as well, calibrated on clothing
+and proven on the ImageNet samples.
 
 cold: from the command to the first answer on the screen, in a fresh process each time: vitrail predict against transformers'
 pipeline.
@@ -42,6 +44,7 @@ ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 WEIGHTS = SHARED / "weights" / "deit_tiny_patch16_224.safetensors"
 SAMPLES = SHARED / "data" / "imagenet-samples"
+CLOTHING = SHARED / "data" / "clothing"
 LONGER = 500  # pixels
 TARGETS = {"timm": 1.5, "transformers": 2.0}  # vitrail over them
 MERGED = 2.0  # vitrail with merged tokens over timm
@@ -76,6 +79,14 @@ def models(folder: Path, names: list[str]) -> dict[str, dict[str, str]]:
         assert command(["convert", str(file), str(directory), "--to", "hf"]) == 0
         found[name] = {"model": str(file), "timm": called, "hf": str(directory)}
     return found
+
+
+def in_int8(model: str, folder: Path, merge: int) -> str:
+    """The same in 8-bit integers; the proof that it is still as right is printed."""
+    file = folder / f"int8-{merge}.onnx"
+    proof = ["--verify", str(SAMPLES), "--label-from", r"^(\d+)_", "--calibrate", str(CLOTHING / "train")]
+    assert command(["export", model, str(file), "--int8", "--uint8", "--merge", str(merge), *proof]) == 0
+    return str(file)
 
 
 @contextmanager
@@ -139,10 +150,14 @@ def predict(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "timm": ("timm", {"batch": options.batch}),
                 "transformers": ("transformers", {"batch": options.batch}),
             }
+            if options.int8 and name == "DeiT-Ti":
+                for merge in (0, options.merge):
+                    told = {"model": in_int8(files["model"], Path(place), merge), "runtime": "auto", "merge": 0}
+                    contests["vitrail, int8" + (f", --merge {merge}" if merge else "")] = ("vitrail", told)
             with ExitStack() as stack:
                 outs = {each: str(Path(place) / f"{number}.csv") for number, each in enumerate(contests)}
                 runs = {
-                    each: stack.enter_context(contestant(who, folder=str(folder), out=outs[each], **files, **more))
+                    each: stack.enter_context(contestant(who, folder=str(folder), out=outs[each], **(files | more)))
                     for each, (who, more) in contests.items()
                 }
                 seconds = measure.interleave(runs, options.rounds)
@@ -236,6 +251,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=400)
     parser.add_argument("--batch", type=int, default=32, help="of timm and of transformers")
     parser.add_argument("--merge", type=int, default=8, metavar="R", help="tokens merged in each layer")
+    parser.add_argument("--int8", action="store_true", help="files in 8-bit integers take part in predict")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(f"vitrail {vitrail.__version__}")
