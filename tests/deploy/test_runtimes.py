@@ -107,6 +107,39 @@ def test_signals_are_still_handled_after_another_thread_let_a_model_go(files, tm
     assert (told.returncode, told.stdout) == (0, "handled\n"), told.stderr
 
 
+USED = """
+import sys
+from pathlib import Path
+from vitrail.deploy.opening import opened
+
+for path in sys.argv[1:]:
+    opened(Path(path))
+print(*sorted(name for name in sys.modules if "telemetry" in name))
+"""
+
+
+def test_the_other_runtimes_report_to_nobody(files, tmp_path):
+    pytest.importorskip("openvino")
+    _, contract = open_onnx(files / "model.onnx")
+    derive(files / "model.onnx", contract, tmp_path / "model.xml", "openvino", False)
+    home = tmp_path / "home"
+    home.mkdir()
+    told = subprocess.run(
+        [sys.executable, "-c", USED, files / "model.onnx", tmp_path / "model.xml"],
+        env={"PATH": os.environ["PATH"], "HOME": str(home)},  # they keep quiet by themselves where CI is set
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.split() == [
+        "openvino.tools.ovc.telemetry_params",
+        "openvino.tools.ovc.telemetry_stub",
+        "openvino.tools.ovc.telemetry_utils",
+    ]
+    assert list(home.rglob("*")) == []  # where they keep who they are and what is still to be sent
+
+
 def test_damaged_programs_are_one_line(files, tmp_path):
     whole = (files / "model.pt2").read_bytes()
     for place, content in enumerate((b"", b"PK", whole[: len(whole) // 2])):

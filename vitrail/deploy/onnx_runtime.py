@@ -8,6 +8,7 @@ import torch
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.graph import INPUT
+from vitrail.deploy.libraries import onnxruntime
 from vitrail.deploy.metadata import KEY, Input, from_json
 from vitrail.deploy.runtime import Contract, Gives, Runtime
 
@@ -44,17 +45,14 @@ def taken(pixels: np.ndarray, preprocessing: Preprocessing | None) -> np.ndarray
 
 def open_onnx(path: Path, gives: Gives = "logits", threads: int | None = None) -> tuple[Runtime, Contract]:
     """An ONNX file that vitrail exported; any other is refused in one line."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ValueError(f"{path} needs ONNX Runtime: pip install 'vitrail[onnx]'") from None
+    library = onnxruntime()
     there(path)
-    options = onnxruntime.SessionOptions()
+    options = library.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever a damaged file sets off: its kinds have no common name
         raise ValueError(f"{path}: not an ONNX model, or a damaged one ({line(error)})") from None
     text = session.get_modelmeta().custom_metadata_map.get(KEY)

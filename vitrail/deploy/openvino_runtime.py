@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.deploy.graph import INPUT
+from vitrail.deploy.libraries import openvino
 from vitrail.deploy.metadata import KEY, Input, to_json
 from vitrail.deploy.onnx_runtime import check_inputs, check_outputs, described, line, taken, there
 from vitrail.deploy.runtime import Contract, Gives, Runtime
@@ -32,15 +33,6 @@ class OpenVINORuntime:
         """uint8 [B, C, H, W] to float32: logits [B, K], or features [B, F]."""
         found = self.request.infer({INPUT: taken(pixels, self.preprocessing)}, share_inputs=True)
         return np.array(found[self.output])
-
-
-def openvino() -> Any:
-    """The library, or one line about how to get it."""
-    try:
-        import openvino as found
-    except ImportError:
-        raise ValueError("OpenVINO is not installed: pip install 'vitrail[openvino]'") from None
-    return found
 
 
 @cache

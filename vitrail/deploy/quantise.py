@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.deploy.graph import INPUT
+from vitrail.deploy.libraries import onnxruntime
 from vitrail.deploy.onnx_export import quiet
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Quantiser:
 
     def __init__(self, path: Path, pixels: np.ndarray) -> None:
         """`pixels` are what the graph takes, [B, C, H, W]: bytes, or normalised."""
+        onnxruntime()
         from onnxruntime.quantization import CalibrationMethod, create_calibrator
         from onnxruntime.quantization.quant_utils import load_model_with_shape_infer
 
@@ -126,11 +128,10 @@ def multiplies(node: "NodeProto", weights: set[str]) -> bool:
 
 def run(proto: "ModelProto", pixels: np.ndarray, output: str) -> np.ndarray:
     """What a graph gives, straight from memory."""
-    import onnxruntime
-
-    options: Any = onnxruntime.SessionOptions()
+    library = onnxruntime()
+    options = library.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = library.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     parts = [session.run([output], {INPUT: pixels[start : start + 8]})[0] for start in range(0, len(pixels), 8)]
     return np.concatenate([np.asarray(part) for part in parts])
 
