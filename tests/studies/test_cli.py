@@ -234,6 +234,20 @@ def test_cells_that_fail_are_told_at_the_end_with_exit_code_1(tmp_path: Path):
     assert len(numbers(tmp_path / "study")) == 2
 
 
+def test_a_study_goes_on_with_more_seeds_and_keeps_what_it_has(tmp_path: Path):
+    assert paper(tmp_path, *TWO)[0] == 0
+    before = numbers(tmp_path / "study")
+    code, out, err = paper(tmp_path, *TWO, "--seeds", "3")
+    assert code == 0, err
+    assert "6 cells are final" in out
+    assert before.items() <= numbers(tmp_path / "study").items()
+    assert len(set(measured(tmp_path))) == len(measured(tmp_path)) == 6  # no cell was run twice
+    assert paper(tmp_path, "show", "study")[1].count("6 cells are final") == 1
+    code, _, err = paper(tmp_path, *TWO, "--seeds", "2")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "study holds a study with another number of seeds, 3 and not 2" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

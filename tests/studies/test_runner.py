@@ -259,7 +259,6 @@ def test_another_study_in_the_same_directory_is_refused_in_one_line(tmp_path: Pa
     for changed, word in (
         ({"scale": "test"}, "another scale, laptop and not test"),
         ({"data": Data("fashion-mnist")}, "another data, digits and not fashion-mnist"),
-        ({"seeds": 7}, "another seeds, 1 and not 7"),
         ({"settings": ["steps=4"]}, "another --set, none and not steps=4"),
     ):
         with pytest.raises(ValueError, match=word) as caught:

@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     running.add_argument("--init", metavar="FILE", help="the model that `transfer` begins with, instead of its own")
     running.add_argument("--out", metavar="STUDY", help="the study's directory; studies/NAME-SCALE unless given")
-    running.add_argument("--seeds", type=int, metavar="N", help="of every final cell; the scale's unless given")
+    running.add_argument(
+        "--seeds", type=int, metavar="N", help="of every final cell; the scale's unless given, and may be raised later"
+    )
     running.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="change every cell's recipe: steps=50"
     )

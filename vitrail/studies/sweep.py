@@ -175,7 +175,7 @@ def begin_sweep(
     progress: Progress | None = None,
     init: str | None = None,
 ) -> Sweep:
-    """Sets a study up in a directory, or goes on with the same one there; another one is refused."""
+    """Sets a study up in a directory, or goes on with the same one there, with more seeds if asked; another one is refused."""
     where = Path(directory)
     chosen = scale_named(study, scale)
     if seeds is not None and seeds < 1:
@@ -214,19 +214,22 @@ def begin_sweep(
         before[name] = to_json(dataclass_from_json(before.get(name), Data, f"{where / FILE}: {name}"))
     if before["data"] == about["asked"]:  # the fractions that were chosen then are asked for now
         before["asked"] = about["asked"]
+    more = about["seeds"] > before["seeds"]  # what is there stays, and others join it
     for name, word in (
         ("study", "study"),
         ("scale", "scale"),
         ("asked", "data"),
-        ("seeds", "seeds"),
+        ("seeds", "number of seeds"),
         ("set", "--set"),
         ("init", "--init"),
     ):
-        if before.get(name) != about[name]:
+        if before.get(name) != about[name] and not (name == "seeds" and more):
             raise ValueError(
                 f"{where} holds a study with another {word}, {in_words(before.get(name))} and not "
                 f"{in_words(about[name])}: give --out another name"
             )
+    if more:
+        write_json(where / FILE, (read_table(where / FILE) or {}) | {"seeds": about["seeds"]})
     return open_sweep(where)
 
 
