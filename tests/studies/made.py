@@ -51,7 +51,7 @@ def made_study(setup: Setup, names: Sequence[str] = NAMES) -> Study:
         "Does it matter how a patch’s place is told?",
         "table 8, appendix D.4",
         "A large gap between none (61.4 %) and any (64.0 to 64.3 %), and little between kinds (ImageNet, 5-shot).",
-        {"test": setup.scale},
+        {"laptop": setup.scale},
         plan,
         read,
     )

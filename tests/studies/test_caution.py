@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.studies import made
-from vitrail.studies.caution import cautious
+from vitrail.studies.caution import TRIAL, WHOLE, cautious, limited
 from vitrail.studies.intervals import Difference, difference
 from vitrail.studies.record import answered
 from vitrail.studies.study import Answer
@@ -67,3 +67,10 @@ def test_an_answer_is_as_cautious_as_the_place_with_fewest_seeds(tmp_path: Path,
     assert answer is not None
     assert answer.agreement == agreement
     assert ("with 1 seed, which" in answer.finding) is (seeds == 1)
+
+
+def test_a_scale_that_is_too_short_agrees_with_nobody():
+    answer = limited(said("disagrees"), "test")
+    assert (answer.agreement, answer.limits) == ("unclear", f"{TRIAL} {said('disagrees').limits}")
+    assert limited(said("disagrees"), "laptop") == said("disagrees")
+    assert limited(said("agrees"), "cluster").limits == WHOLE

@@ -256,6 +256,10 @@ def test_a_study_goes_on_with_more_seeds_and_keeps_what_it_has(tmp_path: Path):
         (("run", "tiny", "--scale", "test", "--jobs", "0"), "--jobs 0: use 1 or more"),
         (("run", "tiny", "--scale", "test", "--seeds", "0"), "--seeds 0: use 1 or more"),
         (("run", "tiny", "--scale", "test", "--data", "nowhere"), "nowhere"),
+        (
+            ("run", "tiny", "--scale", "test", "--set", "optimizer.lr=0.1"),
+            "--set optimizer.lr=0.1 makes runs the same that are compared: pool class, rate 0.001, seed 0 and pool class",
+        ),
         (("run", "tiny", "--scale", "test", "--split", "0.8,0.1,0.1"), "--split is about DATA"),
         (("run", "tiny", "--scale", "test", "--device", "abacus"), "unknown device 'abacus'"),
         (("show", "nowhere"), "nowhere holds no study"),

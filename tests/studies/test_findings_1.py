@@ -50,17 +50,25 @@ def test_no_positions_lose_and_kinds_are_alike():
         "Without positions accuracy changes by −6.0 points (−6.4 to −5.6) against the mean of the kinds"
     )
     assert (
-        "the kinds do not differ clearly: the best (2-D, stem) and the worst (relative) are apart by" in answer.finding
+        "the kinds differ by less than half of that: the best (2-D, stem) and the worst (relative) are apart by"
+        in answer.finding
     )
 
 
-def test_no_positions_lose_and_kinds_differ_by_far_less():
+def test_no_positions_lose_and_kinds_differ_by_less():
     answer = of_positions(0.80, a=0.86, b=0.87, c=0.865)
     assert answer.agreement == "agrees"
     assert (
-        "the kinds differ by far less than that: the best (2-D, stem) and the worst (1-D, stem) are apart by +1.0"
+        "the kinds differ by less than half of that: the best (2-D, stem) and the worst (1-D, stem) are apart by +1.0"
         in answer.finding
     )
+
+
+def test_kinds_whose_spread_is_not_known_are_not_called_alike():
+    results = finals({"positions": "none"}, 0.80) + finals({"positions": "1-D, stem"}, 0.86, (-0.04, 0.0, 0.04))
+    answer = read(positions.STUDY, results + finals({"positions": "2-D, stem"}, 0.861, (0.04, 0.0, -0.04)))
+    assert "whether the kinds differ as much cannot be told" in answer.finding
+    assert answer.agreement == "unclear"
 
 
 def test_no_positions_lose_but_kinds_are_not_alike():
@@ -251,7 +259,7 @@ def test_one_optimiser_is_better_or_neither(adam, sgd, agreement, begun):
 
 
 def of_shapes(depth: float, width: float, patch: float = 0.81, jitter: Sequence[float] = JITTER) -> Answer:
-    """Gains over a base of 80 %: depth and patches cost four times as much, width twice."""
+    """Gains over a base of 80 %: depth and patches cost twice or four times as much, width twice."""
 
     def at(name: str, value: str, times: float) -> dict[str, Any]:
         return {"dimension": name, "value": value, "compute": times}
@@ -264,31 +272,46 @@ def of_shapes(depth: float, width: float, patch: float = 0.81, jitter: Sequence[
             *finals(at("depth", "16 layers", 4.0), depth, turned(jitter)),
             *finals(at("width", "96", 2.0), width, turned(jitter)),
             *finals(at("heads", "8", 1.0), 0.90, jitter),  # costs nothing, so it has no place in the order
+            *finals(at("patch size", "5 pixels", 2.0), 0.80 + 0.7 * (patch - 0.80), turned(jitter)),
             *finals(at("patch size", "4 pixels", 4.0), patch, turned(jitter)),
         ],
     )
 
 
 def test_depth_gains_more_than_width():
-    answer = of_shapes(depth=0.88, width=0.81)
+    answer = of_shapes(depth=0.88, width=0.81, patch=0.83)
     assert answer.agreement == "agrees"
     assert answer.finding.startswith(
-        "Of what was scaled, for each doubling of compute, depth gains most, +4.0 points ("
+        "Of what was scaled, for each doubling of compute, at 2 times the base's, depth gains most, +5.6 points ("
     )
-    assert "and patch size least, +0.5 points" in answer.finding
-    assert "; depth gains more than width, by +3.0 points (" in answer.finding
+    assert "and width least, +1.0 points" in answer.finding
+    assert "; depth gains more than width, by +4.6 points (" in answer.finding
+
+
+def test_depth_that_gains_more_than_width_is_not_all_that_the_paper_says():
+    less = of_shapes(depth=0.88, width=0.81, patch=0.805)
+    assert less.finding.endswith(", but patch size less than width.")
+    more = of_shapes(depth=0.82, width=0.81, patch=0.88)
+    assert more.finding.endswith(", but patch size more than depth.")
+    assert (less.agreement, more.agreement) == ("unclear", "unclear")
+
+
+def test_a_dimension_that_was_scaled_further_is_not_worse_for_it():
+    # Both gain as much where they cost as much; that depth goes on with little gain does not count against it.
+    answer = of_shapes(depth=0.84, width=0.828)
+    assert "; depth and width do not differ clearly" in answer.finding
 
 
 def test_depth_gains_less_than_width():
     answer = of_shapes(depth=0.82, width=0.84)
     assert answer.agreement == "disagrees"
     assert "width gains most, +4.0 points" in answer.finding
-    assert "; depth gains less than width: −3.0 points (" in answer.finding
+    assert "; depth gains less than width: −2.6 points (" in answer.finding
 
 
 def test_depth_and_width_gain_alike():
-    answer = of_shapes(depth=0.84, width=0.82)
-    assert answer.agreement == "no difference"
+    answer = of_shapes(depth=0.84, width=0.828)
+    assert answer.agreement == "unclear"
     assert "; depth and width do not differ clearly: +0.0 points" in answer.finding
 
 
@@ -302,9 +325,9 @@ def test_few_seeds_tell_who_gains_but_not_who_gains_more():
     answer = of_shapes(depth=0.88, width=0.81, jitter=(0.0,))
     assert answer.agreement == "unclear"
     assert answer.finding.startswith(
-        "Of what was scaled, for each doubling of compute, depth gains most, +4.0 points, and"
+        "Of what was scaled, for each doubling of compute, at 2 times the base's, depth gains most, +5.6 points, and"
     )
-    assert answer.finding.endswith("; too few seeds to tell depth from width, +3.0 points apart.")
+    assert answer.finding.endswith("; too few seeds to tell depth from width, +4.6 points apart.")
 
 
 def test_diminishing_returns_and_patches_are_noted():
@@ -409,9 +432,14 @@ def of_sizes(
             (0.60, 0.88),
             (0.60, 0.85),
             "disagrees",
-            "The two are alike with few pictures, and the ResNet leads with more: ",
+            "The two do not differ clearly with few pictures, and the ResNet leads with more: ",
         ),
-        ((0.60, 0.85), (0.60, 0.88), "unclear", "The two are alike with few pictures, and the ViT leads with more: "),
+        (
+            (0.60, 0.85),
+            (0.60, 0.88),
+            "unclear",
+            "The two do not differ clearly with few pictures, and the ViT leads with more: ",
+        ),
         ((0.60, 0.85), (0.60, 0.85), "no difference", "No difference at this scale: "),
         ((0.55, 0.85), (0.60, 0.85), "disagrees", "The ViT leads already where there is little data: "),
     ],
@@ -443,6 +471,23 @@ def test_scores_that_contradict_each_other_agree_with_nobody():
     assert answer.finding.endswith("), which contradicts it.")
 
 
+def test_scores_that_lead_to_opposite_winners_agree_with_nobody():
+    # Fine-tuned the ViT leads; by few shots the ResNet does, by as much throughout.
+    answer = of_sizes((0.55, 0.80), (0.65, 0.90), shots=((0.60, 0.80), (0.50, 0.70)))
+    assert answer.finding.endswith("), which contradicts it.")
+    assert answer.agreement == "unclear"
+
+
+def test_a_lead_that_is_not_known_at_the_large_end_is_no_catching_up():
+    few, many = Difference(0.02, 0.018, 0.022), Difference(0.03, -0.045, 0.105)
+    assert data_size.leader(few, many) == (
+        "The ResNet leads with few pictures, and who leads with more cannot be told",
+        "unclear",
+    )
+    assert data_size.leader(Difference(0.02, 0.018, 0.022), Difference(0.001, -0.002, 0.004))[1] == "agrees"
+    assert data_size.leader(Difference(0.01, -0.06, 0.08), Difference(0.03, 0.02, 0.04))[1] == "unclear"
+
+
 def test_two_seeds_have_the_interval_of_the_test_pictures():
     answer = of_sizes((0.65, 0.85), (0.55, 0.88), jitter=(-0.001, 0.001))
     assert answer.agreement == "agrees"
@@ -452,7 +497,8 @@ def test_two_seeds_have_the_interval_of_the_test_pictures():
 
 
 def test_the_hybrid_is_held_against_both_at_the_ends():
-    (note,) = of_sizes((0.65, 0.85), (0.55, 0.88)).notes
+    note, root = of_sizes((0.65, 0.85), (0.55, 0.88)).notes
+    assert root.startswith("The hybrid of this scale is a Transformer on a ResNet's root alone")
     assert note.startswith("The hybrid: with 10 pictures of each class it has +15.0 points (")
     assert ") on the ViT and +5.0 points (" in note
 
@@ -467,8 +513,8 @@ def test_parameters_that_are_not_matched_are_told():
         for many in (10, 5000):
             results += sized(many, family, parameters=parameters, macs=macs)
     assert read(data_size.STUDY, results).notes[0] == (
-        "Compute is matched, and parameters are not: ResNet 2.01 M parameters for 6.8 M multiply-adds a picture; ViT 0.16 M "
-        "parameters for 7.0 M multiply-adds a picture."
+        "Compute of a picture is matched to 10 % or better, and parameters are not: ResNet 2.01 M parameters for 6.8 M "
+        "multiply-adds a picture; ViT 0.16 M parameters for 7.0 M multiply-adds a picture."
     )
 
 

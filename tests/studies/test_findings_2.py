@@ -112,6 +112,12 @@ def test_every_setting_that_changes_the_maps_is_named_and_nothing_else():
     assert finding.endswith("depends on the training: twice as long +0.10 (+0.10 to +0.10).")
 
 
+def test_one_change_of_six_may_be_chance():
+    answer = answered(position_maps.STUDY, mapped(dict.fromkeys(position_maps.SETTINGS, 0.6) | {"twice as long": 0.7}))
+    assert "and one setting of 6 changes that, which may be chance: twice as long" in answer.finding
+    assert answer.agreement == "unclear"
+
+
 def test_maps_that_training_does_not_change_are_no_difference():
     answer = answered(position_maps.STUDY, mapped({"as usual": 0.6, "twice as long": 0.6, "half as long": 0.6}))
     assert answer.finding.endswith(
@@ -490,7 +496,7 @@ def test_weights_that_cost_somewhere_help_on_few_or_bring_next_to_nothing_disagr
     little = answered(transfer.STUDY, transferred({"digits": ("small", 0.704, 0.700)}))
     assert "bring +0.4 points (+0.4 to +0.4)" in little.finding
     assert hurt.agreement == few.agreement == little.agreement == "disagrees"
-    assert "if they surely brought less than 1 point on average" in little.notes[0]
+    assert "what they clearly brought was surely less than 1 point on average" in little.notes[0]
 
 
 def test_a_mean_over_data_sets_is_as_sure_as_its_small_ones_let_it_be():
@@ -598,7 +604,7 @@ def test_a_way_is_worth_as_many_pictures_as_plain_training_needs():
         "augmentation with regularisation, is worth 2.0 times (1.9 to 2.1) the pictures, with 200 4.0 times (3.7 to 4.3), short "
         "of the order of magnitude that the authors found."
     )
-    assert answer.agreement == "agrees"
+    assert answer.agreement == "disagrees"
     assert answer.rows[1][:4] == (
         "strong",
         "dropout, depth, decay",

@@ -6,7 +6,16 @@ import pytest
 from scipy.stats import ttest_ind
 
 from vitrail.evaluate.intervals import wilson
-from vitrail.studies.intervals import Difference, Estimate, difference, estimate, grouped, percent, points
+from vitrail.studies.intervals import (
+    Difference,
+    Estimate,
+    beyond_chance,
+    difference,
+    estimate,
+    grouped,
+    percent,
+    points,
+)
 from vitrail.studies.study import Result
 
 
@@ -123,3 +132,12 @@ def test_estimates_and_differences_in_words():
     assert points(Difference(-0.021, -0.03, 0.002)) == "−2.1 points (−3.0 to +0.2)"
     assert points(Difference(-0.0001, -0.02, 0.02)) == "+0.0 points (−2.0 to +2.0)"
     assert points(Difference(0.021, math.nan, math.nan)) == "+2.1 points"
+
+
+def test_one_of_many_comparisons_is_clear_by_chance():
+    assert beyond_chance(1, 1)
+    assert not beyond_chance(0, 6)
+    assert not beyond_chance(1, 6)  # 26 % by chance
+    assert beyond_chance(2, 6)  # 3 %
+    assert not beyond_chance(1, 19, 0.025)
+    assert beyond_chance(3, 19, 0.025)

@@ -55,7 +55,7 @@ def test_a_finished_study_has_its_answer_on_its_page(small, tmp_path):
         assert told in text
     assert [cell for row in answer.rows for cell in row if cell not in text] == []
     assert re.findall(r'<section id="(\w+)"', text) == ["results", "limits", "tuning", "runs", "again"]
-    assert "vitrail paper run positions --scale test" in text
+    assert "vitrail paper run positions --scale laptop" in text
     assert "has not finished" not in text
     assert not re.search(r'(?:src|href)="(?!data:|#)', text)
 
@@ -69,7 +69,7 @@ def test_every_number_of_the_table_and_every_result_is_in_the_record(small, tmp_
     assert kept["seeds"] == [0, 1, 2]
     assert kept["seconds"] == pytest.approx(sum(each.seconds for each in results), abs=0.1)
     assert kept["runs"] == {"known": 10, "finished": 10, "failed": 0}
-    assert kept["command"] == ["vitrail", "paper", "run", "positions", "--scale", "test"]
+    assert kept["command"] == ["vitrail", "paper", "run", "positions", "--scale", "laptop"]
     assert {"processor", "cores", "GPU", "torch"} <= kept["machine"].keys()
     again = read_record(tmp_path)
     assert again.answer == answer
@@ -80,7 +80,7 @@ def test_the_command_tells_what_was_not_usual(small, tmp_path):
     study, setup, _ = small
     other = replace(setup, scale=replace(setup.scale, seeds=2), data=replace(setup.data, where="photos"), init="model")
     write(study, other, [], [], tmp_path, ["steps=50"])
-    command = ["vitrail", "paper", "run", "positions", "--scale", "test"]
+    command = ["vitrail", "paper", "run", "positions", "--scale", "laptop"]
     assert table_of(tmp_path)["command"] == [
         *command,
         *("--data", "photos", "--init", "model", "--seeds", "2", "--set", "steps=50"),
@@ -157,6 +157,36 @@ def test_a_try_that_diverged_is_called_so_and_never_chosen():
     assert (found.names, found.words(place)) == (["family", "each class"], ["ViT", "1,944"])
     assert [found.score(place, rate) for rate in found.rates] == ["50.0\u00a0%", "diverged"]
     assert found.chosen(place) == 1e-3
+
+
+def test_best_rates_at_an_end_of_those_tried_are_counted():
+    def best(*rates: float) -> str:
+        return tries(
+            [
+                Result({"family": f"{k}", "rate": rate, "seed": 0}, "tune", {"validation": 0.5 + (rate == most)}, 1.0)
+                for k, most in enumerate(rates)
+                for rate in (1e-3, 2e-3, 4e-3)
+            ]
+        ).edges
+
+    assert best(2e-3, 2e-3) == ""
+    assert best(1e-3, 4e-3, 4e-3, 2e-3) == (
+        "Of 4 best rates it is the lowest that was tried for 1 and the highest that was tried for 2: better ones may lie beyond."
+    )
+
+
+def test_tries_of_pretraining_are_of_the_first_seed():
+    at = {"family": "ViT"}
+    scores = {(1e-3, 0): 0.5, (3e-3, 0): 0.6, (3e-3, 1): 0.7}
+    results = [
+        Result({**at, "rate": rate, "seed": seed}, "base", {"validation": score}, 1.0)
+        for (rate, seed), score in scores.items()
+    ]
+    found = tries(results, "base")
+    assert found.chosen((("family", "ViT"),)) == 3e-3
+    assert found.score((("family", "ViT"),), 3e-3) == "60.0\u00a0%"
+    assert not tries(results).families
+    assert not tries(results[1:], "base").families  # one rate is no choice
 
 
 def test_families_with_rates_of_their_own_have_a_best_one_each():
@@ -301,7 +331,7 @@ def test_the_page_of_the_documentation_holds_what_the_study_found(small, tmp_pat
         assert told in text
     for row in answer.rows:
         assert f"| {' | '.join(row)} |" in text
-    assert "$ vitrail paper run positions --scale test" in text
+    assert "$ vitrail paper run positions --scale laptop" in text
     assert sorted(each.name for each in docs.iterdir()) == [
         *("positions-1-dark.svg", "positions-1.svg", "positions-other.svg", "positions.md"),
     ]

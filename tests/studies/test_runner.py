@@ -171,14 +171,18 @@ def test_a_model_to_begin_with_that_diverges_is_a_try_where_rates_are_tried(tmp_
         place = {"pool": "mean"}
         rates = [{**place, "rate": rate, "seed": 0} for rate in (1e-3, 1e38)]
         cells = [Cell(at, tiny.made(setup, place, float(at["rate"]), 0), "base") for at in rates]
-        return [*cells, Cell({**place, "seed": 0}, cells[1].recipe, "base")]
+        again = [Cell({**place, "rate": 1e38, "seed": 1}, tiny.made(setup, place, 1e38, 1), "base")]  # no try any more
+        return [*cells, Cell({**place, "seed": 0}, cells[1].recipe, "base"), *again]
 
     sweep = small(tmp_path, study=replace(tiny.STUDY, plan=plan))
     sweep = replace(sweep, study=replace(tiny.STUDY, plan=plan))
     ran(sweep)
     state = sweep.state()
     assert [(r.at["rate"], "diverged" in r.numbers) for r in state.results.values()] == [(1e-3, False), (1e38, True)]
-    assert [failed.at for failed in state.failed.values()] == [{"pool": "mean", "seed": 0}]
+    assert [failed.at for failed in state.failed.values()] == [
+        {"pool": "mean", "seed": 0},
+        {"pool": "mean", "rate": 1e38, "seed": 1},
+    ]
 
 
 def test_a_final_cell_that_diverges_has_failed(tmp_path: Path):

@@ -245,6 +245,17 @@ def test_models_of_matched_compute_are_within_ten_percent(scale):
             assert len({model.image_size for model in found.values()}) == 1
 
 
+@pytest.mark.parametrize("scale", ["laptop", "gpu"])
+def test_on_photographs_a_hybrid_that_costs_more_is_left_out(scale):
+    setup = replace(set_up("compute", scale), facts=PHOTOGRAPHS)
+    for each in setup.scale.sizes["models"]:
+        found = matched(setup, each["bit"], each["hybrid"])
+        assert {RESNET, VIT} <= found.keys()
+        assert all(abs(macs(model) / macs(found[RESNET]) - 1) < 0.1 for model in found.values())
+    families = Counter(str(cell.at["family"]) for cell in study_named("compute").plan(setup, []))
+    assert families[HYBRID] < families[VIT] == families[RESNET]
+
+
 def test_models_of_matched_compute_are_of_three_families():
     setup = set_up("data-size", "laptop")
     found = matched(setup, setup.scale.sizes["bit"], setup.scale.sizes["hybrid"])

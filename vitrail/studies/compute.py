@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from vitrail.recipe import Recipe
 from vitrail.studies.accuracies import NONE_YET, judged_on, rate_of, series, told, told_difference
 from vitrail.studies.base import recipe, training_macs
-from vitrail.studies.intervals import difference, grouped, points
+from vitrail.studies.intervals import difference, grouped, points, shrunk
 from vitrail.studies.matching import FAMILIES, HYBRID, RESNET, VIT, Tests, ends, matched, unmatched, weighed
 from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
 from vitrail.studies.tuning import tuned
@@ -33,6 +33,7 @@ def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
         {"family": family, "size": number, "compute": training_macs(models[family], pictures)}
         for family in FAMILIES
         for number, models in enumerate(sizes, 1)
+        if family in models
     ]
 
     def made(place: Mapping[str, Setting], rate: float, seed: int) -> Recipe:
@@ -116,7 +117,8 @@ def hybrids(tests: Tests, pictures: int | None) -> tuple[str, ...]:
         return ()
     small, large = (difference(tests[HYBRID][size], tests[VIT][size], pictures) for size in sizes)
     said = f"Hybrid minus ViT: {points(small)} for the smallest models, {points(large)} for the largest"
-    if small.clear and small.mean > 0 and not (large.clear and large.mean > 0):
+    less = shrunk(small, large)
+    if small.clear and small.mean > 0 and not large.clear and less.clear and less.mean > 0:
         return (f"{said}: the hybrid leads only where compute is scarce, as in the paper.",)
     return (f"{said}.",)
 

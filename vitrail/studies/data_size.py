@@ -17,7 +17,6 @@ tried, for pre-training on validation pictures of its own classes (the best mode
 again), and for fine-tuning on those of the target.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from vitrail.engine.schedule import Cosine
 from vitrail.recipe import Recipe
 from vitrail.studies.accuracies import NONE_YET, judged_on, rate_of, series, told, told_difference
 from vitrail.studies.base import recipe
-from vitrail.studies.intervals import Difference, difference, grouped, points
+from vitrail.studies.intervals import Difference, difference, grouped, points, shrunk
 from vitrail.studies.matching import FAMILIES, HYBRID, RESNET, VIT, Tests, ends, matched, unmatched, weighed
 from vitrail.studies.shots import five_shot_of
 from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
@@ -37,6 +36,10 @@ from vitrail.studies.unfinished import too_early
 
 LEARNT, ASKED = (1, 2), (0, 2)  # the classes that are pre-trained on, and those that are held aside
 Place = Mapping[str, Setting]
+ROOT_ALONE = (
+    "The hybrid of this scale is a Transformer on a ResNet's root alone: stages behind it would leave too few tokens of such "
+    "small pictures."
+)
 
 
 def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
@@ -47,7 +50,7 @@ def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
     cells: list[Cell] = []
     ready: list[Place] = []
     begins: dict[tuple[Setting, ...], str] = {}
-    for place in [{"family": family, "each class": many} for many in amounts(setup) for family in FAMILIES]:
+    for place in [{"family": family, "each class": many} for many in amounts(setup) for family in models]:
         model, many = models[str(place["family"])], int(str(place["each class"]))
         best = best_rate(place, sizes["base_rates"], results, "base")
         for seed in range(scale.seeds):
@@ -56,7 +59,8 @@ def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
                 made = pretraining(learnt, model, many, rate, seed)
                 cells.append(Cell({**place, "rate": rate, "seed": seed}, made, "base"))
         for result in results:
-            if result.phase == "base" and result.at == {**place, "rate": best, "seed": result.at["seed"]}:
+            whole = result.phase == "base" and "diverged" not in result.numbers
+            if whole and result.at == {**place, "rate": best, "seed": result.at["seed"]}:
                 begins[(*place.values(), result.at["seed"])] = str(setup.place / result.run / "model.safetensors")
         if all((*place.values(), seed) in begins for seed in range(scale.seeds)):
             ready.append(place)
@@ -134,12 +138,13 @@ def by_size(results: Sequence[Result], number: str) -> Tests:
 def read(results: Sequence[Result], scale: Scale) -> Answer:
     pictures = judged_on(results)
     tests, shots = by_size(results, "test"), by_size(results, "five-shot")
+    steps, batch = scale.sizes["base_steps"], scale.sizes.get("base_batch", scale.batch)
     limits = (
         "The paper pre-trains on 9 to 300 million pictures, thousands of times more than here, and transfers to data of another "
         "kind; here both halves are of one small data set, so that even little pre-training may be of use. All pre-training has "
-        f"{scale.sizes['base_steps']:,} steps of {scale.sizes.get('base_batch', scale.batch):,}: with the most pictures each is "
-        "seen a few times only, and longer training might help one family more. As accuracies near their ceiling, every gap "
-        "shrinks."
+        f"{steps:,} steps of {batch:,}: small sets are seen many times, and of the largest each picture once or a few times, so "
+        "that more data is also less of it learnt; longer training might help one family more. As accuracies near their ceiling, "
+        "every gap shrinks."
     )
     if ends(tests, VIT, RESNET) is None or ends(shots, VIT, RESNET) is None:
         return too_early([f"{VIT} and {RESNET} at two sizes of the set"], limits)
@@ -182,7 +187,11 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
             )
         ),
         limits=limits,
-        notes=(*unmatched(results), *hybrids(tests, pictures)),
+        notes=(
+            *unmatched(results),
+            *hybrids(tests, pictures),
+            *(() if scale.sizes["hybrid"]["stages"] else (ROOT_ALONE,)),
+        ),
     )
 
 
@@ -205,7 +214,8 @@ def found(tests: Tests, shots: Tests, pictures: int | None) -> tuple[str, Agreem
         f"{who}: pre-trained on {sizes[0]:,} pictures of each class and fine-tuned, ResNet minus ViT is {points(tuned_ends[0])}, "
         f"on {sizes[1]:,} it is {points(tuned_ends[1])}; by 5 shots {points(shot_ends[0])} and {points(shot_ends[1])}"
     )
-    if {agreement, other} == {"agrees", "disagrees"}:
+    opposed = any(a.clear and b.clear and a.mean * b.mean < 0 for a, b in zip(tuned_ends, shot_ends, strict=True))
+    if opposed or {agreement, other} == {"agrees", "disagrees"}:
         return f"{told}, which contradicts it.", "unclear"
     return f"{told}.", agreement
 
@@ -217,27 +227,22 @@ def leader(few: Difference, many: Difference) -> tuple[str, Agreement]:
         return "The ViT leads already where there is little data", "disagrees"
     if few.clear and many.clear and many.mean < 0:
         return "The ResNet leads with few pictures and the ViT overtakes it", "agrees"
-    if few.clear and not many.clear:
+    if few.clear and not many.clear and less.clear and less.mean > 0:
         return "The ResNet leads with few pictures and the ViT catches up", "agrees"
+    if few.clear and not many.clear:
+        return "The ResNet leads with few pictures, and who leads with more cannot be told", "unclear"
     if few.clear and less.clear and less.mean > 0:
         return "The ResNet leads throughout, but by less with more pictures", "agrees"
     if few.clear and less.clear:
         return "The ResNet leads throughout, and by more with more pictures", "disagrees"
     if few.clear:
         return "The ResNet leads throughout, and its lead does not clearly change", "unclear"
-    if many.clear and many.mean > 0:
-        return "The two are alike with few pictures, and the ResNet leads with more", "disagrees"
+    if many.clear and many.mean > 0 and less.clear:
+        return "The two do not differ clearly with few pictures, and the ResNet leads with more", "disagrees"
     if many.clear:
-        return "The two are alike with few pictures, and the ViT leads with more", "unclear"
+        leads = "ResNet" if many.mean > 0 else "ViT"
+        return f"The two do not differ clearly with few pictures, and the {leads} leads with more", "unclear"
     return "No difference at this scale", "no difference"
-
-
-def shrunk(before: Difference, after: Difference) -> Difference:
-    """How much smaller a difference became, as if both were independent."""
-    mean = before.mean - after.mean
-    down = math.hypot(before.mean - before.low, after.high - after.mean)
-    up = math.hypot(before.high - before.mean, after.mean - after.low)
-    return Difference(mean, mean - down, mean + up, min(before.seeds, after.seeds))
 
 
 def hybrids(tests: Tests, pictures: int | None) -> tuple[str, ...]:

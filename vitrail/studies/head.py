@@ -105,6 +105,12 @@ def found(grid: Grid, tests: Mapping[str, Sequence[float]], pictures: int | None
             f"The {better} is better than the {worse} by {points(ahead)}, each at its best rate ({where}).",
             "disagrees",
         )
+    if abs(apart.mean) > SIMILAR:
+        return (
+            f"Whether the heads differ, each at its best rate ({where}), cannot be told: {TOKEN} minus {MEAN} is "
+            f"{points(apart)}.",
+            "unclear",
+        )
     differ = f"differ by {100 * SIMILAR:.0f} point at most" if apart.clear else "do not differ clearly"
     alike = f"The heads {differ}, each at its best rate ({where}): {TOKEN} minus {MEAN} is {points(apart)}"
     if rates[TOKEN] == rates[MEAN]:

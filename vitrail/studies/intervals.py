@@ -79,6 +79,14 @@ def difference(first: Sequence[float], second: Sequence[float], pictures: int | 
     return Difference(mean, min(low, *seen), max(high, *seen), seeds)
 
 
+def shrunk(before: Difference, after: Difference) -> Difference:
+    """How much smaller a difference became, as if both were independent."""
+    mean = before.mean - after.mean
+    down = math.hypot(before.mean - before.low, after.high - after.mean)
+    up = math.hypot(before.high - before.mean, after.mean - after.low)
+    return Difference(mean, mean - down, mean + up, min(before.seeds, after.seeds))
+
+
 def student(values: Sequence[float], pictures: int | None = None) -> tuple[float, float]:
     """Student's 95 % interval of the mean of two values or more."""
     half = _quantile(len(values) - 1) * _spread(values, pictures) / math.sqrt(len(values))
@@ -110,6 +118,13 @@ def _newcombe(first: float, second: float, pictures: int) -> tuple[float, float]
     (low, high), (under, over) = wilson(first * pictures, pictures), wilson(second * pictures, pictures)
     apart = first - second
     return apart - math.hypot(first - low, over - second), apart + math.hypot(high - first, second - under)
+
+
+def beyond_chance(clear: int, of: int, each: float = 0.05) -> bool:
+    """Whether so many of several comparisons are clear that chance, which makes each one so with that share, seldom does it."""
+    from scipy.stats import binom
+
+    return clear > 0 and float(binom.sf(clear - 1, of, each)) <= 0.05
 
 
 def grouped(

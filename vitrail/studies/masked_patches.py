@@ -35,7 +35,9 @@ WAYS = (SCRATCH, *OBJECTIVES, LABELLED)
 LIMITS = (
     "The paper pre-trains B/16 on hundreds of millions of pictures and fine-tunes on all of ImageNet; here both use the same "
     "few pictures, and fine-tuning sees few labels, where pre-training can help at all. “All labels” is not the paper's "
-    "supervised pre-training on other data, but what labels for every picture would have given."
+    "supervised pre-training on other data, but what labels for every picture would have given. All targets are learnt at one "
+    "rate, which suits some better than others. Pre-trained models have seen pictures for longer than those from scratch: what "
+    "they gain may come of that."
 )
 
 

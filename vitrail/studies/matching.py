@@ -18,6 +18,7 @@ from vitrail.studies.study import Cell, Result, Setup
 
 RESNET, HYBRID, VIT = "ResNet", "hybrid", "ViT"
 FAMILIES = (RESNET, HYBRID, VIT)
+NEAR = 0.1  # of the ResNet's cost: what counts as the same
 Tests = Mapping[
     str, Mapping[int, Sequence[float]]
 ]  # by family and size, of models or of the training set; of each seed
@@ -38,7 +39,10 @@ def resnet(setup: Setup, bit: Mapping[str, Any], step: int) -> BiTConfig:
 def matched(
     setup: Setup, bit: Mapping[str, Any], hybrid: Mapping[str, Any], depth: int | None = None
 ) -> dict[str, ViTConfig | BiTConfig]:
-    """A ResNet, a hybrid and a Vision Transformer that cost about the same for a picture, at the same size of pictures."""
+    """A ResNet, a hybrid and a Vision Transformer that cost about the same for a picture, at the same size of pictures.
+
+    A family of which no width comes near is left out: a hybrid's ResNet alone may cost more than all of the other.
+    """
     trunk = Hybrid(tuple(hybrid["stages"]), hybrid["patch"] * larger(setup))
     patch = setup.scale.sizes["patch"] * larger(setup)
     step = math.lcm(patch, trunk.stride)
@@ -53,7 +57,14 @@ def matched(
         return vit(setup, width=width, image_size=size, embed=trunk, **deep)
 
     cost = macs(target)
-    return {RESNET: target, HYBRID: nearest(cost, mixed, heads), VIT: nearest(cost, pure, heads)}
+    others = {HYBRID: nearest(cost, mixed, heads), VIT: nearest(cost, pure, heads)}
+    near = {name: model for name, model in others.items() if abs(macs(model) - cost) <= NEAR * cost}
+    if VIT not in near:
+        raise ValueError(
+            f"no width of a ViT costs as much as the ResNet on these pictures ({macs(others[VIT]) / 1e6:,.1f} M multiply-adds "
+            f"a picture, and {cost / 1e6:,.1f} M): use other data, or another scale"
+        )
+    return {RESNET: target, **near}
 
 
 def nearest(cost: int, build: Callable[[int], ViTConfig], step: int) -> ViTConfig:
@@ -97,4 +108,8 @@ def unmatched(results: Sequence[Result]) -> tuple[str, ...]:
         for family in FAMILIES
         if family in models
     ]
-    return (f"Compute is matched, and parameters are not{largest}: {'; '.join(told)}.",)
+    left_out = () if HYBRID in models else (f"No hybrid costs within {100 * NEAR:.0f} % of these: there is none.",)
+    return (
+        f"Compute of a picture is matched to {100 * NEAR:.0f} % or better, and parameters are not{largest}: {'; '.join(told)}.",
+        *left_out,
+    )

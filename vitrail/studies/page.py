@@ -11,7 +11,7 @@ from vitrail.studies.drawing import svg
 from vitrail.studies.drawing.canvas import amount
 from vitrail.studies.record import VERDICTS, Record, in_words, numbers_from, read_record
 from vitrail.studies.study import Answer
-from vitrail.studies.tries import tries
+from vitrail.studies.tries import Tries, tries
 
 
 def write_page(study_directory: str | Path, docs_directory: str | Path) -> Path:
@@ -54,8 +54,9 @@ def markdown(record: Record) -> str:
         ]
     command = " ".join(shlex.join(record.command).split())  # on one line, which no name can end
     parts += ["## How it was run", f"```console\n$ {command}\n```", about(record)]
-    if chosen := tuning(record):
-        parts.append(f"<details><summary>Rates tried, by validation accuracy</summary>\n\n{chosen}\n\n</details>")
+    for phase, what in (("base", "Rates tried in pre-training"), ("tune", "Rates tried")):
+        if chosen := tuning(tries(record.results, phase)):
+            parts.append(f"<details><summary>{what}, by validation accuracy</summary>\n\n{chosen}\n\n</details>")
     if record.failed:
         lines = [f"- {plain(in_words(tuple(f.at.items())))}: {plain(f.line)}" for f in record.failed]
         parts.append("Runs that failed:\n\n" + "\n".join(lines))
@@ -87,15 +88,15 @@ def about(record: Record) -> str:
             f"{len(record.results)} of {record.known}" + (f", {len(record.failed)} failed" if record.failed else ""),
         ),
         ("seeds", ", ".join(map(str, record.seeds)) or "none yet"),
+        *((("trained", record.trained),) if record.trained else ()),
         ("computing", f"{duration(record.seconds)}, all runs together"),
         ("machine", f"{where}; PyTorch {machine.get('torch')}, vitrail {machine.get('vitrail')}"),
     )
     return rows(("", ""), facts)
 
 
-def tuning(record: Record) -> str:
+def tuning(found: Tries) -> str:
     """What was tried for each family; what was chosen is bold."""
-    found = tries(record.results)
     if not found.families:
         return ""
     head = [*found.names, *(amount(float(rate)) if is_number(rate) else str(rate) for rate in found.rates)]
@@ -104,7 +105,7 @@ def tuning(record: Record) -> str:
         best, scores = found.chosen(place), {rate: found.score(place, rate) for rate in found.rates}
         cells = [f"**{said}**" if rate == best else said for rate, said in scores.items()]
         body.append("| " + " | ".join([*map(plain, found.words(place)), *cells]) + " |")
-    return "\n".join([rows(head, ()), *body])
+    return "\n".join([rows(head, ()), *body]) + (f"\n\n{found.edges}" if found.edges else "")
 
 
 def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

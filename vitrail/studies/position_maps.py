@@ -22,7 +22,7 @@ from vitrail.engine.optim import AdamW
 from vitrail.studies.accuracies import judged_on, series
 from vitrail.studies.accuracies import told as share
 from vitrail.studies.base import recipe, vit
-from vitrail.studies.intervals import Difference, Estimate, difference, estimate, grouped
+from vitrail.studies.intervals import Difference, Estimate, beyond_chance, difference, estimate, grouped
 from vitrail.studies.quantities import number, signed
 from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Series, Setup, Study
 from vitrail.studies.unfinished import lacking, too_early
@@ -155,10 +155,13 @@ def found(usual: Estimate, changes: dict[str, Difference]) -> tuple[str, Agreeme
             "difference at this scale.",
             "no difference",
         )
+    told = f"Closer positions are more alike ({told})"
+    if not beyond_chance(len(clear), len(changes)):
+        return f"{told}, and one setting of {len(changes)} changes that, which may be chance: {clear[0]}.", "unclear"
     rest = [setting for setting, change in changes.items() if not change.clear]
     unchanged = f"; {', '.join(rest)}: no clear change" if rest else ""
     return (
-        f"Closer positions are more alike ({told}), and how much depends on the training: {'; '.join(clear)}{unchanged}.",
+        f"{told}, and how much depends on the training: {'; '.join(clear)}{unchanged}.",
         "agrees",
     )
 

@@ -17,8 +17,8 @@ import vitrail
 from vitrail.models.written import dataclass_from_json, to_json
 from vitrail.run.environment import processor
 from vitrail.run.record import write_json
-from vitrail.studies.caution import cautious
-from vitrail.studies.study import Agreement, Answer, Result, Setting, Setup, Study
+from vitrail.studies.caution import cautious, limited
+from vitrail.studies.study import Agreement, Answer, Result, Scale, Setting, Setup, Study
 from vitrail.studies.sweep import Failed
 
 FILE = "study.json"
@@ -44,6 +44,7 @@ class Record:
     train: int  # pictures
     test: int | None
     classes: int
+    trained: str  # models, steps, rates
     command: tuple[str, ...]
     machine: Mapping[str, Any]
     written: str  # when
@@ -85,7 +86,8 @@ def answered(study: Study, setup: Setup, results: Sequence[Result]) -> tuple[Ans
         return None, f"{len(missing)} of {len(cells)} planned runs are missing{waiting}", len(cells)
     try:
         seeds = Counter(family(result.at) for result in results if result.phase == "final")
-        return cautious(study.read(results, setup.scale), min(seeds.values())), "", len(cells)
+        answer = cautious(study.read(results, setup.scale), min(seeds.values()))
+        return limited(answer, scale_of(study, setup)), "", len(cells)
     except (KeyError, ValueError) as error:
         if not missing:
             raise
@@ -134,6 +136,7 @@ def recorded(
         train=setup.facts.images,
         test=min(pictures, default=None),
         classes=setup.facts.classes,
+        trained=what_is_trained(setup.scale),
         command=command_of(study, setup, settings),
         machine=machine(),
         written=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -149,6 +152,21 @@ def scale_of(study: Study, setup: Setup) -> str:
     """The name of a scale, whatever number of seeds was asked for."""
     same = (name for name, each in study.scales.items() if replace(each, seeds=setup.scale.seeds) == setup.scale)
     return next(same, "its own")
+
+
+def what_is_trained(scale: Scale) -> str:
+    """800 steps of 64 pictures; rates 0.001, 0.003; width 64, depth 4 …, as the scale has it."""
+
+    def words(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return "(" + ", ".join(f"{name} {words(part)}" for name, part in value.items()) + ")"
+        if isinstance(value, (list, tuple)):
+            return " ".join(map(words, value)) or "none"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    rates = ", ".join(f"{rate:g}" for rate in scale.rates)
+    sizes = ", ".join(f"{name.replace('_', ' ')} {words(value)}" for name, value in scale.sizes.items())
+    return f"{scale.steps:,} steps of {scale.batch:,} pictures; learning rate {rates}; {sizes}"
 
 
 def command_of(study: Study, setup: Setup, settings: Sequence[str] = ()) -> tuple[str, ...]:
@@ -192,6 +210,7 @@ def write_record(record: Record, directory: Path) -> None:
         "data": record.data,
         "pictures": {"train": record.train, "test": record.test},
         "classes": record.classes,
+        "trained": record.trained,
         "command": list(record.command),
         "seeds": record.seeds,
         "seconds": round(record.seconds, 1),
@@ -224,6 +243,7 @@ def read_record(directory: Path) -> Record:
             name=data["study"],
             train=data["pictures"]["train"],
             test=data["pictures"]["test"],
+            trained=data.get("trained", ""),
             command=tuple(data["command"]),
             known=data["runs"]["known"],
             results=tuple(Result(**result) for result in data["results"]),

@@ -196,11 +196,12 @@ def found(known: Sequence[Worth]) -> tuple[str, Agreement]:
             f"even the best of them, {named(first.way)}, is clearly worse than plain training ({points(first.change)}){also}.",
             "disagrees",
         )
-    short = "" if not first.high < TEN else ", short of the order of magnitude that the authors found"
+    short = first.high < TEN
+    missed = ", short of the order of magnitude that the authors found" if short else ""
     return (
         f"Augmentation and regularisation stand in for data: with {first.count:,} pictures of each class the best of them, "
-        f"{named(first.way)}, is worth {times(first)} the pictures{also}{short}.",
-        "agrees",
+        f"{named(first.way)}, is worth {times(first)} the pictures{also}{missed}.",
+        "disagrees" if short else "agrees",
     )
 
 

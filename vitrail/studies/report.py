@@ -48,7 +48,12 @@ def page(record: Record) -> str:
     parts: list[Part] = [
         ("results", "Results", "What was measured", measured(answer)),
         ("limits", "Limits", "What this scale cannot show", [h("p", answer.limits)] if answer else []),
-        ("tuning", "Tuning", "How rates were chosen", tuning(tries(record.results))),
+        (
+            "tuning",
+            "Tuning",
+            "How rates were chosen",
+            [*tuning(tries(record.results, "base"), "In pre-training every"), *tuning(tries(record.results))],
+        ),
         ("failures", "Failures", "Runs that failed", [failures(record)]),
         ("runs", "Runs", "Every run", [runs(record)]),
         ("again", "Again", "How it was run, and how to run it again", again(record)),
@@ -131,7 +136,7 @@ def unbroken(text: str) -> str:
     return text.replace(" %", f"{SPACE}%")
 
 
-def tuning(found: Tries) -> list[Markup | None]:
+def tuning(found: Tries, every: str = "Every") -> list[Markup | None]:
     """What was tried for each family, on validation pictures, and what was chosen."""
     if not found.families:
         return []
@@ -145,8 +150,8 @@ def tuning(found: Tries) -> list[Markup | None]:
     return [
         h(
             "p",
-            f"Every family has the same number of tries. They are compared on validation pictures, {seeds}; the best, ✓, is "
-            "then run with all seeds.",
+            f"{every} family has the same number of tries. They are compared on validation pictures, {seeds}; the best, ✓, is "
+            f"then run with all seeds. {found.edges}",
         ),
         table(head, rows, caption="Validation accuracy by family and rate", numbers=len(found.names), fit=True),
     ]
@@ -188,6 +193,7 @@ def again(record: Record) -> list[Markup | None]:
     """The command, and where it ran."""
     command = h("pre", h("code", shlex.join(record.command)), tabindex="0")
     facts = {"scale": f"{record.scale}, meant for {record.on}", "data": record.data, "classes": record.classes}
+    facts |= {"trained": record.trained} if record.trained else {}
     facts |= {"seeds": ", ".join(map(str, record.seeds)), "computing": duration(record.seconds), **record.machine}
     where = "The machine is the one that wrote this page. study.json, beside it, holds every number."
     return [command, definitions(facts), h("p", where, class_="note after")]

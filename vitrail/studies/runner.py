@@ -93,7 +93,7 @@ class Runner:
                 found = numbers(self.sweep.study, cell, place, summary)
                 seconds = max(time.monotonic() - began, summary["seconds"])
             except Diverged as error:
-                if cell.phase == "final" or "rate" not in cell.at:
+                if cell.phase == "final" or "rate" not in cell.at or (cell.phase == "base" and cell.at["seed"] != 0):
                     raise
                 # A rate that is too high is a try like any other, and the worst.
                 found = {"validation": 0.0, "diverged": str(error)}

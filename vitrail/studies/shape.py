@@ -78,7 +78,7 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
         for (name, value, compute), tests in grouped(results, "dimension", "value", "compute").items()
     ]
     shapes.sort(key=lambda shape: ((BASE, *DIMENSIONS).index(shape.dimension), shape.compute))
-    there = [BASE for shape in shapes if shape.dimension == BASE] + list(largest(shapes))
+    there = [BASE for shape in shapes if shape.dimension == BASE] + list(comparable(shapes))
     if missing := lacking([(name,) for name in there], (BASE, DEPTH, WIDTH)):
         return too_early(missing, LIMITS)
     base = shapes[0]
@@ -129,35 +129,54 @@ def told_gain(gains: Sequence[float]) -> str:
     return points(difference(gains, [0.0] * len(gains)))
 
 
-def largest(shapes: Sequence[Shape]) -> dict[str, Shape]:
-    """The costliest model of every dimension that costs something."""
-    found: dict[str, Shape] = {}
+def comparable(shapes: Sequence[Shape]) -> dict[str, Shape]:
+    """Of every dimension that costs something, the model nearest to the compute that all of them reach.
+
+    Gains shrink as compute grows: a dimension that was scaled further would look worse for it.
+    """
+    costly: dict[str, list[Shape]] = {}
     for shape in shapes:
-        costs = shape.dimension != BASE and shape.compute >= WORTH
-        if costs and (shape.dimension not in found or shape.compute > found[shape.dimension].compute):
-            found[shape.dimension] = shape
-    return found
+        if shape.dimension != BASE and shape.compute >= WORTH:
+            costly.setdefault(shape.dimension, []).append(shape)
+    reached = min((max(shape.compute for shape in each) for each in costly.values()), default=1.0)
+    return {name: min(each, key=lambda shape: abs(math.log(shape.compute / reached))) for name, each in costly.items()}
 
 
 def found(shapes: Sequence[Shape], pictures: int | None) -> tuple[str, Agreement]:
-    """The largest model of each dimension by its gain for a doubling of compute; depth against width as in the paper."""
-    base, top = shapes[0], largest(shapes)
+    """Dimensions at about the same compute by what a doubling of it gains; depth and width among them as in the paper."""
+    base, top = shapes[0], comparable(shapes)
     gains = {name: gain(shape, base) for name, shape in top.items()}
     order = sorted(gains, key=lambda name: -fmean(gains[name]))
     first, last = order[0], order[-1]
     most, least = told_gain(gains[first]), told_gain(gains[last])
-    ranked = f"for each doubling of compute, {first} gains most, {most}, and {last} least, {least}"
+    spent = [f"{shape.compute:.2g}" for shape in sorted(top.values(), key=lambda shape: shape.compute)]
+    at = spent[0] if spent[0] == spent[-1] else f"{spent[0]} to {spent[-1]}"
+    ranked = (
+        f"for each doubling of compute, at {at} times the base's, {first} gains most, {most}, and {last} least, {least}"
+    )
     apart = difference(gains[DEPTH], gains[WIDTH])
-    if not any(difference(shape.tests, base.tests, pictures).low > 0 for shape in top.values()):
+    changes = [difference(shape.tests, base.tests, pictures) for shape in top.values()]
+    if not any(change.clear and change.mean > 0 for change in changes):
         return f"No difference at this scale: nothing gains clearly on the base; {ranked}.", "no difference"
     if math.isnan(apart.low):
         said = f"too few seeds to tell depth from width, {points(apart)} apart"
         return f"Of what was scaled, {ranked}; {said}.", "unclear"
     if not apart.clear:
-        return f"Of what was scaled, {ranked}; depth and width do not differ clearly: {points(apart)}.", "no difference"
+        return f"Of what was scaled, {ranked}; depth and width do not differ clearly: {points(apart)}.", "unclear"
     if apart.mean > 0:
-        return f"Of what was scaled, {ranked}; depth gains more than width, by {points(apart)}.", "agrees"
+        over = [name for name in gains if surely_more(gains[name], gains[DEPTH])]
+        under = [name for name in gains if surely_more(gains[WIDTH], gains[name])]
+        but = [f"{' and '.join(over)} more than depth"] if over else []
+        but += [f"{' and '.join(under)} less than width"] if under else []
+        said = f"depth gains more than width, by {points(apart)}" + (f", but {', '.join(but)}" if but else "")
+        return f"Of what was scaled, {ranked}; {said}.", "unclear" if but else "agrees"
     return f"Of what was scaled, {ranked}; depth gains less than width: {points(apart)}.", "disagrees"
+
+
+def surely_more(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether one gain is clearly larger than another."""
+    found = difference(first, second)
+    return found.clear and found.mean > 0
 
 
 def returns(shapes: Sequence[Shape]) -> tuple[str, ...]:

@@ -101,13 +101,25 @@ class Sweep:
     def planned(self, results: Sequence[Result]) -> dict[str, Cell]:
         """The plan's cells by name, with the user's settings; only those that are reported see test pictures."""
         cells: dict[str, Cell] = {}
-        for cell in self.study.plan(self.setup, results):
+        asked = self.study.plan(self.setup, results)
+        self.check_settings(asked)
+        for cell in asked:
             recipe = with_settings(cell.recipe, list(self.settings))
             if cell.phase != "final":
                 recipe = replace(recipe, data=replace(recipe.data, test=False))
             cell = replace(cell, recipe=recipe)
             cells[self.name(cell)] = cell
         return cells
+
+    def check_settings(self, cells: Sequence[Cell]) -> None:
+        """A setting of the user's must leave different what the study compares."""
+        before: dict[str, Cell] = {}
+        for cell in cells if self.settings else ():
+            changed = with_settings(cell.recipe, list(self.settings))
+            same = before.setdefault(json.dumps([cell.phase, to_json(changed)], sort_keys=True), cell)
+            if same.recipe != cell.recipe:
+                told = " and ".join(", ".join(f"{n} {v}" for n, v in each.at.items()) for each in (same, cell))
+                raise ValueError(f"--set {' --set '.join(self.settings)} makes runs the same that are compared: {told}")
 
     def name(self, cell: Cell) -> str:
         """A cell's name, which is the same wherever the study lies: a model of its own is named from its directory on."""

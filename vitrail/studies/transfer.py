@@ -32,7 +32,16 @@ from vitrail.recipe import Data, Facts, Recipe
 from vitrail.recipes import paper_finetune
 from vitrail.studies import base
 from vitrail.studies.accuracies import judged_on, rate_of, series, told, told_difference
-from vitrail.studies.intervals import Difference, Estimate, difference, estimate, grouped, percent, points
+from vitrail.studies.intervals import (
+    Difference,
+    Estimate,
+    beyond_chance,
+    difference,
+    estimate,
+    grouped,
+    percent,
+    points,
+)
 from vitrail.studies.study import DIVIDED, Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
 from vitrail.studies.tuning import tuned
 from vitrail.studies.unfinished import too_early
@@ -248,8 +257,9 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
         limits=LIMITS,
         notes=(
             "The paper's table has no random beginning: agreement is with its premise, that a pre-trained model is worth having. "
-            "It would disagree if the weights cost accuracy clearly on any data set, if on half of them or more they brought "
-            f"nothing clear, or if they surely brought less than {100 * WORTH:.0f} point on average.",
+            "It would disagree if the weights cost accuracy clearly on more data sets than chance explains, if on half of them "
+            f"or more they brought nothing clear, or if what they clearly brought was surely less than "
+            f"{100 * WORTH:.0f} point on average.",
             *(absent(vtab) if vtab else ["None of VTAB's 19 tasks is here: --data DATA takes a folder for each."]),
         ),
     )
@@ -278,14 +288,15 @@ def found(
     over = f"over {count} data sets" if count > 1 else "on one data set"
     has = f"Fine-tuned as in the paper, the model has {percent(mean)} {over}" + (f" ({parts})" if parts else "")
     on = f", clearly on {helped} of {count}" + (f", and clearly cost on {hurt}" if hurt else "") if count > 1 else ""
-    if not gain.clear and not hurt:
+    harm = beyond_chance(hurt, count, 0.025)  # half of what chance makes clear seems to hurt
+    if not gain.clear and not harm:
         return (
             f"{has}; its weights make no clear difference to a random beginning at this scale ({points(gain)}).",
             "no difference",
         )
     verb = "bring" if gain.mean > 0 else "cost"
     told = f"{has}; its weights {verb} {points(gain)} against a random beginning{on if gain.mean > 0 else ''}."
-    if hurt or gain.high < WORTH or 2 * helped <= count:
+    if harm or gain.high < WORTH or 2 * helped <= count:
         return told, "disagrees"
     return told, "agrees"
 

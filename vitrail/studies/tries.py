@@ -54,17 +54,29 @@ class Tries:
         sound = [rate for rate in means if not math.isnan(means[rate])]
         return max(sound, key=lambda rate: means[rate]) if sound else None  # the first of equals
 
+    @property
+    def edges(self) -> str:
+        """That the best rate lies at an end of those that were tried, where it does; better ones may lie beyond."""
+        best: list[Setting] = [rate for place in self.families if (rate := self.chosen(place)) is not None]
+        if len(self.rates) < 2:
+            return ""
+        ends = (("lowest", best.count(self.rates[0])), ("highest", best.count(self.rates[-1])))
+        said = [f"the {end} that was tried for {count}" for end, count in ends if count]
+        return f"Of {len(best)} best rates it is {' and '.join(said)}: better ones may lie beyond." if said else ""
 
-def tries(results: Sequence[Result]) -> Tries:
-    """From the results of the phase "tune"."""
+
+def tries(results: Sequence[Result], phase: str = "tune") -> Tries:
+    """Of a phase. Models that others begin with are tried with the first seed alone, and not all of them are tried at all."""
     found = Tries()
     for result in results:
-        if result.phase == "tune":
+        if result.phase == phase and (phase == "tune" or ("rate" in result.at and result.at.get("seed") == 0)):
             value = result.numbers.get("validation")
             score = float(value) if is_number(value) and not result.numbers.get("diverged") else math.nan
             rate = result.at.get("rate")
             found.families.setdefault(family(result.at), {}).setdefault(rate, []).append(score)
             if rate not in found.rates:
                 found.rates.append(rate)
+    if phase != "tune" and len(found.rates) < 2:
+        return Tries()
     found.rates.sort(key=lambda rate: (not is_number(rate), rate if is_number(rate) else 0.0))
     return found
