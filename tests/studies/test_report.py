@@ -171,7 +171,8 @@ def test_best_rates_at_an_end_of_those_tried_are_counted():
 
     assert best(2e-3, 2e-3) == ""
     assert best(1e-3, 4e-3, 4e-3, 2e-3) == (
-        "Of 4 best rates it is the lowest that was tried for 1 and the highest that was tried for 2: better ones may lie beyond."
+        "The best rate is for 1 of 4 the lowest that was tried and for 2 of 4 the highest that was tried: better ones may lie "
+        "beyond."
     )
 
 

@@ -61,8 +61,8 @@ class Tries:
         if len(self.rates) < 2:
             return ""
         ends = (("lowest", best.count(self.rates[0])), ("highest", best.count(self.rates[-1])))
-        said = [f"the {end} that was tried for {count}" for end, count in ends if count]
-        return f"Of {len(best)} best rates it is {' and '.join(said)}: better ones may lie beyond." if said else ""
+        said = [f"for {count} of {len(best)} the {end} that was tried" for end, count in ends if count]
+        return f"The best rate is {' and '.join(said)}: better ones may lie beyond." if said else ""
 
 
 def tries(results: Sequence[Result], phase: str = "tune") -> Tries:
