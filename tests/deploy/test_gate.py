@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.data.making import tree
 from tests.deploy.exports import contract_of, pixels, saved, shared, tiny
 from vitrail.cli import main
 from vitrail.deploy import proving
@@ -130,3 +131,19 @@ def test_the_command_proves_on_pictures_with_labels(tmp_path, capsys):
     assert told["compared"]["largest_difference"] < 1e-4
     assert told["bytes"] == out.stat().st_size
     assert set(told["speeds"]) == {"model", "file"}
+
+
+def test_the_command_proves_on_pictures_without_labels(tmp_path, capsys):
+    source, out = saved(tiny(), tmp_path / "model.safetensors"), tmp_path / "model.onnx"
+    photos = tree(tmp_path / "photos", {**{f"{number}.png": number for number in range(6)}, "bad.png": b"no picture"})
+    assert main(["export", str(source), str(out), "--verify", str(photos), "--json"]) == 0
+    told = capsys.readouterr()
+    proof = json.loads(told.out)
+    assert (proof["pictures"], proof["source"]) == (6, f"{photos}, unlabelled")
+    assert proof["compared"]["agreement"] == 1.0
+    assert proof["compared"]["score"] is None
+    assert "is compared without labels, so nothing is said of accuracy" in told.err
+    for more in (("--split", "test"), ("--map", "index"), ("--label-from", "^(x+)")):  # these speak of labels
+        assert main(["export", str(source), str(out), "--verify", str(photos), *more]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["export", str(source), str(out), "--verify", str(tmp_path / "empty")]) == 2
