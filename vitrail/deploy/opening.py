@@ -51,9 +51,9 @@ def opened(
     if merge < 0:
         raise ValueError(f"--merge {merge}: 0 or more tokens in each layer")
     if is_exported(where):
-        given = {"--merge": merge, "--size": size, "--assume": assume, "--take": take}
+        given = {"--merge": merge, "--assume": assume, "--take": take}
         given |= {"--precision": precision != "fp32", "--device": device not in ("auto", "cpu")}
-        return of_file(Path(where), runtime, gives, threads, [name for name, value in given.items() if value])
+        return of_file(Path(where), runtime, gives, threads, [name for name, value in given.items() if value], size)
     place = pick_device(device)
     elsewhere = place.type != "cpu" or precision != "fp32"
     if runtime in ("onnx", "openvino") and elsewhere:
@@ -75,14 +75,25 @@ def opened(
     return replace(found, runtime=running, file=str(file))
 
 
-def of_file(path: Path, runtime: str, gives: Gives, threads: int | None, given: list[str]) -> Deployed:
-    """An exported file, in which everything is settled already."""
+def of_file(
+    path: Path,
+    runtime: str,
+    gives: Gives,
+    threads: int | None,
+    given: list[str],
+    size: tuple[int, int] | None = None,
+) -> Deployed:
+    """An exported file, in which everything is settled already but the size, where it takes every one."""
     own = ENDINGS[path.suffix.lower()]
     if runtime not in ("auto", own):
         raise ValueError(f"{path} is a file for {own}: leave out --runtime {runtime}, or give the checkpoint")
     if given:
         raise ValueError(f"{path} is exported, and {given[0]} is settled in it: leave it out, or export the model anew")
     running, contract = open_file(path, gives, threads)
+    if size is not None:
+        from vitrail.deploy.sized import at_size
+
+        contract = at_size(path, contract, size)
     return Deployed(str(path), path.stem, contract, running, gives, file=str(path))
 
 
