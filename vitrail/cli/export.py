@@ -150,7 +150,7 @@ def proven(options: argparse.Namespace, to: str) -> Any:
     if options.int8:
         calibration, more = calibrating(options, found, names, told)
         notes = [*notes, *more]
-    for note in notes:
+    for note in (*found.notes, *notes):
         print(f"note: {note}", file=sys.stderr)
     weights = weights_of(options.model)
     return export_with_proof(

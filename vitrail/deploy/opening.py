@@ -17,9 +17,9 @@ from vitrail.deploy.runtime import RUNTIMES, Contract, Deployed, Gives, Runtime
 from vitrail.deploy.torch_runtime import PRECISIONS, TorchRuntime
 from vitrail.engine.devices import pick_device
 from vitrail.models.bit import BiT
-from vitrail.models.merging import Merged, in_words, merged
-from vitrail.models.vit import ViT
-from vitrail.models.written import to_json
+from vitrail.models.merging import Merged, in_words, merged, tokens_per_layer
+from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.written import from_json, to_json
 from vitrail.run.opening import checksum, name_of, pipeline_of, weights_of
 
 
@@ -94,7 +94,13 @@ def of_file(
         from vitrail.deploy.sized import at_size
 
         contract = at_size(path, contract, size)
-    return Deployed(str(path), path.stem, contract, running, gives, file=str(path))
+    return Deployed(str(path), path.stem, contract, running, gives, notes=left_over(contract), file=str(path))
+
+
+def left_over(contract: Contract) -> tuple[str, ...]:
+    """How many tokens are left in each layer of a file in which they are merged."""
+    config = from_json(contract.config) if contract.merge else None
+    return (in_words(tokens_per_layer(config, contract.merge)),) if isinstance(config, ViTConfig) else ()
 
 
 def another(deployed: Deployed, threads: int | None) -> Runtime:
