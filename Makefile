@@ -43,7 +43,7 @@ format: $(STAMP) ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure against the peers, interleaved; about two hours on two cores
+bench: $(STAMP) ## measure against the peers, interleaved; more than two hours on two cores
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/weights.py
@@ -55,6 +55,8 @@ bench: $(STAMP) ## measure against the peers, interleaved; about two hours on tw
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/inspect.py
 	$(BIN)/python benchmarks/shipping.py
+	$(BIN)/python benchmarks/runtimes.py
+	$(BIN)/python benchmarks/uploads.py
 
 docs: $(STAMP) ## write the pages that are pulled from the source
 	$(BIN)/python docs/annotate.py

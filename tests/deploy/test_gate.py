@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.data.making import tree
 from tests.deploy.exports import contract_of, pixels, saved, shared, tiny
 from vitrail.cli import main
 from vitrail.deploy import proving
-from vitrail.deploy.gate import Shown, Speed, compare, limits, measured, not_faster
+from vitrail.deploy.gate import AtSize, Shown, Speed, compare, limits, measured, not_faster
 from vitrail.deploy.generated import generated
+from vitrail.deploy.opening import opened
 from vitrail.deploy.proving import Asked, Refused, export_with_proof
 from vitrail.deploy.timing import interleaved
 
@@ -130,3 +132,52 @@ def test_the_command_proves_on_pictures_with_labels(tmp_path, capsys):
     assert told["compared"]["largest_difference"] < 1e-4
     assert told["bytes"] == out.stat().st_size
     assert set(told["speeds"]) == {"model", "file"}
+
+
+def test_the_command_proves_on_pictures_without_labels(tmp_path, capsys):
+    source, out = saved(tiny(), tmp_path / "model.safetensors"), tmp_path / "model.onnx"
+    photos = tree(tmp_path / "photos", {**{f"{number}.png": number for number in range(6)}, "bad.png": b"no picture"})
+    assert main(["export", str(source), str(out), "--verify", str(photos), "--json"]) == 0
+    told = capsys.readouterr()
+    proof = json.loads(told.out)
+    assert (proof["pictures"], proof["source"]) == (6, f"{photos}, unlabelled")
+    assert proof["compared"]["agreement"] == 1.0
+    assert proof["compared"]["score"] is None
+    assert "is compared without labels, so nothing is said of accuracy" in told.err
+    for more in (("--split", "test"), ("--map", "index"), ("--label-from", "^(x+)")):  # these speak of labels
+        assert main(["export", str(source), str(out), "--verify", str(photos), *more]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["export", str(source), str(out), "--verify", str(tmp_path / "empty")]) == 2
+
+
+def test_a_file_for_any_size_is_proven_at_others_and_opened_at_them(tmp_path, capsys):
+    source, out = saved(tiny(), tmp_path / "model.safetensors"), tmp_path / "model.onnx"
+    assert main(["export", str(source), str(out), "--dynamic-size"]) == 0
+    told = capsys.readouterr().out
+    assert "at 16×16, generated pictures: logits: largest difference" in told
+    assert "at 24×40, generated pictures: logits: largest difference" in told
+    found, plain = (opened(path, runtime="auto", size=(32, 48)) for path in (out, source))
+    assert found.contract.preprocessing == plain.contract.preprocessing
+    assert found.contract.config == plain.contract.config
+    pictures = generated(plain.contract.preprocessing, 3)
+    np.testing.assert_allclose(found.runtime(pictures), plain.runtime(pictures), atol=1e-4)
+    photos = tree(tmp_path / "photos", {f"{number}.png": number for number in range(3)})
+    for size, message in (("30", "not divisible by the patch size 8"), ("8", "from 2 patches a side on")):
+        rows = str(tmp_path / f"{size}.csv")
+        assert main(["predict", str(out), str(photos), "--size", size, "--out", rows]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["predict", str(out), str(photos), "--size", "32", "--out", str(tmp_path / "rows.csv")]) == 0
+
+
+def test_the_size_of_a_file_for_one_is_settled():
+    assert opened(shared() / "model.onnx", size=(16, 24)).contract.preprocessing.size == (16, 24)
+    with pytest.raises(ValueError, match="--size is settled in it, 16×24: leave it out, or export the model with"):
+        opened(shared() / "model.onnx", size=(32, 24))
+
+
+def test_a_file_that_differs_at_another_size_does_not_pass(tmp_path, monkeypatch):
+    model = tiny()
+    monkeypatch.setattr(proving, "beside_at_others", lambda *_: (AtSize((16, 16), compare(LOGITS, LOGITS + 0.1)),))
+    asked = Asked("onnx", dynamic_size=True, measuring=0.1)
+    with pytest.raises(Refused, match=r"at 16×16 logits differ by 0\.1"):
+        export_with_proof(model, contract_of(model), tmp_path / "model.onnx", asked, Shown(pixels(model), "made"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.deploy.asked import CLASSES, model, pictures, read, vitrail
+from tests.deploy.exports import saved, tiny
 from vitrail.deploy import choosing
 from vitrail.deploy.choosing import chosen
 from vitrail.deploy.exported_files import some_pixels
@@ -150,3 +151,21 @@ def test_evaluate_judges_a_merged_model_beside_itself(place, capsys):
     assert told["model"]["runtime"] == "torch"
     assert "runtime" not in told["against"][0]["model"]
     assert told["loss"] != told["against"][0]["loss"]
+    assert [told["comparisons"][0][which] for which in ("first", "second")] == [f"{place.name}, merge 1", place.name]
+
+
+def test_evaluate_says_what_auto_chose(place, capsys, monkeypatch):
+    monkeypatch.setattr(choosing, "find_spec", lambda name: None)
+    arguments = (place / "model.safetensors", "digits", "--map", translation(place), "--limit", 30)
+    assert vitrail("evaluate", *arguments, "--runtime", "auto") == 0
+    assert "  torch: no other runtime is installed" in capsys.readouterr().out
+
+
+def test_a_merged_file_says_how_many_tokens_are_left(tmp_path, capsys):
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed: pip install 'vitrail[onnx]'")
+    source, out = saved(tiny(depth=2, image_size=32), tmp_path / "model.safetensors"), tmp_path / "merged.onnx"
+    line = "tokens that come into the layers, merged: 17 14 (91 % of all)"
+    assert vitrail("export", source, out, "--merge", 3) == 0
+    assert f"note: {line}" in capsys.readouterr().err
+    assert vitrail("predict", out, pictures(tmp_path / "photos", 2), "--out", tmp_path / "rows.csv") == 0
+    assert line in capsys.readouterr().out

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 
 import pytest
 
 from tests.deploy.asked import model, pictures, read, vitrail
+from vitrail.cli.writing import again
 from vitrail.deploy import resuming
 from vitrail.deploy.feeding import Lanes
 from vitrail.deploy.resuming import Part
@@ -303,6 +305,34 @@ def test_a_process_that_was_killed_goes_on_and_the_others_are_not_made_again(pla
     assert command(place, out, "--resume") == 0
     assert len(read(out)) == COUNT
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_the_command_that_goes_on_has_as_many_processes(monkeypatch):
+    options = Namespace(arguments=["predict", "a.pt", "my photos", "--force", "--out", "a.csv"])
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert again(options, 1) == "vitrail predict a.pt 'my photos' --out a.csv --resume"
+    assert again(options, 2).startswith("torchrun --nproc-per-node 2 -m vitrail predict a.pt")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert again(options, 8).startswith("torchrun --nnodes 2 --nproc-per-node 4 -m vitrail predict a.pt")
+
+
+def test_parts_of_another_number_of_processes_are_not_begun_anew(place, tmp_path, monkeypatch, capsys):
+    out = stopped(place, tmp_path, monkeypatch)  # by one process
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    for more in ((), ("--resume",)):
+        assert command(place, out, *more) == 2
+        error = capsys.readouterr().err
+        assert "a.csv.partial is there, of a run of 1 process that was stopped: --resume with no torchrun" in error
+        assert error.count("\n") == 1
+    assert command(place, out, "--force") == 0
+    (tmp_path / "a.csv.partial.json").unlink()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert command(place, out, "--resume") == 2
+    told = "a.csv.rank1 is there, of a run of 2 processes that was stopped: --resume with torchrun --nproc-per-node 2"
+    assert told in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_torchrun_starts_two_processes_that_make_one_file(place, tmp_path):

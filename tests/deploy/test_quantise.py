@@ -1,18 +1,23 @@
 """Rounding to 8 bits: calibrated, and in float where a layer does not bear it. And half precision."""
 
 import shutil
+from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from tests.deploy.exports import by_pytorch, contract_of, pixels, tiny
+from tests.data.making import tree
+from tests.deploy.exports import by_pytorch, contract_of, pixels, saved, tiny
+from vitrail.cli.shown import calibrating
 from vitrail.deploy import proving
 from vitrail.deploy.export import derive, opened_file, write_float
 from vitrail.deploy.gate import Shown
 from vitrail.deploy.half import halved
 from vitrail.deploy.onnx_export import write_onnx
 from vitrail.deploy.onnx_runtime import open_onnx
+from vitrail.deploy.opening import of_checkpoint
 from vitrail.deploy.proving import Asked, export_with_proof
 from vitrail.deploy.quantise import Quantiser, quantised, run
 
@@ -139,3 +144,21 @@ def test_values_too_large_for_fp16_are_refused(made):
     with pytest.raises(ValueError, match="too large for fp16"):
         halved(proto, "fp16")
     halved(proto, "bf16")
+
+
+def test_calibration_needs_no_labels(tmp_path):
+    tree(tmp_path / "judging", {f"{number}_x.png": number for number in range(5)})
+    tree(tmp_path / "plain", {f"photo-{number}.png": 10 + number for number in range(9)})
+    source = saved(tiny(), tmp_path / "model.safetensors")
+    found = of_checkpoint(source, torch.device("cpu"), None, 0, None, None, None, "fp32")
+    options = Namespace(calibration=4, verify=str(tmp_path / "judging"), label_from=r"^(\d+)_", calibrate=None)
+    judged_by = {str(tmp_path / "judging" / f"{number}_x.png") for number in range(5)}
+    options.calibrate = str(tmp_path / "plain")
+    pictures, notes = calibrating(options, found, judged_by, lambda *_: None)
+    assert (pictures.shape, notes) == ((4, 3, 16, 24), [])
+    options.calibrate = None
+    _, (note,) = calibrating(options, found, judged_by, lambda *_: None)
+    assert note.startswith("4 pictures that int8 is judged by")
+    # Of the same folder, those that do not judge are taken where there are enough.
+    _, notes = calibrating(options, found, {str(tmp_path / "judging" / "0_x.png")}, lambda *_: None)
+    assert notes == []

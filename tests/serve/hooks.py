@@ -1,9 +1,11 @@
-"""What schemathesis has to be told: bytes that are called a picture are one."""
+"""What schemathesis has to be told: bytes that are called a picture are one, alone and in a form."""
 
 import schemathesis
 from hypothesis import strategies
 
 from tests.serve.made import picture
 
+_pictures = strategies.integers(0, 50).map(picture)
 for _kind in ("image/jpeg", "image/png", "image/webp", "application/octet-stream"):
-    schemathesis.openapi.media_type(_kind, strategies.integers(0, 50).map(lambda seed: picture(seed)))
+    schemathesis.openapi.media_type(_kind, _pictures)
+schemathesis.openapi.format("binary", _pictures)

@@ -37,6 +37,7 @@ def about(evaluated: "Evaluated") -> list[str]:
         if present < outputs:
             over = "only these are possible answers" if first.only_present else "all are possible answers"
             lines.append(f"  {who}{present:,} of {outputs:,} classes present; {over}")
+        lines += [f"  {who}{plain(note)}" for note in each.opened.notes]
     lines += [f"  classes matched {plain(matching.how)}"] if matching.how != "by name" else []
     return lines + [f"  {plain(note)}" for note in chosen.notes]
 

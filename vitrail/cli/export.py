@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     narrow.add_argument("--bf16", action="store_true", help="weights in bfloat16")
     proof = parser.add_argument_group("the proof")
     proof.add_argument(
-        "--verify", metavar="DATA", help="pictures, as for vitrail evaluate; generated ones unless given"
+        "--verify",
+        metavar="DATA",
+        help="pictures, with labels as for vitrail evaluate or without; generated ones unless given",
     )
     proof.add_argument("--split", metavar="NAME", help="of DATA (test, else validation, else all)")
     proof.add_argument(
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     proof.add_argument(
         "--calibrate",
         metavar="DATA",
-        help="pictures for --int8 to measure ranges on (the training split of --verify, or generated ones)",
+        help="pictures for --int8 to measure ranges on (those of --verify that do not judge, or generated ones)",
     )
     proof.add_argument(
         "--calibration", type=int, default=CALIBRATION, metavar="N", help=f"how many of them ({CALIBRATION})"
@@ -148,7 +150,7 @@ def proven(options: argparse.Namespace, to: str) -> Any:
     if options.int8:
         calibration, more = calibrating(options, found, names, told)
         notes = [*notes, *more]
-    for note in notes:
+    for note in (*found.notes, *notes):
         print(f"note: {note}", file=sys.stderr)
     weights = weights_of(options.model)
     return export_with_proof(

@@ -14,6 +14,9 @@ def text(model: str, proof: Any) -> str:
     lines += [f"  {line}" for line in compared(proof.compared)]
     if proof.features is not None:
         lines.append(f"  features: largest difference {proof.features.largest_difference:.3g}")
+    for each in proof.at_sizes:
+        apart = f"largest difference {each.compared.largest_difference:.3g}, of {each.compared.largest:.3g}"
+        lines.append(f"  at {each.size[0]}×{each.size[1]}, generated pictures: {each.compared.what}: {apart}")
     if proof.unmerged is not None:
         lines += ["  what merging changed, against the model without it:"]
         lines += [f"  {line}" for line in compared(proof.unmerged)]

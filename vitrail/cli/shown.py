@@ -13,7 +13,9 @@ from vitrail.data.pipeline import Evaluation
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.gate import Shown
 from vitrail.deploy.generated import generated
+from vitrail.deploy.inputs import gathered
 from vitrail.deploy.runtime import Deployed
+from vitrail.deploy.unlabelled import pixels_of, spread
 from vitrail.evaluation.choosing import Wanted, choose
 from vitrail.evaluation.matching import match
 from vitrail.evaluation.translation import read_translation
@@ -27,9 +29,14 @@ def shown(options: argparse.Namespace, found: Deployed, told: Told) -> tuple[Sho
     if options.verify is None:
         note = "no --verify: generated pictures show whether the numbers are the same, not how good the model is"
         return Shown(generated(pipeline, min(GENERATED, options.limit)), "generated"), [note], set()
-    chosen = choose(
-        Wanted(options.verify, options.split, limit=options.limit, label_from=options.label_from), progress=told
-    )
+    try:
+        chosen = choose(
+            Wanted(options.verify, options.split, limit=options.limit, label_from=options.label_from), progress=told
+        )
+    except ValueError as error:
+        if options.split is not None or options.map is not None or options.label_from is not None:
+            raise
+        return unlabelled(options, pipeline, error, told)
     pixels, read = prepared(chosen.pictures, pipeline, told)
     pictures, notes = chosen.pictures.only(read), list(chosen.notes)
     targets = None
@@ -40,6 +47,19 @@ def shown(options: argparse.Namespace, found: Deployed, told: Told) -> tuple[Sho
             raise
         notes.append(f"{options.verify} is compared without its labels: {error}")
     return Shown(pixels, f"{options.verify}, {chosen.word}", targets), notes, names_of(pictures)
+
+
+def unlabelled(
+    options: argparse.Namespace, pipeline: Preprocessing, error: ValueError, told: Told
+) -> tuple[Shown, list[str], set[str]]:
+    """The same of pictures that nobody labelled, for which `error` says what was looked for."""
+    try:
+        inputs = gathered([options.verify], told)
+    except (ValueError, OSError):  # so there is more amiss than labels
+        raise error from None
+    pixels, read = pixels_of(inputs, spread(inputs, options.limit), pipeline, told)
+    notes = [f"{options.verify} is compared without labels, so nothing is said of accuracy: {error}", *inputs.notes]
+    return Shown(pixels, f"{options.verify}, unlabelled"), notes, {inputs.name(place) for place in read}
 
 
 def targets_of(options: argparse.Namespace, found: Deployed, pictures: Pictures) -> np.ndarray | None:
@@ -64,13 +84,11 @@ def calibrating(
     if where is None:
         note = "int8 is calibrated on generated pictures, which are unlike yours: give --calibrate DATA"
         return generated(pipeline, count, seed=1), [note]
-    split = None if options.label_from else "train"  # names of files know no splits
-    chosen = choose(Wanted(where, split, limit=count, label_from=options.label_from), progress=told)
-    both = names_of(chosen.pictures) & judged_by
-    notes = [
-        f"{len(both):,} pictures that int8 is judged by are among those it is calibrated on: give --calibrate DATA"
-    ]
-    return prepared(chosen.pictures, pipeline, told)[0], notes if both else []
+    inputs = gathered([where], told)  # labels are not needed, so none are looked for
+    pixels, read = pixels_of(inputs, spread(inputs, count, judged_by), pipeline, told)
+    both = sum(inputs.name(place) in judged_by for place in read)
+    note = f"{both:,} pictures that int8 is judged by are among those it is calibrated on: give --calibrate DATA"
+    return pixels, [note] if both else []
 
 
 def names_of(pictures: Pictures) -> set[str]:

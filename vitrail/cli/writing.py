@@ -3,6 +3,7 @@
 import argparse
 import gc
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace, gives: Any, top: int) -> int:
         cleared()
         print(f"vitrail {options.command}: {stopped.rows:,} of {stopped.count:,} pictures are done", file=sys.stderr)
         if options.out != "-":
-            print(f"go on with: {again(options)}", file=sys.stderr)
+            print(f"go on with: {again(options, place.world)}", file=sys.stderr)
         return 130
     finally:
         cleared()
@@ -107,10 +108,13 @@ def same(options: argparse.Namespace, top: int) -> dict[str, Any]:
     return told | {"assume": sorted(options.assume), "limit": options.limit, "format": options.format}
 
 
-def again(options: argparse.Namespace) -> str:
-    """The command that goes on."""
+def again(options: argparse.Namespace, world: int) -> str:
+    """The command that goes on, with as many processes."""
     arguments = [each for each in options.arguments if each not in ("--force", "--resume")]
-    return shlex.join(["vitrail", *arguments, "--resume"])
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world))  # others may be on other machines
+    machines = ["--nnodes", str(world // here)] if world > here else []
+    before = ["torchrun", *machines, "--nproc-per-node", str(here), "-m"] if world > 1 else []
+    return shlex.join([*before, "vitrail", *arguments, "--resume"])
 
 
 def told(options: argparse.Namespace, summary: Any) -> list[str]:

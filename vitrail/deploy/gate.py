@@ -58,6 +58,14 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class AtSize:
+    """Both on a few generated pictures of another size than the model's own."""
+
+    size: tuple[int, int]
+    compared: Compared
+
+
+@dataclass(frozen=True)
 class Limits:
     """What may differ: logits, or points of accuracy where weights are rounded on purpose."""
 
@@ -123,6 +131,7 @@ class Proof:
     speeds: Mapping[str, Speed]  # the model, the file, and the file in float where it is not
     refusals: tuple[str, ...] = ()
     unmerged: Compared | None = None  # against the model whose tokens are not merged
+    at_sizes: tuple[AtSize, ...] = ()  # of a file for pictures of any size
     kept: tuple[str, ...] = ()  # layers that stay in float, of an int8 model
     notes: tuple[str, ...] = field(default=())
 

@@ -17,9 +17,9 @@ from vitrail.deploy.runtime import RUNTIMES, Contract, Deployed, Gives, Runtime
 from vitrail.deploy.torch_runtime import PRECISIONS, TorchRuntime
 from vitrail.engine.devices import pick_device
 from vitrail.models.bit import BiT
-from vitrail.models.merging import Merged, in_words, merged
-from vitrail.models.vit import ViT
-from vitrail.models.written import to_json
+from vitrail.models.merging import Merged, in_words, merged, tokens_per_layer
+from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.written import from_json, to_json
 from vitrail.run.opening import checksum, name_of, pipeline_of, weights_of
 
 
@@ -51,9 +51,9 @@ def opened(
     if merge < 0:
         raise ValueError(f"--merge {merge}: 0 or more tokens in each layer")
     if is_exported(where):
-        given = {"--merge": merge, "--size": size, "--assume": assume, "--take": take}
+        given = {"--merge": merge, "--assume": assume, "--take": take}
         given |= {"--precision": precision != "fp32", "--device": device not in ("auto", "cpu")}
-        return of_file(Path(where), runtime, gives, threads, [name for name, value in given.items() if value])
+        return of_file(Path(where), runtime, gives, threads, [name for name, value in given.items() if value], size)
     place = pick_device(device)
     elsewhere = place.type != "cpu" or precision != "fp32"
     if runtime in ("onnx", "openvino") and elsewhere:
@@ -75,15 +75,32 @@ def opened(
     return replace(found, runtime=running, file=str(file))
 
 
-def of_file(path: Path, runtime: str, gives: Gives, threads: int | None, given: list[str]) -> Deployed:
-    """An exported file, in which everything is settled already."""
+def of_file(
+    path: Path,
+    runtime: str,
+    gives: Gives,
+    threads: int | None,
+    given: list[str],
+    size: tuple[int, int] | None = None,
+) -> Deployed:
+    """An exported file, in which everything is settled already but the size, where it takes every one."""
     own = ENDINGS[path.suffix.lower()]
     if runtime not in ("auto", own):
         raise ValueError(f"{path} is a file for {own}: leave out --runtime {runtime}, or give the checkpoint")
     if given:
         raise ValueError(f"{path} is exported, and {given[0]} is settled in it: leave it out, or export the model anew")
     running, contract = open_file(path, gives, threads)
-    return Deployed(str(path), path.stem, contract, running, gives, file=str(path))
+    if size is not None:
+        from vitrail.deploy.sized import at_size
+
+        contract = at_size(path, contract, size)
+    return Deployed(str(path), path.stem, contract, running, gives, notes=left_over(contract), file=str(path))
+
+
+def left_over(contract: Contract) -> tuple[str, ...]:
+    """How many tokens are left in each layer of a file in which they are merged."""
+    config = from_json(contract.config) if contract.merge else None
+    return (in_words(tokens_per_layer(config, contract.merge)),) if isinstance(config, ViTConfig) else ()
 
 
 def another(deployed: Deployed, threads: int | None) -> Runtime:

@@ -18,6 +18,7 @@ from vitrail.deploy.onnx_export import write_onnx
 from vitrail.deploy.onnx_runtime import taken
 from vitrail.deploy.quantise import FEW, SECONDS, Quantised, Quantiser, quantised
 from vitrail.deploy.runtime import Contract, Gives, Runtime
+from vitrail.deploy.sized import beside_at_others
 from vitrail.deploy.torch_runtime import TorchRuntime
 from vitrail.models.bit import BiT
 from vitrail.models.merging import merged
@@ -114,6 +115,7 @@ def export_with_proof(
             gate.measured(runtimes, shown.pixels, asked.measuring),
             tuple(limits.refusals(compared)),
             against_unmerged(model, contract, shown, wanted, told) if asked.merge else None,
+            beside_at_others(model, contract, before, runtimes[FILE], told) if asked.dynamic_size else (),
             made.kept if made else (),
             made.notes if made else (),
         )
@@ -130,10 +132,12 @@ def finished(proof: Proof, made: Quantised | None, limits: Limits) -> Proof:
         notes.append(f"{made.layers - len(made.kept)} of {made.layers} layers are in int8")
     if proof.precision != "fp32" and (slow := gate.not_faster(proof.speeds, FILE, PLAIN, proof.precision)):
         notes.append(slow)
-    if proof.features is not None and proof.precision == "fp32":
-        refused = limits.refusals(proof.features)
-        return replace(proof, refusals=(*proof.refusals, *refused), notes=tuple(notes))
-    return replace(proof, notes=tuple(notes))
+    refusals = list(proof.refusals)
+    if proof.precision == "fp32":  # a few pictures say nothing of how many answers rounding changes
+        refusals += limits.refusals(proof.features) if proof.features is not None else []
+        for each in proof.at_sizes:
+            refusals += [f"at {each.size[0]}×{each.size[1]} {said}" for said in limits.refusals(each.compared)]
+    return replace(proof, refusals=tuple(refusals), notes=tuple(notes))
 
 
 def original(model: ViT | BiT, contract: Contract) -> Runtime:

@@ -5,8 +5,10 @@ was added is brought to the disk; then a small journal beside it says how many r
 what the journal does not know and makes the next row. The file takes its name when it has all rows.
 """
 
+import glob
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -223,10 +225,32 @@ def check_free(out: Path, rank: int, world: int, *, resume: bool, force: bool) -
     there = journal_of(part).is_file()
     if there and not resume and not force:
         raise ValueError(f"{part} is there, of a run that was stopped: --resume goes on with it, --force begins anew")
+    if not there and not force and (others := of_others(out, world)) is not None:
+        lies, count = others
+        how = f"torchrun --nproc-per-node {count}" if count > 1 else "no torchrun"
+        raise ValueError(
+            f"{lies} is there, of a run of {count} process{'es' if count > 1 else ''} that was stopped: "
+            f"--resume with {how} goes on with it, --force begins anew"
+        )
     if out.exists() and not force and not there:
         more = ", and nothing of it is left to do" if resume else ""
         raise ValueError(f"{out} is there{more}: give another name, or --force to replace it")
     return there
+
+
+def of_others(out: Path, world: int) -> tuple[Path, int] | None:
+    """A part that a run of another number of processes left there, and of how many."""
+    for journal in sorted(out.parent.glob(f"{glob.escape(out.name)}.*.json")):
+        part = journal.with_suffix("")
+        if not re.fullmatch(r"partial|rank\d+", part.name.removeprefix(f"{out.name}.")):
+            continue
+        try:
+            count = json.loads(journal.read_text(encoding="utf-8"))["what"]["processes"]
+        except (OSError, ValueError, KeyError, TypeError):  # none of ours, or taken away in this moment
+            continue
+        if isinstance(count, int) and count != world:
+            return part, count
+    return None
 
 
 def differs(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ class Opened:
     checksum: str  # SHA-256 of the weights' file
     trained: dict[str, Any] | None = None  # the data it was trained on, as its recipe and its run tell
     runtime: Runtime | None = None  # what answers in the model's place; of an exported file, the model has no weights
+    notes: tuple[str, ...] = ()  # how that was chosen, and how many tokens are left where they are merged
 
 
 def open_model(
@@ -85,7 +86,10 @@ def open_judged(
         numbers = tuple(map(str, range(model.config.classes or 0)))
         model.labels = None if contract.labels == numbers else contract.labels
     trained = None if exported else trained_on(model.card.get("recipe"), weights_of(where))
-    return Opened(str(where), found.name, model, contract.preprocessing, contract.checksum, trained, found.runtime)
+    name = f"{found.name}, merge {contract.merge}" if contract.merge else found.name
+    return Opened(
+        str(where), name, model, contract.preprocessing, contract.checksum, trained, found.runtime, found.notes
+    )
 
 
 def trained_on(recipe: Any, path: Path) -> dict[str, Any] | None:
