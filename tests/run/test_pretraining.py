@@ -13,6 +13,7 @@ from PIL import Image
 import vitrail
 from tests.run.runs import interrupted, last, summary, train, trained
 from tests.run.test_distributed import run as torchrun
+from vitrail.checkpoints.mae import read_mae
 from vitrail.cli import main
 from vitrail.models.written import to_json
 from vitrail.recipe import Data, Facts
@@ -81,6 +82,23 @@ def test_model_is_taken_as_it_is(tmp: Path, whole: Path) -> None:
     ours, theirs = model.state_dict(), vitrail.load(tmp / out / "model.safetensors").state_dict()
     name = "blocks.0.mlp.fc1.weight"  # four small steps away from where it began
     assert torch.nn.functional.cosine_similarity(ours[name].flatten(), theirs[name].flatten(), 0) > 0.9
+
+
+@pytest.mark.parametrize("whole", ["mae"], indirect=True)
+def test_masked_autoencoder_goes_on_with_the_decoder_of_its_file(tmp: Path, whole: Path) -> None:
+    """Where the file's fits the objective's; else it begins afresh, and the run says so."""
+    arguments = ("digits", "--method", "mae", "--batch-size", "16", "--steps", "1", "--lr", "1e-12")
+    before = read_mae(whole / "pretraining.safetensors").decoder.state_dict()
+    for file, extra, said, same in (
+        ("pretraining", (), "the decoder goes on from", True),
+        ("pretraining", ("--set", "objective.decoder.depth=1"), "use --set objective.decoder.depth=2 to go on", False),
+        ("model", (), "the decoder begins afresh: there is none in", False),
+    ):
+        init = str(whole / f"{file}.safetensors")
+        done = trained(tmp, *arguments, "--init", init, *extra, "--out", f"on-{file}-{len(extra)}", verb="pretrain")
+        assert done.stderr.count(said) == 1
+        after = read_mae(tmp / f"on-{file}-{len(extra)}" / "pretraining.safetensors").decoder.state_dict()
+        assert torch.allclose(after["pred.weight"], before["pred.weight"], atol=1e-6) == same
 
 
 @pytest.mark.slow

@@ -29,11 +29,12 @@ from vitrail.models.written import to_json
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.feature_distillation import FeatureDistillation
-from vitrail.objectives.mae import MaskedAutoencoder
+from vitrail.objectives.mae import MAE, MaskedAutoencoder
 from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchPredictor
 from vitrail.objectives.reconstruction import reconstruct
 from vitrail.objectives.task import Task
 from vitrail.recipe import PictureSlot, method_of
+from vitrail.run.brought import brought
 from vitrail.run.judge import answers
 from vitrail.run.record import write_json
 from vitrail.run.running import BEST, Run, fresh
@@ -55,6 +56,7 @@ class Pretraining(Run):
 
     collapsed: Collapse | None = None
     began: dict[str, Any] | None = None  # what a validation found before the first step
+    decoder: dict[str, Tensor] | None = None  # of the file to begin with; empty where it has none that fits
 
     @property
     def objective(self) -> PictureSlot | FeatureDistillation:
@@ -82,6 +84,10 @@ class Pretraining(Run):
         ).train()
         if model.config != config:
             raise ValueError(f"{recipe.init} is another model than the recipe's: leave out --model and what changes it")
+        if isinstance(self.objective, MAE) and self.decoder is None:
+            assert isinstance(config, ViTConfig)
+            self.decoder, about = brought(recipe.init, config, self.objective.decoder)
+            self.tell(about)
         return model
 
     def task(self, model: ViT | BiT, steps: int) -> Task:
@@ -93,7 +99,10 @@ class Pretraining(Run):
         if isinstance(objective, MaskedPatches):
             mean, std = recipe.preprocessing.mean, recipe.preprocessing.std
             return objective.build(model, steps, group, mean=mean, std=std)
-        return objective.build(model, steps, group)
+        task = objective.build(model, steps, group)
+        if isinstance(task, MaskedAutoencoder) and self.decoder:
+            task.decoder.load_state_dict(self.decoder)
+        return task
 
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
