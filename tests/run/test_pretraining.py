@@ -16,11 +16,12 @@ from tests.run.test_distributed import run as torchrun
 from vitrail.checkpoints.mae import read_mae
 from vitrail.cli import main
 from vitrail.models.written import to_json
-from vitrail.recipe import Data, Facts
+from vitrail.recipe import Data, Facts, with_settings
 from vitrail.recipes import made
 
 TINY = ("--set", "model.size.depth=1", "--batch-size", "16")
 METHODS = ("mpp", "mae", "dino")
+SMALL_CROPS = ("--set", "views.count=4", "--set", "views.local.0.size=[4,4]")
 FACTS = Facts(40, 1, False, (16, 16), 3, False)
 
 
@@ -164,6 +165,15 @@ def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
     assert found["collapse"]["cause"] in (tmp / "burnt" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_small_crops_are_sized_by_settings_in_any_order(later: bool) -> None:
+    settings = ["views.size=[4,4]", "views.local.0.size=[4,4]"]
+    found = with_settings(made("dino", FACTS, Data("photos")), ["views.count=4", *settings[:: 1 if later else -1]])
+    assert found.views is not None
+    found.views.check(found.model.image_size, 4)
+    assert found.views.prepare(found.augment, found.model.image_size).local.shape == (3, 4, 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -173,7 +183,8 @@ def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
         (("photos", "--method", "mae", "--set", "objective.mask=1"), "mask"),
         (("photos", "--method", "mpp", "--set", "objective.corrupt=0"), "corrupt"),
         (("photos", "--method", "dino", "--batch-size", "4"), "batch"),
-        (("photos", "--method", "dino", "--set", "views.size=[2,2]"), "2×2"),
+        (("photos", "--method", "dino", "--set", "views.size=[2,2]"), "2×2 pixels hold no patch of 4×4"),
+        (("photos", "--method", "dino", *SMALL_CROPS, "--set", "views.size=[8,8]"), "set views.local.0.size=[8,8] too"),
         (("photos", "--method", "dino", "--set", "views=none"), "views"),
         (("photos", "--method", "dino", "--set", "ema=EMA"), "ema"),
         (("photos", "--method", "mae", "--set", "tune=head"), "tune=head"),
