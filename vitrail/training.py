@@ -129,6 +129,7 @@ def begin(
         prepared = together(team, source, progress)
         facts = prepared.facts()
         recipe = with_settings(choose(prepared, facts, team), list(settings))
+        recipe.check()
         kind, classes = kind_of(recipe), recipe.model.classes
         if classes is not None and classes != len(prepared.labels):
             raise ValueError(

@@ -193,6 +193,8 @@ def test_small_crops_are_sized_by_settings_in_any_order(later: bool) -> None:
         (("photos", "--method", "mae", "--set", "augment.0.size=[64,64]"), "64×64"),
         (("photos", "--method", "mae", "--set", "objective=Classification"), "learns labels"),
         (("photos", "--method", "mae", "--set", "model.classes=10"), "without labels"),
+        (("photos", "--method", "mae", "--set", "model.channels=1"), "set model.channels=3"),
+        (("digits", "--method", "dino", "--set", "model.channels=3"), "set model.channels=1"),
         (("photos", "--method", "mae", "--size", "18"), "18"),
         (("nowhere", "--method", "mae"), "nowhere"),
         (("few", "--method", "mae"), "needs 10"),
