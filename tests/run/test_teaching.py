@@ -143,6 +143,14 @@ def test_a_resnet_teaches_a_resnet_through_a_finished_recipe() -> None:
     assert found["steps"] == 3
 
 
+@pytest.mark.parametrize("taught_by", [(), ("--teacher", "teacher.safetensors")])
+def test_a_named_resnet_learns_with_a_teacher_and_without(taught_by: tuple[str, ...]) -> None:
+    teacher()
+    short = ("--model", "R26x0.25", "--size", "16", "--batch-size", "12", "--steps", "2", "--workers", "0", "--quiet")
+    assert main(["train", "photos", *taught_by, *short, "--out", "run"]) == 0
+    assert isinstance(vitrail.load("run/model.safetensors"), BiT)
+
+
 @pytest.mark.parametrize(
     ("how", "kind"),
     [("hard", Distillation), ("soft", Distillation), ("features", FeatureDistillation), ("tokens", TokenLabelling)],
