@@ -296,6 +296,18 @@ def test_a_teacher_that_does_not_say_what_it_is_shown_is_refused(capsys: pytest.
     assert "does not say how pictures are prepared for it" in refused(capsys)
 
 
+def test_a_batch_without_a_pair_is_refused_where_pictures_are_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    teacher()
+    for how in (("--distil", "tokens"), ("--distil", "soft")):
+        assert "there are none in a batch of 1" in refused(capsys, *how, "--batch-size", "1")
+
+
+def test_a_head_for_labels_that_would_learn_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    teacher()
+    assert "model.prefix.outputs=1" in refused(capsys, "--set", "objective.alpha=1")
+    assert taught("--set", "objective.alpha=1", "--set", "model.prefix.outputs=1") == 0
+
+
 def test_words_about_a_teacher_need_one(capsys: pytest.CaptureFixture[str]) -> None:
     for word in (("--distil", "soft"), ("--teacher-cache",), ("--recipe", "distil")):
         assert main(["train", "photos", "--out", "run", *SHORT, *word]) == 2

@@ -117,7 +117,7 @@ class Pretraining(Run):
             raise ValueError(
                 "learning without labels is for Vision Transformers: a ResNet has no patches to hide or to mix"
             )
-        self.objective.check(recipe.model, min(recipe.batch_size, len(self.prepared.train)))
+        self.objective.check(recipe.model, self.batch())
         if isinstance(self.objective, DINO) and recipe.views is None:
             raise ValueError("DINO learns from several crops of a picture: set views=Views, or use another --method")
         if recipe.views is not None and not isinstance(self.objective, DINO):
