@@ -97,6 +97,7 @@ def test_masked_autoencoder_goes_on_with_the_decoder_of_its_file(tmp: Path, whol
     ):
         init = str(whole / f"{file}.safetensors")
         done = trained(tmp, *arguments, "--init", init, *extra, "--out", f"on-{file}-{len(extra)}", verb="pretrain")
+        assert "without labels: rank and spread" not in done.stderr  # they have labels
         assert done.stderr.count(said) == 1
         after = read_mae(tmp / f"on-{file}-{len(extra)}" / "pretraining.safetensors").decoder.state_dict()
         assert torch.allclose(after["pred.weight"], before["pred.weight"], atol=1e-6) == same
@@ -142,6 +143,7 @@ def test_flat_folder_without_labels(tmp: Path, photos: Path) -> None:
     )  # fmt: skip
     assert "broken.png" in done.stderr
     assert "classes" not in done.stderr
+    assert done.stderr.count("pictures are watched, without labels: rank and spread of so few say little") == 1
     found = summary(tmp / "flat")
     assert "knn" not in found
     assert found["rank"] > 0

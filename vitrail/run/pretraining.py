@@ -40,6 +40,7 @@ from vitrail.run.record import write_json
 from vitrail.run.running import BEST, Run, fresh
 
 FEWEST = 8  # pictures that anything can be learnt from
+FEW = 50  # watched pictures, whose features alone say little
 MEMORY, WATCHED = 5_000, 1_000  # training pictures that vote, and held-out ones that are looked at, in a validation
 SHOWN = 8  # reconstructions
 SIDE = 32  # raw pixels are compared at this size at most
@@ -191,6 +192,15 @@ class Pretraining(Run):
         task = self.task(self.begun(), 1).to(self.team.device).eval()
         return {"kind": "validation", "step": 0, "epoch": 0.0, **self.seen(task, 0), "best": False}
 
+    def caution(self) -> None:
+        """Says so where there is little to see."""
+        watched = len(self.prepared.splits["validation"])
+        if not self.votes and watched < FEW:
+            self.tell(
+                f"{watched} pictures are watched, without labels: rank and spread of so few say little; "
+                "hold out more with --split 0.8,0.2,0"
+            )
+
     def seen(self, task: Task, step: int) -> Metrics:
         """The numbers of a validation."""
         with self.team.gathered(task):
@@ -258,6 +268,7 @@ class Pretraining(Run):
     def trained(self, model: ViT | BiT, checkpoint: Any) -> dict[str, Any]:
         history = self.history() if checkpoint is not None else []
         if not history:
+            self.caution()
             self.began = self.beginning()  # before there is another task that takes memory
         elif self.recipe.collapse == "warn":  # it warned before it was stopped
             self.collapsed = next(
