@@ -118,6 +118,14 @@ class Recipe:
             )
         check_tune(self.tune)
 
+    def check(self) -> None:
+        """Refuses parts that do not fit together. Not when a value is made: settings change one after the other."""
+        takes, gives = self.model.channels, self.preprocessing.channels
+        if takes != gives:
+            raise ValueError(
+                f"the model takes {takes} channels and the preprocessing gives {gives}: set model.channels={gives}"
+            )
+
     def length(self, steps_per_epoch: int) -> int:
         """Steps from the first to the last."""
         if self.steps is not None:

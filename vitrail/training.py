@@ -67,9 +67,9 @@ def train(
 
     `data` is a folder, a file or a name; `init` a checkpoint to begin with; `recipe` a name, a recipe.json or a Recipe (by
     default `finetune` with a checkpoint, `distil` with a teacher and `scratch-small` without). `teacher` is a trained model to
-    learn from, `distil` how (hard, soft, features), and with `teacher_cache` it is asked once about each picture. `wishes` are
-    what the recipe adapts to (`epochs`, `steps`, `batch_size`, `lr`, `model`, `size`), `settings` change the finished recipe in
-    places (`optimizer.lr=3e-4`).
+    learn from, `distil` how (hard, soft, features, tokens), and with `teacher_cache` it is asked once about each picture.
+    `wishes` are what the recipe adapts to (`epochs`, `steps`, `batch_size`, `lr`, `model`, `size`), `settings` change the
+    finished recipe in places (`optimizer.lr=3e-4`).
     """
     if isinstance(recipe, str):
         recipe = Path(recipe) if recipe.endswith(".json") else recipe
@@ -129,6 +129,7 @@ def begin(
         prepared = together(team, source, progress)
         facts = prepared.facts()
         recipe = with_settings(choose(prepared, facts, team), list(settings))
+        recipe.check()
         kind, classes = kind_of(recipe), recipe.model.classes
         if classes is not None and classes != len(prepared.labels):
             raise ValueError(

@@ -170,6 +170,42 @@ def test_decoder_goes_along_or_is_said_to_be_left_out(tmp_path, capsys):
     assert "the decoder is left out: big_vision has no place for one" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["timm", "hf"])
+def test_decoder_of_others_goes_along_too_or_is_said_to_be_left_out(form, tmp_path, capsys):
+    """Facebook's file, which does not say the decoder's heads, and transformers' directory, which does."""
+    model = encoder(width=64, heads=1)  # 64 values a head and 32 in the decoder: what is taken for granted
+    model.preprocessing = Preprocessing((32, 32), (32, 32))
+    auto = Autoencoder(model.eval(), build_decoder(model.config, Decoder(2, 64, 2, 96)).eval())
+    source = tmp_path / ("theirs.safetensors" if form == "timm" else "theirs")
+    write_mae(auto, source, form)
+    for to, out in (("vitrail", "ours.safetensors"), ("hf", "hub")):
+        assert main(["convert", str(source), str(tmp_path / out), "--to", to, "--licence", "mit"]) == 0
+        said = capsys.readouterr().out
+        assert "left out" not in said
+        assert ("taken for granted, as the file does not say: 2 heads" in said) == (form == "timm")
+        assert_same(auto, read_mae(tmp_path / out))
+    with describe(tmp_path / "ours.safetensors") as checkpoint:
+        assert checkpoint.contract.card["licence"] == "mit"
+    for to, out in (("timm", "for_timm.safetensors"), ("big_vision", "theirs.npz")):
+        assert main(["convert", str(source), str(tmp_path / out), "--to", to]) == 0
+        assert "the decoder is left out: " in capsys.readouterr().out
+        with describe(tmp_path / out) as checkpoint:
+            assert not [name for name in checkpoint.source.specs if "decoder" in name]
+    assert main(["convert", str(source), str(tmp_path / "three"), "--to", "hf", "--classes", "3"]) == 0
+    assert "the decoder is left out: it fits no other classes" in capsys.readouterr().out
+
+
+def test_decoder_of_others_that_cannot_be_told_is_left_out_with_the_reason(tmp_path, capsys):
+    auto, path = made(), tmp_path / "theirs.safetensors"  # a width of 16, and nobody says how many heads
+    write_mae(auto, path, "timm")
+    assert (
+        main(["convert", str(path), str(tmp_path / "ours.safetensors"), "--to", "vitrail", "--assume", "heads=2"]) == 0
+    )
+    assert "the decoder is left out: its decoder cannot be read: how many heads" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no MAE decoder"):
+        read_mae(tmp_path / "ours.safetensors")
+
+
 @pytest.mark.parametrize(
     ("slots", "complaint"),
     [

@@ -99,6 +99,24 @@ def test_a_renamed_picture_and_a_changed_one_are_others(tmp_path) -> None:
     assert keys() != before
 
 
+def test_folders_of_one_name_are_not_mistaken_for_one_another(tmp_path, monkeypatch) -> None:
+    from vitrail.data.sources.files import Files
+    from vitrail.run.features import content_of_pictures
+
+    found = {}
+    for place in ("one", "other"):
+        (tmp_path / place / "data").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / place)
+        (tmp_path / place / "data" / "a.png").write_bytes(place[:3].encode())
+        os.utime("data/a.png", (0, 0))
+        for typed in ("data/a.png", str(tmp_path / place / "data" / "a.png")):
+            some = Pictures(Files.of([typed]), np.arange(1), np.zeros(1, dtype=np.int64), ("a",))
+            found[place, typed[:1]] = key_of(some, 0), content_of_pictures(some)
+    assert found["one", "d"] == found["one", "/"]  # one place, however it is typed
+    for ours, theirs in zip(found["one", "d"], found["other", "d"], strict=True):
+        assert ours != theirs
+
+
 @pytest.mark.parametrize(("grid", "top"), [((0, 3), 1), ((2, 3), 0), ((2, 3), 6)])
 def test_maps_without_cells_or_classes_are_refused(grid: tuple[int, int], top: int) -> None:
     with pytest.raises(ValueError, match=r"score maps of 0×3 cells|classes of each cell: keep 1 to 5"):

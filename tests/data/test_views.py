@@ -152,7 +152,7 @@ def test_crops_of_a_reduced_picture_show_what_those_of_the_whole_show(tmp_path, 
 
 def test_without_small_crops_there_are_two_large_ones(pixels) -> None:
     none = replace(VIEWS, count=0)
-    none.check((32, 32), 64)
+    none.check((32, 32), 12)
     large, small = none.apart(rows(pixels, none.prepare(FIRST, (32, 32))), (32, 32))
     assert large.shape == (40, 2, 3, 32, 32)
     assert small.shape == (40, 0, 3, 16, 16)
@@ -185,7 +185,8 @@ def test_views_can_be_written_down() -> None:
     ("wrong", "words"),
     [
         (lambda: Views(count=-1), "-1 small crops"),
-        (lambda: Views(size=(48, 48)), "gives 96×96"),
+        (lambda: Views(size=(48, 48)).check((224, 224), 16), r"set views\.local\.0\.size=\[48,48\] too"),
+        (lambda: Views(size=(48, 48)).prepare((), (224, 224)), "gives 96×96"),
         (lambda: VIEWS.check((32, 32), 32), "hold no patch of 32×32"),
         (lambda: Views().check((224, 224), 14), "use 98×98"),
         (lambda: Views().check((32, 32), 16), "larger than the large"),

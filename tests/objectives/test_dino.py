@@ -21,6 +21,8 @@ from vitrail.data.views import Views
 from vitrail.engine.distributed import Parallel
 from vitrail.engine.optim import AdamW
 from vitrail.engine.rules import rules
+from vitrail.evaluate.collapse import NO_ANSWER, ONE_ANSWER, collapse
+from vitrail.evaluate.signals import rank, spread
 from vitrail.models.written import read_value, to_json
 from vitrail.nn.embed import ConvStem
 from vitrail.objectives.dino import DINO, SelfDistillation, agreement
@@ -260,23 +262,42 @@ def test_signals_tell_one_answer_for_all_and_no_answer_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "healthy"),
-    [({"centre": None}, False), ({"teacher_temperature": 1.0, "teacher_temperature_start": 1.0}, False), ({}, True)],
+    ("wrong", "cause"),
+    [
+        ({"centre": None}, ONE_ANSWER),
+        ({"teacher_temperature": 1.0, "teacher_temperature_start": 1.0}, NO_ANSWER),
+        ({}, None),
+    ],
 )
-def test_it_collapses_without_centring_or_without_sharpening_and_not_with_both(wrong, healthy) -> None:
-    """Eight kinds of pictures. A teacher that collapsed gives all of them one answer: certain of it, or of none."""
+def test_it_collapses_without_centring_or_without_sharpening_and_not_with_both(wrong, cause) -> None:
+    """Eight kinds of pictures. A teacher that collapsed gives all of them one answer: certain of it, or of none.
+
+    The alarm hears what a run would tell it, and names the guard that is missing.
+    """
+    torch.manual_seed(0)
     generator = torch.Generator().manual_seed(3)
     kinds = torch.randn(8, 1, 1, 16, 16, generator=generator).repeat(2, 1, 1, 1, 1)
+    watched = kinds + 0.3 * torch.randn(16, 2, 1, 16, 16, generator=generator)
     spec = DINO(**({"out": 24, "hidden": 32, "bottleneck": 16, "momentum": 0.95, "teacher_temperature": 0.04} | wrong))
     model = vitrail.build(None, patch=8, width=16, depth=2, heads=2, classes=None, image_size=16, channels=1)
     task = spec.build(model, 120)
     optimizer = torch.optim.AdamW([p for p in task.parameters() if p.requires_grad], lr=5e-4)
-    for number in range(120):
-        large = kinds + 0.3 * torch.randn(16, 2, 1, 16, 16, generator=generator)
-        step(task, optimizer, (large, large[..., 4:12, 4:12]), number)
+    history, alarms = [], []
+    for number in range(121):
+        if number % 10 == 0:
+            seen = task.signals((watched, torch.zeros(16, 0, 1, 8, 8)), draw(16, step=min(number, 119)))
+            with torch.no_grad():
+                features = task.teacher(watched[:, 0]).numpy()
+            record = {"step": number, "spread": spread(features), "rank": rank(features)}
+            history.append(record | {name: float(value) for name, value in seen.items()})
+            alarms.append(collapse(history, "dino", 5e-4, to_json(spec)))
+        if number < 120:
+            large = kinds + 0.3 * torch.randn(16, 2, 1, 16, 16, generator=generator)
+            step(task, optimizer, (large, large[..., 4:12, 4:12]), number)
     found = task.signals((kinds.repeat(1, 2, 1, 1, 1), torch.zeros(16, 0, 1, 8, 8)), draw(16, step=119))
     told = found["teacher_diversity"] - found["teacher_entropy"]  # what the teacher's answer tells of the picture
-    assert told > 0.15 if healthy else told < 0.01, found
+    assert told > 0.15 if cause is None else told < 0.01, found
+    assert {alarm.cause for alarm in alarms if alarm} == ({cause} if cause else set())
 
 
 @pytest.fixture(scope="module")

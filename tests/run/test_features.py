@@ -263,6 +263,7 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
         (("--method", "features", "--teacher", "teacher.safetensors", "--set", "model.classes=3"), "vitrail train"),
         (("--method", "features", "--teacher", "teacher.safetensors", "--set", "model.head=PreLogits"), "model.head"),
         (("--method", "features", "--teacher", "teacher.safetensors", "--set", "tune=head"), "tune=head"),
+        (("--method", "features", "--teacher", "teacher.safetensors", "--batch-size", "1"), "none in a batch of 1"),
         (("--method", "features", "--teacher", "teacher.safetensors", "--init", "two.safetensors"), "only one would"),
     ],
 )

@@ -13,13 +13,15 @@ from PIL import Image
 import vitrail
 from tests.run.runs import interrupted, last, summary, train, trained
 from tests.run.test_distributed import run as torchrun
+from vitrail.checkpoints.mae import read_mae
 from vitrail.cli import main
 from vitrail.models.written import to_json
-from vitrail.recipe import Data, Facts
+from vitrail.recipe import Data, Facts, with_settings
 from vitrail.recipes import made
 
 TINY = ("--set", "model.size.depth=1", "--batch-size", "16")
 METHODS = ("mpp", "mae", "dino")
+SMALL_CROPS = ("--set", "views.count=4", "--set", "views.local.0.size=[4,4]")
 FACTS = Facts(40, 1, False, (16, 16), 3, False)
 
 
@@ -83,6 +85,24 @@ def test_model_is_taken_as_it_is(tmp: Path, whole: Path) -> None:
     assert torch.nn.functional.cosine_similarity(ours[name].flatten(), theirs[name].flatten(), 0) > 0.9
 
 
+@pytest.mark.parametrize("whole", ["mae"], indirect=True)
+def test_masked_autoencoder_goes_on_with_the_decoder_of_its_file(tmp: Path, whole: Path) -> None:
+    """Where the file's fits the objective's; else it begins afresh, and the run says so."""
+    arguments = ("digits", "--method", "mae", "--batch-size", "16", "--steps", "1", "--lr", "1e-12")
+    before = read_mae(whole / "pretraining.safetensors").decoder.state_dict()
+    for file, extra, said, same in (
+        ("pretraining", (), "the decoder goes on from", True),
+        ("pretraining", ("--set", "objective.decoder.depth=1"), "use --set objective.decoder.depth=2 to go on", False),
+        ("model", (), "the decoder begins afresh: there is none in", False),
+    ):
+        init = str(whole / f"{file}.safetensors")
+        done = trained(tmp, *arguments, "--init", init, *extra, "--out", f"on-{file}-{len(extra)}", verb="pretrain")
+        assert "without labels: rank and spread" not in done.stderr  # they have labels
+        assert done.stderr.count(said) == 1
+        after = read_mae(tmp / f"on-{file}-{len(extra)}" / "pretraining.safetensors").decoder.state_dict()
+        assert torch.allclose(after["pred.weight"], before["pred.weight"], atol=1e-6) == same
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", ["dino", "mae"], indirect=True)
 def test_killed_run_resumes_to_the_same_weights(tmp: Path, whole: Path) -> None:
@@ -123,6 +143,7 @@ def test_flat_folder_without_labels(tmp: Path, photos: Path) -> None:
     )  # fmt: skip
     assert "broken.png" in done.stderr
     assert "classes" not in done.stderr
+    assert done.stderr.count("pictures are watched, without labels: rank and spread of so few say little") == 1
     found = summary(tmp / "flat")
     assert "knn" not in found
     assert found["rank"] > 0
@@ -146,6 +167,15 @@ def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
     assert found["collapse"]["cause"] in (tmp / "burnt" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_small_crops_are_sized_by_settings_in_any_order(later: bool) -> None:
+    settings = ["views.size=[4,4]", "views.local.0.size=[4,4]"]
+    found = with_settings(made("dino", FACTS, Data("photos")), ["views.count=4", *settings[:: 1 if later else -1]])
+    assert found.views is not None
+    found.views.check(found.model.image_size, 4)
+    assert found.views.prepare(found.augment, found.model.image_size).local.shape == (3, 4, 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -155,7 +185,8 @@ def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
         (("photos", "--method", "mae", "--set", "objective.mask=1"), "mask"),
         (("photos", "--method", "mpp", "--set", "objective.corrupt=0"), "corrupt"),
         (("photos", "--method", "dino", "--batch-size", "4"), "batch"),
-        (("photos", "--method", "dino", "--set", "views.size=[2,2]"), "2×2"),
+        (("photos", "--method", "dino", "--set", "views.size=[2,2]"), "2×2 pixels hold no patch of 4×4"),
+        (("photos", "--method", "dino", *SMALL_CROPS, "--set", "views.size=[8,8]"), "set views.local.0.size=[8,8] too"),
         (("photos", "--method", "dino", "--set", "views=none"), "views"),
         (("photos", "--method", "dino", "--set", "ema=EMA"), "ema"),
         (("photos", "--method", "mae", "--set", "tune=head"), "tune=head"),
@@ -164,6 +195,8 @@ def test_collapse_stops_the_run_with_its_cause(tmp: Path) -> None:
         (("photos", "--method", "mae", "--set", "augment.0.size=[64,64]"), "64×64"),
         (("photos", "--method", "mae", "--set", "objective=Classification"), "learns labels"),
         (("photos", "--method", "mae", "--set", "model.classes=10"), "without labels"),
+        (("photos", "--method", "mae", "--set", "model.channels=1"), "set model.channels=3"),
+        (("digits", "--method", "dino", "--set", "model.channels=3"), "set model.channels=1"),
         (("photos", "--method", "mae", "--size", "18"), "18"),
         (("nowhere", "--method", "mae"), "nowhere"),
         (("few", "--method", "mae"), "needs 10"),

@@ -89,6 +89,23 @@ def test_wishes_come_first_and_reasons_are_given() -> None:
     assert any(line.startswith("width") and "900 training pictures" in line for line in given.chosen)
 
 
+@pytest.mark.parametrize("name", [*NAMES, *METHODS])
+def test_a_named_resnet_is_trained_or_refused_in_words_that_do_not_recommend_it(name: str) -> None:
+    wishes = {"model": "R50x1", "size": (32, 32)}
+    if name in ("finetune", "paper-finetune"):
+        return  # their model is the checkpoint's
+    if name in ("scratch-small", "distil"):
+        assert recipe(name, facts(wishes=wishes)).model == vitrail.configure(
+            "R50x1", root="small", classes=1000, image_size=32
+        )
+        return
+    for wish in ("R50x1", "R50"):
+        with pytest.raises(ValueError, match="use a size and a patch") as error:
+            recipe(name, facts(wishes=wishes | {"model": wish}))
+        assert "like 'R50x1'" not in str(error.value)
+        assert "Vision Transformer" in str(error.value) or wish == "R50"
+
+
 @pytest.mark.parametrize("side", [8, 28, 32, 50, 64, 300])
 @pytest.mark.parametrize("images", [10, 1_000, 60_000])
 def test_default_recipe_fits_any_small_data(side: int, images: int) -> None:

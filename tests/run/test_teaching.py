@@ -143,6 +143,14 @@ def test_a_resnet_teaches_a_resnet_through_a_finished_recipe() -> None:
     assert found["steps"] == 3
 
 
+@pytest.mark.parametrize("taught_by", [(), ("--teacher", "teacher.safetensors")])
+def test_a_named_resnet_learns_with_a_teacher_and_without(taught_by: tuple[str, ...]) -> None:
+    teacher()
+    short = ("--model", "R26x0.25", "--size", "16", "--batch-size", "12", "--steps", "2", "--workers", "0", "--quiet")
+    assert main(["train", "photos", *taught_by, *short, "--out", "run"]) == 0
+    assert isinstance(vitrail.load("run/model.safetensors"), BiT)
+
+
 @pytest.mark.parametrize(
     ("how", "kind"),
     [("hard", Distillation), ("soft", Distillation), ("features", FeatureDistillation), ("tokens", TokenLabelling)],
@@ -286,6 +294,18 @@ def test_a_teacher_that_does_not_say_what_it_is_shown_is_refused(capsys: pytest.
     model.preprocessing = None
     vitrail.save(model, "teacher.safetensors")
     assert "does not say how pictures are prepared for it" in refused(capsys)
+
+
+def test_a_batch_without_a_pair_is_refused_where_pictures_are_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    teacher()
+    for how in (("--distil", "tokens"), ("--distil", "soft")):
+        assert "there are none in a batch of 1" in refused(capsys, *how, "--batch-size", "1")
+
+
+def test_a_head_for_labels_that_would_learn_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    teacher()
+    assert "model.prefix.outputs=1" in refused(capsys, "--set", "objective.alpha=1")
+    assert taught("--set", "objective.alpha=1", "--set", "model.prefix.outputs=1") == 0
 
 
 def test_words_about_a_teacher_need_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,6 +214,8 @@ def test_tensorboard_gets_every_number(folder: Path, tmp_path: Path) -> None:
         (("photos", "--set", "validate_every=1e400"), "above 0"),
         (("photos", "--keep-checkpoints", "0"), "keep 1 at least"),
         (("photos", "--workers", "-1"), "0 or more"),
+        (("photos", "--set", "objective.mixup=0.2", "--batch-size", "1"), "none in a batch of 1: use --batch-size 2"),
+        (("photos", "--set", "model.channels=2"), "set model.channels=3"),
         (("--balance", "weights"), "is about DATA"),
     ],
 )

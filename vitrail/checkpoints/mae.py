@@ -412,21 +412,58 @@ def answers(auto: Autoencoder, image: Tensor) -> Tensor:
 
 
 def convert(source: str | Path, out: str | Path, to: str, **how: Any) -> Proof:
-    """As `convert.convert`; our own file with a decoder is written whole where the form has a place for one."""
+    """As `convert.convert`; a file with a decoder is written whole where the form has a place for one."""
     path = resolve(source)
-    with open_and_recognise(path, how.get("assume"), how.get("take")) as checkpoint:
-        ours = checkpoint.reading.form == "vitrail" and has_decoder(checkpoint)
-    usual = {"classes": KEEP, "image_size": None, "channels": None, "labels": None, "adapter": None}
-    changes = [name.replace("_", " ") for name, value in usual.items() if how.get(name, value) is not value]
-    if not ours or to not in FORMS or (changes and to == "vitrail"):
-        proof = convert_model(path, out, to, **how)
-        if ours:
-            why = f"it fits no other {changes[0]}" if changes else f"{to} has no place for one"
-            proof.notes.append(f"the decoder is left out: {why}")
-        return proof
-    if changes:
+    assume, take, licence = how.get("assume"), how.get("take"), how.get("licence")
+    with open_and_recognise(path, assume, take) as checkpoint:
+        form = checkpoint.reading.form
+        if not has_decoder(checkpoint):
+            return convert_model(path, out, to, **how)
+        ours, unread = form == "vitrail", unreadable(checkpoint)
+    changes = changes_in(how)
+    if ours and changes and to in FORMS and to != "vitrail":
         raise ValueError(
             f"{path} holds a decoder and is converted whole: leave out {', '.join(changes)}, or convert the model beside it"
         )
-    read = read_mae(path, progress=how.get("progress", no_progress))
-    return write_mae(read, out, to, picture=how.get("picture", PHOTOGRAPH))
+    if why := left_behind(to, ours, changes, unread):
+        proof = convert_model(path, out, to, **how)
+        proof.notes.append(f"the decoder is left out: {why}")
+        return proof
+    read = read_mae(path, assume=assume, take=take, progress=how.get("progress", no_progress))
+    if licence is not None:
+        read.model.card = {**read.model.card, "licence": licence}
+    proof = write_mae(read, out, to, picture=how.get("picture", PHOTOGRAPH))
+    if form == "timm":  # Facebook's names
+        heads = read.decoder.spec.heads
+        proof.notes.append(f"taken for granted, as the file does not say: {heads} heads of the decoder, norm_pix True")
+    return proof
+
+
+def changes_in(how: Mapping[str, Any]) -> list[str]:
+    """What is to be changed on the way, of all that a decoder would not fit any more."""
+    usual = {"classes": KEEP, "image_size": None, "channels": None, "labels": None, "adapter": None}
+    return [name.replace("_", " ") for name, value in usual.items() if how.get(name, value) is not value]
+
+
+def left_behind(to: str, ours: bool, changes: list[str], unread: str | None) -> str | None:
+    """Why a decoder stays behind; None where it goes along."""
+    if changes:
+        return f"it fits no other {changes[0]}"
+    if to not in FORMS:
+        return f"{to} has no place for one"
+    # Our own goes there with Facebook's names. Whoever brings theirs has those already, and wants what timm can load.
+    if to == "timm" and not ours:
+        return "timm's own models have none; --to vitrail and --to hf keep it"
+    return unread
+
+
+def unreadable(checkpoint: Checkpoint) -> str | None:
+    """Why the decoder of a foreign file cannot be told; None where it can, and of our own, which is refused then."""
+    if checkpoint.reading.form == "vitrail":
+        return None
+    try:
+        found = described(checkpoint).reading
+    except ValueError as error:
+        return str(error).removeprefix(f"{checkpoint.source.path}: ")
+    odd = sorted({*found.missing, *found.unexpected, *found.misshapen})
+    return f"tensors beside the encoder that are missing or no decoder's: {some(odd)}" if odd else None

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--steps", type=int, metavar="N")
     common.add_argument("--batch-size", type=int, metavar="N", help="over all processes; the learning rate follows")
     common.add_argument("--lr", type=float, metavar="RATE")
-    common.add_argument("--model", metavar="NAME", help="S/16, B/32 …, for training from scratch")
+    common.add_argument("--model", metavar="NAME", help="S/16, B/32, R50x1 …, for training from scratch")
     common.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures as the model sees them")
     common.add_argument("--tune", metavar="HOW", help="full, head, last-N, lora or lora-R")
     common.add_argument("--seed", type=int, metavar="N")

@@ -2,7 +2,7 @@
 
 The file begins with a line of JSON that says what the maps are; then come records of one length, one for each picture, in the
 order in which they were computed. It only ever grows: a kill leaves whole records and at most a part of one, which is cut off
-by the next who writes. A picture is known by its name, size and time of change, or by its bytes where it has no file of its own.
+by the next who writes. A picture is known by its path, size and time of change, or by its bytes where it has no file of its own.
 
 h·w cells, k classes kept of each.
 """
@@ -171,5 +171,5 @@ def key_of(pictures: Pictures, index: int) -> bytes:
     stamp = store.stamp(item)
     if stamp is None:
         return hashlib.blake2b(store.data(item), digest_size=KEY).digest()
-    named = f"{store.name(item)}\0{stamp[0]}\0{stamp[1]}"
+    named = f"{pictures.whole_name(index)}\0{stamp[0]}\0{stamp[1]}"
     return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=KEY).digest()

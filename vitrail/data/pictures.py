@@ -1,13 +1,17 @@
 """Pictures with their labels: what every source of data looks like to the rest of the house."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 from PIL import Image
 
 SPLITS = ("train", "validation", "test")
+
+true_folder = lru_cache(maxsize=4096)(os.path.realpath)  # pictures are many, and their folders few
 
 
 class Store(Protocol):
@@ -53,6 +57,11 @@ class Pictures:
 
     def name(self, index: int) -> str:
         return self.store.name(int(self.items[index]))
+
+    def whole_name(self, index: int) -> str:
+        """The name from the root of the disk: what is typed may be a folder here and another one elsewhere."""
+        folder, name = os.path.split(self.name(index))
+        return os.path.join(true_folder(os.path.join(os.getcwd(), folder)), name)
 
     def open(self, index: int) -> Image.Image:
         return self.store.open(int(self.items[index]))

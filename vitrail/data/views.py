@@ -7,7 +7,7 @@ from torch import Tensor
 from vitrail.data.augment import AugmentSlot, ColourJitter, Flip
 from vitrail.data.crops import RandomResizedCrop
 from vitrail.data.photometric import Blur, Grey, Solarise
-from vitrail.data.pipeline import MultiCrop, Training, apart
+from vitrail.data.pipeline import CROPS, MultiCrop, Training, apart
 from vitrail.data.preprocessing import Pair
 
 MOST = 64  # small crops of a picture
@@ -41,15 +41,23 @@ class Views:
     def __post_init__(self) -> None:
         if not 0 <= self.count <= MOST:
             raise ValueError(f"{self.count} small crops of a picture: use 0 to {MOST}")
-        Training(self.local, self.size)  # refuses a crop of another size
 
     def check(self, large: Pair, stride: int) -> None:
-        """Refuses small crops that a model with patches of `stride` pixels cannot take, or that are no smaller than the large."""
-        if not self.count:
-            return
+        """Refuses small crops that a model with patches of `stride` pixels cannot take, or that are no smaller than the large.
+
+        Not when a value is made: `size` and the crop's own size are set one after the other.
+        """
         h, w = self.size
         if min(h, w) < stride:
             raise ValueError(f"small crops of {h}×{w} pixels hold no patch of {stride}×{stride}: use {stride} or more")
+        cut = self.local[0] if self.local else None
+        if isinstance(cut, CROPS) and tuple(cut.size) != (h, w):
+            raise ValueError(
+                f"small crops are cut at {cut.size[0]}×{cut.size[1]} pixels and views.size is {h}×{w}: "
+                f"set views.local.0.size=[{h},{w}] too"
+            )
+        if not self.count:
+            return
         if h % stride or w % stride:
             near = tuple(max(stride, round(side / stride) * stride) for side in self.size)
             raise ValueError(

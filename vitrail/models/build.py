@@ -128,10 +128,10 @@ def configure_vit(
     else:
         match = VIT_NAME.fullmatch(name)
         if match is None:
-            raise ValueError(
-                f"unknown model {name!r}: use a size and a patch, like 'B/16' or 'R50+B/16', or a ResNet like 'R50x1'. "
-                f"Sizes: {', '.join(SIZES)}"
-            )
+            usable = "use a size and a patch, like 'B/16' or 'R50+B/16'"
+            if is_resnet(name):
+                raise ValueError(f"{name} is a ResNet, and a Vision Transformer is wanted here: {usable}")
+            raise ValueError(f"unknown model {name!r}: {usable}. Sizes: {', '.join(SIZES)}")
         base = named_size(match["size"])
         chosen = width or base.width
         size = Size(
@@ -211,9 +211,19 @@ def configure_bit(
     )
 
 
+def is_resnet(name: str) -> bool:
+    """Whether a name is that of a BiT ResNet, not of a Vision Transformer."""
+    return BIT_NAME.fullmatch(name) is not None
+
+
 def configure(name: str | None = None, **slots: Any) -> Config:
     """The configuration that a name and its slots stand for, Vision Transformer or ResNet."""
-    if name is not None and BIT_NAME.fullmatch(name):
+    if name is not None and not is_resnet(name) and not VIT_NAME.fullmatch(name):
+        raise ValueError(
+            f"unknown model {name!r}: use a size and a patch, like 'B/16' or 'R50+B/16', or a ResNet like 'R50x1'. "
+            f"Sizes: {', '.join(SIZES)}"
+        )
+    if name is not None and is_resnet(name):
         extra = set(slots) - {"classes", "image_size", "channels", "root"}
         if extra:
             raise ValueError(f"{name} is a ResNet and has no {', '.join(sorted(extra))}")

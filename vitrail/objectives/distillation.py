@@ -67,6 +67,11 @@ class Distillation(Classification):
             raise ValueError("distillation learns from a teacher: give --teacher MODEL")
         if teacher.classes != model.config.classes:
             raise ValueError(f"the teacher has {teacher.classes} classes and the student {model.config.classes}")
+        if self.alpha == 1 and isinstance(model.head, DistilledHead):
+            raise ValueError(
+                "alpha is 1, so the head for the labels would learn nothing, and half of every answer is its: "
+                "set objective.alpha below 1, or model.prefix.outputs=1 for a student with one head"
+            )
         return Distiller(model, self, weights, teacher, preprocessing, cached)
 
 

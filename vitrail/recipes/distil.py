@@ -17,7 +17,7 @@ from dataclasses import replace
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.engine.optim import Muon
 from vitrail.engine.schedule import Linear
-from vitrail.models.build import configure_vit
+from vitrail.models.build import Config, configure_vit
 from vitrail.models.vit import ViTConfig
 from vitrail.nn.pool import ClassToken
 from vitrail.nn.prefix import Prefix
@@ -25,6 +25,7 @@ from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.feature_distillation import FeatureDistillation
 from vitrail.objectives.token_labelling import TokenLabelling
 from vitrail.recipe import Data, Facts, Recipe, TaughtSlot
+from vitrail.recipes.pieces import named
 from vitrail.recipes.scratch_small import SMALL, architecture, augmentation
 
 FEW = 5_000  # pictures up to which small batches are better
@@ -78,17 +79,11 @@ def objective(facts: Facts, how: str) -> TaughtSlot:
     return Distillation(loss=facts.loss, mixup=blend, kind="hard", alpha=0.5)
 
 
-def student(facts: Facts, small: bool, how: str) -> ViTConfig:
+def student(facts: Facts, small: bool, how: str) -> Config:
     """One and a third million parameters for photographs, with DeiT's two tokens where there are answers to learn."""
     tokens = how in ("hard", "soft")
     if facts.wishes.get("model"):
-        return configure_vit(
-            facts.choose("model", None, ""),
-            prefix="class+distillation" if tokens else "class",
-            classes=facts.classes,
-            channels=facts.channels,
-            image_size=facts.choose("size", (224, 224), "usual for named models"),
-        )
+        return named(facts, prefix="class+distillation" if tokens else "class")
     found = architecture(facts, small) if small else for_photographs(facts)
     return replace(found, prefix=Prefix(2), pool=ClassToken(), init="deit") if tokens else found
 

@@ -18,6 +18,7 @@ from vitrail.models.build import configure_vit
 from vitrail.models.vit import ViTConfig
 from vitrail.objectives.classification import Classification
 from vitrail.recipe import Data, Facts, Recipe
+from vitrail.recipes.pieces import named
 
 SMALL = 64  # pixels: pictures up to this side are taken whole
 MANY = 20_000  # pictures from which on a few epochs are enough
@@ -26,7 +27,8 @@ MANY = 20_000  # pictures from which on a few epochs are enough
 def recipe(facts: Facts, data: Data) -> Recipe:
     small = max(facts.side) <= SMALL and not facts.several_sizes
     many = facts.images >= MANY
-    model = architecture(facts, small)
+    wish = facts.wishes.get("model")
+    model = named(facts, position="sincos2d", pool="mean") if wish else architecture(facts, small)
     size = model.image_size
     batch = facts.choose("batch_size", 256 if many else 128, f"{facts.images:,} training pictures")
     epochs = (10.0 if facts.channels == 1 else 15.0) if many else max(20.0, min(100.0, round(25_000 / facts.images)))
@@ -52,15 +54,6 @@ def recipe(facts: Facts, data: Data) -> Recipe:
 
 def architecture(facts: Facts, small: bool) -> ViTConfig:
     """Sixteen tokens or so for small pictures, sixty-four for photographs."""
-    if facts.wishes.get("model"):
-        return configure_vit(
-            facts.choose("model", None, ""),
-            position="sincos2d",
-            pool="mean",
-            classes=facts.classes,
-            channels=facts.channels,
-            image_size=facts.choose("size", (224, 224), "usual for named models"),
-        )
     side = max(facts.side)
     patch = (4 if side <= 16 else 8) if small else 16
     near = max(16, -(-side // patch) * patch) if small else 128

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.build import configure_vit
+from vitrail.models.build import configure_vit, is_resnet
 from vitrail.models.vit import ViTConfig
 from vitrail.recipe import Facts
 
@@ -27,6 +27,11 @@ def encoder(facts: Facts, patch: int | None = None) -> ViTConfig:
         return _without_head(facts)
     shape: dict[str, Any] = {"position": "sincos2d", "classes": None, "channels": facts.channels}
     if facts.wishes.get("model"):
+        if is_resnet(facts.wishes["model"]):
+            raise ValueError(
+                f"--model {facts.wishes['model']} is a ResNet, and learning without labels is for Vision Transformers: "
+                "use a size and a patch, like S/16"
+            )
         size = facts.choose("size", (224, 224), "usual for named models")
         return configure_vit(facts.choose("model", None, ""), image_size=size, **shape)
     side, small = max(facts.side), is_small(facts)

@@ -55,7 +55,7 @@ def content_of_model(model: ViT | BiT, pipeline: Preprocessing) -> str:
 
 
 def content_of_pictures(pictures: Pictures) -> str:
-    """Which pictures a split holds, in order: names with size and time of change, or the bytes where these are not known."""
+    """Which pictures a split holds, in order: paths with size and time of change, or the bytes where these are not known."""
     found = hashlib.sha256()
     for index, item in enumerate(pictures.items):
         try:
@@ -63,7 +63,8 @@ def content_of_pictures(pictures: Pictures) -> str:
         except OSError:  # it is gone: computing the features says so
             stamp = None
         known = repr(stamp).encode() if stamp is not None else _bytes(pictures, int(item))
-        found.update(pictures.name(index).encode("utf-8", "surrogatepass") + b"\0" + known + b"\0")
+        name = pictures.name(index) if stamp is None else pictures.whole_name(index)
+        found.update(name.encode("utf-8", "surrogatepass") + b"\0" + known + b"\0")
     return found.hexdigest()
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.data.loader import Loader
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 from vitrail.objectives.draw import Draw
@@ -31,9 +30,9 @@ class Imitation(WithTeacher, Pretraining):
     def task(self, model: ViT | BiT, steps: int) -> Task:
         return self.taught(model)
 
-    def training_loader(self) -> Loader:
+    def batch(self) -> int:
         assert isinstance(self.objective, FeatureDistillation)
-        return in_pairs(super().training_loader(), self.objective, self.team.world)
+        return in_pairs(super().batch(), self.objective, self.team.world)
 
     def said_of(self, task: Task, images: Any, draw: Draw) -> dict[str, Tensor]:
         """The teacher is asked the first time only: every validation looks at the same crops."""

@@ -29,16 +29,18 @@ from vitrail.models.written import to_json
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.feature_distillation import FeatureDistillation
-from vitrail.objectives.mae import MaskedAutoencoder
+from vitrail.objectives.mae import MAE, MaskedAutoencoder
 from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchPredictor
 from vitrail.objectives.reconstruction import reconstruct
 from vitrail.objectives.task import Task
 from vitrail.recipe import PictureSlot, method_of
+from vitrail.run.brought import brought
 from vitrail.run.judge import answers
 from vitrail.run.record import write_json
 from vitrail.run.running import BEST, Run, fresh
 
 FEWEST = 8  # pictures that anything can be learnt from
+FEW = 50  # watched pictures, whose features alone say little
 MEMORY, WATCHED = 5_000, 1_000  # training pictures that vote, and held-out ones that are looked at, in a validation
 SHOWN = 8  # reconstructions
 SIDE = 32  # raw pixels are compared at this size at most
@@ -55,6 +57,7 @@ class Pretraining(Run):
 
     collapsed: Collapse | None = None
     began: dict[str, Any] | None = None  # what a validation found before the first step
+    decoder: dict[str, Tensor] | None = None  # of the file to begin with; empty where it has none that fits
 
     @property
     def objective(self) -> PictureSlot | FeatureDistillation:
@@ -82,6 +85,10 @@ class Pretraining(Run):
         ).train()
         if model.config != config:
             raise ValueError(f"{recipe.init} is another model than the recipe's: leave out --model and what changes it")
+        if isinstance(self.objective, MAE) and self.decoder is None:
+            assert isinstance(config, ViTConfig)
+            self.decoder, about = brought(recipe.init, config, self.objective.decoder)
+            self.tell(about)
         return model
 
     def task(self, model: ViT | BiT, steps: int) -> Task:
@@ -93,7 +100,10 @@ class Pretraining(Run):
         if isinstance(objective, MaskedPatches):
             mean, std = recipe.preprocessing.mean, recipe.preprocessing.std
             return objective.build(model, steps, group, mean=mean, std=std)
-        return objective.build(model, steps, group)
+        task = objective.build(model, steps, group)
+        if isinstance(task, MaskedAutoencoder) and self.decoder:
+            task.decoder.load_state_dict(self.decoder)
+        return task
 
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
@@ -108,7 +118,7 @@ class Pretraining(Run):
             raise ValueError(
                 "learning without labels is for Vision Transformers: a ResNet has no patches to hide or to mix"
             )
-        self.objective.check(recipe.model, min(recipe.batch_size, len(self.prepared.train)))
+        self.objective.check(recipe.model, self.batch())
         if isinstance(self.objective, DINO) and recipe.views is None:
             raise ValueError("DINO learns from several crops of a picture: set views=Views, or use another --method")
         if recipe.views is not None and not isinstance(self.objective, DINO):
@@ -182,6 +192,15 @@ class Pretraining(Run):
         task = self.task(self.begun(), 1).to(self.team.device).eval()
         return {"kind": "validation", "step": 0, "epoch": 0.0, **self.seen(task, 0), "best": False}
 
+    def caution(self) -> None:
+        """Says so where there is little to see."""
+        watched = len(self.prepared.splits["validation"])
+        if not self.votes and watched < FEW:
+            self.tell(
+                f"{watched} pictures are watched, without labels: rank and spread of so few say little; "
+                "hold out more with --split 0.8,0.2,0"
+            )
+
     def seen(self, task: Task, step: int) -> Metrics:
         """The numbers of a validation."""
         with self.team.gathered(task):
@@ -249,6 +268,7 @@ class Pretraining(Run):
     def trained(self, model: ViT | BiT, checkpoint: Any) -> dict[str, Any]:
         history = self.history() if checkpoint is not None else []
         if not history:
+            self.caution()
             self.began = self.beginning()  # before there is another task that takes memory
         elif self.recipe.collapse == "warn":  # it warned before it was stopped
             self.collapsed = next(

@@ -172,17 +172,22 @@ class Run:
             recipe.augment, recipe.preprocessing.size, recipe.preprocessing.channels, recipe.preprocessing.turn
         )
 
+    def batch(self) -> int:
+        """Pictures of a step, over all processes: as the recipe says, or as many as there are. What cannot be is refused."""
+        asked, world, count = self.recipe.batch_size, self.team.world, len(self.prepared.train)
+        if count < world:
+            raise ValueError(f"{count} training pictures for {world} processes: use fewer processes")
+        batch = asked if asked <= count else max(world, count // world * world)
+        if batch % world:
+            raise ValueError(f"a batch of {batch} cannot be shared equally by {world} processes")
+        return batch
+
     def training_loader(self) -> Loader:
         """Pictures in a new order every epoch, augmented."""
         recipe, team, train = self.recipe, self.team, self.prepared.train
-        batch = recipe.batch_size
-        if len(train) < team.world:
-            raise ValueError(f"{len(train)} training pictures for {team.world} processes: use fewer processes")
-        if batch > len(train):
-            batch = max(team.world, len(train) // team.world * team.world)
+        batch = self.batch()
+        if batch != recipe.batch_size:
             self.tell(f"batch size {batch} instead of {recipe.batch_size}: there are {len(train)} training pictures")
-        if batch % team.world:
-            raise ValueError(f"a batch of {batch} cannot be shared equally by {team.world} processes")
         return Loader(
             train,
             None,

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints.loading import load
-from vitrail.data.loader import Loader
 from vitrail.engine.loop import Metrics
 from vitrail.evaluate import score_name
 from vitrail.models.bit import BiT
@@ -41,8 +40,8 @@ class Supervised(Run):
     def finish(self) -> dict[str, Any]:
         return finish(self)
 
-    def training_loader(self) -> Loader:
-        return in_pairs(super().training_loader(), self.objective, self.team.world)
+    def batch(self) -> int:
+        return in_pairs(super().batch(), self.objective, self.team.world)
 
     def class_weights(self) -> torch.Tensor | None:
         """Rare classes count more: inversely to their pictures, and one on average over the pictures."""
@@ -56,6 +55,7 @@ class Supervised(Run):
 
     def begun(self) -> ViT | BiT:
         """The model as training finds it: fresh, or with the weights of a checkpoint and a head for these labels."""
+        self.batch()  # refused before anything is written
         model, init = fresh(self.recipe), self.recipe.init
         if init is None:
             return model
@@ -81,10 +81,12 @@ class Supervised(Run):
         return model
 
 
-def in_pairs(loader: Loader, objective: LabelSlot, world: int) -> Loader:
-    """The loader, if no two pictures that are to be mixed come to different processes."""
-    if objective.pairs and world > 1 and loader.batch_size // world % 2:
+def in_pairs(batch: int, objective: LabelSlot, world: int) -> int:
+    """The batch, if there are pairs to be mixed, none of which comes to different processes."""
+    if objective.pairs and batch < 2:
         raise ValueError(
-            f"mixing needs pairs: a batch of {loader.batch_size} gives each of {world} processes an odd number"
+            f"mixing needs pairs, and there are none in a batch of {batch}: use --batch-size 2 or more, or leave out mixing"
         )
-    return loader
+    if objective.pairs and world > 1 and batch // world % 2:
+        raise ValueError(f"mixing needs pairs: a batch of {batch} gives each of {world} processes an odd number")
+    return batch
