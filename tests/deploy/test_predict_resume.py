@@ -93,6 +93,23 @@ def test_a_killed_run_goes_on_to_the_same_rows(place, tmp_path, monkeypatch, nam
     assert {file.name for file in tmp_path.iterdir()} - {"whole"} == {file.name for file in whole.parent.iterdir()}
 
 
+# The command, with a rest after every batch: on a quick machine it would be done before anybody could kill it.
+SLOWLY = """
+import sys, time
+from vitrail.cli import main
+from vitrail.deploy.feeding import Lanes
+
+usual = Lanes.batch
+
+def rested(*arguments):
+    time.sleep(0.1)
+    return usual(*arguments)
+
+Lanes.batch = rested
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_kill_9_loses_no_row_and_repeats_none(place, tmp_path, name):
     out, journal = tmp_path / name, tmp_path / f"{name}.partial.json"
@@ -100,8 +117,8 @@ def test_kill_9_loses_no_row_and_repeats_none(place, tmp_path, name):
     names = [f"{place}/photos/{n % COUNT:04d}.png" for n in range(many)]
     listed.write_text("path\n" + "\n".join(names))
     arguments = [place / "model.safetensors", listed, "--out", out, "--runtime", "torch"]
-    words = [sys.executable, "-m", "vitrail", "predict", *map(str, arguments)]
-    running = subprocess.Popen(words)
+    words = ["predict", *map(str, arguments)]
+    running = subprocess.Popen([sys.executable, "-c", SLOWLY, *words])
     try:
         end = time.monotonic() + 200
         while not (journal.exists() and json.loads(journal.read_text())["rows"]):
@@ -113,7 +130,7 @@ def test_kill_9_loses_no_row_and_repeats_none(place, tmp_path, name):
         running.wait()
     rows = json.loads(journal.read_text())["rows"]
     assert 0 < rows < many
-    subprocess.run([*words, "--resume"], check=True, timeout=200)
+    subprocess.run([sys.executable, "-m", "vitrail", *words, "--resume"], check=True, timeout=200)
     assert [row["path"] for row in read(out)] == names
     assert all(row["label"] for row in read(out))
 
