@@ -47,6 +47,25 @@ def run(tmp: Path, processes: int, *arguments: str, verb: str = "train") -> subp
     return done
 
 
+LEAVING = """
+import atexit
+from vitrail.__main__ import leave
+
+class Held:
+    def __del__(self):
+        print("taken apart")
+
+held = Held()
+atexit.register(print, "written")
+leave(3)
+"""
+
+
+def test_one_of_several_processes_leaves_with_everything_written_and_nothing_taken_apart():
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "written\n", "")
+
+
 @pytest.fixture(scope="module")
 def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
