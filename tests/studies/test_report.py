@@ -380,9 +380,12 @@ def test_the_study_that_the_documentation_writes_answers_from_its_numbers(tmp_pa
 
 
 def test_the_table_of_the_documentation_names_every_study():
-    text = (DOCS / "paper" / "README.md").read_text(encoding="utf-8")
+    text, found = (DOCS / "paper" / "README.md").read_text(encoding="utf-8").split("## What was found")
     assert tuple(re.findall(r"^\| \W*`([\w-]+)`", text, re.MULTILINE)) == NAMES
     assert all(f"`vitrail paper run {name} --scale laptop`" in text for name in NAMES)
+    shown = re.findall(r"^\| \[`([\w-]+)`\]\(([\w-]+)\.md\)", found, re.MULTILINE)
+    pages = {page.stem for page in (DOCS / "paper").glob("*.md")} - {"README"}
+    assert {name for name, _ in shown} == {page for _, page in shown} == pages
 
 
 # Texts of the charts that are seen, which reach out of their drawing or into another text.
