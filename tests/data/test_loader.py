@@ -224,6 +224,16 @@ def test_data_that_has_gone_away_is_an_error_and_no_endless_search(photographs, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_a_last_batch_of_one_bad_picture_is_no_failure(photographs, workers):
+    some = photographs.only(range(9))
+    photographs.store.paths[8].write_bytes(b"bad")
+    loader = Loader(some, None, EVALUATION, batch_size=8, workers=workers, memory=0)
+    assert [len(batch.indices) for batch in loader.once()] == [8, 0]
+    assert set(loader.unreadable) == {some.name(8)}
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 3])
 def test_evaluation_sees_every_picture_once_in_order(photographs, workers, world):
     expected = torch.stack([EVALUATION(photographs.open(index)) for index in range(COUNT)])

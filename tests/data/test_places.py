@@ -11,11 +11,12 @@ from vitrail.data.chance import Chance, Chances
 from vitrail.data.crops import Fit, RandomResizedCrop, SimpleCrop
 from vitrail.data.decode import Decoded
 from vitrail.data.loader import Loader
-from vitrail.data.maps import MapFile, MapShape, key_of
+from vitrail.data.maps import MapFile, MapShape
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Training
 from vitrail.data.places import WHOLE, places, size_of
 from vitrail.data.randaugment import RandAugment
+from vitrail.data.records import key_of
 from vitrail.data.sources.files import Files
 from vitrail.data.sources.pixels import Pixels
 
@@ -95,9 +96,9 @@ def with_maps(pictures: Pictures, path) -> MapFile:
     file = MapFile(path, SHAPE)
     file.add(
         [key_of(pictures, index) for index in range(count)],
-        [size_of(pictures, index, True) for index in range(count)],
-        random.integers(0, 7, (count, 3, 4, 2)),
-        random.random((count, 3, 4, 2)),
+        size=[size_of(pictures, index, True) for index in range(count)],
+        classes=random.integers(0, 7, (count, 3, 4, 2)),
+        scores=random.random((count, 3, 4, 2)),
     )
     return file
 

@@ -17,7 +17,8 @@ from vitrail.data.sources import parts
 from vitrail.evaluation.probes import KINDS, Settings
 from vitrail.evaluation.probing import probe
 from vitrail.recipe import Data
-from vitrail.run.features import content_of_model, features, kept, remembered
+from vitrail.run import features as module
+from vitrail.run.features import Kept, content_of_model, features
 from vitrail.run.prepare import prepare
 
 PIPELINE = Preprocessing((16, 16), (16, 16))
@@ -119,48 +120,102 @@ def test_a_models_content_is_weights_configuration_and_preprocessing() -> None:
     assert same != content_of_model(model, PIPELINE)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "text", "other"])
+def test_only_new_and_changed_pictures_are_seen_again(folder: Path) -> None:
+    model = tiny()
+    seen = counted(model)
+    first = features(model, PIPELINE, prepare(Data(str(folder))).train, workers=0)
+    picture(folder / "train" / "red" / "more.png", COLOURS["red"], 99)
+    changed = folder / "train" / "blue" / "3.png"
+    picture(changed, (1, 2, 3), 5)
+    os.utime(changed, ns=(1, 1))
+    (folder / "train" / "green" / "0.png").unlink()
+    split = prepare(Data(str(folder))).train
+    again = features(model, PIPELINE, split, workers=0)
+    assert sum(seen) == 36 + 2
+    assert (len(again.values), again.cached) == (36, False)
+    fresh = features(tiny(), PIPELINE, split, workers=0, cache=False)
+    np.testing.assert_allclose(again.values, fresh.values, atol=1e-5)
+    assert len({row.tobytes() for row in again.values} & {row.tobytes() for row in first.values}) == 34
+    few = features(model, PIPELINE, split.only([30, 2, 17]), workers=0)  # another split of the same pictures
+    assert few.cached
+    assert np.array_equal(few.values, again.values[[30, 2, 17]])
+
+
+def test_a_stop_keeps_what_was_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 10)
+    split, model = prepare(Data(str(folder))).train, tiny()
+    seen = counted(model)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        features(model, PIPELINE, split, workers=0, progress=stop)
+    assert features(model, PIPELINE, split, workers=0).values.shape == (36, 16)
+    assert sum(seen) == 36
+
+
+@pytest.mark.parametrize("damage", ["flipped", "text", "other"])
 def test_a_damaged_cache_is_computed_again_and_said(folder: Path, tmp_path: Path, damage: str) -> None:
     split = prepare(Data(str(folder))).train
     first = features(tiny(), PIPELINE, split, workers=0)
     [file] = (tmp_path / "cache" / "vitrail" / "features").iterdir()
     content = bytearray(file.read_bytes())
-    if damage == "cut":
-        content = content[: len(content) // 2]
-    elif damage == "flipped":
-        content[len(content) // 2] ^= 1
+    if damage == "flipped":
+        content[-10] ^= 1
     elif damage == "text":
         content = bytearray(b"nothing")
     file.write_bytes(content)
     if damage == "other":
-        kept(file, np.zeros((35, 16), dtype=np.float32))
+        file.unlink()
+        assert Kept(file.with_name("other.float32")).add([b"k" * 16], np.zeros((1, 16), dtype=np.float32)) == ""
+        file.with_name("other.float32").rename(file)
     again = features(tiny(), PIPELINE, split, workers=0)
     assert not again.cached
     assert "damaged" in again.notes[0]
     assert "train split are computed again" in again.notes[0]
-    assert np.array_equal(first.values, again.values)
-    assert features(tiny(), PIPELINE, split, workers=0).cached
+    np.testing.assert_allclose(first.values, again.values, atol=1e-5)
+    whole = features(tiny(), PIPELINE, split, workers=0)
+    assert whole.cached
+    assert not whole.notes
+
+
+def test_a_cut_cache_keeps_what_is_whole(folder: Path, tmp_path: Path) -> None:
+    split, model = prepare(Data(str(folder))).train, tiny()
+    first = features(model, PIPELINE, split, workers=0)
+    [file] = (tmp_path / "cache" / "vitrail" / "features").iterdir()
+    os.truncate(file, file.stat().st_size - 3 * (16 + 8 + 16 * 4) - 5)
+    seen = counted(model)
+    again = features(model, PIPELINE, split, workers=0)
+    assert sum(seen) == 4  # three records, and one of which a part was there
+    np.testing.assert_allclose(first.values, again.values, atol=1e-5)
+    assert features(model, PIPELINE, split, workers=0).cached
 
 
 def test_no_byte_of_a_cache_can_change_unseen(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    keys: list[bytes | None] = [bytes([number]) * 16 for number in range(3)]
     place = tmp_path / "key.float32"
-    assert kept(place, values) == ""
+    assert Kept(place).add(keys, values) == ""
     content = place.read_bytes()
-    np.testing.assert_array_equal(remembered(place, 5)[0], values)
+    whole, read, said = Kept(place).read(keys)
+    assert (read.all(), said) == (True, "")
+    np.testing.assert_array_equal(whole, values)
     damaged = [content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :] for at in range(len(content))]
-    damaged += [content[:length] for length in range(len(content))] + [content + b"0", content + content]
+    damaged += [content[:length] for length in range(len(content))]
     for strange in (np.save, np.savez):
         with (tmp_path / "strange").open("wb") as file:
             strange(file, values)
         damaged.append((tmp_path / "strange").read_bytes())
     for wrong in damaged:
         place.write_bytes(wrong)
-        found, said = remembered(place, 5)
-        assert found is None
-        assert "is damaged" in said
+        found, read, said = Kept(place).read(keys)
+        assert not read.all()
+        assert all(np.array_equal(found[row], values[row]) for row in np.flatnonzero(read))
+        assert said == "" or "is damaged" in said
     place.with_name("other.float32").write_bytes(content)
-    assert remembered(place.with_name("other.float32"), 5)[0] is None  # of another model, or other pictures
+    assert not Kept(place.with_name("other.float32")).read(keys)[1].any()  # of another model
 
 
 def test_probes_fit_all_training_pictures_where_there_is_a_test_split(folder: Path, tmp_path: Path) -> None:

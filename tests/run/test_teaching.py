@@ -323,7 +323,7 @@ def test_words_about_a_teacher_need_one(capsys: pytest.CaptureFixture[str]) -> N
 # --- answers that are computed once ---
 
 
-def test_cached_answers_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_answers_are_asked_for_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     shown = Counted(monkeypatch)
     teacher()
     assert taught("--teacher-cache") == 0
@@ -334,8 +334,10 @@ def test_cached_answers_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> N
     first, second = (load_file(f"{run}/model.safetensors") for run in ("run", "again"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     picture(Path("photos/train/red/0.png"), (200, 10, 10), 1, 16)
-    assert main(["train", "photos", *again[:3], "--out", "third", *SHORT]) == 0
-    assert shown.pictures == 48
+    capsys.readouterr()
+    assert main(["train", "photos", *again[:3], "--out", "third", *(word for word in SHORT if word != "--quiet")]) == 0
+    assert "for 24 pictures: 1 asked for, the others from the cache" in capsys.readouterr().err
+    assert shown.pictures == 25  # the changed one alone
 
 
 def test_cached_answers_are_what_the_teacher_says_of_whole_pictures_in_our_order(

@@ -1,20 +1,11 @@
 """A teacher's score maps on disk: for every cell of every picture the likeliest classes, and how likely they are.
 
-The file begins with a line of JSON that says what the maps are; then come records of one length, one for each picture, in the
-order in which they were computed. It only ever grows: a kill leaves whole records and at most a part of one, which is cut off
-by the next who writes. A picture is known by its path, size and time of change, or by its bytes where it has no file of its own.
-
 h·w cells, k classes kept of each.
 """
 
-import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -22,9 +13,8 @@ from torch import Tensor
 
 from vitrail.data.pictures import Pictures
 from vitrail.data.preprocessing import Pair
+from vitrail.data.records import HEADER, LEAD, RecordFile, key_of
 
-HEADER = 1024  # bytes
-KEY = 16  # bytes that a picture is known by
 PLACE = 6  # numbers of a place
 
 
@@ -47,7 +37,7 @@ class MapShape:
         """One picture on disk."""
         cells = (*self.grid, self.top)
         number = "<u2" if self.classes <= 2**16 else "<i4"
-        return np.dtype([("key", f"V{KEY}"), ("size", "<i4", 2), ("classes", number, cells), ("scores", "<f2", cells)])
+        return np.dtype([*LEAD, ("size", "<i4", 2), ("classes", number, cells), ("scores", "<f2", cells)])
 
     @property
     def columns(self) -> int:
@@ -64,9 +54,13 @@ class MapShape:
 class Maps:
     """The maps of one split's pictures."""
 
-    shape: MapShape
+    file: "MapFile"
     records: np.ndarray  # of the file, not read before they are asked for
     rows: np.ndarray  # [n]: which record is a picture's
+
+    @property
+    def shape(self) -> MapShape:
+        return self.file.shape
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -78,35 +72,22 @@ class Maps:
     def columns(self, indices: np.ndarray, places: np.ndarray) -> Tensor:
         """What follows the label in the targets of these pictures, float32 [B, columns]."""
         found = self.records[self.rows[indices]]
-        if found["classes"].max(initial=0) >= self.shape.classes or not np.isfinite(found["scores"]).all():
-            where = getattr(self.records, "filename", "a file of score maps")
-            raise ValueError(f"{where} is damaged: delete it, and the maps are computed again")
+        if not self.file.whole(found).all():
+            raise ValueError(f"{self.file.path} is damaged: delete it, and the maps are computed again")
         parts = (places, found["classes"], found["scores"])
         return torch.from_numpy(np.concatenate([p.reshape(len(indices), -1).astype(np.float32) for p in parts], 1))
 
 
-class MapFile:
+class MapFile(RecordFile):
     """A file of maps, of one teacher."""
 
     def __init__(self, path: Path, shape: MapShape) -> None:
-        self.path, self.shape = path, shape
-        about = json.dumps({"vitrail": "score maps", **asdict(shape)}).encode()
-        self.header = about.ljust(HEADER - 1) + b"\n"
-        if path.is_file() and path.stat().st_size >= HEADER:
+        super().__init__(path, {"vitrail": "score maps", **asdict(shape)}, shape.record)
+        self.shape = shape
+        if not self.ours():
             with path.open("rb") as file:
-                found = file.read(HEADER)
-            if found != self.header:
-                raise ValueError(
-                    f"{path} holds {described(found)}, and {described(self.header)} are wanted: give another file"
-                )
-
-    def records(self) -> np.ndarray:
-        """All that is there."""
-        bytes_there = self.path.stat().st_size if self.path.is_file() else 0
-        count = max(0, bytes_there - HEADER) // self.shape.record.itemsize
-        if not count:
-            return np.zeros(0, self.shape.record)
-        return np.memmap(self.path, self.shape.record, "r", HEADER, (count,))
+                found = described(file.read(HEADER))
+            raise ValueError(f"{path} holds {found}, and {described(self.header)} are wanted: give another file")
 
     def lacking(self, pictures: Pictures) -> np.ndarray:
         """The pictures that have no map yet, int64 [m]."""
@@ -114,8 +95,7 @@ class MapFile:
 
     def found(self, pictures: Pictures) -> np.ndarray:
         """Which record is each picture's, [n]; -1 where there is none."""
-        known = {key.tobytes(): row for row, key in enumerate(self.records()["key"])}
-        return np.array([known.get(key_of(pictures, index), -1) for index in range(len(pictures))], dtype=np.int64)
+        return self.rows([key_of(pictures, index) for index in range(len(pictures))])
 
     def maps(self, pictures: Pictures) -> Maps:
         """The maps of these pictures, all of which must be there."""
@@ -126,33 +106,7 @@ class MapFile:
                 f"{self.path} has no map of {int((rows < 0).sum()):,} pictures, {pictures.name(first)} first: "
                 "could it not be read, or was it changed since?"
             )
-        return Maps(self.shape, self.records(), rows)
-
-    def add(self, keys: Sequence[bytes], sizes: Sequence[Pair], classes: np.ndarray, scores: np.ndarray) -> None:
-        """Maps of more pictures, [B, h, w, k]."""
-        records = np.zeros(len(keys), self.shape.record)
-        for row, key in enumerate(keys):
-            records["key"][row] = np.void(key)
-        records["size"], records["classes"], records["scores"] = sizes, classes, scores
-        with open(self.path, "ab") as file, alone_with(file):
-            there = file.seek(0, os.SEEK_END)
-            if there < HEADER:
-                file.truncate(0)
-                file.write(self.header)
-            else:
-                file.truncate(there - (there - HEADER) % self.shape.record.itemsize)
-            file.write(records.tobytes())
-
-
-@contextmanager
-def alone_with(file: BinaryIO) -> Iterator[None]:
-    """Others who write to the same file wait; the system lets go of it when the file is closed."""
-    with suppress(ImportError):  # not on Windows
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX)
-    yield
-    file.flush()
+        return Maps(self, self.records(), rows)
 
 
 def described(header: bytes) -> str:
@@ -163,13 +117,3 @@ def described(header: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         return "something else than score maps"
     return f"maps of {h}×{w} cells with the best {top} of {classes} classes"
-
-
-def key_of(pictures: Pictures, index: int) -> bytes:
-    """What a picture is known by, 16 bytes."""
-    store, item = pictures.store, int(pictures.items[index])
-    stamp = store.stamp(item)
-    if stamp is None:
-        return hashlib.blake2b(store.data(item), digest_size=KEY).digest()
-    named = f"{pictures.whole_name(index)}\0{stamp[0]}\0{stamp[1]}"
-    return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=KEY).digest()

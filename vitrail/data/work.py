@@ -131,7 +131,8 @@ class Work:
                 pixels[row] = found
                 kept.append(row)
         lost = len(unreadable)
-        failure = gone(unreadable) if lost > max(FEW, len(indices) // 2) or (lost and not kept) else None
+        nothing = bool(lost) and not kept and request.epoch is not None  # of a training batch
+        failure = gone(unreadable) if nothing or lost > max(FEW, len(indices) // 2) else None
         if len(kept) < len(indices):
             pixels, indices = pixels[kept], indices[kept]
         chances = Chances(self.seed, epoch, request.draws[kept])

@@ -1,4 +1,4 @@
-"""What a frozen model makes of a split, one vector for each picture: computed once, and kept in the user's cache directory.
+"""What a frozen model makes of pictures, one vector for each: computed once, and kept in the user's cache directory by picture.
 
 Features are what comes to the head: the vector of equation 4 (after the tanh layer where the model has pre-logits; after the
 projection for CLIP). A distilled model's two tokens stand side by side, [2 D], because its own answer is read from both.
@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.artifact import digest
-from vitrail.checkpoints.files.atomic import atomic
 from vitrail.data.audit.cache import directory
 from vitrail.data.loader import Loader
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.records import LEAD, RecordFile, about_of, key_of
 from vitrail.data.sources.pixels import Pixels
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
 
 Progress = Callable[[str, int, int], None]
-VERSION = 3  # another way to compute them is another number: old files are not misread
+VERSION = 4  # another way to compute them is another number: old files are not misread
 BATCH = 64
-SEAL = hashlib.sha256().digest_size  # bytes before the values
+WIDEST = 10_000_000  # numbers of a vector that a file is believed to hold
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,6 @@ def content_of_model(model: ViT | BiT, pipeline: Preprocessing) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)} {digest(tensor.cpu())}\n".encode())
     return found.hexdigest()
-
-
-def content_of_pictures(pictures: Pictures) -> str:
-    """Which pictures a split holds, in order: paths with size and time of change, or the bytes where these are not known."""
-    found = hashlib.sha256()
-    for index, item in enumerate(pictures.items):
-        try:
-            stamp = pictures.store.stamp(int(item))
-        except OSError:  # it is gone: computing the features says so
-            stamp = None
-        known = repr(stamp).encode() if stamp is not None else _bytes(pictures, int(item))
-        name = pictures.name(index) if stamp is None else pictures.whole_name(index)
-        found.update(name.encode("utf-8", "surrogatepass") + b"\0" + known + b"\0")
-    return found.hexdigest()
-
-
-def _bytes(pictures: Pictures, item: int) -> bytes:
-    try:
-        return hashlib.sha256(pictures.store.data(item)).digest()
-    except OSError:
-        return b"unreadable"
 
 
 def place_of(key: str) -> Path:
@@ -112,9 +91,14 @@ class Seen:
 
     values: np.ndarray  # float32 [n, D], in the order of the split; zeros for a picture that could not be read
     read: np.ndarray  # [n] whether it could
-    cached: bool
+    asked: int  # pictures whose values were not in the cache
     unreadable: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def cached(self) -> bool:
+        """Whether all of it was there."""
+        return not self.asked
 
 
 def once(
@@ -128,94 +112,118 @@ def once(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Seen:
-    """What a model gives for each picture of a split, from the cache where it is."""
-    place, notes = None, []
+    """What a model gives for each picture of a split: from the cache what is there, and the rest computed and kept."""
+    if not len(pictures):
+        raise ValueError(f"the {pictures.split} split holds no pictures")
+    kept, keys, notes = None, [], []
+    values, read = np.zeros((len(pictures), 0), dtype=np.float32), np.zeros(len(pictures), dtype=bool)
     if cache:
-        parts = [str(VERSION), what, identity, content_of_pictures(pictures), device.type]
-        place = place_of(hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
-        found, complaint = remembered(place, len(pictures))
-        if found is not None:
-            return Seen(found, np.ones(len(pictures), dtype=bool), True)
-        if complaint:
-            notes.append(f"{complaint}: the {what} of the {pictures.split} split are computed again")
-    values, read, unreadable = computed(model, pipeline, pictures, device, workers, progress, what)
-    if place is not None and not unreadable:  # what could not be read may be readable another time
-        complaint = kept(place, values, what)
-        notes += [complaint] if complaint else []
-    return Seen(values, read, False, dict(unreadable), tuple(notes))
+        key = hashlib.sha256("\n".join([str(VERSION), what, identity, device.type]).encode()).hexdigest()[:40]
+        keys, kept = keys_of(pictures), Kept(place_of(key))
+        values, read, complaint = kept.read(keys)
+        notes += [f"{complaint}: the {what} of the {pictures.split} split are computed again"] if complaint else []
+    lacking = np.flatnonzero(~read)
+    unreadable: dict[str, str] = {}
+    if len(lacking):
+        told = f"{what} of the {pictures.split} split"
+        for indices, part in computed(
+            model, pipeline, pictures.only(lacking), told, device, workers, progress, unreadable
+        ):
+            if not values.shape[1]:
+                values = np.zeros((len(pictures), part.shape[1]), dtype=np.float32)
+            values[lacking[indices]], read[lacking[indices]] = part, True
+            if kept is not None and (complaint := kept.add([keys[index] for index in lacking[indices]], part)):
+                notes.append(f"the {what} are not kept for another time: {complaint}")
+                kept = None  # the disk is full, or not ours: it is said once
+    if not read.any():
+        reason = next(iter(unreadable.values()), "")
+        raise ValueError(f"no picture of the {pictures.split} split could be read: {reason}")
+    return Seen(values, read, len(lacking), unreadable, tuple(notes))
 
 
-@torch.inference_mode()
 def computed(
     model: Callable[[Tensor], Tensor],
     pipeline: Preprocessing,
     pictures: Pictures,
+    told: str,  # what is computed, for progress and errors
     device: torch.device,
-    workers: int | None = None,
-    progress: Progress | None = None,
-    what: str = "features",
-) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
-    """Features [n, D] in the order of the split, which pictures could be read [n], and why the others could not."""
-    if not len(pictures):
-        raise ValueError(f"the {pictures.split} split holds no pictures")
+    workers: int | None,
+    progress: Progress | None,
+    unreadable: dict[str, str],  # gets those that cannot be read, and why
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batch after batch, which pictures [B] and what the model gives for them [B, D]."""
     if workers is None:
         few = isinstance(pictures.store, Pixels) or len(pictures) < BATCH
         workers = 0 if few else max(1, min(8, (os.cpu_count() or 1) // (1 if device.type == "cuda" else 2)))
     # Nothing is kept in memory for a second time: there is none.
     loader = Loader(pictures, None, Evaluation(pipeline), batch_size=BATCH, workers=workers, memory=0)
-    values, done = np.zeros((0, 0), dtype=np.float32), 0
-    read = np.zeros(len(pictures), dtype=bool)
+    done = 0
     try:
         for batch in loader.once():
             if len(batch.indices):
-                y: Tensor = model(pipeline.normalise(batch.pixels.to(device, non_blocking=True)))
+                with torch.inference_mode():
+                    y: Tensor = model(pipeline.normalise(batch.pixels.to(device, non_blocking=True)))
                 part = y.flatten(1).float().cpu().numpy()  # a distilled model's [B, 2, D] to [B, 2 D]
-                if not values.size:
-                    values = np.zeros((len(pictures), part.shape[1]), dtype=np.float32)
-                values[batch.indices.numpy()], read[batch.indices.numpy()] = part, True
+                if not np.isfinite(part).all():
+                    raise ValueError(f"the model gives {told} that are not finite")
                 done += len(batch.indices)
+                yield batch.indices.numpy(), part
             if progress:
-                progress(f"{what} of the {pictures.split} split", done + len(loader.unreadable), len(pictures))
+                progress(told, done + len(loader.unreadable), len(pictures))
     finally:
+        unreadable.update(loader.unreadable)
         loader.close()
-    if not read.any():
-        reason = next(iter(loader.unreadable.values()), "")
-        raise ValueError(f"no picture of the {pictures.split} split could be read: {reason}")
-    if not np.isfinite(values).all():
-        raise ValueError(f"the model gives {what} that are not finite for the {pictures.split} split")
-    return values, read, loader.unreadable
 
 
-def remembered(place: Path, count: int) -> tuple[np.ndarray | None, str]:
-    """Values from the cache, or none and what was wrong with the file."""
-    try:
-        content = np.fromfile(place, dtype=np.uint8)
-    except (FileNotFoundError, NotADirectoryError):
-        return None, ""
-    except OSError as error:
-        return None, f"{place} cannot be read ({error.strerror or error})"
-    body = content[SEAL:]
-    # Nothing is made of the bytes before all of them are known to be those that were written, under this name.
-    if content[:SEAL].tobytes() != seal(place, body) or not len(body) or len(body) % (4 * count):
-        return None, f"{place} is damaged (it does not hold the {count:,} vectors that were written)"
-    return body.view("<f4").reshape(count, -1), ""
+def keys_of(pictures: Pictures) -> list[bytes | None]:
+    """What every picture is known by; None where its file is gone, which computing says."""
+
+    def key(index: int) -> bytes | None:
+        try:
+            return key_of(pictures, index)
+        except OSError:
+            return None
+
+    return [key(index) for index in range(len(pictures))]
 
 
-def seal(place: Path, body: np.ndarray) -> bytes:
-    """What stands before the values: a checksum of them and of the name they are kept by."""
-    found = hashlib.sha256(place.name.encode())
-    found.update(body.data)
-    return found.digest()
+class Kept:
+    """Vectors in the user's cache directory, one for each picture that was seen."""
 
+    def __init__(self, place: Path) -> None:
+        self.place = place
 
-def kept(place: Path, values: np.ndarray, what: str = "features") -> str:
-    """Writes values to the cache, whole; gives a complaint where that is not possible, which is no reason to stop."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(place) as file:
-            body = np.ascontiguousarray(values, dtype="<f4")
-            file.write(seal(place, body))
-            file.write(body.data)
-    except OSError as error:
-        return f"the {what} are not kept for another time: {error}"
-    return ""
+    def file(self, width: int) -> RecordFile:
+        about = {"vitrail": "vectors", "of": self.place.stem, "width": width}
+        return RecordFile(self.place, about, np.dtype([*LEAD, ("values", "<f4", width)]))
+
+    def read(self, keys: list[bytes | None]) -> tuple[np.ndarray, np.ndarray, str]:
+        """What is there of these pictures [n, D], of which it is [n], and what was wrong with the file."""
+        nothing = np.zeros((len(keys), 0), dtype=np.float32), np.zeros(len(keys), dtype=bool)
+        try:
+            if not self.place.exists():
+                return *nothing, ""
+            width = (about_of(self.place) or {}).get("width")
+            if not isinstance(width, int) or not 0 < width <= WIDEST or not (file := self.file(width)).ours():
+                self.place.unlink()
+                return *nothing, f"{self.place} is damaged (it is not what was written there)"
+            rows = file.rows(keys)
+            found = np.flatnonzero(rows >= 0)
+            records = file.records()[rows[found]]
+        except OSError as error:
+            return *nothing, f"{self.place} cannot be read ({error.strerror or error})"
+        whole = file.whole(records)  # nothing is made of bytes before they are known to be those that were written
+        values, read = np.zeros((len(keys), width), dtype=np.float32), np.zeros(len(keys), dtype=bool)
+        values[found[whole]], read[found[whole]] = records["values"][whole], True
+        broken = int((~whole).sum())
+        return values, read, f"{self.place} is damaged ({broken:,} of {len(found):,} vectors)" if broken else ""
+
+    def add(self, keys: list[bytes | None], values: np.ndarray) -> str:
+        """Keeps vectors [B, D]; gives a complaint where that is not possible, which is no reason to stop."""
+        named = [row for row, key in enumerate(keys) if key is not None]
+        try:
+            self.place.parent.mkdir(parents=True, exist_ok=True)
+            self.file(values.shape[1]).add([key for key in keys if key is not None], values=values[named])
+        except OSError as error:
+            return str(error)
+        return ""

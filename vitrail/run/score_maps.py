@@ -13,16 +13,17 @@ import torch
 
 from vitrail.data.audit.cache import directory
 from vitrail.data.loader import Loader
-from vitrail.data.maps import MapFile, Maps, key_of
+from vitrail.data.maps import MapFile, Maps
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation
 from vitrail.data.places import size_of
+from vitrail.data.records import key_of
 from vitrail.data.sources.pixels import Pixels
 from vitrail.objectives.score_map import best, map_shape
 from vitrail.objectives.teacher import Teacher
 
 Progress = Callable[[str, int, int], None]
-VERSION = 1  # another way to compute them is another number: old files are not misread
+VERSION = 2  # another way to compute them is another number: old files are not misread
 BATCH = 64
 
 
@@ -64,6 +65,8 @@ def compute(
     done = 0
     try:
         for batch in loader.once():
+            if not len(batch.indices):  # none of it could be read
+                continue
             images = pipeline.normalise(batch.pixels.to(device, non_blocking=True))
             answers = teacher.maps(images, pipeline.mean, pipeline.std)
             if not answers.isfinite().all():
@@ -71,7 +74,8 @@ def compute(
             classes, scores = (each.cpu().numpy() for each in best(answers, shape.top))
             indices = lacking[batch.indices.numpy()].tolist()
             keys = [key_of(pictures, index) for index in indices]
-            file.add(keys, [size_of(pictures, index, turn) for index in indices], classes, scores)
+            sizes = [size_of(pictures, index, turn) for index in indices]
+            file.add(keys, size=sizes, classes=classes, scores=scores)
             done += len(indices)
             if progress:
                 progress("score maps of the teacher", done + len(loader.unreadable), len(lacking))

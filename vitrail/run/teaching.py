@@ -132,6 +132,8 @@ class WithTeacher(Run):
         for note in found.notes:
             self.tell(note)
         how = "from the cache" if found.cached else f"asked once, in {time.monotonic() - began:.1f} seconds"
+        if 0 < found.asked < len(train):
+            how = f"{found.asked:,} asked for, the others from the cache"
         self.tell(f"the teacher's {'features' if of_features else 'answers'} for {len(train):,} pictures: {how}")
         return found.values if of_features else teacher.sorted(torch.from_numpy(found.values)).numpy()
 
