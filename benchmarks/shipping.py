@@ -3,13 +3,13 @@
     python benchmarks/shipping.py                    everything
     python benchmarks/shipping.py --only predict     one contest
     python benchmarks/shipping.py --rounds 5 --merge 8
-    python benchmarks/shipping.py --only predict --models DeiT-Ti --int8     its exports in 8-bit integers take part
+    python benchmarks/shipping.py --only predict --int8 0 8     exports in 8-bit integers take part, with none and 8 tokens merged
 
 predict: a folder of JPEGs whose longer side is 500 pixels, to a CSV of answers. vitrail predict with the runtime that `auto`
 chose beforehand, with PyTorch, and with merged tokens, against timm (its transforms, a DataLoader with two workers, the eager
 model) and against transformers' image-classification pipeline: DeiT-Ti with its published weights, and S/16 with random ones.
-Each is ready in a process of its own. With --int8 DeiT-Ti's exports in 8-bit integers take part as well, calibrated on clothing
-and proven on the ImageNet samples.
+Each is ready in a process of its own. With --int8 exports in 8-bit integers take part as well, calibrated on clothing;
+DeiT-Ti's are proven on the ImageNet samples, and S/16's take part for their speed, since random weights have nothing to prove.
 
 cold: from the command to the first answer on the screen, in a fresh process each time: vitrail predict against transformers'
 pipeline.
@@ -81,10 +81,11 @@ def models(folder: Path, names: list[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def in_int8(model: str, folder: Path, merge: int) -> str:
+def in_int8(name: str, model: str, folder: Path, merge: int, form: str) -> str:
     """The same in 8-bit integers; the proof that it is still as right is printed."""
-    file = folder / f"int8-{merge}.onnx"
+    file = folder / f"{name.replace('/', '-')}-int8-{merge}.{form}"
     proof = ["--verify", str(SAMPLES), "--label-from", r"^(\d+)_", "--calibrate", str(CLOTHING / "train")]
+    proof += [] if name == "DeiT-Ti" else ["--force"]
     assert command(["export", model, str(file), "--int8", "--uint8", "--merge", str(merge), *proof]) == 0
     return str(file)
 
@@ -150,10 +151,12 @@ def predict(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "timm": ("timm", {"batch": options.batch}),
                 "transformers": ("transformers", {"batch": options.batch}),
             }
-            if options.int8 and name == "DeiT-Ti":
-                for merge in (0, options.merge):
-                    told = {"model": in_int8(files["model"], Path(place), merge), "runtime": "auto", "merge": 0}
-                    contests["vitrail, int8" + (f", --merge {merge}" if merge else "")] = ("vitrail", told)
+            for merge in options.int8 or ():
+                told = {"model": in_int8(name, files["model"], Path(place), merge, options.form)}
+                contests["vitrail, int8" + (f", merged {merge}" if merge else "")] = (
+                    "vitrail",
+                    told | {"runtime": "auto", "merge": 0},
+                )
             with ExitStack() as stack:
                 outs = {each: str(Path(place) / f"{number}.csv") for number, each in enumerate(contests)}
                 runs = {
@@ -251,7 +254,10 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=400)
     parser.add_argument("--batch", type=int, default=32, help="of timm and of transformers")
     parser.add_argument("--merge", type=int, default=8, metavar="R", help="tokens merged in each layer")
-    parser.add_argument("--int8", action="store_true", help="files in 8-bit integers take part in predict")
+    parser.add_argument(
+        "--int8", type=int, nargs="+", metavar="R", help="exports in 8-bit integers take part, with so many tokens merged"
+    )
+    parser.add_argument("--form", choices=("onnx", "xml"), default="xml", help="of these exports: ONNX Runtime's, OpenVINO's")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(f"vitrail {vitrail.__version__}")
