@@ -3,6 +3,7 @@
     python benchmarks/pretraining.py                 everything
     python benchmarks/pretraining.py --only mae      one contest
     python benchmarks/pretraining.py --rounds 5 --batch 8
+    python benchmarks/pretraining.py --only mae --compiled      ours through torch.compile takes part too
 
 mae: our masked autoencoder against transformers' ViTMAEForPreTraining with the same weights: a named size with our light
 decoder and with the published one (8 layers of 512), and what our recipe takes for photographs and for CIFAR-10; each also
@@ -17,6 +18,7 @@ Everybody takes turns, round after round, in one process; the ratios are of medi
 """
 
 import argparse
+import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,6 +41,7 @@ from vitrail.nn.embed import Patches
 from vitrail.objectives.dino import DINO, SelfDistillation
 from vitrail.objectives.draw import Draw
 from vitrail.objectives.mae import MAE, NOISE
+from vitrail.run.running import compile_task
 
 Step = Callable[[], float]
 
@@ -82,7 +85,7 @@ def labelled(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], T
     return lambda: F.cross_entropy(model(images), labels)
 
 
-def mae(size: str, batch: int, rounds: int) -> list[dict[str, Any]]:
+def mae(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, Any]]:
     """Targets: 1.2 of transformers, and with the light decoder 2.2 of the supervised step."""
     import transformers
 
@@ -116,11 +119,14 @@ def mae(size: str, batch: int, rounds: int) -> list[dict[str, Any]]:
             "transformers": trained(theirs, lambda theirs=theirs, images=images: theirs(images).loss),
             "supervised": trained(supervised := vitrail.build(**slots), labelled(supervised, images, labels)),
         }
+        if compiled:
+            compile_task(same_task := copy.deepcopy(task))
+            runs["vitrail, compiled"] = trained(same_task, masked(same_task, images))
         rows.append(row(f"MAE {name}, batch {count}", runs, count, rounds, first_loss=first))
     return rows
 
 
-def dino(size: str, batch: int, rounds: int) -> list[dict[str, Any]]:
+def dino(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, Any]]:
     """Target: 1.2 of vit-pytorch."""
     rows = []
     photographs = configure(size, classes=None), batch, 96
@@ -146,6 +152,13 @@ def dino(size: str, batch: int, rounds: int) -> list[dict[str, Any]]:
             "vit-pytorch": trained(theirs, lambda dino=theirs, x=large: dino(x), theirs.update_moving_average),
         }
         runs["vitrail, and small crops"] = trained(task, lambda ours=ours, small=small: ours(small), moved)
+        if compiled:
+            compile_task(again := copy.deepcopy(task))
+            runs["vitrail, compiled"] = trained(
+                again,
+                lambda ours=ours, again=again, none=none: ours(none, again),
+                lambda again=again: again.after_step(0),
+            )
         name = f"DINO {size if side == 224 else 'D=192 L=6'}, {side}², batch {batch}"
         rows.append(row(name, runs, batch, rounds, first_loss=first))
     return rows
@@ -212,7 +225,7 @@ def dino_pair(config: Any, large: Tensor) -> tuple[SelfDistillation, Any]:
     return task, theirs
 
 
-CONTESTS: dict[str, Callable[[str, int, int], list[dict[str, Any]]]] = {"mae": mae, "dino": dino}
+CONTESTS: dict[str, Callable[[str, int, int, bool], list[dict[str, Any]]]] = {"mae": mae, "dino": dino}
 
 
 def main() -> None:
@@ -221,9 +234,11 @@ def main() -> None:
     parser.add_argument("--size", default="S/16", help="of the encoder, at 224²")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--compiled", action="store_true", help="ours through torch.compile takes part too")
     options = parser.parse_args()
     torch.manual_seed(0)
-    rows = [each for name in options.only for each in CONTESTS[name](options.size, options.batch, options.rounds)]
+    settings = (options.size, options.batch, options.rounds, options.compiled)
+    rows = [each for name in options.only for each in CONTESTS[name](*settings)]
     whole = set(options.only) == set(CONTESTS)
     print(f"written to {measure.save('pretraining' if whole else 'pretraining-' + '-'.join(options.only), rows)}")
 

@@ -255,9 +255,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="of timm and of transformers")
     parser.add_argument("--merge", type=int, default=8, metavar="R", help="tokens merged in each layer")
     parser.add_argument(
-        "--int8", type=int, nargs="+", metavar="R", help="exports in 8-bit integers take part, with so many tokens merged"
+        "--int8",
+        type=int,
+        nargs="+",
+        metavar="R",
+        help="exports in 8-bit integers take part, with so many tokens merged",
     )
-    parser.add_argument("--form", choices=("onnx", "xml"), default="xml", help="of these exports: ONNX Runtime's, OpenVINO's")
+    parser.add_argument(
+        "--form", choices=("onnx", "xml"), default="xml", help="of these exports: ONNX Runtime's, OpenVINO's"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(f"vitrail {vitrail.__version__}")

@@ -27,6 +27,7 @@ from vitrail.models.build import build_from
 from vitrail.models.tuning import merged, tune
 from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
+from vitrail.nn.block import EncoderBlock
 from vitrail.objectives.task import Task
 from vitrail.recipe import Machine, Recipe, write_recipe
 from vitrail.run.lock import alone
@@ -98,10 +99,10 @@ class Run:
         if recipe.tune.startswith("lora") and team.world > 1 and team.parallel == "fsdp":
             raise ValueError("LoRA's matrices are too small to be sharded: use --parallel ddp")
         loader = self.loaders["training"] = self.training_loader()
-        if machine.compile:
-            model.compile()
         steps, per_epoch = recipe.length(loader.steps), loader.steps
         task = self.task(model, steps)
+        if machine.compile:
+            compile_task(task)
         plan = Plan(
             steps=steps,
             validate_every=max(1, round(recipe.validate_every * per_epoch)),
@@ -299,6 +300,13 @@ class Run:
             return ()
         settings, identity = to_json(self.recipe), read_json(self.directory / "run.json").get("id", self.directory.name)
         return (*self.listeners, *(TRACKERS[t](self.directory, identity, settings) for t in self.trackers))
+
+
+def compile_task(task: Task) -> None:
+    """`torch.compile` of every model in it, and of the blocks by themselves, for objectives that call a model part by part."""
+    for module in task.modules():
+        if isinstance(module, ViT | BiT | EncoderBlock):
+            module.compile()
 
 
 def fresh(recipe: Recipe) -> ViT | BiT:
