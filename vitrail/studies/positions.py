@@ -42,8 +42,9 @@ PAPER = {  # table 8: ViT-B/16 on JFT, ImageNet 5-shot linear
 }
 LIMITS = (
     "A small model on small pictures, trained from nothing and judged on the same classes; the paper's numbers are 5-shot scores "
-    "on ImageNet of a B/16 that was pre-trained on 300 million other pictures. With few patches there are few places to tell "
-    "apart, and differences of less than the intervals cannot be seen."
+    "on ImageNet of a B/16 that was pre-trained on 300 million other pictures. Relative positions are a learned number for each "
+    "head and 2-D offset here; the authors' are vectors for 1-D offsets that the query is multiplied with. With few patches "
+    "there are few places to tell apart, and differences of less than the intervals cannot be seen."
 )
 LARGE = (
     0.5  # of the gap to none: from there on kinds differ by more than the paper's do, whose spread is an eighth of it
