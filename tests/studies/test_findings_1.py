@@ -465,6 +465,14 @@ def test_few_shot_scores_stand_beside_the_fine_tuned_ones():
     assert [line.y for line in answer.charts[1].series if line.label == "ViT"] == [pytest.approx((0.40, 0.66))]
 
 
+def test_a_lead_that_only_shrinks_has_to_shrink_by_few_shots_too():
+    shrinking = (0.65, 0.88), (0.55, 0.85)
+    answer = of_sizes(*shrinking, shots=((0.50, 0.60), (0.40, 0.50)))
+    assert answer.agreement == "unclear"
+    assert answer.finding.endswith("), where it does not clearly shrink.")
+    assert of_sizes(*shrinking, shots=((0.50, 0.60), (0.40, 0.58))).agreement == "agrees"
+
+
 def test_scores_that_contradict_each_other_agree_with_nobody():
     answer = of_sizes((0.65, 0.85), (0.55, 0.88), shots=((0.40, 0.60), (0.50, 0.60)))
     assert answer.agreement == "unclear"
