@@ -315,6 +315,18 @@ def test_depth_and_width_gain_alike():
     assert "; depth and width do not differ clearly: +0.0 points" in answer.finding
 
 
+def test_what_clearly_loses_is_no_lack_of_difference():
+    answer = of_shapes(depth=0.77, width=0.80, patch=0.80)
+    assert answer.agreement == "disagrees"
+    assert answer.finding.startswith(
+        "Nothing gains on the base at this scale, and scaling does harm: depth −2.1 points"
+    )
+    assert "width −" not in answer.finding
+    answer = of_shapes(depth=0.74, width=0.79, patch=0.76)
+    assert "width loses least, −1.0 points" in answer.finding
+    assert "and depth most, −4.2 points" in answer.finding
+
+
 def test_nothing_gains_on_the_base():
     answer = of_shapes(depth=0.80, width=0.80, patch=0.80)
     assert answer.agreement == "no difference"

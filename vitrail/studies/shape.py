@@ -151,12 +151,15 @@ def found(shapes: Sequence[Shape], pictures: int | None) -> tuple[str, Agreement
     most, least = told_gain(gains[first]), told_gain(gains[last])
     spent = [f"{shape.compute:.2g}" for shape in sorted(top.values(), key=lambda shape: shape.compute)]
     at = spent[0] if spent[0] == spent[-1] else f"{spent[0]} to {spent[-1]}"
-    ranked = (
-        f"for each doubling of compute, at {at} times the base's, {first} gains most, {most}, and {last} least, {least}"
-    )
+    ends = ("gains most", "least") if fmean(gains[first]) >= 0 else ("loses least", "most")
+    ranked = f"for each doubling of compute, at {at} times the base's, {first} {ends[0]}, {most}, and {last} {ends[1]}, {least}"
     apart = difference(gains[DEPTH], gains[WIDTH])
-    changes = [difference(shape.tests, base.tests, pictures) for shape in top.values()]
-    if not any(change.clear and change.mean > 0 for change in changes):
+    changes = {name: difference(shape.tests, base.tests, pictures) for name, shape in top.items()}
+    if not any(change.clear and change.mean > 0 for change in changes.values()):
+        worse = [f"{name} {points(change)}" for name, change in changes.items() if change.clear]
+        if worse:
+            said = f"Nothing gains on the base at this scale, and scaling does harm: {', '.join(worse)}"
+            return f"{said}; {ranked}.", "disagrees"
         return f"No difference at this scale: nothing gains clearly on the base; {ranked}.", "no difference"
     if math.isnan(apart.low):
         said = f"too few seeds to tell depth from width, {points(apart)} apart"
