@@ -259,6 +259,15 @@ def test_what_goes_bad_is_left_out_named_and_not_cached(folder: Path) -> None:
     assert not features(tiny(), PIPELINE, split, workers=0).cached
 
 
+def test_many_that_were_left_out_are_left_out_again(folder: Path) -> None:
+    split = prepare(Data(str(folder))).train
+    for index in range(0, 36, 6):
+        Path(split.name(index)).write_bytes(b"gone")
+    for _ in range(2):  # the second time they are all that is not known yet
+        found = features(tiny(), PIPELINE, split, workers=0)
+        assert (len(found.values), len(found.unreadable)) == (30, 6)
+
+
 def test_every_probe_tells_colours_apart(folder: Path, tmp_path: Path) -> None:
     settings = Settings(neighbours=5, shots=(1, 5), draws=3)
     found = probe(saved(tmp_path), Data(str(folder)), tuple(KINDS), settings, workers=0)

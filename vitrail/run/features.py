@@ -24,6 +24,7 @@ from vitrail.data.pipeline import Evaluation
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.records import LEAD, RecordFile, about_of, key_of
 from vitrail.data.sources.pixels import Pixels
+from vitrail.data.work import FEW
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
@@ -127,7 +128,7 @@ def once(
     if len(lacking):
         told = f"{what} of the {pictures.split} split"
         for indices, part in computed(
-            model, pipeline, pictures.only(lacking), told, device, workers, progress, unreadable
+            model, pipeline, pictures.only(lacking), told, device, workers, progress, unreadable, int(read.sum())
         ):
             if not values.shape[1]:
                 values = np.zeros((len(pictures), part.shape[1]), dtype=np.float32)
@@ -150,13 +151,16 @@ def computed(
     workers: int | None,
     progress: Progress | None,
     unreadable: dict[str, str],  # gets those that cannot be read, and why
+    others: int,  # of the split, that were read before
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batch after batch, which pictures [B] and what the model gives for them [B, D]."""
     if workers is None:
         few = isinstance(pictures.store, Pixels) or len(pictures) < BATCH
         workers = 0 if few else max(1, min(8, (os.cpu_count() or 1) // (1 if device.type == "cuda" else 2)))
-    # Nothing is kept in memory for a second time: there is none.
-    loader = Loader(pictures, None, Evaluation(pipeline), batch_size=BATCH, workers=workers, memory=0)
+    # Nothing is kept in memory for a second time: there is none. What could not be read the last time comes in one batch now,
+    # and the data has not gone away if the others could.
+    few = max(FEW, others)
+    loader = Loader(pictures, None, Evaluation(pipeline), batch_size=BATCH, workers=workers, memory=0, few=few)
     done = 0
     try:
         for batch in loader.once():
