@@ -46,7 +46,9 @@ class Prepared:
 class Work:
     """Everything that is needed to make a batch, small enough to be sent to a worker: large memory is shared."""
 
-    def __init__(self, pictures: Pictures, prepare: Prepare, seed: int, weights: np.ndarray | None, most: int, few: int = FEW) -> None:
+    def __init__(
+        self, pictures: Pictures, prepare: Prepare, seed: int, weights: np.ndarray | None, most: int, few: int = FEW
+    ) -> None:
         self.prepare, self.seed, self.weights, self.few = prepare, seed, weights, few
         self.count, self.shards = len(pictures), pictures.shards
         self.array: Tensor | None = None  # [N, H, W, c], pictures that are pixels from the start

@@ -22,7 +22,7 @@ from vitrail.data.loader import Loader
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.records import LEAD, RecordFile, about_of, key_of
+from vitrail.data.records import LEAD, RecordFile, about_of, key_of, rows_of
 from vitrail.data.sources.pixels import Pixels
 from vitrail.data.work import FEW
 from vitrail.models.bit import BiT
@@ -30,8 +30,9 @@ from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
 
 Progress = Callable[[str, int, int], None]
-VERSION = 4  # another way to compute them is another number: old files are not misread
+VERSION = 5  # another way to compute them is another number: old files are not misread
 BATCH = 64
+AT_ONCE = 4096  # vectors that are read from the disk and held against their checksums
 WIDEST = 10_000_000  # numbers of a vector that a file is believed to hold
 
 
@@ -198,28 +199,33 @@ class Kept:
         self.place = place
 
     def file(self, width: int) -> RecordFile:
-        about = {"vitrail": "vectors", "of": self.place.stem, "width": width}
-        return RecordFile(self.place, about, np.dtype([*LEAD, ("values", "<f4", width)]))
+        record = np.dtype([*LEAD, ("values", "<f4", width)])
+        # The width is there twice, so that a file in which it has changed is known to be damaged.
+        about = {"vitrail": "vectors", "of": self.place.stem, "width": width, "bytes": record.itemsize}
+        return RecordFile(self.place, about, record)
 
     def read(self, keys: list[bytes | None]) -> tuple[np.ndarray, np.ndarray, str]:
         """What is there of these pictures [n, D], of which it is [n], and what was wrong with the file."""
         nothing = np.zeros((len(keys), 0), dtype=np.float32), np.zeros(len(keys), dtype=bool)
         try:
-            if not self.place.exists():
+            if not self.place.exists() or not self.place.stat().st_size:  # another process may be about to begin it
                 return *nothing, ""
             width = (about_of(self.place) or {}).get("width")
             if not isinstance(width, int) or not 0 < width <= WIDEST or not (file := self.file(width)).ours():
                 self.place.unlink()
                 return *nothing, f"{self.place} is damaged (it is not what was written there)"
-            rows = file.rows(keys)
-            found = np.flatnonzero(rows >= 0)
-            records = file.records()[rows[found]]
+            records = file.records()
         except OSError as error:
             return *nothing, f"{self.place} cannot be read ({error.strerror or error})"
-        whole = file.whole(records)  # nothing is made of bytes before they are known to be those that were written
+        rows = rows_of(records, keys)
+        found = np.flatnonzero(rows >= 0)
         values, read = np.zeros((len(keys), width), dtype=np.float32), np.zeros(len(keys), dtype=bool)
-        values[found[whole]], read[found[whole]] = records["values"][whole], True
-        broken = int((~whole).sum())
+        for start in range(0, len(found), AT_ONCE):
+            some = found[start : start + AT_ONCE]
+            part = records[rows[some]]
+            whole = file.whole(part)  # nothing is made of bytes before they are known to be those that were written
+            values[some[whole]], read[some[whole]] = part["values"][whole], True
+        broken = len(found) - int(read.sum())
         return values, read, f"{self.place} is damaged ({broken:,} of {len(found):,} vectors)" if broken else ""
 
     def add(self, keys: list[bytes | None], values: np.ndarray) -> str:
