@@ -218,7 +218,7 @@ def found(tests: Tests, shots: Tests, pictures: int | None) -> tuple[str, Agreem
     if opposed or {agreement, other} == {"agrees", "disagrees"}:
         return f"{told}, which contradicts it.", "unclear"
     behind = tuned_ends[1].clear and tuned_ends[1].mean > 0
-    if behind and agreement == "agrees" and other != "agrees":  # a lead that shrinks is half of the claim: both have to say so
+    if behind and agreement == "agrees" and other != "agrees":  # half of the claim: both have to say so
         return f"{told}, where it does not clearly shrink.", "unclear"
     return f"{told}.", agreement
 
