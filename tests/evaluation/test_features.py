@@ -1,5 +1,6 @@
 """Features of a frozen model: what they are, that they are computed once, and when they are computed again."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -261,6 +262,18 @@ def test_a_cache_that_cannot_be_written_is_said_and_nothing_is_lost(folder: Path
     found = features(tiny(), PIPELINE, split, workers=0)
     assert found.values.shape == (36, 16)
     assert "not kept for another time" in found.notes[0]
+
+
+def test_a_disk_that_knows_no_locks_keeps_features_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refused(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    split = prepare(Data(str(folder)), cache=False).train
+    assert not features(tiny(), PIPELINE, split, workers=0).notes
+    assert features(tiny(), PIPELINE, split, workers=0).cached
 
 
 def test_what_goes_bad_is_left_out_named_and_not_cached(folder: Path) -> None:

@@ -113,7 +113,7 @@ def rows_of(records: np.ndarray, keys: Sequence[bytes | None]) -> np.ndarray:
 @contextmanager
 def alone_with(file: BinaryIO) -> Iterator[None]:
     """Others who write to the same file wait; the system lets go of it when the file is closed."""
-    with suppress(ImportError):  # not on Windows
+    with suppress(ImportError, OSError):  # not on Windows, nor on every network's disks: there checksums have to do
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX)
