@@ -1,5 +1,6 @@
 """Features of a frozen model: what they are, that they are computed once, and when they are computed again."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -12,8 +13,10 @@ import vitrail
 from tests.run.test_train import COLOURS, picture
 from vitrail.cli import main
 from vitrail.cli import probing as options
+from vitrail.data.pictures import Pictures
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources import parts
+from vitrail.data.sources.pixels import Pixels
 from vitrail.evaluation.probes import KINDS, Settings
 from vitrail.evaluation.probing import probe
 from vitrail.recipe import Data
@@ -156,7 +159,7 @@ def test_a_stop_keeps_what_was_computed(folder: Path, monkeypatch: pytest.Monkey
     assert sum(seen) == 36
 
 
-@pytest.mark.parametrize("damage", ["flipped", "text", "other"])
+@pytest.mark.parametrize("damage", ["flipped", "width", "text", "other"])
 def test_a_damaged_cache_is_computed_again_and_said(folder: Path, tmp_path: Path, damage: str) -> None:
     split = prepare(Data(str(folder))).train
     first = features(tiny(), PIPELINE, split, workers=0)
@@ -164,6 +167,8 @@ def test_a_damaged_cache_is_computed_again_and_said(folder: Path, tmp_path: Path
     content = bytearray(file.read_bytes())
     if damage == "flipped":
         content[-10] ^= 1
+    elif damage == "width":
+        content[content.index(b'"width": 16') + 10] ^= 1
     elif damage == "text":
         content = bytearray(b"nothing")
     file.write_bytes(content)
@@ -179,6 +184,17 @@ def test_a_damaged_cache_is_computed_again_and_said(folder: Path, tmp_path: Path
     whole = features(tiny(), PIPELINE, split, workers=0)
     assert whole.cached
     assert not whole.notes
+
+
+def test_a_cache_that_another_process_is_about_to_begin_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    split = prepare(Data(str(folder))).train
+    features(tiny(), PIPELINE, split, workers=0)
+    [file] = (tmp_path / "cache" / "vitrail" / "features").iterdir()
+    os.truncate(file, 0)
+    number = file.stat().st_ino
+    assert not features(tiny(), PIPELINE, split, workers=0).notes
+    assert file.stat().st_ino == number
+    assert features(tiny(), PIPELINE, split, workers=0).cached
 
 
 def test_a_cut_cache_keeps_what_is_whole(folder: Path, tmp_path: Path) -> None:
@@ -248,6 +264,18 @@ def test_a_cache_that_cannot_be_written_is_said_and_nothing_is_lost(folder: Path
     assert "not kept for another time" in found.notes[0]
 
 
+def test_a_disk_that_knows_no_locks_keeps_features_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refused(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    split = prepare(Data(str(folder)), cache=False).train
+    assert not features(tiny(), PIPELINE, split, workers=0).notes
+    assert features(tiny(), PIPELINE, split, workers=0).cached
+
+
 def test_what_goes_bad_is_left_out_named_and_not_cached(folder: Path) -> None:
     split = prepare(Data(str(folder))).train
     bad = Path(split.name(7))
@@ -257,6 +285,25 @@ def test_what_goes_bad_is_left_out_named_and_not_cached(folder: Path) -> None:
     assert list(found.unreadable) == [str(bad)]
     assert np.array_equal(found.targets, np.delete(split.targets, 7))
     assert not features(tiny(), PIPELINE, split, workers=0).cached
+
+
+def test_many_that_were_left_out_are_left_out_again(folder: Path) -> None:
+    split = prepare(Data(str(folder))).train
+    for index in range(0, 36, 6):
+        Path(split.name(index)).write_bytes(b"gone")
+    for _ in range(2):  # the second time they are all that is not known yet
+        found = features(tiny(), PIPELINE, split, workers=0)
+        assert (len(found.values), len(found.unreadable)) == (30, 6)
+
+
+def test_the_same_bytes_in_another_shape_are_another_picture() -> None:
+    content = np.random.default_rng(0).integers(0, 256, (3, 32 * 8), dtype=np.uint8)
+    for shape in ((32, 8), (8, 32)):
+        store = Pixels(content.reshape(3, *shape), ((0, "pixels"),))
+        split = Pictures(store, np.arange(3), np.zeros(3, dtype=np.int64), ("one",))
+        found = features(tiny(), PIPELINE, split, workers=0)
+        expected = features(tiny(), PIPELINE, split, workers=0, cache=False)
+        np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
 
 
 def test_every_probe_tells_colours_apart(folder: Path, tmp_path: Path) -> None:

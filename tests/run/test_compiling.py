@@ -51,3 +51,17 @@ def test_every_method_is_compiled_and_computes_the_same(method: str, monkeypatch
     assert counters["stats"]["unique_graphs"] >= 1
     assert not counters["graph_break"]
     torch.testing.assert_close(compiled, plain)
+
+
+def test_every_rate_of_stochastic_depth_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    torch.compiler.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = vitrail.build(None, patch=4, width=16, depth=12, heads=2, classes=None, image_size=16, stochastic_depth=0.2)
+    task = MAE().build(model, 10).train()
+    compile_task(task)
+    task(torch.randn(2, 3, 16, 16), None, Draw(0, 0, 0, 2, 2, CPU))
+    assert counters["stats"]["unique_graphs"] > 12  # and those of the decoder, which has no stochastic depth
+    assert not counters["unimplemented"]

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,20 @@ def test_a_stop_keeps_what_was_computed(photos: Path, teacher: Teacher, monkeypa
         compute(teacher, Path("some.maps"), pictures, 2, True, CPU, workers=0, progress=stop)
     assert len(MapFile(Path("some.maps"), map_shape(teacher, 2)).lacking(pictures)) == 4
     assert compute(teacher, Path("some.maps"), pictures, 2, True, CPU, workers=0) == 4
+
+
+def test_a_picture_that_changes_while_it_is_seen_has_no_map(
+    photos: Path, teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures, maps = read(str(photos)).splits["train"], Teacher.maps
+
+    def changed(self: Teacher, *arguments: Any) -> torch.Tensor:
+        picture(photos / "train" / "red" / "0.png", COLOURS["blue"], 5, 16)
+        return maps(self, *arguments)
+
+    monkeypatch.setattr(Teacher, "maps", changed)
+    compute(teacher, Path("some.maps"), pictures, 2, True, CPU, workers=0)
+    assert len(MapFile(Path("some.maps"), map_shape(teacher, 2)).lacking(pictures)) == 1
 
 
 def trained(out: str, *more: str) -> Recipe:

@@ -14,7 +14,7 @@ from vitrail.data.order import balanced, checked
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation, Prepare, Training
 from vitrail.data.places import places
-from vitrail.data.work import Prepared, Request, Work
+from vitrail.data.work import FEW, Prepared, Request, Work
 from vitrail.data.workers import Crew
 
 
@@ -34,6 +34,7 @@ class Loader:
     picture or each class, or "balanced", draw with replacement. `memory` is how many bytes of decoded pictures may be kept;
     None for two gigabytes, or a quarter of what is free, over all processes. Only `weights` change what a batch holds.
     `unreadable` has the names of pictures that could not be read, with the reason: in an epoch another takes their place.
+    More than `few` of one batch, and more than half of it, are an error: the data has gone away.
     With a teacher's `maps`, targets are the label, the place of the sample in its picture, and the picture's map, in columns.
     """
 
@@ -54,6 +55,7 @@ class Loader:
         start_method: str | None = None,
         progress: Progress | None = None,
         maps: Maps | None = None,
+        few: int = FEW,
     ) -> None:
         found = np.asarray(pictures.targets if targets is None else targets)
         if len(found) != len(pictures):
@@ -81,7 +83,7 @@ class Loader:
         self.targets = torch.from_numpy(found.astype(np.int64 if found.ndim == 1 else np.float32))
         self.unreadable: dict[str, str] = {}
         most = budget() // world if memory is None else memory  # the processes of a machine each keep their own
-        self._work = Work(pictures, prepare, seed, weights, most)
+        self._work = Work(pictures, prepare, seed, weights, most, few)
         self._shares = _Shares(self._work, batch_size, rank, world, epochs)
         self._workers, self._method, self._progress = workers, start_method, progress
         self._running: _Running | None = None

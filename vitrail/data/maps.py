@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.data.pictures import Pictures
 from vitrail.data.preprocessing import Pair
-from vitrail.data.records import HEADER, LEAD, RecordFile, key_of
+from vitrail.data.records import HEADER, LEAD, RecordFile, key_of, rows_of
 
 PLACE = 6  # numbers of a place
 
@@ -91,22 +91,24 @@ class MapFile(RecordFile):
 
     def lacking(self, pictures: Pictures) -> np.ndarray:
         """The pictures that have no map yet, int64 [m]."""
-        return np.flatnonzero(self.found(pictures) < 0)
+        return np.flatnonzero(self.found(pictures).rows < 0)
 
-    def found(self, pictures: Pictures) -> np.ndarray:
-        """Which record is each picture's, [n]; -1 where there is none."""
-        return self.rows([key_of(pictures, index) for index in range(len(pictures))])
+    def found(self, pictures: Pictures) -> Maps:
+        """The maps that are there; a picture's row is -1 where there is none."""
+        records = self.records()
+        return Maps(self, records, rows_of(records, [key_of(pictures, index) for index in range(len(pictures))]))
 
     def maps(self, pictures: Pictures) -> Maps:
         """The maps of these pictures, all of which must be there."""
-        rows = self.found(pictures)
+        found = self.found(pictures)
+        rows = found.rows
         if (rows < 0).any():
             first = int(np.flatnonzero(rows < 0)[0])
             raise OSError(
                 f"{self.path} has no map of {int((rows < 0).sum()):,} pictures, {pictures.name(first)} first: "
                 "could it not be read, or was it changed since?"
             )
-        return Maps(self, self.records(), rows)
+        return found
 
 
 def described(header: bytes) -> str:

@@ -2,7 +2,7 @@
 
 The file begins with a line of JSON that says what the records are; then they follow in the order in which they were made. It
 only ever grows: a kill leaves whole records and at most a part of one, which is cut off by the next who writes. A picture is
-known by its path, size and time of change, or by its bytes where it has no file of its own; the last record of a picture counts.
+known by its path, size and time of change, or by its pixels where it has no file of its own; the last record of a picture counts.
 """
 
 import hashlib
@@ -27,7 +27,9 @@ def key_of(pictures: Pictures, index: int) -> bytes:
     store, item = pictures.store, int(pictures.items[index])
     stamp = store.stamp(item)
     if stamp is None:
-        return hashlib.blake2b(store.data(item), digest_size=KEY).digest()
+        with store.open(item) as image:  # the same bytes are another picture at another width
+            shape = f"{image.mode} {image.size}\0".encode()
+        return hashlib.blake2b(shape + store.data(item), digest_size=KEY).digest()
     named = f"{pictures.whole_name(index)}\0{stamp[0]}\0{stamp[1]}"
     return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=KEY).digest()
 
@@ -68,11 +70,6 @@ class RecordFile:
             return np.zeros(0, self.record)
         return np.memmap(self.path, self.record, "r", HEADER, (count,))
 
-    def rows(self, keys: Sequence[bytes | None]) -> np.ndarray:
-        """Which record is each picture's, [n]; -1 where there is none."""
-        known = {key: row for row, key in enumerate(self.records()["key"].tolist())}
-        return np.array([known.get(key, -1) for key in keys], dtype=np.int64)
-
     def add(self, keys: Sequence[bytes], **fields: Any) -> None:
         """Records of more pictures."""
         records = np.zeros(len(keys), self.record)
@@ -107,10 +104,16 @@ class RecordFile:
         return np.array([found == right for found, right in sealed], dtype=bool)
 
 
+def rows_of(records: np.ndarray, keys: Sequence[bytes | None]) -> np.ndarray:
+    """Which of these records is each picture's, [n]; -1 where there is none. Another look at the file may find others."""
+    known = {key: row for row, key in enumerate(records["key"].tolist())}
+    return np.array([known.get(key, -1) for key in keys], dtype=np.int64)
+
+
 @contextmanager
 def alone_with(file: BinaryIO) -> Iterator[None]:
     """Others who write to the same file wait; the system lets go of it when the file is closed."""
-    with suppress(ImportError):  # not on Windows
+    with suppress(ImportError, OSError):  # not on Windows, nor on every network's disks: there checksums have to do
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX)

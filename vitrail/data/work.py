@@ -46,8 +46,10 @@ class Prepared:
 class Work:
     """Everything that is needed to make a batch, small enough to be sent to a worker: large memory is shared."""
 
-    def __init__(self, pictures: Pictures, prepare: Prepare, seed: int, weights: np.ndarray | None, most: int) -> None:
-        self.prepare, self.seed, self.weights = prepare, seed, weights
+    def __init__(
+        self, pictures: Pictures, prepare: Prepare, seed: int, weights: np.ndarray | None, most: int, few: int = FEW
+    ) -> None:
+        self.prepare, self.seed, self.weights, self.few = prepare, seed, weights, few
         self.count, self.shards = len(pictures), pictures.shards
         self.array: Tensor | None = None  # [N, H, W, c], pictures that are pixels from the start
         self.items: np.ndarray | None = None
@@ -132,7 +134,7 @@ class Work:
                 kept.append(row)
         lost = len(unreadable)
         nothing = bool(lost) and not kept and request.epoch is not None  # of a training batch
-        failure = gone(unreadable) if nothing or lost > max(FEW, len(indices) // 2) else None
+        failure = gone(unreadable) if nothing or lost > max(self.few, len(indices) // 2) else None
         if len(kept) < len(indices):
             pixels, indices = pixels[kept], indices[kept]
         chances = Chances(self.seed, epoch, request.draws[kept])

@@ -22,15 +22,17 @@ from vitrail.data.loader import Loader
 from vitrail.data.pictures import Pictures
 from vitrail.data.pipeline import Evaluation
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.records import LEAD, RecordFile, about_of, key_of
+from vitrail.data.records import LEAD, RecordFile, about_of, key_of, rows_of
 from vitrail.data.sources.pixels import Pixels
+from vitrail.data.work import FEW
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
 from vitrail.models.written import to_json
 
 Progress = Callable[[str, int, int], None]
-VERSION = 4  # another way to compute them is another number: old files are not misread
+VERSION = 5  # another way to compute them is another number: old files are not misread
 BATCH = 64
+AT_ONCE = 4096  # vectors that are read from the disk and held against their checksums
 WIDEST = 10_000_000  # numbers of a vector that a file is believed to hold
 
 
@@ -127,7 +129,7 @@ def once(
     if len(lacking):
         told = f"{what} of the {pictures.split} split"
         for indices, part in computed(
-            model, pipeline, pictures.only(lacking), told, device, workers, progress, unreadable
+            model, pipeline, pictures.only(lacking), told, device, workers, progress, unreadable, int(read.sum())
         ):
             if not values.shape[1]:
                 values = np.zeros((len(pictures), part.shape[1]), dtype=np.float32)
@@ -150,13 +152,16 @@ def computed(
     workers: int | None,
     progress: Progress | None,
     unreadable: dict[str, str],  # gets those that cannot be read, and why
+    others: int,  # of the split, that were read before
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batch after batch, which pictures [B] and what the model gives for them [B, D]."""
     if workers is None:
         few = isinstance(pictures.store, Pixels) or len(pictures) < BATCH
         workers = 0 if few else max(1, min(8, (os.cpu_count() or 1) // (1 if device.type == "cuda" else 2)))
-    # Nothing is kept in memory for a second time: there is none.
-    loader = Loader(pictures, None, Evaluation(pipeline), batch_size=BATCH, workers=workers, memory=0)
+    # Nothing is kept in memory for a second time: there is none. What could not be read the last time comes in one batch now,
+    # and the data has not gone away if the others could.
+    few = max(FEW, others)
+    loader = Loader(pictures, None, Evaluation(pipeline), batch_size=BATCH, workers=workers, memory=0, few=few)
     done = 0
     try:
         for batch in loader.once():
@@ -194,28 +199,33 @@ class Kept:
         self.place = place
 
     def file(self, width: int) -> RecordFile:
-        about = {"vitrail": "vectors", "of": self.place.stem, "width": width}
-        return RecordFile(self.place, about, np.dtype([*LEAD, ("values", "<f4", width)]))
+        record = np.dtype([*LEAD, ("values", "<f4", width)])
+        # The width is there twice, so that a file in which it has changed is known to be damaged.
+        about = {"vitrail": "vectors", "of": self.place.stem, "width": width, "bytes": record.itemsize}
+        return RecordFile(self.place, about, record)
 
     def read(self, keys: list[bytes | None]) -> tuple[np.ndarray, np.ndarray, str]:
         """What is there of these pictures [n, D], of which it is [n], and what was wrong with the file."""
         nothing = np.zeros((len(keys), 0), dtype=np.float32), np.zeros(len(keys), dtype=bool)
         try:
-            if not self.place.exists():
+            if not self.place.exists() or not self.place.stat().st_size:  # another process may be about to begin it
                 return *nothing, ""
             width = (about_of(self.place) or {}).get("width")
             if not isinstance(width, int) or not 0 < width <= WIDEST or not (file := self.file(width)).ours():
                 self.place.unlink()
                 return *nothing, f"{self.place} is damaged (it is not what was written there)"
-            rows = file.rows(keys)
-            found = np.flatnonzero(rows >= 0)
-            records = file.records()[rows[found]]
+            records = file.records()
         except OSError as error:
             return *nothing, f"{self.place} cannot be read ({error.strerror or error})"
-        whole = file.whole(records)  # nothing is made of bytes before they are known to be those that were written
+        rows = rows_of(records, keys)
+        found = np.flatnonzero(rows >= 0)
         values, read = np.zeros((len(keys), width), dtype=np.float32), np.zeros(len(keys), dtype=bool)
-        values[found[whole]], read[found[whole]] = records["values"][whole], True
-        broken = int((~whole).sum())
+        for start in range(0, len(found), AT_ONCE):
+            some = found[start : start + AT_ONCE]
+            part = records[rows[some]]
+            whole = file.whole(part)  # nothing is made of bytes before they are known to be those that were written
+            values[some[whole]], read[some[whole]] = part["values"][whole], True
+        broken = len(found) - int(read.sum())
         return values, read, f"{self.place} is damaged ({broken:,} of {len(found):,} vectors)" if broken else ""
 
     def add(self, keys: list[bytes | None], values: np.ndarray) -> str:

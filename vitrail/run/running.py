@@ -304,9 +304,12 @@ class Run:
 
 def compile_task(task: Task) -> None:
     """`torch.compile` of every model in it, and of the blocks by themselves, for objectives that call a model part by part."""
-    for module in task.modules():
-        if isinstance(module, ViT | BiT | EncoderBlock):
-            module.compile()
+    found = [module for module in task.modules() if isinstance(module, ViT | BiT | EncoderBlock)]
+    # Blocks share one piece of code, and each rate of stochastic depth is another graph of it: PyTorch gives up after eight.
+    settings = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, 4 * len(found))
+    for module in found:
+        module.compile()
 
 
 def fresh(recipe: Recipe) -> ViT | BiT:

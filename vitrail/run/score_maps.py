@@ -56,6 +56,8 @@ def compute(
     lacking = file.lacking(pictures)
     if not len(lacking):
         return 0
+    # Known before they are read: one that changes meanwhile is another.
+    keys = [key_of(pictures, index) for index in lacking.tolist()]
     size = teacher.preprocessing.size
     pipeline = replace(teacher.preprocessing, fit="squash", resize=size, turn=turn)
     if workers is None:
@@ -73,9 +75,8 @@ def compute(
                 raise ValueError("the teacher gives score maps that are not finite: is its file whole?")
             classes, scores = (each.cpu().numpy() for each in best(answers, shape.top))
             indices = lacking[batch.indices.numpy()].tolist()
-            keys = [key_of(pictures, index) for index in indices]
             sizes = [size_of(pictures, index, turn) for index in indices]
-            file.add(keys, size=sizes, classes=classes, scores=scores)
+            file.add([keys[place] for place in batch.indices.tolist()], size=sizes, classes=classes, scores=scores)
             done += len(indices)
             if progress:
                 progress("score maps of the teacher", done + len(loader.unreadable), len(lacking))
