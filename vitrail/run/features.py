@@ -156,12 +156,12 @@ def computed(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batch after batch, which pictures [B] and what the model gives for them [B, D]."""
     if workers is None:
-        few = isinstance(pictures.store, Pixels) or len(pictures) < BATCH
-        workers = 0 if few else max(1, min(8, (os.cpu_count() or 1) // (1 if device.type == "cuda" else 2)))
+        quick = isinstance(pictures.store, Pixels) or len(pictures) < BATCH
+        workers = 0 if quick else max(1, min(8, (os.cpu_count() or 1) // (1 if device.type == "cuda" else 2)))
     # Nothing is kept in memory for a second time: there is none. What could not be read the last time comes in one batch now,
     # and the data has not gone away if the others could.
-    few = max(FEW, others)
-    loader = Loader(pictures, None, Evaluation(pipeline), batch_size=BATCH, workers=workers, memory=0, few=few)
+    few, seen = max(FEW, others), Evaluation(pipeline)
+    loader = Loader(pictures, None, seen, batch_size=BATCH, workers=workers, memory=0, few=few)
     done = 0
     try:
         for batch in loader.once():
