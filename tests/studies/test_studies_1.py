@@ -119,7 +119,7 @@ def test_the_table_of_positions_has_the_papers_numbers(ran):
 @pytest.mark.parametrize(
     ("name", "cells"),
     [
-        ("positions", 8 * (2 + 3)),
+        ("positions", 8 * (3 + 3)),
         ("head", 2 * 5 * 3 + 2 * 3),
         ("original-transformer", 5 * (4 + 3)),
         ("shape", 13 * (2 + 3)),
