@@ -72,16 +72,18 @@ def collapse(
     if any(math.isinf(number(history[0], key)) for key in ("spread", "rank")):
         return None  # there is nothing to hold the others against
     told = silent(history[0], seen, objective or {}) if method == "dino" else None
-    if told is None and alike(history[0], seen) and (method == "dino" or stuck(seen)):
-        told = (ALIKE_TAUGHT if method == "dino" else ALIKE), ""
+    if told is None and method == "dino" and alike(history[0], seen):
+        told = ALIKE_TAUGHT, ""
+    if told is None and method != "dino" and lost(history[0], seen):
+        told = ALIKE, ""
     return Collapse(told[0], told[1] or slower(lr), int(last["step"])) if told else None
 
 
 def silent(start: Record, seen: Sequence[Record], objective: Mapping[str, Any]) -> tuple[str, str] | None:
     """Why a teacher's answers no longer tell one picture from another, and what to set; an empty advice is the rate's."""
     last, recent = seen[-1], seen[-IN_A_ROW:]
-    fewer = median(map(rank, recent)) < FEWER_DIRECTIONS * rank(start)
-    closer = fewer or median(map(spread, recent)) < LITTLE_SPREAD * spread(start)
+    closer = median(map(rank, recent)) < FEWER_DIRECTIONS * rank(start)
+    closer = closer or median(map(spread, recent)) < LITTLE_SPREAD * spread(start)
     undecided = entropy(start) > 0.99  # before any step: only a temperature does that
     times = IN_A_ROW if undecided or telling(start) >= LITTLE else AT_FIRST
     nothing = low(seen, telling, LITTLE if closer else NOTHING, times)
@@ -104,8 +106,22 @@ def silent(start: Record, seen: Sequence[Record], objective: Mapping[str, Any]) 
 
 def alike(start: Record, seen: Sequence[Record]) -> bool:
     """Whether the features have lost almost all of their spread, and most of their directions."""
-    few = all(rank(row) < FEW_DIRECTIONS * rank(start) for row in seen[-IN_A_ROW:])
-    return few and low(seen, spread, LITTLE_SPREAD * spread(start))
+    return fewer(start, seen) and low(seen, spread, LITTLE_SPREAD * spread(start))
+
+
+def lost(start: Record, seen: Sequence[Record]) -> bool:
+    """The same of a run that has no teacher, and whose loss falls no longer: then no spread is on its way up.
+
+    Where the rate is far too high, features are thrown about from step to step: the middle one of a few validations counts.
+    """
+    recent = seen[-IN_A_ROW:]
+    close = len(recent) == IN_A_ROW and median(map(spread, recent)) < LITTLE_SPREAD * spread(start)
+    return close and fewer(start, seen) and stuck(seen)
+
+
+def fewer(start: Record, seen: Sequence[Record]) -> bool:
+    """Whether most directions are gone."""
+    return all(rank(row) < FEW_DIRECTIONS * rank(start) for row in seen[-IN_A_ROW:])
 
 
 def low(seen: Sequence[Record], value: Callable[[Record], float], below: float, times: int = IN_A_ROW) -> bool:
