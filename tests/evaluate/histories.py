@@ -1,6 +1,6 @@
 """What tiny runs found at their validations (2 to 3 layers, 32 to 48 wide, batches of 24 to 64; CIFAR-10 or digits).
 
-One is of Fashion-MNIST as its recipe has it.
+One is of Fashion-MNIST and one of CIFAR-10 as the recipe has it.
 
 Each row is step, loss, spread, rank, and of DINO the teacher's entropy and diversity; the first is of before the first step.
 """
@@ -31,6 +31,7 @@ COLLAPSED = {  # and why
     "dino-recipe-fast": "rate",  # DINO, digits as the recipe has them, a hundred times the rate
     "mae-fast": "rate, without a teacher",  # MAE, CIFAR-10, a hundred times the rate
     "mae-faster": "rate, without a teacher",  # MAE, Fashion-MNIST as the recipe has it, 0.3: a mean's loss is reached late
+    "mae-thrown": "rate, without a teacher",  # MAE, CIFAR-10 as the recipe has it, 0.3: its features are thrown about
 }
 
 ROWS = {
@@ -313,6 +314,18 @@ ROWS = {
         320 0.9961 0.0322 4.97
         360 0.9948 0.0314 5.06
         400 0.9953 0.0313 5.07
+    """,
+    "mae-thrown": """
+        0 1.8106 0.3600 39.36
+        15 1.3655 0.0224 9.67
+        30 0.9761 0.0391 11.15
+        45 0.9451 0.0366 8.00
+        60 0.9438 0.0403 6.74
+        75 0.9401 0.0822 5.13
+        90 0.9401 0.0404 5.86
+        105 1.5452 0.3658 4.30
+        120 0.9533 0.0145 7.63
+        135 0.9429 0.0358 5.85
     """,
     "mae-faster": """
         0 1.5125 0.3667 50.69
