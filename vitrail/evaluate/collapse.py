@@ -82,8 +82,9 @@ def collapse(
 def silent(start: Record, seen: Sequence[Record], objective: Mapping[str, Any]) -> tuple[str, str] | None:
     """Why a teacher's answers no longer tell one picture from another, and what to set; an empty advice is the rate's."""
     last, recent = seen[-1], seen[-IN_A_ROW:]
-    closer = median(map(rank, recent)) < FEWER_DIRECTIONS * rank(start)
-    closer = closer or median(map(spread, recent)) < LITTLE_SPREAD * spread(start)
+    closer = median(map(rank, recent)) < FEWER_DIRECTIONS * rank(start) or median(
+        map(spread, recent)
+    ) < LITTLE_SPREAD * spread(start)
     undecided = entropy(start) > 0.99  # before any step: only a temperature does that
     times = IN_A_ROW if undecided or telling(start) >= LITTLE else AT_FIRST
     nothing = low(seen, telling, LITTLE if closer else NOTHING, times)
