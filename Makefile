@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORE := $(VENV)/.core
+# Every extra but wandb and mlflow, which bring many packages and which no test imports.
+EXTRAS := dev,peers,hub,parquet,tensorboard,onnx,openvino,serve,faiss
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-fast check format bench docs clean
+.PHONY: help demo install hooks test test-fast check format bench docs clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,7 +19,7 @@ $(CORE): pyproject.toml constraints.txt
 	touch $@
 
 $(STAMP): $(CORE)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev,peers,hub,parquet,tensorboard,onnx,openvino,serve,faiss]'
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(CORE) ## install, check data, train a small ViT on handwritten digits, and write its report
@@ -25,6 +27,9 @@ demo: $(CORE) ## install, check data, train a small ViT on handwritten digits, a
 	$(BIN)/vitrail train digits
 
 install: $(STAMP) ## make .venv with everything pinned
+
+hooks: $(STAMP) ## check format, lint and message at every commit of this clone
+	$(BIN)/pre-commit install
 
 test: $(STAMP) ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4

@@ -1,11 +1,11 @@
-"""How long `vitrail check` takes: 3,000 photographs of ImageNet's size, at first and again; and look-alikes among a million.
+"""Time of `vitrail check`: 3,000 photographs of ImageNet's size, without and with the cache; near-duplicates in a million.
 
     python benchmarks/check.py
 
 The photographs are crops, some of them mirrored, of those in ../shared/data/imagenet-samples, about 500×375 and 110 KB each,
-written to a temporary folder and so in the page cache. Each round is a process of its own, from the start of Python to the
-printed table. Beside it, taking turns, a plain script that decodes the same files in as many processes and does nothing else.
-Look-alikes are searched among mixtures of real photographs' grey values, of which 1 % are slightly changed copies.
+written to a temporary folder and therefore in the page cache. Each round is a process of its own, from the start of Python to
+the printed table. A plain script, interleaved with it, only decodes the same files in as many processes. Near-duplicates are
+searched among mixtures of real photographs' grey values, 1 % of which are slightly changed copies.
 """
 
 import argparse
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 def photographs(root: Path, count: int) -> float:
-    """Writes them, ten classes in two splits; their mean size in bytes."""
+    """Write the photographs, ten classes in two splits, and return their mean size in bytes."""
     sources = sorted(PHOTOGRAPHS.iterdir())
     random = np.random.default_rng(0)
     total = 0
@@ -64,7 +64,7 @@ def photographs(root: Path, count: int) -> float:
 
 
 def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float, float]:
-    """Seconds on the clock and of processors, and the megabytes that the largest process so far took."""
+    """Return wall-clock seconds, processor seconds, and the peak memory in MB of the largest process so far."""
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, env=environment)
     seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -73,7 +73,7 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float
 
 
 def checking(count: int, rounds: int) -> dict[str, Any]:
-    """Cold, warm, and the plain script."""
+    """Measure a first run, a second run with the cache, and the plain script."""
     workers = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         root, caches = Path(name) / "photographs", Path(name) / "cache"
@@ -97,8 +97,8 @@ def checking(count: int, rounds: int) -> dict[str, Any]:
     middle = {what: measure.median(times) for what, times in seconds.items()}
     for what, took in middle.items():
         print(
-            f"{count:,} photographs of {size / 1024:.0f} KB, {what:<15}{took:7.2f} s {count / took:8,.0f} a second"
-            f"   {measure.median(processors[what]):7.2f} s of processors"
+            f"{count:,} photographs of {size / 1024:.0f} KB, {what:<15}{took:7.2f} s {count / took:8,.0f} images/s"
+            f"   {measure.median(processors[what]):7.2f} s processor time"
         )
     print(
         f"target: 3,000 in 10 s; here {3000 * middle['first'] / count:.2f} s, {workers} processes, {peak:.0f} MB at most"
@@ -117,12 +117,12 @@ def checking(count: int, rounds: int) -> dict[str, Any]:
 
 
 def looking_alike(count: int) -> dict[str, Any]:
-    """Seconds to find the pairs, and how many of the changed copies were found."""
-    from vitrail.data.audit.duplicates import alike
-    from vitrail.data.audit.look import looked_at
+    """Measure the search for near-duplicates and the share of the changed copies it finds."""
+    from vitrail.data.audit.duplicates import find_near_pairs
+    from vitrail.data.audit.image import inspect_bytes
 
     random = np.random.default_rng(0)
-    thumbs = [looked_at(path.read_bytes()).thumb for path in sorted(PHOTOGRAPHS.iterdir())]
+    thumbs = [inspect_bytes(path.read_bytes()).thumb for path in sorted(PHOTOGRAPHS.iterdir())]
     real = np.stack([np.frombuffer(thumb, np.uint8) for thumb in thumbs]).astype(np.float32)
     one, two, three = random.integers(0, len(real), (3, count))
     share = random.dirichlet((1, 1, 1), count).astype(np.float32)
@@ -132,11 +132,11 @@ def looking_alike(count: int) -> dict[str, Any]:
     noise = random.integers(-2, 3, (copies, mixed.shape[1]))
     mixed[-copies:] = (mixed[:copies].astype(int) + noise).clip(0, 255)
     begin = time.perf_counter()
-    pairs = alike(mixed)
+    pairs = find_near_pairs(mixed)
     seconds = time.perf_counter() - begin
     found = {tuple(pair) for pair in pairs[:, :2].tolist()}
     recall = sum((place, count - copies + place) in found for place in range(copies)) / copies
-    print(f"look-alikes among {count:>9,}: {seconds:6.2f} s, {recall:.1%} of the copies found")
+    print(f"near-duplicates among {count:>9,}: {seconds:6.2f} s, {recall:.1%} of the copies found")
     return {"pictures": count, "seconds": seconds, "copies_found": recall, "pairs": len(pairs)}
 
 

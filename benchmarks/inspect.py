@@ -1,20 +1,18 @@
-"""What looking costs: memory of all views at 1024², and time of all layers' attention at 224² beside transformers' eager path.
+"""Cost of `vitrail inspect`: memory of all views at 1024², and time of all attention maps at 224² against transformers (eager).
 
     python benchmarks/inspect.py
 
-Memory: B/16 with fresh weights and a picture of 1024² (4,097 tokens), in a process of its own; the highest resident set of the
-whole of `vitrail inspect` (every view, relevance included, figures, arrays and page), above what the process held with the model
-built.
-Time: B/16 with the same fresh weights on both sides, one picture of 224², every layer's attention; the two take turns in one
-process, and the maps are compared first.
+Memory: B/16 with fresh weights and an image of 1024² (4,097 tokens), in a process of its own; the peak resident set of the
+whole inspection (every view, relevance included, figures, arrays and page), above the memory of the process with the model built.
+Time: B/16 with the same fresh weights on both sides, one image of 224², the attention of every layer; both are interleaved in
+one process, after a comparison of the maps.
 """
 
 import os
 import sys
 
 if __name__ == "inspect":
-    # Scripts find their own folder first, so whoever of them (or of what they import) wants Python's module of this name comes
-    # here. It is put in this one's place.
+    # The folder of a script is first in sys.path, so `import inspect` anywhere finds this file. Load Python's module instead.
     _path, _here = sys.path[:], os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [folder for folder in _path if os.path.abspath(folder) != _here]
     del sys.modules["inspect"]
@@ -40,19 +38,19 @@ import numpy as np
 from PIL import Image
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.views.inspecting import Looker, inspect
+from vitrail.analysis.inspect import ModelInspector, inspect_images
 def resident(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 size = int(sys.argv[1])
 model = vitrail.build("B/16", image_size=size, init="deit").eval()
-looker = Looker(model, Preprocessing((size, size), (size, size)), "B/16", at=(70, 60))
+inspector = ModelInspector(model, Preprocessing((size, size), (size, size)), "B/16", at=(70, 60))
 with tempfile.TemporaryDirectory() as folder:
     picture, out = Path(folder) / "picture.png", Path(folder) / "out"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)).save(picture)
-    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten: building is not what is measured
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak: building the model is not measured
     before, begin = resident("VmRSS"), time.perf_counter()
-    written = inspect(looker, [picture], out, 1)
+    written = inspect_images(inspector, [picture], out, 1)
     seconds, page = time.perf_counter() - begin, (out / "index.html").stat().st_size
 assert not written.skipped, written.skipped
 weights = sum(parameter.numel() * 4 for parameter in model.parameters())
@@ -61,23 +59,23 @@ print(json.dumps({"beyond": resident("VmHWM") - before, "weights": weights, "sec
 
 
 def memory(size: int) -> "dict[str, Any]":
-    """The highest resident set beyond the model, for all views with their figures and the page."""
+    """Measure the peak resident set beyond the model, for all views with their figures and the page."""
     done = subprocess.run([sys.executable, "-c", MEMORY, str(size)], capture_output=True, text=True, check=True)
     tokens = (size // 16) ** 2 + 1
     row = {"size": size, "tokens": tokens, "maps": 12 * 12 * tokens**2 * 4, **json.loads(done.stdout)}
     print(f"{'all views, beyond the weights':<42}{row['beyond'] / 2**20:8.0f} MiB  target {LIMIT / 2**20:.0f} MiB")
-    print(f"{'every map together would be':<42}{row['maps'] / 2**20:8.0f} MiB")
+    print(f"{'all attention maps together':<42}{row['maps'] / 2**20:8.0f} MiB")
     print(f"{'all views, drawn and written':<42}{row['seconds']:8.0f} s    at {size}²")
     print(f"{'the page':<42}{row['page'] / 2**20:8.0f} MiB")
     return row
 
 
 def timing(rounds: int) -> "dict[str, Any]":
-    """Seconds for every layer's attention of one picture."""
+    """Measure the seconds for the attention of every layer of one image."""
     import transformers
 
     import vitrail
-    from vitrail.analysis import look, record_attention
+    from vitrail.analysis import record_attention, trace_image
 
     settings = transformers.ViTConfig(attn_implementation="eager", num_labels=1000)
     theirs = transformers.ViTForImageClassification(settings).eval()
@@ -110,7 +108,7 @@ def timing(rounds: int) -> "dict[str, Any]":
         "vitrail, record_attention": recorded,
         "vitrail, record_attention, class token": rows_of_class_token,
         "vitrail, the model alone": unseen,
-        "vitrail, look with every view": lambda: look(ours, image, at=(3, 4)),
+        "vitrail, trace_image with every view": lambda: trace_image(ours, image, at=(3, 4)),
     }
     seconds = measure.interleave(contestants, rounds, at_least=60)
     medians = {who: measure.median(times) for who, times in seconds.items()}
@@ -129,9 +127,9 @@ def timing(rounds: int) -> "dict[str, Any]":
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=1024, help="side of the picture whose memory is measured")
+    parser.add_argument("--size", type=int, default=1024, help="side in pixels of the image for the memory measurement")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", choices=["timing", "memory"], help="measure this part, and write nothing")
+    parser.add_argument("--only", choices=["timing", "memory"], help="part to measure; no file is written")
     options = parser.parse_args()
     parts = {"timing": lambda: timing(options.rounds), "memory": lambda: memory(options.size)}
     if options.only:

@@ -1,10 +1,10 @@
-"""Listing a tree of a million pictures: seconds and memory, against what the file system itself takes.
+"""Time and memory of listing a tree of a million images, against the file system itself.
 
     python benchmarks/listing.py --files 1000000
 
-The tree is made of empty files in 1,000 class folders, in a temporary folder of the current one, and removed again. Each way
-lists it in a process of its own: `scandir` alone, which is the least that can be done; ours; and what torchvision's
-ImageFolder does (os.walk, sorted, a list of pairs), written out so that it can be measured without torchvision's import.
+The tree has empty files in 1,000 class folders, in a temporary folder below the current one, and is removed afterwards. Each
+method lists it in a process of its own: `scandir` alone, the lower bound; vitrail; and the method of torchvision's ImageFolder
+(os.walk, sorted, a list of pairs), written out to exclude torchvision's import.
 """
 
 import argparse
@@ -32,9 +32,9 @@ def scandir(root: str) -> int:
 
 
 def ours(root: str) -> int:
-    from vitrail.data.sources import read
+    from vitrail.data.sources import load_dataset
 
-    return len(read(root, fractions=(1.0, 0.0, 0.0))["train"])
+    return len(load_dataset(root, fractions=(1.0, 0.0, 0.0))["train"])
 
 
 def pairs(root: str) -> int:

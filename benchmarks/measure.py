@@ -1,4 +1,4 @@
-"""How things are measured: peers take turns in one process, so that a noisy machine is equally unfair to all."""
+"""Interleaved measurement: all contestants take turns in one process, so that noise affects them equally."""
 
 import json
 import platform
@@ -22,9 +22,9 @@ for _name in ("nms", "qnms"):
 def interleave(
     contestants: Mapping[str, Callable[[], Any]], rounds: int, at_least: float = 0.0
 ) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round, for so many rounds or, if they are quick, for `at_least` so many seconds.
+    """Return the seconds of each contestant in each round, for `rounds` rounds or, if they are fast, `at_least` seconds.
 
-    All run twice first, unmeasured; the order turns by one every round.
+    All run twice first, unmeasured; the order rotates by one every round.
     """
     names = list(contestants)
     for name in names:
@@ -47,14 +47,14 @@ def median(values: list[float]) -> float:
 
 
 def ceiling() -> float:
-    """Multiply-adds a second of a large matrix product: what this machine could do at best, now."""
+    """Return the multiply-adds per second of a large matrix product, the current upper bound of this machine."""
     a, b = torch.randn(1536, 1536), torch.randn(1536, 1536)
     seconds = interleave({"mm": lambda: torch.mm(a, b)}, 9)["mm"]
     return 1536**3 / min(seconds)
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Return a description of the machine."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -70,7 +70,7 @@ def machine() -> dict[str, Any]:
 
 
 def save(name: str, rows: Any) -> Path:
-    """The measured rows with the machine, as JSON."""
+    """Write the rows with the machine as JSON and return the path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")

@@ -1,11 +1,11 @@
-"""What token merging gains and costs: speed and right answers of DeiT-Ti for each r, PyTorch, the contestants taking turns.
+"""Speed and accuracy of DeiT-Ti with token merging, for each r, in PyTorch, interleaved.
 
     python benchmarks/merging.py --weights deit_tiny_patch16_224.safetensors --pictures imagenet-samples
 
-Speed: the model alone, pictures of noise, in batches of 1, 8 and 32, with one thread unless --threads says otherwise.
-Answers: the flat folder of photographs whose names begin with the number of their ImageNet class; also how many answers are the
-unmerged model's, and how far the distributions are apart (Kullback-Leibler, in nats, mean over the pictures). --after 0 merges
-from the first layer on, as the paper does.
+Speed: the model alone, images of noise, in batches of 1, 8 and 32, with one thread unless --threads is given.
+Accuracy: a flat folder of photographs whose names begin with the index of their ImageNet class; also the agreement with the
+unmerged model and the mean Kullback-Leibler divergence between both distributions, in nats. --after 0 merges from the first
+layer on, as in the paper.
 """
 
 import argparse
@@ -18,14 +18,14 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.models.merging import Merged, merged
+from vitrail.models.token_merging import Merged, merge_model
 from vitrail.models.vit import ViT
 
 RS = (0, 4, 8, 12, 16, 20)
 
 
 def speed(models: dict[int, Merged], vit: ViT, batches: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Milliseconds a picture for each r and batch, and how many times the plain model's pace."""
+    """Measure milliseconds per image for each r and batch size, and the speed-up over the plain model."""
     rows = []
     for batch in batches:
         image = torch.randn(batch, 3, *vit.config.image_size)
@@ -43,7 +43,7 @@ def speed(models: dict[int, Merged], vit: ViT, batches: list[int], rounds: int) 
 
 @torch.inference_mode()
 def answers(models: dict[int, Merged], vit: ViT, folder: Path) -> list[dict[str, Any]]:
-    """How many of the photographs each gets right, and how many answers are those of the unmerged model."""
+    """Measure the accuracy of each r on the photographs, and the agreement with the unmerged model."""
     files = sorted(path for path in folder.iterdir() if path.name[:4].isdecimal())
     truth = torch.tensor([int(path.name.split("_")[0]) for path in files])
     assert vit.preprocessing is not None
@@ -75,10 +75,10 @@ def answers(models: dict[int, Merged], vit: ViT, folder: Path) -> list[dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", required=True, help="DeiT-Ti, or another ViT")
-    parser.add_argument("--pictures", type=Path, help="photographs named by their class")
+    parser.add_argument("--weights", required=True, help="checkpoint of DeiT-Ti or another ViT")
+    parser.add_argument("--pictures", type=Path, help="folder of photographs named by their class index")
     parser.add_argument("--r", type=int, nargs="+", default=list(RS))
-    parser.add_argument("--after", type=int, help="layers that merge nothing (a quarter of them)")
+    parser.add_argument("--after", type=int, help="first layers without merging [a quarter]")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
@@ -86,7 +86,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     vit = vitrail.load(options.weights).eval()
     assert isinstance(vit, ViT)
-    models = {r: merged(vit, r, options.after) for r in options.r}
+    models = {r: merge_model(vit, r, options.after) for r in options.r}
     found = {"answers": answers(models, vit, options.pictures) if options.pictures else []}
     found["speed"] = speed(models, vit, options.batch, options.rounds)
     print(measure.save("merging" if options.after is None else f"merging_after_{options.after}", found))

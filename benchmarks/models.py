@@ -1,11 +1,11 @@
-"""Speed and memory of the models beside their peers.
+"""Speed and memory of the models against other libraries.
 
     python benchmarks/models.py                       everything, about 35 minutes on two cores
     python benchmarks/models.py --only forward train  some of: forward compiled train memory
     python benchmarks/models.py --sizes Ti S --rounds 15
 
-Each row times every contestant in turn, round after round, in one process, and prints images a second (median of the rounds),
-ours over the fastest peer, and our share of what this machine multiplies at best in the same minute.
+Each row interleaves all contestants in one process and prints images per second (median of the rounds), the ratio of vitrail to
+the fastest other library, and the share of the matrix-product throughput of this machine in the same minute.
 """
 
 import argparse
@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.checkpoints import vit_pytorch as vit_pytorch_names
-from vitrail.checkpoints.keys import read
-from vitrail.models.build import configure
-from vitrail.models.cost import count
+from vitrail.checkpoints.formats import vit_pytorch as vit_pytorch_names
+from vitrail.checkpoints.keys import import_state
+from vitrail.models.flops import count
+from vitrail.models.registry import configure
 from vitrail.models.sizes import SIZES
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
@@ -32,7 +32,7 @@ NAMES = {"Ti": "tiny", "S": "small", "B": "base"}
 
 
 def contestants(size: str) -> dict[str, nn.Module]:
-    """The same architecture by everybody, at patch 16 and 224²."""
+    """Build the same architecture in every library, at patch 16 and 224²."""
     import timm
     import torchvision
     import transformers
@@ -65,7 +65,7 @@ def contestants(size: str) -> dict[str, nn.Module]:
 
 
 class Logits(nn.Module):
-    """transformers' answer without its wrapping."""
+    """Wrapper that returns the logits of a transformers model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Logits(nn.Module):
 
 
 def row(work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, rounds: int) -> dict[str, Any]:
-    """Measures one row, prints it and returns it."""
+    """Measure one row, print it and return it."""
     seconds = measure.interleave(runs, rounds, at_least=20.0)
     best = measure.ceiling()
     speed = {name: images / measure.median(times) for name, times in seconds.items()}
@@ -106,7 +106,7 @@ def row(work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, r
 
 
 def forward(sizes: list[str], rounds: int, compiled: bool) -> list[dict[str, Any]]:
-    """Images a second of the forward pass, eager or compiled."""
+    """Measure images per second of the forward pass, eager or compiled."""
     rows = []
     for size in sizes:
         models = {name: model.eval() for name, model in contestants(size).items()}
@@ -117,7 +117,7 @@ def forward(sizes: list[str], rounds: int, compiled: bool) -> list[dict[str, Any
             for name, model in models.items():
                 call = torch.compile(model, dynamic=False) if compiled else model
                 runs[name] = lambda call=call, image=image: call(image)
-            if compiled:  # eager peers too: compiling has to be worth its while
+            if compiled:  # eager peers too: a compiled model should beat them
                 for name, model in models.items():
                     if name != "vitrail":
                         runs[f"{name} eager"] = lambda model=model, image=image: model(image)
@@ -130,7 +130,7 @@ def forward(sizes: list[str], rounds: int, compiled: bool) -> list[dict[str, Any
 
 
 def step(model: nn.Module, image: Tensor, label: Tensor) -> Callable[[], float]:
-    """One training step: forward, loss, backward, AdamW."""
+    """Return a training step: forward, loss, backward, AdamW."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.05)
 
@@ -145,7 +145,7 @@ def step(model: nn.Module, image: Tensor, label: Tensor) -> Callable[[], float]:
 
 
 def train(rounds: int) -> list[dict[str, Any]]:
-    """Images a second of whole training steps."""
+    """Measure images per second of whole training steps."""
     image, label = torch.randn(16, 3, 224, 224), torch.randint(1000, (16,))
     runs = {name: step(model, image, label) for name, model in contestants("S").items()}
     cost = count(configure("S/16"), 16)
@@ -159,14 +159,14 @@ def train(rounds: int) -> list[dict[str, Any]]:
     rows.append(row("train D=128 L=6 H=4, 49 patches, batch 128", runs, 128, macs, rounds))
     rows[-1]["loss_after_20_steps"] = losses
     print(f"    same weights and mathematics, loss after 20 steps: {losses}")
-    assert abs(losses["vitrail"] - losses["vit-pytorch"]) < 1e-3, "the two have to compute the same"
+    assert abs(losses["vitrail"] - losses["vit-pytorch"]) < 1e-3, "both must compute the same loss"
     runs["vit-pytorch"] = step(small_vit_pytorch(head_width=64), image, label)
     rows.append(row("the same, vit-pytorch's heads 64 wide", runs, 128, macs, rounds))
     return rows
 
 
 def small_vit_pytorch(head_width: int) -> nn.Module:
-    """vit-pytorch's small ViT for 28² pictures. Unless told otherwise its heads are 64 wide, whatever D is."""
+    """Build vit-pytorch's small ViT for 28² images. Its heads are 64 wide by default, whatever D is."""
     import vit_pytorch
 
     return vit_pytorch.ViT(
@@ -183,7 +183,7 @@ def small_vit_pytorch(head_width: int) -> nn.Module:
 
 
 def small_pair() -> tuple[nn.Module, nn.Module]:
-    """vit-pytorch's small ViT, and ours with the same mathematics and the same weights."""
+    """Build vit-pytorch's small ViT, and vitrail's with the same mathematics and the same weights."""
     theirs = small_vit_pytorch(head_width=32)
     config = configure(
         patch=4,
@@ -198,12 +198,12 @@ def small_pair() -> tuple[nn.Module, nn.Module]:
         block=PreNorm(qkv_bias=False),
     )
     ours = vitrail.build_from(config)
-    ours.load_state_dict(read(vit_pytorch_names.vit(config), theirs.state_dict()))
+    ours.load_state_dict(import_state(vit_pytorch_names.map_vit(config), theirs.state_dict()))
     return ours, theirs
 
 
 def memory() -> list[dict[str, Any]]:
-    """Peak memory of B/16 at 1024² beyond the weights, in a process of its own."""
+    """Measure the peak memory of B/16 at 1024² beyond the weights, in a process of its own."""
     script = (
         "import resource, torch, vitrail\n"
         "from pathlib import Path\n"

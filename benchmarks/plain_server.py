@@ -1,4 +1,4 @@
-"""What one writes first: FastAPI, timm's model and transforms, and one lock around the model. benchmarks/serving.py measures it.
+"""Baseline server of benchmarks/serving.py: FastAPI, timm's model and transforms, one lock around the model.
 
 python benchmarks/plain_server.py PORT WEIGHTS
 """
@@ -18,7 +18,7 @@ from PIL import Image
 
 
 def application(weights: str) -> FastAPI:
-    """POST /predict with a picture's bytes."""
+    """Return the application; POST /predict takes the bytes of an image."""
     app, lock = FastAPI(), threading.Lock()
     model = timm.create_model("deit_tiny_patch16_224", checkpoint_path=weights).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)

@@ -1,12 +1,11 @@
-"""Preparing photographs for training, in one process, beside timm's transforms.
+"""Speed of decoding and augmenting photographs in one process, against timm's transforms.
 
     python benchmarks/preparing.py
 
-Every contestant goes from the file to a random resized crop of 224×224 by bicubic, flipped half of the time, with RandAugment
-of two layers and magnitude 9: uint8 [3, 224, 224]. timm takes its own transforms (`rand-m9-n2`, the pixels left as bytes for
-its prefetcher; and, a second row, normalised by the worker as without it). Two sets of files: photographs of about 400×534,
-and the same enlarged to 4000×3000, smooth as enlarging makes them, and with the grain of a sensor, which makes larger files
-that take longer to read at any scale. One thread; the contestants take turns in one process.
+Every contestant goes from the file to a random resized crop of 224×224 (bicubic), flipped half of the time, with RandAugment
+of two layers and magnitude 9: uint8 [3, 224, 224]. timm uses its own transforms (`rand-m9-n2`, pixels left as bytes for its
+prefetcher; in a second row normalised by the worker). Files: photographs of about 400×534, and the same enlarged to 4000×3000,
+smooth, and with sensor noise, which gives larger files that take longer to decode. One thread; interleaved in one process.
 """
 
 import argparse
@@ -25,7 +24,7 @@ TARGETS = {"400×534": 1.5, "12 megapixels": 4.0, "12 megapixels, grain": 4.0}
 
 
 def photographs(count: int) -> list[Path]:
-    """Some of the photographs, of every class."""
+    """Return some of the photographs, of every class."""
     found = sorted(PHOTOGRAPHS.glob("*/*"))
     if not found:
         raise SystemExit(f"no photographs in {PHOTOGRAPHS}")
@@ -33,7 +32,7 @@ def photographs(count: int) -> list[Path]:
 
 
 def enlarged(paths: list[Path], folder: Path, grain: float) -> list[Path]:
-    """The photographs as a camera of 12 megapixels would have written them."""
+    """Write the photographs enlarged to 12 megapixels, with noise of standard deviation `grain`."""
     made, noise = [], np.random.default_rng(0)
     folder.mkdir()
     for path in paths:
@@ -49,12 +48,12 @@ def enlarged(paths: list[Path], folder: Path, grain: float) -> list[Path]:
 
 
 def contestants(paths: list[Path]) -> dict[str, Any]:
-    """What each does with all files once; every time with other chances."""
+    """Return the function of each contestant that prepares all files once, with new random numbers at each call."""
     from timm.data import create_transform
 
-    from vitrail.data.augment import Flip, RandAugment, RandomResizedCrop
-    from vitrail.data.chance import Chance
-    from vitrail.data.pipeline import Training
+    from vitrail.data.rng import SampleRandom
+    from vitrail.data.transforms.augment import Flip, RandAugment, RandomResizedCrop
+    from vitrail.data.transforms.pipeline import TrainPipeline
 
     def of_timm(prefetcher: bool) -> Any:
         transform = create_transform(
@@ -68,14 +67,14 @@ def contestants(paths: list[Path]) -> dict[str, Any]:
 
         return run
 
-    prepare = Training((RandomResizedCrop((224, 224)), Flip(), RandAugment(2, 9)))
+    prepare = TrainPipeline((RandomResizedCrop((224, 224)), Flip(), RandAugment(2, 9)))
     epoch = iter(range(1_000_000))
 
     def vitrail() -> None:
         now = next(epoch)
         for index, path in enumerate(paths):
             with Image.open(path) as image:
-                prepare(image, Chance(0, now, index))
+                prepare(image, SampleRandom(0, now, index))
 
     return {"vitrail": vitrail, "timm, bytes": of_timm(True), "timm, normalised": of_timm(False)}
 
@@ -111,7 +110,7 @@ def main() -> None:
             rows.append(row)
             for who, each in took.items():
                 ratio = "" if who == "vitrail" else f"{row['ratio'][who]:8.2f} × vitrail"
-                print(f"{what:<22}{who:<20}{1e3 * each:8.2f} ms a picture{ratio}")
+                print(f"{what:<22}{who:<20}{1e3 * each:8.2f} ms per image{ratio}")
             print(f"{what:<22}{'target':<20}{TARGETS[what]:24.2f}")
     print(f"written to {measure.save('preparing', rows)}")
 

@@ -1,20 +1,19 @@
-"""Steps of pre-training beside their peers, images a second: forward, backward and AdamW on pictures that are in memory.
+"""Speed of pretraining steps against other libraries, in images per second: forward, backward and AdamW on images in memory.
 
     python benchmarks/pretraining.py                 everything
-    python benchmarks/pretraining.py --only mae      one contest
+    python benchmarks/pretraining.py --only mae      one comparison
     python benchmarks/pretraining.py --rounds 5 --batch 8
-    python benchmarks/pretraining.py --only mae --compiled      ours through torch.compile takes part too
+    python benchmarks/pretraining.py --only mae --compiled      also vitrail with torch.compile
 
-mae: our masked autoencoder against transformers' ViTMAEForPreTraining with the same weights: a named size with our light
-decoder and with the published one (8 layers of 512), and what our recipe takes for photographs and for CIFAR-10; each also
+mae: vitrail's masked autoencoder against transformers' ViTMAEForPreTraining with the same weights: a named size with our light
+decoder and with the published one (8 layers of 512), and the models of our recipes for photographs and for CIFAR-10; each also
 against a supervised step of the same encoder, which sees every patch.
 
-dino: student and teacher on two crops of each picture, against vit-pytorch's Dino with the same weights, heads and crops,
-which are given to both (its own augmentation is left out): for photographs, and for pictures of 32² with a small model. It
-resizes its small crops to the full size, so there is nothing to compare small ones with; the third number is what our step does
-with six of them besides.
+dino: student and teacher on two crops of each image, against vit-pytorch's Dino with the same weights, heads and crops (its own
+augmentation is removed): for photographs, and for images of 32² with a small model. vit-pytorch resizes its small crops to the
+full size, so small crops have no counterpart; the third number is our step with six of them.
 
-Everybody takes turns, round after round, in one process; the ratios are of medians.
+All contestants are interleaved in one process; ratios are of medians.
 """
 
 import argparse
@@ -30,24 +29,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.checkpoints import vit_pytorch as vit_pytorch_names
-from vitrail.checkpoints.keys import read
-from vitrail.checkpoints.mae import Autoencoder, write_mae
-from vitrail.models.build import configure
-from vitrail.models.decoder import Decoder, build_decoder
+from vitrail.checkpoints.formats import vit_pytorch as vit_pytorch_names
+from vitrail.checkpoints.formats.mae import Autoencoder, write_mae
+from vitrail.checkpoints.keys import import_state
+from vitrail.data.rng import StepRandom
+from vitrail.models.mae_decoder import Decoder, build_decoder
+from vitrail.models.registry import configure
 from vitrail.models.vit import ViT
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.objectives.dino import DINO, SelfDistillation
-from vitrail.objectives.draw import Draw
-from vitrail.objectives.mae import MAE, NOISE
-from vitrail.run.running import compile_task
+from vitrail.objectives.mae import MAE, MASK_STREAM
+from vitrail.training.runs.run import compile_task
 
 Step = Callable[[], float]
 
 
 def trained(module: nn.Module, loss: Callable[[], Tensor], after: Callable[[], None] = lambda: None) -> Step:
-    """One step of a module's own loss, with the same optimiser for everybody."""
+    """Return a training step of a module with its own loss; the optimiser is the same for all contestants."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.05, betas=(0.9, 0.95), fused=True)
     module.train()
@@ -64,7 +63,7 @@ def trained(module: nn.Module, loss: Callable[[], Tensor], after: Callable[[], N
 
 
 def row(work: str, runs: dict[str, Step], images: int, rounds: int, **notes: Any) -> dict[str, Any]:
-    """Measures one row and prints it: ours is the first contestant, and the ratios are ours over the others."""
+    """Measure one row and print it: the first contestant is vitrail, the ratios are vitrail over the others."""
     seconds = measure.interleave(runs, rounds)
     speed = {name: images / measure.median(taken) for name, taken in seconds.items()}
     ours, *others = speed
@@ -75,10 +74,10 @@ def row(work: str, runs: dict[str, Step], images: int, rounds: int, **notes: Any
 
 
 def masked(task: nn.Module, images: Tensor) -> Callable[[], Tensor]:
-    """The loss of a step after the other, each hiding other patches."""
+    """Return the loss of consecutive steps, each with other masked patches."""
     steps = iter(range(10**9))
     count = len(images)
-    return lambda: task(images, None, Draw(0, next(steps), 0, count, count, images.device))["loss"]
+    return lambda: task(images, None, StepRandom(0, next(steps), 0, count, count, images.device))["loss"]
 
 
 def labelled(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
@@ -86,7 +85,7 @@ def labelled(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], T
 
 
 def mae(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, Any]]:
-    """Targets: 1.2 of transformers, and with the light decoder 2.2 of the supervised step."""
+    """Compare masked autoencoders. Targets: 1.2 of transformers; with the light decoder 2.2 of the supervised step."""
     import transformers
 
     small: dict[str, Any] = {"width": 192, "depth": 6, "heads": 6}
@@ -106,14 +105,14 @@ def mae(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, An
             write_mae(auto, f"{folder}/mae", "hf")
             theirs = transformers.ViTMAEForPreTraining.from_pretrained(f"{folder}/mae")
         task = MAE(decoder=decoder).build(model, 1, decoder=auto.decoder)
-        same = Draw(0, 0, 0, count, count, images.device)
+        same = StepRandom(0, 0, 0, count, count, images.device)
         with torch.no_grad():
-            noise = same.uniform(model.config.shape.patches, NOISE)
+            noise = same.uniform(model.config.shape.patches, MASK_STREAM)
             first = {
                 "vitrail": task(images, None, same)["loss"].item(),
                 "transformers": theirs(images, noise=noise).loss.item(),
             }
-        assert abs(first["vitrail"] - first["transformers"]) < 1e-4, f"the two have to compute the same: {first}"
+        assert abs(first["vitrail"] - first["transformers"]) < 1e-4, f"both must compute the same loss: {first}"
         runs = {
             "vitrail": trained(task, masked(task, images)),
             "transformers": trained(theirs, lambda theirs=theirs, images=images: theirs(images).loss),
@@ -127,7 +126,7 @@ def mae(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, An
 
 
 def dino(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, Any]]:
-    """Target: 1.2 of vit-pytorch."""
+    """Compare DINO. Target: 1.2 of vit-pytorch."""
     rows = []
     photographs = configure(size, classes=None), batch, 96
     tiny = configure(patch=4, width=192, depth=6, heads=3, image_size=32, classes=None), 4 * batch, 16
@@ -139,10 +138,12 @@ def dino(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, A
         steps = iter(range(10**9))
 
         def ours(crops: Tensor, task: SelfDistillation = task, large: Tensor = large, steps: Any = steps) -> Tensor:
-            return task((large, crops), None, Draw(0, next(steps), 0, len(large), len(large), large.device))["loss"]
+            return task((large, crops), None, StepRandom(0, next(steps), 0, len(large), len(large), large.device))[
+                "loss"
+            ]
 
         first = {"vitrail": ours(none).item(), "vit-pytorch": theirs(large).item()}
-        assert abs(first["vitrail"] - first["vit-pytorch"]) < 1e-4, f"the two have to compute the same: {first}"
+        assert abs(first["vitrail"] - first["vit-pytorch"]) < 1e-4, f"both must compute the same loss: {first}"
 
         def moved(task: SelfDistillation = task) -> None:
             task.after_step(0)
@@ -165,7 +166,7 @@ def dino(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, A
 
 
 def dino_pair(config: Any, large: Tensor) -> tuple[SelfDistillation, Any]:
-    """Ours, and vit-pytorch's Dino with the same weights, whose two crops are those that it is given."""
+    """Build vitrail's DINO, and vit-pytorch's with the same weights and given crops."""
     import vit_pytorch
     from vit_pytorch.dino import Dino
 
@@ -184,13 +185,13 @@ def dino_pair(config: Any, large: Tensor) -> tuple[SelfDistillation, Any]:
     labelled = replace(config, classes=2)
     model = vitrail.build_from(config)
     assert isinstance(model, ViT)
-    state = read(vit_pytorch_names.vit(labelled), net.state_dict())
+    state = import_state(vit_pytorch_names.map_vit(labelled), net.state_dict())
     model.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("head.")})
     spec = DINO(hidden=256, bottleneck=256, teacher_temperature=0.04, momentum=0.996, frozen=0.0)
     task = spec.build(model, 10**9)
 
     class Given(nn.Module):
-        """In place of a random crop: one of the crops that both have."""
+        """Replacement of the random crop: one of the given crops."""
 
         def __init__(self, which: int) -> None:
             super().__init__()
@@ -213,13 +214,13 @@ def dino_pair(config: Any, large: Tensor) -> tuple[SelfDistillation, Any]:
     theirs.local_crop = theirs.global_crop = nn.Identity()
     with torch.no_grad():
         projector = theirs.student_encoder.projector.net
-        projector[5] = nn.Identity()  # a GELU more than was published, before the length is set to 1
+        projector[5] = nn.Identity()  # one GELU more than published, before the normalisation
         linears = [layer for layer in projector if isinstance(layer, nn.Linear)]
         for layer, weights in zip(linears[:-1], task.head.layers, strict=True):
             layer.load_state_dict(weights.state_dict())
         linears[-1].weight.copy_(F.normalize(task.head.prototypes.weight, dim=1))
         linears[-1].bias.zero_()
-    theirs.reset_moving_average()  # the teacher is made again from these weights
+    theirs.reset_moving_average()  # copies these weights to the teacher
     theirs(large[:2])
     theirs.last_teacher_centers.zero_()
     return task, theirs
@@ -231,10 +232,10 @@ CONTESTS: dict[str, Callable[[str, int, int, bool], list[dict[str, Any]]]] = {"m
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(CONTESTS), default=list(CONTESTS))
-    parser.add_argument("--size", default="S/16", help="of the encoder, at 224²")
+    parser.add_argument("--size", default="S/16", help="size of the encoder at 224² [S/16]")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--compiled", action="store_true", help="ours through torch.compile takes part too")
+    parser.add_argument("--compiled", action="store_true", help="add vitrail with torch.compile")
     options = parser.parse_args()
     torch.manual_seed(0)
     settings = (options.size, options.batch, options.rounds, options.compiled)

@@ -1,14 +1,13 @@
-"""What each runtime makes of the same model on this machine.
+"""Speed, size and agreement of each runtime for the same model.
 
     python benchmarks/runtimes.py                              DeiT-Ti and S/16, everything: about 15 minutes on two free cores
     python benchmarks/runtimes.py --models Ti --rounds 5
     python benchmarks/runtimes.py --only "torch fp32" "openvino fp32" "openvino int8"
 
-Every file is exported, and then all of them answer in turn, round after round, in one process: one picture (latency) and
-sixteen (throughput). DeiT-Ti has its published weights where they lie in ../shared/weights, with the agreement of its answers
-with PyTorch's on the ImageNet samples; S/16 has random ones, so of it only speed and size are told. int8 is calibrated on
-generated pictures for S/16 and on other samples than those that are judged for DeiT-Ti, with every layer in int8, so that its
-speed is that of int8 and not of a mixture.
+Every file is exported first; then all are interleaved in one process, with one image (latency) and sixteen (throughput).
+DeiT-Ti has its published weights if they are in ../shared/weights, and its agreement with PyTorch is measured on the ImageNet
+samples; S/16 has random weights: only speed and size are measured. int8 is calibrated on generated images for S/16, and for
+DeiT-Ti on other samples than those compared, with every layer in int8, so that the speed is that of int8.
 """
 
 import argparse
@@ -23,17 +22,16 @@ import numpy as np
 import torch
 
 import vitrail
-from vitrail.data.opening import opened as opened_picture
+from vitrail.data.decode import open_image as opened_picture
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.export import ENDINGS, derive, opened_file, write, write_float
-from vitrail.deploy.gate import answers
-from vitrail.deploy.generated import generated
-from vitrail.deploy.onnx_export import write_onnx
-from vitrail.deploy.opening import contract_of
-from vitrail.deploy.openvino_runtime import core
-from vitrail.deploy.quantise import Quantiser, has_vnni
-from vitrail.deploy.runtime import Contract, Runtime
-from vitrail.deploy.torch_runtime import TorchRuntime
+from vitrail.deploy.export.comparison import generate_images
+from vitrail.deploy.export.export import SUFFIXES, convert_onnx, open_own_file, write_fp32_onnx, write_model
+from vitrail.deploy.export.onnx_graph import write_onnx
+from vitrail.deploy.export.quantise import Quantiser, has_vnni
+from vitrail.deploy.runtimes.base import ModelContract, Runtime
+from vitrail.deploy.runtimes.open import build_contract
+from vitrail.deploy.runtimes.openvino import openvino_core
+from vitrail.inference import TorchRuntime, run_pixels
 
 SHARED = Path(__file__).parents[2] / "shared"
 WEIGHTS, SAMPLES = SHARED / "weights" / "deit_tiny_patch16_224.safetensors", SHARED / "data" / "imagenet-samples"
@@ -41,8 +39,8 @@ NARROW = ("fp32", "fp16", "bf16", "int8")
 FORMS = ("torch fp32", "torch bf16", *(f"{to} {precision}" for to in ("onnx", "openvino") for precision in NARROW))
 
 
-def subject(name: str, aside: Path) -> tuple[Any, Contract]:
-    """A model and what goes with it."""
+def subject(name: str, aside: Path) -> tuple[Any, ModelContract]:
+    """Return a model and its contract."""
     if name == "Ti" and WEIGHTS.exists():
         path = WEIGHTS
     else:
@@ -50,33 +48,37 @@ def subject(name: str, aside: Path) -> tuple[Any, Contract]:
         pipeline = Preprocessing((224, 224), (248, 248), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
         vitrail.save(vitrail.build(f"{name}/16"), path, preprocessing=pipeline)
     model = vitrail.load(path)
-    return model, contract_of(path, path, model)
+    return model, build_contract(path, path, model)
 
 
-def pictures(name: str, contract: Contract) -> tuple[np.ndarray, np.ndarray, str]:
-    """Those that are judged, those that int8 is calibrated on, and what they are."""
+def pictures(name: str, contract: ModelContract) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return the images to compare, those for the calibration of int8, and their description."""
     if name != "Ti" or not (WEIGHTS.exists() and SAMPLES.exists()):
-        return generated(contract.preprocessing, 32), generated(contract.preprocessing, 32, seed=1), "generated"
+        return (
+            generate_images(contract.preprocessing, 32),
+            generate_images(contract.preprocessing, 32, seed=1),
+            "generated",
+        )
     made = []
     for path in sorted(SAMPLES.iterdir()):
         with opened_picture(str(path), path.name) as image:
-            made.append(contract.preprocessing.pixels(image).numpy())
+            made.append(contract.preprocessing.to_pixels(image).numpy())
     return np.stack(made[1::2]), np.stack(made[::4]), "every second of the ImageNet samples"
 
 
 def contestants(
-    name: str, model: Any, contract: Contract, calibration: np.ndarray, wanted: list[str], aside: Path
+    name: str, model: Any, contract: ModelContract, calibration: np.ndarray, wanted: list[str], aside: Path
 ) -> tuple[dict[str, Runtime], dict[str, int], dict[str, str]]:
-    """Every form that this machine can run, the bytes of its file, and why others are left out."""
+    """Return every runtime and precision that this machine can run, the bytes of its file, and the reasons for missing ones."""
     found: dict[str, Runtime] = {}
     sizes: dict[str, int] = {}
     left_out: dict[str, str] = {}
     between, rounded = aside / f"{name}.onnx", aside / f"{name}.int8.onnx"
-    write_float(model, contract, between, uint8=True)
+    write_fp32_onnx(model, contract, between, uint8=True)
     if any(form.endswith("int8") for form in wanted):
         quantiser = Quantiser(between, calibration)
-        write_onnx(quantiser.rounded(quantiser.names), rounded)
-    can = list(core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+        write_onnx(quantiser.quantise_layers(quantiser.layer_names), rounded)
+    can = list(openvino_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
     for form in wanted:
         to, precision = form.split()
         if to == "torch":
@@ -85,14 +87,16 @@ def contestants(
         if form == "openvino bf16" and "BF16" not in can:
             left_out[form] = f"this processor computes in {', '.join(can)}"
             continue
-        place = aside / f"{name}-{precision}{ENDINGS[to]}"
-        derive(rounded if precision == "int8" else between, replace(contract, precision=precision), place, to, True)
-        found[form] = opened_file(place)[0]
+        place = aside / f"{name}-{precision}{SUFFIXES[to]}"
+        convert_onnx(
+            rounded if precision == "int8" else between, replace(contract, precision=precision), place, to, True
+        )
+        found[form] = open_own_file(place)[0]
         sizes[form] = sum(file.stat().st_size for file in (place, place.with_suffix(".bin")) if file.exists())
     if "torch fp32" in wanted:
         place = aside / f"{name}.pt2"
-        write(model, contract, place, "torch", True)
-        found["torch exported"] = opened_file(place)[0]
+        write_model(model, contract, place, "torch", True)
+        found["torch exported"] = open_own_file(place)[0]
         sizes["torch exported"] = place.stat().st_size
     return found, sizes, left_out
 
@@ -100,7 +104,7 @@ def contestants(
 def row(
     name: str, batch: int, runtimes: dict[str, Runtime], pixels: np.ndarray, rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """All in turn, on a batch of this size."""
+    """Measure all contestants, interleaved, with one batch size."""
     few = pixels[:batch]
     runs: dict[str, Callable[[], Any]] = {form: lambda run=run: run(few) for form, run in runtimes.items()}
     times = measure.interleave(runs, rounds, at_least=seconds)
@@ -119,7 +123,7 @@ def row(
 
 
 def markdown(rows: list[dict[str, Any]]) -> list[str]:
-    """The table for docs/export.md."""
+    """Return the table for docs/export.md."""
     lines = ["| model | runtime | file | same answer | largest difference | one picture | 16 at once, a second | |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for about in (row for row in rows if "forms" in row):
@@ -144,8 +148,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=("Ti", "S"), default=["Ti", "S"])
     parser.add_argument("--only", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each row at least, where rounds are quick")
-    parser.add_argument("--pictures", type=int, default=100, help="at most, whose answers are compared")
+    parser.add_argument("--seconds", type=float, default=20.0, help="minimum seconds per row")
+    parser.add_argument("--pictures", type=int, default=100, help="maximum number of images to compare")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
@@ -154,10 +158,10 @@ def main() -> None:
             judged, calibration, source = pictures(name, contract)
             judged = judged[: options.pictures]
             runtimes, sizes, left_out = contestants(name, model, contract, calibration, options.only, Path(directory))
-            reference = answers(TorchRuntime(model, contract.preprocessing), judged)
+            reference = run_pixels(TorchRuntime(model, contract.preprocessing), judged)
             told = {}
             for form, runtime in runtimes.items():
-                logits = answers(runtime, judged)
+                logits = run_pixels(runtime, judged)
                 told[form] = {
                     "largest_difference": float(np.abs(logits - reference).max()),
                     "agreement": float((logits.argmax(1) == reference.argmax(1)).mean()),

@@ -1,12 +1,12 @@
-"""Whether every runtime and the service answer as PyTorch does, picture by picture.
+"""Agreement of every runtime and of the service with PyTorch, image by image.
 
     python benchmarks/same_answers.py deit_tiny_patch16_224.safetensors imagenet-samples
     python benchmarks/same_answers.py runs/clothing-finetune-1 clothing/validation
     python benchmarks/same_answers.py deit_tiny_patch16_224.safetensors imagenet-samples clothing/validation --limit 10
 
-All pictures of the folders are prepared once and go through PyTorch, ONNX Runtime and OpenVINO: logits are compared. Then
-`vitrail serve` runs the model on a free port, with each of the three in turn, and is sent the files as they are: of each picture
-the score of the surest class is compared with PyTorch's for that class. Exits with 1 where a top-1 differs.
+All images of the folders are preprocessed once and go through PyTorch, ONNX Runtime and OpenVINO; the logits are compared. Then
+`vitrail serve` runs the model on a free port, with each of the three runtimes, and receives the files: for each image, the
+score of the top class is compared with PyTorch's for that class. The exit code is 1 if a top-1 prediction differs.
 """
 
 import argparse
@@ -19,19 +19,18 @@ import measure
 import numpy as np
 from serving import Server
 
-from vitrail.deploy.gate import answers
-from vitrail.deploy.inputs import gathered
-from vitrail.deploy.opening import opened
-from vitrail.deploy.predicting import surest
-from vitrail.deploy.runtime import RUNTIMES, Contract
-from vitrail.deploy.unlabelled import pixels_of, spread
+from vitrail.deploy.predict.inputs import collect_inputs, load_pixels, sample_evenly
+from vitrail.deploy.predict.predict import top_predictions
+from vitrail.deploy.runtimes.base import RUNTIMES, ModelContract
+from vitrail.deploy.runtimes.open import open_deployed_model
+from vitrail.inference import run_pixels
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint or a run")
-    parser.add_argument("data", nargs="+", metavar="DATA", help="folders of pictures")
-    parser.add_argument("--limit", type=int, default=10**9, metavar="N", help="pictures of each folder, evenly spread")
+    parser.add_argument("model", metavar="MODEL", help="checkpoint or run")
+    parser.add_argument("data", nargs="+", metavar="DATA", help="folders of images")
+    parser.add_argument("--limit", type=int, default=10**9, metavar="N", help="images per folder, evenly spaced")
     given = parser.parse_args()
     rows = compared(given.model, given.data, given.limit)
     print(measure.save("same_answers", rows))
@@ -39,16 +38,16 @@ def main() -> None:
 
 
 def compared(model: str, data: list[str], limit: int) -> list[dict[str, Any]]:
-    """A row for each folder and whatever answers, printed as well."""
-    plain = opened(model, runtime="torch")
+    """Print and return a row for each folder and runtime."""
+    plain = open_deployed_model(model, runtime="torch")
     shown = {where: prepared(where, plain.contract, limit) for where in data}
-    wanted = {where: answers(plain.runtime, pixels) for where, (pixels, _) in shown.items()}
+    wanted = {where: run_pixels(plain.runtime, pixels) for where, (pixels, _) in shown.items()}
     rows = []
     print(f"{'':22}{'pictures':>9}{'same top-1':>12}{'largest difference':>20}")
     for runtime in RUNTIMES[1:]:
-        running = opened(model, runtime=runtime).runtime
+        running = open_deployed_model(model, runtime=runtime).runtime
         for where, (pixels, _) in shown.items():
-            found = answers(running, pixels)
+            found = run_pixels(running, pixels)
             same = int((found.argmax(1) == wanted[where].argmax(1)).sum())
             rows.append(row(runtime, where, len(pixels), same, float(np.abs(found - wanted[where]).max()), "logits"))
     for runtime in RUNTIMES:
@@ -63,29 +62,29 @@ def compared(model: str, data: list[str], limit: int) -> list[dict[str, Any]]:
     return rows
 
 
-def prepared(where: str, contract: Contract, limit: int) -> tuple[np.ndarray, list[Path]]:
-    """The pictures of a folder that can be read, as the model takes them, and their files."""
-    inputs = gathered([where])
-    pixels, read = pixels_of(inputs, spread(inputs, limit), contract.preprocessing)
+def prepared(where: str, contract: ModelContract, limit: int) -> tuple[np.ndarray, list[Path]]:
+    """Return the readable images of a folder, preprocessed, and their files."""
+    inputs = collect_inputs([where])
+    pixels, read = load_pixels(inputs, sample_evenly(inputs, limit), contract.preprocessing)
     return pixels, [Path(inputs.name(place)) for place in read]
 
 
-def served(port: int, files: list[Path], wanted: np.ndarray, contract: Contract) -> tuple[int, float]:
-    """Pictures whose surest class is PyTorch's, and how far their scores are apart at most."""
+def served(port: int, files: list[Path], wanted: np.ndarray, contract: ModelContract) -> tuple[int, float]:
+    """Return the number of images with the same top-1 class as PyTorch, and the largest difference of their scores."""
     same, apart = 0, 0.0
     for path, logits in zip(files, wanted, strict=True):
         headers = {"Content-Type": "application/octet-stream"}
         request = urllib.request.Request(f"http://127.0.0.1:{port}/predict?top=1", path.read_bytes(), headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             (found,) = json.load(answer)["predictions"][0]["answers"]
-        ours = surest(logits, contract, len(logits))
+        ours = top_predictions(logits, contract, len(logits))
         same += found["label"] == ours[0][0]
         apart = max(apart, abs(found["score"] - dict(ours)[found["label"]]))
     return same, apart
 
 
 def row(who: str, where: str, pictures: int, same: int, apart: float, what: str) -> dict[str, Any]:
-    """What was found, printed and for machines."""
+    """Print one result and return it."""
     print(f"{who:22}{pictures:9,}{same:12,}{apart:20.2g}   {what}, {where}")
     named = {"who": who, "data": where, "pictures": pictures, "same_top1": same}
     return named | {"largest_difference": apart, "of": what}

@@ -1,13 +1,13 @@
-"""The service under load, beside what one writes first: FastAPI, timm and a lock (benchmarks/plain_server.py).
+"""Load test of the service against a baseline server with FastAPI, timm and a lock (benchmarks/plain_server.py).
 
-    python benchmarks/serving.py                        throughput at 32 clients in turns, then 64 clients for 60 s, then too many
+    python benchmarks/serving.py                        throughput with 32 clients, then 64 clients for 60 s, then an overload
     python benchmarks/serving.py --rounds 3 --seconds 5 --load 10
     python benchmarks/serving.py --only plain vitrail
 
-Servers are processes of their own, and all of them are up from the beginning; they are asked in turns, for some seconds each, by
-clients that keep their connection and ask again as soon as they are answered. Clients run in this process, on the same cores
-as the server that they ask. Pictures are the ImageNet samples (JPEGs of about 500 pixels), the model DeiT-Ti. First, every
-server's top-1 on all of them is compared with PyTorch's.
+Servers are processes of their own and all run from the beginning; they are tested in turns, for some seconds each, by clients
+that keep their connection and send the next request after each response. Clients run in this process, on the same cores as
+the server. The images are the ImageNet samples (JPEGs of about 500 pixels), the model is DeiT-Ti. First, every server's top-1
+predictions are compared with PyTorch's.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SERVERS: dict[str, list[str]] = {
 
 
 class Server:
-    """A server as a process."""
+    """A server process."""
 
     def __init__(self, name: str, options: list[str], model: str = f"deit={WEIGHTS}") -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -52,7 +52,7 @@ class Server:
         )
 
     def wait(self, data: bytes) -> None:
-        """Until it answers."""
+        """Wait until the server responds."""
         end = time.monotonic() + 600
         while True:
             try:
@@ -61,11 +61,11 @@ class Server:
                 return
             except OSError:
                 if time.monotonic() > end or self.process.poll() is not None:
-                    raise SystemExit(f"{self.name} does not answer") from None
+                    raise SystemExit(f"{self.name} does not respond") from None
                 time.sleep(0.5)
 
     def resident(self) -> int:
-        """Bytes of memory."""
+        """Return the resident memory in bytes."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
@@ -76,7 +76,7 @@ class Server:
 
 @dataclass
 class Found:
-    """What clients heard."""
+    """Results of the clients."""
 
     seconds: float = 0.0
     codes: Counter[int] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class Found:
     labels: dict[int, str] = field(default_factory=dict)  # the first answer, by picture
 
     def at(self, share: float) -> float:
-        """The wait, in milliseconds, that so large a share did not exceed."""
+        """Return a quantile of the response times, in milliseconds."""
         waits = sorted(self.waits)
         return 1000 * waits[min(len(waits) - 1, int(share * len(waits)))] if waits else float("nan")
 
@@ -102,9 +102,9 @@ async def ask(
     requests: int = 10**9,
     patient: bool = False,
 ) -> Found:
-    """So many clients, each asking again when it is answered; for some time, or for a number of requests.
+    """Run clients that each send the next request after a response, for some time or a number of requests.
 
-    Those that are sent away come back at once, or, if they are patient, when they were told to.
+    Refused clients retry at once; patient clients wait for the time in Retry-After.
     """
     found, asked = Found(), iter(range(requests))
     begin = time.perf_counter()
@@ -138,7 +138,7 @@ async def ask(
 
 
 def true_answers() -> list[int]:
-    """PyTorch's top-1 on all samples, one picture at a time."""
+    """Return PyTorch's top-1 predictions for all samples, one image at a time."""
     import torch
     from PIL import Image
 
@@ -152,7 +152,7 @@ def true_answers() -> list[int]:
 
 
 def agreement(server: Server, pictures: list[bytes], truth: list[int]) -> int:
-    """Pictures whose answer is PyTorch's."""
+    """Return the number of images with the same top-1 prediction as PyTorch."""
     import vitrail
 
     labels = vitrail.load(WEIGHTS).labels or ()
@@ -167,7 +167,7 @@ def agreement(server: Server, pictures: list[bytes], truth: list[int]) -> int:
 def contest(
     only: list[str], rounds: int = 5, seconds: float = 15.0, clients: int = 32, load: float = 60.0, merge: int = 8
 ) -> list[dict[str, Any]]:
-    """All servers in turns, then ours under load. Target: 1.5 times plain, merged twice, at no worse p99."""
+    """Compare all servers in turns, then load vitrail. Target: 1.5 times plain, with merging 2 times, at no worse p99."""
     if not WEIGHTS.exists() or not SAMPLES.exists():
         raise SystemExit(f"this needs {WEIGHTS} and {SAMPLES}")
     pictures = [path.read_bytes() for path in sorted(SAMPLES.glob("*.JPEG"))]
@@ -191,9 +191,9 @@ def contest(
 
 
 def compared(heard: dict[str, list[Found]], same: dict[str, int], clients: int, pictures: int) -> list[dict[str, Any]]:
-    """A row for each server, printed as well."""
+    """Print and return a row for each server."""
     plain = statistics.median(rate(found) for found in heard["plain"]) if "plain" in heard else float("nan")
-    print(f"{'':22}{'pictures/s':>11}{'of plain':>10}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}   same top-1")
+    print(f"{'':22}{'images/s':>11}{'of plain':>10}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}   same top-1")
     rows = []
     for name, found in heard.items():
         speed = statistics.median(rate(each) for each in found)
@@ -220,12 +220,12 @@ def compared(heard: dict[str, list[Found]], same: dict[str, int], clients: int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each server in each round")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds per server and round")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument(
-        "--load", type=float, default=60.0, help="seconds of 64 clients, and of too many; 0 leaves both out"
+        "--load", type=float, default=60.0, help="seconds of the load test and of the overload; 0 skips both"
     )
-    parser.add_argument("--merge", type=int, default=8, metavar="R", help="tokens merged in each layer")
+    parser.add_argument("--merge", type=int, default=8, metavar="R", help="tokens merged per layer")
     parser.add_argument("--only", nargs="+", default=list(SERVERS), choices=list(SERVERS))
     given = parser.parse_args()
     rows = contest(given.only, given.rounds, given.seconds, given.clients, given.load, given.merge)
@@ -237,7 +237,7 @@ def rate(found: Found) -> float:
 
 
 def loaded(servers: list[Server], pictures: list[bytes], seconds: float) -> list[dict[str, Any]]:
-    """64 clients within capacity; and four times as many as a short queue has places for."""
+    """Test 64 clients within the capacity, and four times as many clients as a short queue holds."""
     rows = []
     for server in servers:
         if server.name == "plain":

@@ -1,23 +1,23 @@
-"""A model in use beside its peers: answers for a folder of photographs, and the time to the first one.
+"""Speed of prediction against other libraries: a folder of photographs, the time to the first prediction, and the service.
 
     python benchmarks/shipping.py                    everything
-    python benchmarks/shipping.py --only predict     one contest
+    python benchmarks/shipping.py --only predict     one comparison
     python benchmarks/shipping.py --rounds 5 --merge 8
-    python benchmarks/shipping.py --only predict --int8 0 8     exports in 8-bit integers take part, with none and 8 tokens merged
+    python benchmarks/shipping.py --only predict --int8 0 8     also int8 exports, with 0 and 8 tokens merged per layer
 
-predict: a folder of JPEGs whose longer side is 500 pixels, to a CSV of answers. vitrail predict with the runtime that `auto`
-chose beforehand, with PyTorch, and with merged tokens, against timm (its transforms, a DataLoader with two workers, the eager
-model) and against transformers' image-classification pipeline: DeiT-Ti with its published weights, and S/16 with random ones.
-Each is ready in a process of its own. With --int8 exports in 8-bit integers take part as well, calibrated on clothing;
-DeiT-Ti's are proven on the ImageNet samples, and S/16's take part for their speed, since random weights have nothing to prove.
+predict: a folder of JPEGs whose longer side is 500 pixels, to a CSV of predictions. `vitrail predict` with the runtime that
+`auto` selected before, with PyTorch, and with token merging, against timm (its transforms, a DataLoader with two workers, the
+eager model) and against transformers' image-classification pipeline: DeiT-Ti with its published weights, and S/16 with random
+ones. Each is ready in a process of its own. --int8 adds int8 exports, calibrated on clothing; those of DeiT-Ti are verified on
+the ImageNet samples, those of S/16 are measured for speed only, because its weights are random.
 
-cold: from the command to the first answer on the screen, in a fresh process each time: vitrail predict against transformers'
-pipeline.
+cold: from the command to the first prediction on the screen, in a fresh process each time: `vitrail predict` against
+transformers' pipeline.
 
-serve: 32 clients of vitrail serve against those of a plain FastAPI + timm server, DeiT-Ti; 64 clients for a minute; and more
-clients than there are places (benchmarks/serving.py).
+serve: 32 clients of `vitrail serve` against those of a plain FastAPI + timm server, DeiT-Ti; 64 clients for a minute; and an
+overload (benchmarks/serving.py).
 
-Contestants take turns, round after round, in an order that rotates; the ratios are of medians.
+Contestants are interleaved in a rotating order; ratios are of medians.
 """
 
 import argparse
@@ -51,7 +51,7 @@ MERGED = 2.0  # vitrail with merged tokens over timm
 
 
 def photographs(folder: Path, count: int) -> Path:
-    """So many JPEGs whose longer side is 500 pixels; the samples from the beginning again where they do not suffice."""
+    """Write JPEGs whose longer side is 500 pixels, repeating the samples if there are too few."""
     folder.mkdir()
     sources = sorted(SAMPLES.iterdir())
     for number in range(count):
@@ -64,7 +64,7 @@ def photographs(folder: Path, count: int) -> Path:
 
 
 def models(folder: Path, names: list[str]) -> dict[str, dict[str, str]]:
-    """The files of each model: timm's, which vitrail reads as it is, and transformers' directory."""
+    """Return the files of each model: timm's, which vitrail reads, and transformers' directory."""
     import timm
     from safetensors.torch import save_file
 
@@ -82,7 +82,7 @@ def models(folder: Path, names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def in_int8(name: str, model: str, folder: Path, merge: int, form: str) -> str:
-    """The same in 8-bit integers; the proof that it is still as right is printed."""
+    """Export the model in int8, print the verification and return the file."""
     file = folder / f"{name.replace('/', '-')}-int8-{merge}.{form}"
     proof = ["--verify", str(SAMPLES), "--label-from", r"^(\d+)_", "--calibrate", str(CLOTHING / "train")]
     proof += [] if name == "DeiT-Ti" else ["--force"]
@@ -92,7 +92,7 @@ def in_int8(name: str, model: str, folder: Path, merge: int, form: str) -> str:
 
 @contextmanager
 def contestant(name: str, **told: Any) -> Iterator[Callable[[], int]]:
-    """A process that is ready, and the function that sends it through the folder."""
+    """Start a process of a contestant and yield the function that runs it over the folder."""
     script = Path(__file__).with_name("shipping_peers.py")
     process = subprocess.Popen(
         [sys.executable, str(script), name, json.dumps(told)],
@@ -112,7 +112,7 @@ def contestant(name: str, **told: Any) -> Iterator[Callable[[], int]]:
         return int(said)
 
     try:
-        assert answers.readline().strip() == "ready", f"{name} did not begin"
+        assert answers.readline().strip() == "ready", f"{name} did not start"
         yield run
     finally:
         asks.close()
@@ -120,7 +120,7 @@ def contestant(name: str, **told: Any) -> Iterator[Callable[[], int]]:
 
 
 def agree(first: str, second: str) -> float:
-    """How many answers two CSVs share."""
+    """Return the share of equal predictions in two CSVs."""
 
     def labels(path: str) -> list[str]:
         with open(path, newline="", encoding="utf-8") as file:
@@ -132,18 +132,18 @@ def agree(first: str, second: str) -> float:
 
 
 def predict(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Targets: 1.5 of timm, 2 of transformers; with merged tokens 2 of timm."""
-    from vitrail.deploy.choosing import chosen
-    from vitrail.deploy.opening import opened
+    """Compare batch prediction. Targets: 1.5 of timm, 2 of transformers; with token merging 2 of timm."""
+    from vitrail.deploy.runtimes.open import open_deployed_model
+    from vitrail.deploy.runtimes.select import select_runtime
 
     rows = []
     with tempfile.TemporaryDirectory() as place:
         folder = photographs(Path(place) / "photos", options.pictures)
         for name, files in models(Path(place), options.models).items():
             notes = {}
-            for merge in (0, options.merge):  # once for a machine, as the first command with many pictures would
-                told = opened(files["model"], runtime="torch", merge=merge, threads=1)
-                notes[f"merge {merge}"] = chosen(told, 1)[1]
+            for merge in (0, options.merge):  # measured once per machine, as by the first command with many images
+                told = open_deployed_model(files["model"], runtime="torch", merge=merge, threads=1)
+                notes[f"merge {merge}"] = select_runtime(told, 1)[1]
             contests = {
                 "vitrail": ("vitrail", {"runtime": "auto", "merge": 0}),
                 "vitrail, PyTorch": ("vitrail", {"runtime": "torch", "merge": 0}),
@@ -171,10 +171,10 @@ def predict(options: argparse.Namespace) -> list[dict[str, Any]]:
                 if "vitrail" in ours
             }
             same = {each: agree(outs["vitrail"], outs[each]) for each in contests if each != "vitrail"}
-            print(f"{name}, {options.pictures} JPEGs of {LONGER} pixels, pictures/s")
+            print(f"{name}, {options.pictures} JPEGs of {LONGER} pixels, images/s")
             for each, value in speed.items():
                 more = ", ".join(f"{r:.2f}× {theirs}" for theirs, r in ratios.get(each, {}).items())
-                alike = f"   {100 * same[each]:.1f} % of answers as vitrail's" if each in same else ""
+                alike = f"   {100 * same[each]:.1f} % same predictions as vitrail" if each in same else ""
                 print(f"  {each:<24}{value:8.1f}   {more}{alike}", flush=True)
             for note in notes.values():
                 print(f"  {note}")
@@ -201,7 +201,7 @@ print(pipeline("image-classification", model={model!r}, device="cpu", top_k=1)({
 
 
 def cold(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Target: half the time of transformers' pipeline."""
+    """Compare the time to the first prediction. Target: half the time of transformers' pipeline."""
     with tempfile.TemporaryDirectory() as place:
         picture = photographs(Path(place) / "photos", 1) / "00000.jpg"
         files = models(Path(place), ["DeiT-Ti"])["DeiT-Ti"]
@@ -222,8 +222,8 @@ def cold(options: argparse.Namespace) -> list[dict[str, Any]]:
                     env={**os.environ, "HF_HUB_OFFLINE": "1"},
                 ) as started:
                     assert started.stdout is not None
-                    for _ in range(lines):  # of a CSV, the answer is below the header
-                        assert started.stdout.readline(), f"{name} gave no answer"
+                    for _ in range(lines):  # the first line of a CSV is the header
+                        assert started.stdout.readline(), f"{name} printed no prediction"
                     first[name].append(time.perf_counter() - begin)
 
             return run
@@ -236,7 +236,7 @@ def cold(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def serve(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Target: 1.5 times a plain FastAPI + timm server at 32 clients, 2 times with merged tokens, at no worse p99."""
+    """Compare the service. Target: 1.5 times a plain FastAPI + timm server, 2 times with merging, at no worse p99."""
     return serving.contest(list(serving.SERVERS), rounds=options.rounds, merge=options.merge)
 
 
@@ -252,17 +252,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(CONTESTS), default=list(CONTESTS))
     parser.add_argument("--models", nargs="+", choices=("DeiT-Ti", "S/16"), default=["DeiT-Ti", "S/16"])
     parser.add_argument("--pictures", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=32, help="of timm and of transformers")
-    parser.add_argument("--merge", type=int, default=8, metavar="R", help="tokens merged in each layer")
+    parser.add_argument("--batch", type=int, default=32, help="batch size of timm and transformers [32]")
+    parser.add_argument("--merge", type=int, default=8, metavar="R", help="tokens merged per layer [8]")
     parser.add_argument(
         "--int8",
         type=int,
         nargs="+",
         metavar="R",
-        help="exports in 8-bit integers take part, with so many tokens merged",
+        help="add int8 exports with R tokens merged per layer",
     )
     parser.add_argument(
-        "--form", choices=("onnx", "xml"), default="xml", help="of these exports: ONNX Runtime's, OpenVINO's"
+        "--form", choices=("onnx", "xml"), default="xml", help="format of the int8 exports [xml, OpenVINO]"
     )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""What takes part in benchmarks/shipping.py, each in a process of its own with its own threads and memory.
+"""Contestants of benchmarks/shipping.py, each in a process of its own with its own threads and memory.
 
     python benchmarks/shipping_peers.py NAME JSON
 
-It makes itself ready, says so in a line, and then answers every line that it is sent with the number of pictures done. Every
-contestant goes through the same folder from the files to a CSV of path, class and score.
+The process prints "ready" and then, for every line on standard input, runs once and prints the number of images. Every
+contestant reads the same folder and writes a CSV of path, class and score.
 """
 
 import csv
@@ -20,7 +20,7 @@ Run = Callable[[], int]
 
 
 def written(out: str, rows: Iterable[tuple[str, int | str, float]]) -> int:
-    """Rows into a CSV; how many."""
+    """Write rows to a CSV and return their number."""
     count = 0
     with open(out, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
@@ -32,24 +32,24 @@ def written(out: str, rows: Iterable[tuple[str, int | str, float]]) -> int:
 
 
 def by_vitrail(told: dict[str, Any]) -> Run:
-    """`vitrail predict` without its start: the model is open, and the runtime was chosen before."""
-    from vitrail.deploy.inputs import gathered
-    from vitrail.deploy.predicting import How, ready
-    from vitrail.deploy.rows import LabelsCSV
-    from vitrail.deploy.writing import write
+    """Return `vitrail predict` without its start: the model is loaded and the runtime is selected."""
+    from vitrail.deploy.predict.formats import LabelsCSV
+    from vitrail.deploy.predict.inputs import collect_inputs
+    from vitrail.deploy.predict.predict import InferenceOptions, open_pool
+    from vitrail.deploy.predict.write import write_outputs
 
-    how = How(runtime=told["runtime"], merge=told["merge"])
-    model = ready(told["model"], "logits", how, 10**9)
+    how = InferenceOptions(runtime=told["runtime"], merge=told["merge"])
+    model = open_pool(told["model"], "logits", how, 10**9)
 
     def run() -> int:
-        inputs = gathered([told["folder"]])
-        return write(model, inputs, told["out"], LabelsCSV(), how, force=True).pictures
+        inputs = collect_inputs([told["folder"]])
+        return write_outputs(model, inputs, told["out"], LabelsCSV(), how, force=True).pictures
 
     return run
 
 
 def by_timm(told: dict[str, Any]) -> Run:
-    """timm's model, transforms and a DataLoader with two workers."""
+    """Return timm's model and transforms with a DataLoader of two workers."""
     import timm
     from PIL import Image
     from safetensors.torch import load_file
@@ -81,7 +81,7 @@ def by_timm(told: dict[str, Any]) -> Run:
 
 
 def by_transformers(told: dict[str, Any]) -> Run:
-    """transformers' image-classification pipeline."""
+    """Return transformers' image-classification pipeline."""
     from transformers import pipeline
 
     ask = pipeline("image-classification", model=told["hf"], top_k=1, device="cpu")

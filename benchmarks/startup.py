@@ -1,8 +1,8 @@
-"""How long a user waits before anything happens.
+"""Startup time of commands and imports.
 
     python benchmarks/startup.py
 
-Whole processes, from the shell's point of view, taking turns: median and worst of the rounds, beside an empty Python.
+Whole processes, interleaved: median and worst of the rounds, beside an empty Python.
 """
 
 import subprocess

@@ -1,13 +1,13 @@
-"""Minutes of training until Fashion-MNIST's test pictures are 89 % right, from scratch.
+"""Minutes of training from scratch until the top-1 accuracy on Fashion-MNIST's test split reaches 89 %.
 
     python benchmarks/time_to_accuracy.py
 
-vitrail's `scratch-small` recipe, shortened to what the goal needs, against vit-pytorch's and timm's ViT of the same width and
-depth in a plain loop: AdamW, weight decay 0.05, batch 128, five epochs, cosine after 200 steps of warm-up. The peers' learning
-rate is the one of three that does best on held-out training pictures after one epoch of the same schedule; then three seeds for
-everybody. Time spent evaluating is not counted; shuffling and augmenting are. A run ends when it has reached the goal.
-Contestants take turns; OMP_NUM_THREADS says how many threads each has. On a machine that is busy with other work, `--clock cpu`
-with one thread counts the processor's seconds instead; for vitrail that then includes reading, validating and testing.
+vitrail's `scratch-small` recipe, shortened to the goal, against vit-pytorch's and timm's ViT of the same width and depth in a
+plain loop: AdamW, weight decay 0.05, batch 128, five epochs, cosine after 200 steps of warm-up. The learning rate of the others
+is the best of three on held-out training images after one epoch of the same schedule; then three seeds for each contestant.
+Evaluation time is not counted; shuffling and augmentation are. A run ends when it reaches the goal. Contestants are
+interleaved; OMP_NUM_THREADS sets their threads. On a busy machine, `--clock cpu` with one thread counts processor seconds
+instead; for vitrail these include reading, validation and testing.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data.sources import read
+from vitrail.data.sources import load_dataset
 
 GOAL, RATES, EPOCHS, BATCH = 0.89, (1e-3, 2e-3, 4e-3), 5, 128
 WIDTH, DEPTH, HEADS, PATCH = 64, 4, 2, 4
@@ -35,7 +35,7 @@ Clock = Callable[[], float]
 
 
 def model(name: str) -> nn.Module:
-    """A peer's ViT of the same width and depth, on 28×28 in patches of 4."""
+    """Build a ViT of the same width and depth in another library, for 28×28 images in patches of 4."""
     if name == "vit-pytorch":
         from vit_pytorch import ViT
 
@@ -58,8 +58,8 @@ def model(name: str) -> nn.Module:
 
 
 def pixels(split: str) -> tuple[Tensor, Tensor]:
-    """All pictures of a split, normalised, and their labels."""
-    pictures = read("fashion-mnist")[split]
+    """Return all images of a split, normalised, and their labels."""
+    pictures = load_dataset("fashion-mnist")[split]
     store: Any = pictures.store
     values = torch.from_numpy(np.ascontiguousarray(store.pixels[pictures.items])).float().view(-1, 1, 28, 28)
     return (values / 255 - 0.286) / 0.353, torch.from_numpy(pictures.targets)
@@ -78,7 +78,7 @@ def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 def plain(
     name: str, rate: float, seed: int, data: dict[str, tuple[Tensor, Tensor]], clock: Clock, epochs: int = EPOCHS
 ) -> dict[str, Any]:
-    """A peer in a plain loop. Seconds when each held-out split first reached the goal, and its last accuracy."""
+    """Train in a plain loop; return the seconds until each held-out split reached the goal, and the last accuracy."""
     torch.manual_seed(seed)
     network = model(name)
     images, labels = data["train"]
@@ -113,17 +113,17 @@ def plain(
 
 
 def ours(seed: int, epochs: float, clock: Clock) -> dict[str, Any]:
-    """`vitrail train fashion-mnist`, as anybody would run it; the time to its end, where the test split is judged once."""
-    from vitrail.recipe import Machine
-    from vitrail.training import train
+    """Run `vitrail train fashion-mnist`; return the time to its end, with one evaluation of the test split."""
+    from vitrail.training.recipe import Machine
+    from vitrail.training.train import train
 
     begin = clock()
     with tempfile.TemporaryDirectory() as folder:
-        wishes = {"epochs": epochs, "seed": seed, "width": WIDTH, "depth": DEPTH}
+        overrides = {"epochs": epochs, "seed": seed, "width": WIDTH, "depth": DEPTH}
         run, summary = train(
             "fashion-mnist",
             out=Path(folder) / "run",
-            wishes=wishes,
+            overrides=overrides,
             settings=["validate_every=100"],
             machine=Machine(device="cpu"),
         )
@@ -141,9 +141,9 @@ def ours(seed: int, epochs: float, clock: Clock) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=float, default=4.0, help="of vitrail's run")
+    parser.add_argument("--epochs", type=float, default=4.0, help="epochs of the vitrail run")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--ours", action="store_true", help="vitrail alone")
+    parser.add_argument("--ours", action="store_true", help="run vitrail only")
     parser.add_argument(
         "--rates", nargs=2, type=float, metavar="LR", help=f"of {' and '.join(PEERS)}, if these are known already"
     )

@@ -1,13 +1,13 @@
-"""Fine-tuning DeiT-Ti on photographs, images per second with everything included: reading, augmenting, training.
+"""Speed of fine-tuning DeiT-Ti on photographs, in images per second: decoding, augmentation and training.
 
-    pip install accelerate   # which transformers' Trainer needs
+    pip install accelerate   # required by transformers' Trainer
     python benchmarks/training.py
 
-The same work for everybody: random resized crops of 224×224 (scale 0.35 to 1, bicubic), flips, batches of 32, AdamW, ViT-Ti/16,
-32-bit floats. timm: its own dataset, loader (two workers) and model. transformers: its Trainer with two workers on its
-own model and torchvision's transforms. vitrail: its loader and loop, once with the same mathematics and once with half of the
-patches dropped. Everybody does a few steps in turn, in one process, after unmeasured ones; so starting workers, and
-vitrail's decoding of photographs that then stay in memory, are not counted. The last lines say what those cost.
+The same work for all: random resized crops of 224×224 (scale 0.35 to 1, bicubic), flips, batches of 32, AdamW, ViT-Ti/16,
+32-bit floats. timm: its own dataset, loader (two workers) and model. transformers: its Trainer with two workers on its own
+model and torchvision's transforms. vitrail: its loader and loop, with the same mathematics, and with half of the patches
+dropped. All are interleaved in one process, a few steps at a time, after unmeasured ones: the start of the workers, and
+vitrail's first decoding of photographs that stay in memory, are not counted. The last lines print that cost.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def of_timm() -> Callable[[], None]:
 
 
 class Photographs(torch.utils.data.Dataset):
-    """A folder for transformers' Trainer, with torchvision's transforms as its examples use them."""
+    """Folder dataset for transformers' Trainer, with torchvision's transforms as in its examples."""
 
     def __init__(self) -> None:
         from torchvision import transforms
@@ -93,7 +93,7 @@ class Photographs(torch.utils.data.Dataset):
 
 
 def of_transformers(steps: int, rounds: int) -> Callable[[], None]:
-    """The Trainer drives; it is stopped between steps by a generator that it is run in."""
+    """Return a step of the Trainer, which runs in a generator that pauses between steps."""
     import tempfile
     import threading
 
@@ -139,24 +139,24 @@ def of_vitrail(patch_dropout: float) -> Callable[[], None]:
     import tempfile
 
     import vitrail
-    from vitrail.data.augment import Flip
-    from vitrail.data.crops import RandomResizedCrop
     from vitrail.data.loader import Loader
-    from vitrail.data.pipeline import Training as Augmentation
-    from vitrail.data.preprocessing import IMAGENET, Preprocessing
-    from vitrail.data.sources import read
-    from vitrail.engine.distributed import Team
-    from vitrail.engine.journal import Journal
-    from vitrail.engine.loop import Plan, Training
-    from vitrail.engine.optim import AdamW
-    from vitrail.engine.schedule import Constant
-    from vitrail.engine.state import Checkpoints
+    from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
+    from vitrail.data.sources import load_dataset
+    from vitrail.data.transforms.augment import Flip
+    from vitrail.data.transforms.crops import RandomResizedCrop
+    from vitrail.data.transforms.pipeline import TrainPipeline as Augmentation
     from vitrail.objectives.classification import Classification
+    from vitrail.training.checkpointing import Checkpoints
+    from vitrail.training.distributed import Team
+    from vitrail.training.logging import MetricsLog
+    from vitrail.training.optim import AdamW
+    from vitrail.training.schedule import Constant
+    from vitrail.training.trainer import Plan, Trainer
 
-    pictures = read(str(PHOTOGRAPHS))["train"]
+    pictures = load_dataset(str(PHOTOGRAPHS))["train"]
     team = Team(0, 1, torch.device("cpu"))
     folder = Path(tempfile.mkdtemp())
-    training = Training(
+    training = Trainer(
         task=Classification(patch_dropout=patch_dropout).build(vitrail.build("Ti/16", classes=10)),
         loader=Loader(
             pictures,
@@ -165,21 +165,21 @@ def of_vitrail(patch_dropout: float) -> Callable[[], None]:
             batch_size=BATCH,
             workers=1,
         ),
-        normalise=Preprocessing(**IMAGENET).normalise,
+        normalise=Preprocessing(**IMAGENET_STATS).normalise,
         optim=AdamW(lr=RATE, weight_decay=0.05, clip=None),
         schedule=Constant(),
         plan=Plan(steps=10**6, validate_every=10**6),
         team=team,
-        journal=Journal(None),
+        journal=MetricsLog(None),
         checkpoints=Checkpoints(folder, team),
         validate=dict,
-        improved=lambda: None,
+        on_best=lambda: None,
     )
     batches = training.batches()
 
     def step() -> None:
         number, epoch, batch = next(batches)
-        training.train(number, epoch, batch)
+        training.train_step(number, epoch, batch)
 
     return step
 
@@ -187,7 +187,7 @@ def of_vitrail(patch_dropout: float) -> Callable[[], None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=4, help="of each contestant in a round")
+    parser.add_argument("--steps", type=int, default=4, help="steps per contestant and round")
     options = parser.parse_args()
     if not PHOTOGRAPHS.is_dir():
         raise SystemExit(f"no photographs in {PHOTOGRAPHS}")

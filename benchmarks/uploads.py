@@ -1,11 +1,11 @@
-"""10,000 uploads that no honest client would send, to a service as it is started by default (but for --body-timeout 3).
+"""Send 10,000 malformed uploads to a service with default options (except --body-timeout 3).
 
     python benchmarks/uploads.py
     python benchmarks/uploads.py --count 1000
 
-Fuzzed headers and pictures, truncated ones, bombs of 50,000×50,000, wrong kinds, lying lengths, thousands of parts; between them,
-every so often, bodies that drip and bodies of 100 MB. What must hold: no answer of 5xx but 503, the process never ends, it
-answers an honest picture all the time, and its memory comes back to where it was.
+Fuzzed headers and images, truncated files, decompression bombs of 50,000×50,000, wrong types, wrong lengths, thousands of parts;
+between them slow bodies and bodies of 100 MB. Required: no status 5xx except 503, the process stays alive, valid images are
+answered all the time, and memory returns to its level.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def attacked(server: Server, count: int, seed: int) -> int:
-    """Sends them, and says what came of it; 1 where something did not hold."""
+    """Send the uploads, print the result and return 1 if a requirement failed."""
     honest = request("/predict", picture())
     with ThreadPoolExecutor(CLIENTS) as pool:  # an ordinary load, after which its memory is what it is
         asked = [request(path, data) for path in ("/predict", "/embed", "/attention") for data in files().values()]

@@ -1,10 +1,10 @@
-"""How long a checkpoint takes to become a model, and how much memory, beside timm and transformers.
+"""Time and memory of loading a checkpoint, against timm and transformers.
 
     python benchmarks/weights.py
 
-Loading: ViT-B/16 with fresh weights, written once in each form; every contestant goes from the file to a model in evaluation
-mode, files in the page cache, taking turns in one process. Memory: the highest resident set of a process of its own, above
-what it had after its imports. Recognising: from the path to the report on a header, for H/14.
+Loading: ViT-B/16 with fresh weights, written once in each format; every contestant goes from the file to a model in evaluation
+mode, files in the page cache, interleaved in one process. Memory: the peak resident set of a process of its own, above its
+memory after the imports. Detection: from the path to the report on a header, for H/14.
 """
 
 import argparse
@@ -40,23 +40,23 @@ for name in ("nms", "qnms"):
 
 
 def write_forms(folder: Path) -> dict[str, Path]:
-    """B/16 in every form that is compared."""
+    """Write B/16 in every compared format."""
     import vitrail
-    from vitrail.checkpoints.artifact import Contract
-    from vitrail.checkpoints.convert import write_and_prove
+    from vitrail.checkpoints.artifact import CheckpointContract
+    from vitrail.checkpoints.convert import write_and_verify
 
     config = vitrail.configure("B/16", init="deit")
-    contract = Contract(config, preprocessing=vitrail.Preprocessing())
+    contract = CheckpointContract(config, preprocessing=vitrail.Preprocessing())
     state = vitrail.build_from(config).state_dict()
     forms = {"vitrail": "artifact.safetensors", "timm": "timm.safetensors", "hf": "hf", "big_vision": "b16.npz"}
     for to, name in forms.items():
-        write_and_prove(contract, dict(state), folder / name, to)
-    write_and_prove(contract, dict(state), folder / "timm.pth", "timm")
+        write_and_verify(contract, dict(state), folder / name, to)
+    write_and_verify(contract, dict(state), folder / "timm.pth", "timm")
     return {**{to: folder / name for to, name in forms.items()}, "pth": folder / "timm.pth"}
 
 
 def loading(paths: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
-    """Seconds from file to model."""
+    """Measure the seconds from file to model."""
     import timm
     import transformers
     from safetensors.torch import load_file
@@ -109,20 +109,20 @@ def loading(paths: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
 
 
 def memory(paths: dict[str, Path]) -> list[dict[str, Any]]:
-    """The highest resident set of loading, as a multiple of the file."""
+    """Measure the peak resident set of loading, as a multiple of the file size."""
     jobs = {
         "vitrail, its artifact": (
-            "import vitrail.checkpoints.loading",
+            "import vitrail.checkpoints.load",
             f"vitrail.load({str(paths['vitrail'])!r})",
             "vitrail",
         ),
         "vitrail, timm's safetensors": (
-            "import vitrail.checkpoints.loading",
+            "import vitrail.checkpoints.load",
             f"vitrail.load({str(paths['timm'])!r})",
             "timm",
         ),
         "vitrail, transformers' directory": (
-            "import vitrail.checkpoints.loading",
+            "import vitrail.checkpoints.load",
             f"vitrail.load({str(paths['hf'])!r})",
             "hf",
         ),
@@ -144,21 +144,21 @@ def memory(paths: dict[str, Path]) -> list[dict[str, Any]]:
         path = paths[form] / "model.safetensors" if paths[form].is_dir() else paths[form]
         ratio = int(result.stdout.split()[-1]) / path.stat().st_size
         rows.append({"who": who, "peak": int(result.stdout.split()[-1]), "of_file": ratio})
-        print(f"{who:<50}{ratio:7.2f} × the file" + ("     target 1.15" if who.startswith("vitrail") else ""))
+        print(f"{who:<50}{ratio:7.2f} × the file size" + ("     target 1.15" if who.startswith("vitrail") else ""))
     return rows
 
 
 def recognising(folder: Path, rounds: int) -> dict[str, Any]:
-    """Seconds to recognise H/14 from its header; the values are a hole in the disk and are never read."""
+    """Measure the seconds to detect H/14 from its header; the values are a hole in the file and never read."""
     import vitrail
-    from vitrail.checkpoints.keys import expected
-    from vitrail.checkpoints.loading import describe
-    from vitrail.checkpoints.report import report
-    from vitrail.checkpoints.timm import vit
+    from vitrail.checkpoints.describe import build_report
+    from vitrail.checkpoints.formats.timm import map_vit
+    from vitrail.checkpoints.keys import compute_expected_shapes
+    from vitrail.checkpoints.load import inspect_checkpoint
 
     config = vitrail.configure("H/14")
     entries, at = {}, 0
-    for name, shape in expected(vit(config), config).items():
+    for name, shape in compute_expected_shapes(map_vit(config), config).items():
         end = at + 4 * int(torch.tensor(shape).prod())
         entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
         at = end
@@ -171,14 +171,14 @@ def recognising(folder: Path, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         from vitrail.checkpoints import keys
 
-        keys.layout.cache_clear()
+        keys.build_meta_state.cache_clear()
         begin = time.perf_counter()
-        with describe(path) as found:
-            report(found, None)
+        with inspect_checkpoint(path) as found:
+            build_report(found, None)
         times.append(time.perf_counter() - begin)
     size = path.stat().st_size
     print(
-        f"recognising H/14 ({size / 2**30:.2f} GB): first {times[0]:.3f} s, median {measure.median(times):.3f} s   target 0.5 s"
+        f"detecting H/14 ({size / 2**30:.2f} GB): first {times[0]:.3f} s, median {measure.median(times):.3f} s   target 0.5 s"
     )
     return {"bytes": size, "first": times[0], "median": measure.median(times)}
 

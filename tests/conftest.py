@@ -1,4 +1,4 @@
-"""What all tests share: a quiet machine, fixed seeds, and a torchvision that imports beside a CPU build of PyTorch."""
+"""Fixtures of all tests: offline mode, fixed seeds, a browser, and a torchvision that imports with a CPU build of PyTorch."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 import torch
 
-# A CPU build of PyTorch lacks two operators that torchvision's import registers gradients for: name them first.
+# A CPU build of PyTorch lacks two operators that torchvision registers gradients for on import: define them first.
 _TORCHVISION = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _TORCHVISION.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -24,7 +24,7 @@ def _seed() -> None:
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium, for pages that are tried as they are looked at; it has a camera that sees a test picture."""
+    """Start Chromium with a fake camera."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install 'vitrail[dev]'"
     )

@@ -1,8 +1,8 @@
-"""Commands as processes of their own, quickly: forked from one that has imported everything and done nothing else.
+"""Run commands as separate processes, forked from a server process that has already imported everything.
 
-`python -m vitrail train` spends most of a tiny run's time importing. The mother process does that once; what its children do
-(their directory, environment, output, exit code) is their own, as with any other process. Started as a program, this file is
-the mother: it reads a request in each line, and answers with the exit code.
+`python -m vitrail train` spends most of a tiny run's time importing. The server does that once; each forked child has its own
+directory, environment, output and exit code, as any other process. Run as a program, this file is the server: it reads one
+request per line and writes the exit code.
 """
 
 import atexit
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO
 
 IMPORTED = (
-    "vitrail.training",
-    "vitrail.pretraining",
-    "vitrail.recipes",
-    "vitrail.evaluation.evaluating",
-    "vitrail.views.inspecting",
-    "vitrail.transfer.compare",
+    "vitrail.training.train",
+    "vitrail.training.pretrain",
+    "vitrail.training.recipes",
+    "vitrail.evaluation.evaluate",
+    "vitrail.analysis.inspect",
+    "vitrail.evaluation.transfer",
     "torch.distributed.checkpoint",
     "sklearn.linear_model",
     "sklearn.datasets",
@@ -34,9 +34,9 @@ IMPORTED = (
 def run(
     *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: int = 300
 ) -> "subprocess.CompletedProcess[str]":
-    """`vitrail` with these arguments, to its end."""
-    with tempfile.TemporaryDirectory() as place:
-        out, err = Path(place, "out"), Path(place, "err")
+    """Run `vitrail` with these arguments and return the completed process."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
         request = {
             "arguments": arguments,
             "cwd": str(cwd or Path.cwd()),
@@ -45,17 +45,17 @@ def run(
             "err": str(err),
             "timeout": timeout,
         }
-        asked, told = mother()
-        asked.write(json.dumps(request) + "\n")
-        asked.flush()
-        code = int(told.readline())
+        requests, codes = start_server()
+        requests.write(json.dumps(request) + "\n")
+        requests.flush()
+        code = int(codes.readline())
         return subprocess.CompletedProcess(["vitrail", *arguments], code, out.read_text(), err.read_text())
 
 
 @cache
-def mother() -> tuple[IO[str], IO[str]]:
-    """The process that forks, one for each process that tests; it ends when nobody asks any more."""
-    started = subprocess.Popen(
+def start_server() -> tuple[IO[str], IO[str]]:
+    """Start the server, one per test process; it is killed at exit."""
+    server = subprocess.Popen(
         [sys.executable, "-m", "tests.forked"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -63,32 +63,33 @@ def mother() -> tuple[IO[str], IO[str]]:
         cwd=Path(__file__).parents[1],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    assert started.stdin is not None
-    assert started.stdout is not None
-    atexit.register(started.kill)
-    return started.stdin, started.stdout
+    assert server.stdin is not None
+    assert server.stdout is not None
+    atexit.register(server.kill)
+    return server.stdin, server.stdout
 
 
 def serve() -> None:
+    """Fork a child for each request on standard input."""
     for name in IMPORTED:
         __import__(name)
-    answers = os.fdopen(os.dup(1), "w")
+    codes = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
         if not child:
-            be(request)
-        answers.write(f"{ended(child)}\n")
-        answers.flush()
+            run_child(request)
+        codes.write(f"{wait_for_child(child)}\n")
+        codes.flush()
 
 
-def ended(child: int) -> int:
-    """The exit code, as subprocess has it: negative for a signal."""
+def wait_for_child(child: int) -> int:
+    """Return the exit code as subprocess has it: negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def be(request: dict[str, object]) -> None:
-    """What the child does, up to its end. It is killed when its time is over."""
+def run_child(request: dict[str, object]) -> None:
+    """Run the command in the forked child and exit. SIGALRM ends it after its timeout."""
     code = 1
     try:
         os.setsid()
@@ -108,7 +109,7 @@ def be(request: dict[str, object]) -> None:
         code = main()
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1 if stopped.code else 0
-    except BaseException:  # as at the end of any program
+    except BaseException:  # as the interpreter does at the end of a program
         traceback.print_exc()
     finally:
         sys.stdout.flush()

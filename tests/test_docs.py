@@ -1,4 +1,4 @@
-"""What the pages say is what the source says now."""
+"""Tests that the documentation agrees with the source."""
 
 import re
 import subprocess
@@ -10,22 +10,22 @@ import pytest
 ANNOTATE = Path(__file__).parents[1] / "docs" / "annotate.py"
 
 
-def test_the_annotated_page_has_not_drifted():
+def test_annotated_page_is_up_to_date():
     result = subprocess.run([sys.executable, ANNOTATE, "--check"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
-def test_the_matrix_of_conversions_is_what_the_tests_prove():
+def test_matrix_of_conversions_is_up_to_date():
     pytest.importorskip("timm", reason="the peers are not installed: pip install 'vitrail[peers]'")
     from tests.parity.matrix import matrix
 
     assert matrix() in (Path(__file__).parents[1] / "docs" / "weights.md").read_text(encoding="utf-8")
 
 
-def test_make_bench_runs_every_benchmark_that_needs_no_arguments():
+def test_make_bench_runs_every_benchmark_without_arguments():
     root = Path(__file__).parents[1]
     run = set(re.findall(r"benchmarks/(\w+)\.py", (root / "Makefile").read_text()))
-    parts = {"measure", "plain_server", "serving", "shipping_peers", "cifar10_sheets"}  # of others, or of getting data
-    given = {"merging", "same_answers"}  # weights and pictures, as docs/benchmarks.md says
+    parts = {"measure", "plain_server", "serving", "shipping_peers", "cifar10_sheets"}  # parts of others, or fetch data
+    given = {"merging", "same_answers"}  # need weights and images as arguments, see docs/benchmarks.md
     assert run | parts | given == {path.stem for path in (root / "benchmarks").glob("*.py")}
     assert not run & given

@@ -1,4 +1,4 @@
-"""Every slot of the family once, at a size that runs in milliseconds."""
+"""Small configurations that cover every option of every slot of a Vision Transformer."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""vitrail: Vision Transformers, from the paper to a model that ships.
+"""vitrail: Vision Transformers, from the paper to deployment.
 
-`import vitrail` is quick: PyTorch is imported when a model is first asked for.
+`import vitrail` is fast: PyTorch is imported on the first use of a name below.
 """
 
 from importlib import import_module
@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from vitrail.checkpoints.loading import load, save
-    from vitrail.checkpoints.push import push
+    from vitrail.checkpoints.card import push
+    from vitrail.checkpoints.load import load, save
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.deploy.predicting import predict
-    from vitrail.models.build import build, build_from, configure
-    from vitrail.models.vit import ViT, ViTConfig
-    from vitrail.pretraining import pretrain
-    from vitrail.training import resume, train
+    from vitrail.deploy.predict.predict import predict
+    from vitrail.models.base import Model, ModelConfig
+    from vitrail.models.registry import build, build_from, configure
+    from vitrail.training.pretrain import pretrain
+    from vitrail.training.train import resume, train
 
-_HOMES = {
+_MODULES = {
+    "Model": "vitrail.models.base",
+    "ModelConfig": "vitrail.models.base",
     "Preprocessing": "vitrail.data.preprocessing",
-    "load": "vitrail.checkpoints.loading",
-    "predict": "vitrail.deploy.predicting",
-    "pretrain": "vitrail.pretraining",
-    "push": "vitrail.checkpoints.push",
-    "resume": "vitrail.training",
-    "save": "vitrail.checkpoints.loading",
-    "train": "vitrail.training",
-    "build": "vitrail.models.build",
-    "build_from": "vitrail.models.build",
-    "configure": "vitrail.models.build",
-    "ViT": "vitrail.models.vit",
-    "ViTConfig": "vitrail.models.vit",
+    "build": "vitrail.models.registry",
+    "build_from": "vitrail.models.registry",
+    "configure": "vitrail.models.registry",
+    "load": "vitrail.checkpoints.load",
+    "predict": "vitrail.deploy.predict.predict",
+    "pretrain": "vitrail.training.pretrain",
+    "push": "vitrail.checkpoints.card",
+    "resume": "vitrail.training.train",
+    "save": "vitrail.checkpoints.load",
+    "train": "vitrail.training.train",
 }
 
 __all__ = [
+    "Model",
+    "ModelConfig",
     "Preprocessing",
-    "ViT",
-    "ViTConfig",
     "__version__",
     "build",
     "build_from",
@@ -53,9 +53,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

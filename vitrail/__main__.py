@@ -1,4 +1,4 @@
-"""`python -m vitrail`, and `torchrun -m vitrail` on many processes."""
+"""Entry point of `python -m vitrail` and of `torchrun -m vitrail`."""
 
 import atexit
 import os
@@ -8,21 +8,21 @@ from contextlib import suppress
 from vitrail.cli import main
 
 
-def leave(code: int) -> None:
-    """Ends one of several processes with everything written, and without taking the interpreter apart.
+def exit_process(code: int) -> None:
+    """Run the exit handlers, flush the output and end the process without the interpreter's shutdown.
 
-    A thread of a process group that lets go of a tensor while Python is being taken apart is ended in the middle of C++ code,
-    which aborts the process; torchrun then stops the others, which may still be writing the model.
+    A process-group thread that frees a tensor during Python's shutdown aborts the process inside C++; torchrun then stops
+    the other processes, which may still be writing the model.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(BrokenPipeError):  # nobody listens any more
+        with suppress(BrokenPipeError):  # the reader has closed the pipe
             stream.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    done = main()
+    exit_code = main()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        leave(done)
-    raise SystemExit(done)
+        exit_process(exit_code)
+    raise SystemExit(exit_code)

@@ -9,10 +9,10 @@ from torch import nn
 
 import vitrail
 from tests.variants import SMALL
-from vitrail.analysis import look, record_attention
-from vitrail.engine.distributed import Team
+from vitrail.analysis import record_attention, trace_image
+from vitrail.data.rng import StepRandom
 from vitrail.objectives.classification import Classification
-from vitrail.objectives.draw import Draw
+from vitrail.training.distributed import Team
 
 
 def made() -> nn.Module:
@@ -32,14 +32,14 @@ def main() -> None:
         wrapped = Team(rank, 2, torch.device("cpu"), parallel).wrap(task)
         labels = torch.tensor([0, 1, 2])
         with record_attention(wrapped) as maps:
-            losses = wrapped(x, labels, Draw(0, 0, 0, 3, 3, x.device))  # forward and backward, as in training
+            losses = wrapped(x, labels, StepRandom(0, 0, 0, 3, 3, x.device))  # forward and backward, as in training
             losses["loss"].backward()
         for layer in expected:
             assert torch.equal(maps[layer], expected[layer]), f"{parallel}, layer {layer}"
         torch.testing.assert_close(losses["loss"].detach(), nn.functional.cross_entropy(answer, labels))
         if parallel == "fsdp":
-            with pytest.raises(ValueError, match="spread over processes"):
-                look(wrapped, x[:1])
+            with pytest.raises(ValueError, match="sharded over processes"):
+                trace_image(wrapped, x[:1])
     dist.destroy_process_group()
     print(f"process {os.environ['RANK']}: maps equal")
 

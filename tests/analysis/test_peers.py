@@ -5,7 +5,7 @@ import torch
 
 import vitrail
 from tests.parity.peers import spread
-from vitrail.analysis import look, record_attention
+from vitrail.analysis import record_attention, trace_image
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
 
@@ -27,7 +27,7 @@ def test_attention_equals_transformers_eager_output(family, tmp_path):
     for layer, attention in enumerate(expected, start=1):
         assert attention.std() > 1e-3  # there is something to compare
         assert (maps[layer] - attention).abs().max() <= 1e-5
-    seen = look(ours, x[:1], views=["attention"])
+    seen = trace_image(ours, x[:1], views=["attention"])
     assert seen.attention is not None
     patches = torch.stack([attention[0, :, 0, -16:] for attention in expected]).unflatten(-1, (4, 4))
     assert (torch.from_numpy(seen.attention) - patches).abs().max() <= 1e-5

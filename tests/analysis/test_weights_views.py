@@ -8,7 +8,7 @@ import torch
 
 import vitrail
 from tests.analysis.made import shaken
-from vitrail.analysis import filters, positions
+from vitrail.analysis import extract_filters, extract_positions
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.position import rotate
 
@@ -18,10 +18,10 @@ from vitrail.nn.position import rotate
 )
 def test_added_positions_are_compared_by_their_cosine(kind):
     model = shaken(position=kind, registers=2)
-    found = positions(model)
+    found = extract_positions(model)
     assert (found.kind, found.grid, found.bias, found.turn) == ("added", (4, 6), None, None)
     assert found.similarity is not None
-    table = model.position.rows(0, (4, 6), None)[0, 3:].detach().double().numpy()
+    table = model.position.gather_rows(0, (4, 6), None)[0, 3:].detach().double().numpy()
     for a, b in ((0, 0), (5, 17), (23, 6)):
         cosine = table[a] @ table[b] / np.linalg.norm(table[a]) / np.linalg.norm(table[b])
         assert found.similarity.reshape(24, 24)[a, b] == pytest.approx(cosine, abs=1e-5)
@@ -30,25 +30,25 @@ def test_added_positions_are_compared_by_their_cosine(kind):
 @pytest.mark.parametrize(("kind", "tables"), [("relative", 2), ("relative@shared", 1)])
 def test_bias_is_by_offset_of_the_key_from_the_query(kind, tables):
     model = shaken(position=kind)
-    found = positions(model)
+    found = extract_positions(model)
     assert found.kind == "bias"
     assert found.bias is not None
     assert found.bias.shape == (tables, 2, 7, 11)
-    place = list(model.position.layers((4, 6), None))[-1]
+    place = list(model.position.layer_positions((4, 6), None))[-1]
     assert place.bias is not None
     query, key = 1 * 6 + 4, 3 * 6 + 1  # two rows below, three columns to the left
     expected = place.bias[0, :, 1 + query, 1 + key].detach()
     np.testing.assert_allclose(found.bias[-1, :, 3 + 2, 5 - 3], expected)
-    assert positions(model, (8, 3)).bias.shape == (tables, 2, 15, 5)
+    assert extract_positions(model, (8, 3)).bias.shape == (tables, 2, 15, 5)
 
 
 def test_turn_is_the_mean_cosine_by_offset():
     model = shaken(position="rotary2d", registers=1)
-    found = positions(model)
+    found = extract_positions(model)
     assert found.kind == "rotary"
     assert found.turn is not None
     assert found.turn.shape == (7, 11)
-    turn = next(iter(model.position.layers((4, 6), None))).turn
+    turn = next(iter(model.position.layer_positions((4, 6), None))).rotation
     assert turn is not None
     d = turn[0].shape[-1]
     ones = torch.ones(1, 1, turn[0].shape[2], d) / math.sqrt(d)
@@ -59,7 +59,7 @@ def test_turn_is_the_mean_cosine_by_offset():
 
 
 def test_no_positions():
-    assert positions(shaken("position none")).kind == "none"
+    assert extract_positions(shaken("position none")).kind == "none"
 
 
 def hybrid(channels: int = 3):
@@ -77,8 +77,8 @@ def hybrid(channels: int = 3):
 
 def test_a_hybrid_has_positions_and_the_filters_of_its_first_convolution():
     model = hybrid()
-    assert positions(model).grid == (4, 6)
-    found = filters(model)
+    assert extract_positions(model).grid == (4, 6)
+    found = extract_filters(model)
     assert found.source == "first convolution"
     assert found.tiles.shape == (28, 7, 7, 3)
 
@@ -91,7 +91,7 @@ def test_filters_find_the_directions_that_the_weights_lie_in():
     spot[2, 3, 5] = 1.0
     with torch.no_grad():
         weight.copy_(torch.randn(32, 1) * 9 * wave.flatten() / wave.norm() + torch.randn(32, 1) * spot.flatten() + 5)
-    found = filters(model, 2)
+    found = extract_filters(model, 2)
     assert found.source == "patch projection"
     assert found.explained[0] > 0.9
     assert found.explained.sum() == pytest.approx(1)
@@ -106,12 +106,12 @@ def test_filters_find_the_directions_that_the_weights_lie_in():
     ("settings", "shape"), [({"channels": 1}, (28, 8, 8, 1)), ({"embed": "conv-stem"}, (7, 3, 3, 3))]
 )
 def test_grey_pictures_and_stems_with_few_filters(settings, shape):
-    found = filters(shaken(**settings))
+    found = extract_filters(shaken(**settings))
     assert found.tiles.shape == shape
     assert found.explained.shape == shape[:1]
     assert (np.diff(found.explained) <= 1e-6).all()
 
 
 def test_no_components_is_a_mistake():
-    with pytest.raises(ValueError, match="at least 1"):
-        filters(shaken(), 0)
+    with pytest.raises(ValueError, match="must be >= 1"):
+        extract_filters(shaken(), 0)

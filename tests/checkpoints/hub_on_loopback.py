@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub on this machine: enough of its protocol to list, download, create and commit."""
+"""A local Hugging Face Hub with enough of the protocol to list, download, create and commit."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlparse
 
 
 class Hub:
-    """Repositories as tables of revisions, each a table of files."""
+    """Repositories by name, each with revisions, each with files."""
 
     def __init__(self):
         self.repos: dict[str, dict[str, dict[str, bytes]]] = {}

@@ -1,4 +1,4 @@
-"""The Hub, against a small one on this machine: download, revisions, cache, offline mode, push and the card."""
+"""The Hub, tested with a local server: download, revisions, cache, offline mode, push and the card."""
 
 import os
 import re
@@ -10,11 +10,11 @@ import torch
 
 import vitrail
 from tests.checkpoints.hub_on_loopback import Hub
-from vitrail.checkpoints.artifact import Contract
-from vitrail.checkpoints.card import card
+from vitrail.checkpoints.artifact import CheckpointContract
+from vitrail.checkpoints.card import render_model_card
 from vitrail.checkpoints.convert import convert
-from vitrail.checkpoints.hub import choose, parse
-from vitrail.models.build import configure
+from vitrail.checkpoints.hub import choose_weights, parse_address
+from vitrail.models.registry import configure
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed: pip install 'vitrail[hub]'")
 
@@ -41,7 +41,7 @@ def files_of(folder):
 
 
 def run(hub, tmp_path, script, offline=False):
-    """A process of its own: the Hub's address and its offline mode are read when the library is imported."""
+    """Run a script in its own process: the library reads the Hub's address and offline mode at import."""
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf-home"), "HF_TOKEN": "hf_test"}
     environment["HF_HUB_OFFLINE"] = "1" if offline else "0"
     return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
@@ -55,7 +55,7 @@ print(model.config.classes, model.labels, model.head.weight.sum().item())
 
 
 @pytest.mark.slow
-def test_a_model_is_loaded_from_the_hub_cached_and_there_when_offline(hub, model, tmp_path):
+def test_model_from_the_hub_is_cached_for_offline_use(hub, model, tmp_path):
     vitrail.save(model, tmp_path / "a.safetensors", labels=["a", "b", "c"])
     convert(tmp_path / "a.safetensors", tmp_path / "hf", "hf")
     hub.add("me/vit", files_of(tmp_path / "hf") | {"big.bin": b"x" * 1000, "README.md": b"---\nlicense: mit\n---\n"})
@@ -75,7 +75,7 @@ def test_a_model_is_loaded_from_the_hub_cached_and_there_when_offline(hub, model
 
 
 @pytest.mark.slow
-def test_a_repository_with_one_archive_is_there_when_offline_too(hub, model, tmp_path):
+def test_repository_with_one_archive_works_offline(hub, model, tmp_path):
     vitrail.save(model, tmp_path / "a.safetensors")
     convert(tmp_path / "a.safetensors", tmp_path / "only.npz", "big_vision")
     hub.add("me/flax", {"only.npz": (tmp_path / "only.npz").read_bytes()})
@@ -88,7 +88,7 @@ def test_a_repository_with_one_archive_is_there_when_offline_too(hub, model, tmp
 
 
 @pytest.mark.slow
-def test_revisions_are_kept_apart_and_what_is_not_there_is_said(hub, model, tmp_path):
+def test_revisions_are_separate_and_missing_ones_raise(hub, model, tmp_path):
     for revision, value in (("main", 1.0), ("v1", 2.0)):
         with torch.no_grad():
             model.head.weight.fill_(value)
@@ -111,11 +111,11 @@ for address in ("hf://me/nowhere", "hf://me/vit@v9", "hf://me/empty", "hf://me")
     assert len(lines) == 5
     assert all(line.startswith("0 ") for line in lines[1:])
     assert "no weights among its files" in lines[3]
-    assert "is no address on the Hub" in lines[4]
+    assert "invalid Hub address" in lines[4]
 
 
 @pytest.mark.slow
-def test_a_pushed_model_comes_back_with_a_card_whose_code_runs(hub, model, tmp_path):
+def test_pushed_model_loads_and_the_code_of_its_card_runs(hub, model, tmp_path):
     pipeline = vitrail.Preprocessing((32, 32), (36, 36))
     path = tmp_path / "m.safetensors"
     vitrail.save(model, path, labels=["a", "b", "c"], preprocessing=pipeline, metrics={"top1": 0.93})
@@ -136,7 +136,7 @@ sys.exit(main(["push", {str(path)!r}, "me/pushed", "--licence", "apache-2.0"]))
 
     from PIL import Image
 
-    Image.new("RGB", (40, 50), (200, 30, 90)).save(tmp_path / "picture.jpg")
+    Image.new("RGB", (40, 50), (200, 30, 90)).save(tmp_path / "image.jpg")
     operators = "\n".join(
         [
             "import torch",
@@ -157,29 +157,30 @@ sys.exit(main(["push", {str(path)!r}, "me/pushed", "--licence", "apache-2.0"]))
         assert done.returncode == 0, block + done.stderr
 
 
-def test_a_card_says_what_cannot_be_opened_elsewhere():
+def test_card_names_unsupported_libraries():
     config = configure(patch=16, width=64, depth=1, heads=1, image_size=32, position="rotary2d", classes=None)
-    text = card(Contract(config), "me/rotary", 10)
+    text = render_model_card(CheckpointContract(config), "me/rotary", 10)
     assert "In timm: not possible. Timm cannot express this model" in text
     assert "In transformers: not possible." in text
     assert "image-feature-extraction" in text
     assert "Not recorded. Ask the author" in text
 
 
-def test_addresses():
-    assert parse("hf://me/vit") == ("me/vit", None)
-    assert parse("hf://me/vit@refs/pr/1") == ("me/vit", "refs/pr/1")
-    assert parse("me/vit", "v1") == ("me/vit", "v1")
+def test_hub_addresses():
+    assert parse_address("hf://me/vit") == ("me/vit", None)
+    assert parse_address("hf://me/vit@refs/pr/1") == ("me/vit", "refs/pr/1")
+    assert parse_address("me/vit", "v1") == ("me/vit", "v1")
     for wrong in ("hf://vit", "hf://a/b/c", "hf://../x", "hf://a/b@c@d"):
-        with pytest.raises(ValueError, match="no address on the Hub"):
-            parse(wrong)
+        with pytest.raises(ValueError, match="invalid Hub address"):
+            parse_address(wrong)
 
 
 def test_the_safest_weights_are_chosen():
-    assert choose(["pytorch_model.bin", "model.safetensors", "tf_model.h5"]) == "model.safetensors"
+    assert choose_weights(["pytorch_model.bin", "model.safetensors", "tf_model.h5"]) == "model.safetensors"
     assert (
-        choose(["model-00001-of-00002.safetensors", "model.safetensors.index.json"]) == "model.safetensors.index.json"
+        choose_weights(["model-00001-of-00002.safetensors", "model.safetensors.index.json"])
+        == "model.safetensors.index.json"
     )
-    assert choose(["B_16.npz", "README.md"]) == "B_16.npz"
-    with pytest.raises(ValueError, match=r"several files of weights, a\.npz, b\.npz"):
-        choose(["a.npz", "b.npz"])
+    assert choose_weights(["B_16.npz", "README.md"]) == "B_16.npz"
+    with pytest.raises(ValueError, match=r"several weights files, a\.npz, b\.npz"):
+        choose_weights(["a.npz", "b.npz"])

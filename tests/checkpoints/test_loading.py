@@ -1,4 +1,4 @@
-"""Loading is whole or refused with the difference; the contract comes with the model."""
+"""Models load completely or are refused with the differences; labels and preprocessing load with them."""
 
 import copy
 import json
@@ -10,15 +10,16 @@ from PIL import Image
 import vitrail
 from tests.variants import SMALL, VIT_SLOTS
 from vitrail.checkpoints import keys
-from vitrail.checkpoints import timm as timm_names
-from vitrail.checkpoints.convert import PHOTOGRAPH, convert
-from vitrail.checkpoints.files import pickled, safetensors
-from vitrail.checkpoints.loading import describe
-from vitrail.checkpoints.report import report
+from vitrail.checkpoints.convert import SAMPLE_IMAGE, convert
+from vitrail.checkpoints.describe import build_report
+from vitrail.checkpoints.formats import timm as timm_names
+from vitrail.checkpoints.io import pytorch as pickled
+from vitrail.checkpoints.io import safetensors
+from vitrail.checkpoints.load import inspect_checkpoint
 from vitrail.models.adapt import with_channels, with_classes, with_learned_positions, with_positions_for, with_size
-from vitrail.models.build import configure
-from vitrail.models.written import from_json, to_json
+from vitrail.models.registry import config_from_json, configure
 from vitrail.nn.position import Learned1D
+from vitrail.utils.json import ALIASES, to_json
 
 CONFIG = configure(patch=16, width=64, depth=2, heads=1, image_size=64, classes=5)
 
@@ -29,20 +30,20 @@ def theirs():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    return keys.write(timm_names.vit(CONFIG), model.state_dict())
+    return keys.export_state(timm_names.map_vit(CONFIG), model.state_dict())
 
 
 def written(tmp_path, tensors, name="weights.safetensors"):
-    safetensors.write(tmp_path / name, tensors, {})
+    safetensors.save_safetensors(tmp_path / name, tensors, {})
     return tmp_path / name
 
 
-def test_a_loaded_model_is_ready(tmp_path, theirs):
+def test_loaded_model_is_in_evaluation_mode_with_its_contract(tmp_path, theirs):
     model = vitrail.load(written(tmp_path, theirs))
     assert not model.training
     assert model.config == CONFIG
     assert model.labels is None
-    image = model.preprocessing(Image.open(PHOTOGRAPH))
+    image = model.preprocessing(Image.open(SAMPLE_IMAGE))
     assert image.shape == (3, 64, 64)
     assert model(image.unsqueeze(0)).shape == (1, 5)
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -51,9 +52,9 @@ def test_a_loaded_model_is_ready(tmp_path, theirs):
     assert all(parameter.grad is not None for parameter in copied.parameters())
 
 
-def test_a_model_does_not_hang_on_its_file(tmp_path, theirs):
+def test_model_does_not_depend_on_its_file(tmp_path, theirs):
     path = written(tmp_path, theirs)
-    owner, mapped = vitrail.load(path, mapped=False), vitrail.load(path)
+    owner, mapped = vitrail.load(path, mmap=False), vitrail.load(path)
     before = owner.head.weight.clone()
     convert(path, path, "vitrail", classes=3)  # written beside it and renamed, so the old pages stay
     assert torch.equal(mapped.head.weight, before)
@@ -64,7 +65,7 @@ def test_a_model_does_not_hang_on_its_file(tmp_path, theirs):
     assert torch.equal(owner.head.weight, before)
 
 
-def test_a_tensor_of_a_mapped_model_is_saved_alone(tmp_path, theirs):
+def test_tensor_of_a_mapped_model_is_saved_without_the_file(tmp_path, theirs):
     model = vitrail.load(written(tmp_path, theirs))
     torch.save(model.head.state_dict(), tmp_path / "head.pth")
     assert (tmp_path / "head.pth").stat().st_size < 10_000
@@ -87,7 +88,7 @@ def test_one_missing_tensor_is_refused_and_named(tmp_path, theirs):
     path = written(tmp_path, theirs)
     with pytest.raises(
         ValueError,
-        match=r"(?s)closest to timm's.*1 differ:\n  blocks.1.attn.qkv.bias \[192\] is missing.*--allow-missing",
+        match=r"(?s)closest format is timm's.*1 differ:\n  blocks.1.attn.qkv.bias \[192\] is missing.*--allow-missing",
     ):
         vitrail.load(path)
 
@@ -111,9 +112,9 @@ def test_an_unexpected_tensor_is_refused_and_named(tmp_path, theirs):
         vitrail.load(path, allow_missing=["*"])
 
 
-def test_a_wrong_shape_is_refused_and_both_are_shown(tmp_path, theirs):
+def test_wrong_shape_is_refused_with_both_shapes(tmp_path, theirs):
     theirs["blocks.1.mlp.fc1.weight"] = theirs["blocks.1.mlp.fc1.weight"].T.contiguous()
-    with pytest.raises(ValueError, match=r"blocks.1.mlp.fc1.weight is \[64, 256\] and should be \[256, 64\]"):
+    with pytest.raises(ValueError, match=r"blocks.1.mlp.fc1.weight is \[64, 256\], expected \[256, 64\]"):
         vitrail.load(written(tmp_path, theirs))
 
 
@@ -123,26 +124,26 @@ def test_values_that_are_not_finite_are_refused(value, tmp_path, theirs):
     path = written(tmp_path, theirs)
     with pytest.raises(ValueError, match=r"values that are not finite in 1: norm.weight"):
         vitrail.load(path)
-    with describe(path) as found:
-        assert report(found, lambda done, total: None)["not_finite"] == ["norm.weight"]
+    with inspect_checkpoint(path) as found:
+        assert build_report(found, lambda done, total: None)["not_finite"] == ["norm.weight"]
 
 
-def test_whole_numbers_are_no_weights(tmp_path, theirs):
+def test_integer_weights_are_refused(tmp_path, theirs):
     with pytest.raises(ValueError, match=r"stored as torch.int8, not as floating-point"):
         vitrail.load(written(tmp_path, {name: tensor.to(torch.int8) for name, tensor in theirs.items()}))
 
 
-def test_an_unknown_form_is_refused_with_the_closest(tmp_path, theirs):
+def test_unknown_format_error_names_the_closest(tmp_path, theirs):
     renamed = {name.replace("patch_embed", "stem"): tensor for name, tensor in theirs.items()}
     with pytest.raises(
-        ValueError, match=r"unknown form: .* Closest is timm, .* patch_embed.proj.weight.* does not know stem"
+        ValueError, match=r"unknown format: .* closest format is timm, .* patch_embed.proj.weight.*unknown: stem"
     ):
         vitrail.load(written(tmp_path, renamed))
-    with pytest.raises(ValueError, match=r"Not one name is that of a Vision Transformer"):
+    with pytest.raises(ValueError, match=r"No name belongs to a Vision Transformer"):
         vitrail.load(written(tmp_path, {"layer1.conv": torch.ones(1)}))
 
 
-def test_missing_tensors_are_random_only_when_allowed_and_then_named(tmp_path, theirs):
+def test_missing_tensors_are_random_only_when_allowed_and_listed(tmp_path, theirs):
     for name in ("blocks.1.attn.qkv.weight", "blocks.1.attn.qkv.bias"):
         del theirs[name]
     path = written(tmp_path, theirs)
@@ -151,24 +152,24 @@ def test_missing_tensors_are_random_only_when_allowed_and_then_named(tmp_path, t
     model = vitrail.load(path, allow_missing=["blocks.1.attn.qkv.*"])
     assert model.card["random"] == ["blocks.1.msa.qkv.weight", "blocks.1.msa.qkv.bias"]
     proof = convert(path, tmp_path / "a.safetensors", "vitrail", allow_missing=["blocks.1.attn.qkv.*"])
-    assert "random, because they were allowed to be missing: blocks.1.msa.qkv.weight" in proof.notes[0]
+    assert "random values, allowed to be missing: blocks.1.msa.qkv.weight" in proof.notes[0]
 
 
-def test_heads_that_nobody_knows_are_asked_for(tmp_path):
+def test_undetermined_heads_must_be_given(tmp_path):
     config = configure(patch=16, width=48, depth=1, heads=3, image_size=32, classes=5)
-    path = written(tmp_path, keys.write(timm_names.vit(config), vitrail.build_from(config).state_dict()))
-    with pytest.raises(ValueError, match=r"the tensors do not tell heads .* --assume heads="):
+    path = written(tmp_path, keys.export_state(timm_names.map_vit(config), vitrail.build_from(config).state_dict()))
+    with pytest.raises(ValueError, match=r"tensors do not determine heads .* --assume heads="):
         vitrail.load(path)
     assert vitrail.load(path, assume={"heads": 3}).config == config
     with pytest.raises(ValueError, match=r"5 heads do not divide the width 48"):
         vitrail.load(path, assume={"heads": 5})
-    with pytest.raises(ValueError, match=r"nothing can be assumed of 'hats'"):
+    with pytest.raises(ValueError, match=r"unknown assumption 'hats'"):
         vitrail.load(path, assume={"hats": 5})
 
 
-def test_oblong_grids_are_asked_for(tmp_path):
+def test_oblong_grids_must_be_given(tmp_path):
     config = configure(patch=16, width=64, depth=1, heads=1, image_size=(32, 96), classes=5)
-    path = written(tmp_path, keys.write(timm_names.vit(config), vitrail.build_from(config).state_dict()))
+    path = written(tmp_path, keys.export_state(timm_names.map_vit(config), vitrail.build_from(config).state_dict()))
     with pytest.raises(ValueError, match=r"--assume size=HEIGHTxWIDTH"):
         vitrail.load(path)
     assert vitrail.load(path, assume={"size": "32x96"}).config == config
@@ -180,20 +181,20 @@ def test_oblong_grids_are_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_are_computed_in_32_bits_and_kept_as_stored_when_asked(dtype, tmp_path, theirs):
+def test_weights_are_float32_by_default_and_stored_dtype_on_request(dtype, tmp_path, theirs):
     path = written(tmp_path, {name: tensor.to(dtype) for name, tensor in theirs.items()})
     assert {p.dtype for p in vitrail.load(path).parameters()} == {torch.float32}
     assert {p.dtype for p in vitrail.load(path, dtype=None).parameters()} == {dtype}
     for to, out in (("timm", "out.safetensors"), ("hf", "hf"), ("big_vision", "out.npz"), ("vitrail", "a.safetensors")):
         convert(path, tmp_path / out, to)
-        with describe(tmp_path / out) as found:
+        with inspect_checkpoint(tmp_path / out) as found:
             assert found.dtypes == [dtype]
 
 
-def test_mixed_kinds_are_kept_apart(tmp_path, theirs):
+def test_mixed_dtypes_are_preserved(tmp_path, theirs):
     mixed = {name: t.half() if t.ndim > 1 else t for name, t in theirs.items()}
     convert(written(tmp_path, mixed), tmp_path / "a.safetensors", "vitrail")
-    with describe(tmp_path / "a.safetensors") as found:
+    with inspect_checkpoint(tmp_path / "a.safetensors") as found:
         assert set(found.dtypes) == {torch.float16, torch.float32}
     assert vitrail.load(tmp_path / "a.safetensors")(torch.randn(1, 3, 64, 64)).dtype == torch.float32
 
@@ -202,7 +203,7 @@ def test_mixed_kinds_are_kept_apart(tmp_path, theirs):
 
 
 @pytest.mark.parametrize("slots", VIT_SLOTS.values(), ids=VIT_SLOTS)
-def test_every_variant_is_one_file_and_back(slots, tmp_path):
+def test_every_variant_round_trips_through_one_file(slots, tmp_path):
     model = vitrail.build(**{**SMALL, **slots})
     vitrail.save(model, tmp_path / "model.safetensors")
     again = vitrail.load(tmp_path / "model.safetensors")
@@ -211,13 +212,13 @@ def test_every_variant_is_one_file_and_back(slots, tmp_path):
     assert all(torch.equal(state[name], returned[name]) for name in state)
 
 
-def test_a_resnet_is_one_file_and_back(tmp_path):
+def test_resnet_round_trips_through_one_file(tmp_path):
     model = vitrail.build("R14x0.25", classes=3, image_size=64, root="small")
     vitrail.save(model, tmp_path / "model.safetensors")
     assert vitrail.load(tmp_path / "model.safetensors").config == model.config
 
 
-def test_labels_preprocessing_and_card_come_back(tmp_path, theirs):
+def test_labels_preprocessing_and_card_round_trip(tmp_path, theirs):
     model = vitrail.load(written(tmp_path, theirs))
     pipeline = vitrail.Preprocessing((64, 64), (70, 70), interpolation="bilinear")
     labels = ["cœur", "b\nb", '"c"', "\\", "🪟"]
@@ -238,7 +239,7 @@ def test_labels_preprocessing_and_card_come_back(tmp_path, theirs):
     assert vitrail.load(path).labels == tuple(labels)
 
 
-def test_the_library_reads_the_artifact_too(tmp_path, theirs):
+def test_safetensors_library_reads_the_artifact(tmp_path, theirs):
     library = pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'vitrail[peers]'")
     vitrail.save(vitrail.load(written(tmp_path, theirs)), tmp_path / "m.safetensors")
     with library.safe_open(tmp_path / "m.safetensors", "pt") as file:
@@ -251,23 +252,30 @@ def test_the_library_reads_the_artifact_too(tmp_path, theirs):
         ({"type": "Model"}, "unknown type 'Model'"),
         ({"depth": 12}, "unknown 'depth'"),
         ({"classes": "many"}, "config.classes is 'many'"),
-        ({"channels": 0}, "0 channels"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
         ({"image_size": [224]}, "config.image_size"),
         ({"eps": True}, "config.eps is True"),
         ({"pool": {"type": "Prefix", "outputs": 1, "registers": 0}}, "unknown type 'Prefix'"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(change, message):
+def test_invalid_configuration_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        from_json(to_json(CONFIG) | change)
+        config_from_json(to_json(CONFIG) | change)
     with pytest.raises(ValueError, match=r"lacks channels"):
-        from_json({name: value for name, value in to_json(CONFIG).items() if name != "channels"})
+        config_from_json({name: value for name, value in to_json(CONFIG).items() if name != "channels"})
+
+
+def test_renamed_class_loads_under_its_earlier_name(monkeypatch):
+    monkeypatch.setitem(ALIASES, "Model", "ViTConfig")
+    monkeypatch.setitem(ALIASES, "Position", "Learned1D")
+    data = to_json(CONFIG)
+    assert config_from_json(data | {"type": "Model", "position": data["position"] | {"type": "Position"}}) == CONFIG
 
 
 # --- labels and preprocessing of others ---
 
 
-def test_labels_and_pipeline_of_a_transformers_directory_are_carried_over(tmp_path):
+def test_labels_and_pipeline_of_a_transformers_directory_are_preserved(tmp_path):
     made = pytest.importorskip("tests.parity.made", reason="the peers are not installed: pip install 'vitrail[peers]'")
     folder = made.labelled(tmp_path / "in", ["cat", "dog", "cow"])
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
@@ -281,7 +289,7 @@ def test_labels_and_pipeline_of_a_transformers_directory_are_carried_over(tmp_pa
     assert (again.labels, again.preprocessing) == (model.labels, model.preprocessing)
 
 
-def test_a_transformers_directory_opens_with_its_processor(tmp_path, theirs):
+def test_transformers_directory_opens_with_its_processor(tmp_path, theirs):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     labels = tuple("abcde")
     convert(written(tmp_path, theirs), tmp_path / "hf", "hf", labels=labels)
@@ -289,15 +297,15 @@ def test_a_transformers_directory_opens_with_its_processor(tmp_path, theirs):
     model = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "hf").eval()
     assert list(model.config.id2label.values()) == list(labels)
     ours = vitrail.load(tmp_path / "hf")
-    with Image.open(PHOTOGRAPH) as picture:
+    with Image.open(SAMPLE_IMAGE) as picture:
         pixels = processor(picture, return_tensors="pt")["pixel_values"]
         assert (pixels - ours.preprocessing(picture)).abs().max() * 0.5 <= 1 / 255
     with torch.inference_mode():
         torch.testing.assert_close(model(pixels).logits, ours(pixels), rtol=1e-4, atol=1e-4)
 
 
-def test_timms_own_settings_are_carried_over(tmp_path, theirs):
-    safetensors.write(tmp_path / "model.safetensors", theirs, {})
+def test_timm_settings_are_preserved(tmp_path, theirs):
+    safetensors.save_safetensors(tmp_path / "model.safetensors", theirs, {})
     cfg = {
         "mean": [0.1, 0.2, 0.3],
         "std": [1, 1, 1],
@@ -318,13 +326,13 @@ def test_timms_own_settings_are_carried_over(tmp_path, theirs):
     assert (model.preprocessing.resize, model.preprocessing.fit) == ((80, 80), "squash")
 
 
-def test_the_name_of_a_file_decides_between_means_where_tensors_cannot(tmp_path, theirs):
+def test_file_name_decides_the_normalisation_of_a_plain_vit(tmp_path, theirs):
     assert vitrail.load(written(tmp_path, theirs, "vit.safetensors")).preprocessing.mean == (0.5, 0.5, 0.5)
     named = vitrail.load(written(tmp_path, theirs, "deit_tiny.safetensors"))
     assert named.preprocessing.mean == (0.485, 0.456, 0.406)
-    told = vitrail.load(written(tmp_path, theirs, "vit.safetensors"), assume={"mean": "imagenet", "crop": 1.0})
-    assert told.preprocessing.mean == (0.485, 0.456, 0.406)
-    assert told.preprocessing.resize == (64, 64)
+    model = vitrail.load(written(tmp_path, theirs, "vit.safetensors"), assume={"mean": "imagenet", "crop": 1.0})
+    assert model.preprocessing.mean == (0.485, 0.456, 0.406)
+    assert model.preprocessing.resize == (64, 64)
 
 
 # --- changes on the way ---
@@ -338,7 +346,7 @@ def test_new_classes_are_zero_and_have_no_labels(tmp_path, theirs):
     assert features(torch.randn(1, 3, 64, 64)).shape == (1, 64)
 
 
-def test_another_size_gives_what_the_model_gives_when_it_resamples_itself(tmp_path, theirs):
+def test_resized_model_equals_resampling_at_run_time(tmp_path, theirs):
     path = written(tmp_path, theirs)
     image = torch.randn(2, 3, 96, 128)
     model, resized = vitrail.load(path), vitrail.load(path, image_size=(96, 128))
@@ -348,7 +356,7 @@ def test_another_size_gives_what_the_model_gives_when_it_resamples_itself(tmp_pa
 
 
 @pytest.mark.parametrize("position", ["learned1d", "learned1d@every", "learned2d", "relative", "sincos2d"])
-def test_every_kind_of_position_is_resampled_for_good(position):
+def test_every_kind_of_position_is_resampled(position):
     model = vitrail.build(patch=8, width=32, depth=2, heads=2, image_size=32, classes=3, position=position)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -361,7 +369,7 @@ def test_every_kind_of_position_is_resampled_for_good(position):
 
 
 @pytest.mark.parametrize("name", ["R14x0.25", None])
-def test_a_grey_model_does_with_grey_what_the_old_one_did_with_three_equal_channels(name):
+def test_grey_model_equals_three_equal_channels(name):
     slots = {"patch": 8, "width": 32, "depth": 1, "heads": 2} if name is None else {}
     model = vitrail.build(name, image_size=32, classes=3, **slots)
     with torch.no_grad():
@@ -378,7 +386,7 @@ def test_a_grey_model_does_with_grey_what_the_old_one_did_with_three_equal_chann
     assert wide.eval()(image.expand(-1, 5, -1, -1)).shape == (2, 3)
 
 
-def test_positions_said_otherwise_are_the_same_model():
+def test_restated_positions_give_the_same_model():
     base = {"patch": 8, "width": 32, "depth": 1, "heads": 2, "image_size": 32, "classes": 3, "registers": 2}
     image = torch.randn(2, 3, 32, 32)
     for before in ("outputs", "none", "all"):
@@ -413,23 +421,23 @@ def test_classes_of_every_head():
             assert all(torch.equal(state[name], model.state_dict()[name]) for name in kept)
 
 
-def test_a_kept_file_is_not_touched_by_a_failed_conversion(tmp_path, theirs):
+def test_failed_conversion_does_not_change_an_existing_file(tmp_path, theirs):
     out = tmp_path / "out.npz"
     out.write_bytes(b"the old file")
     config = configure(
         patch=16, width=64, depth=1, heads=1, image_size=32, registers=2, position=Learned1D(prefix="all")
     )
-    path = written(tmp_path, keys.write(timm_names.vit(config), vitrail.build_from(config).state_dict()))
+    path = written(tmp_path, keys.export_state(timm_names.map_vit(config), vitrail.build_from(config).state_dict()))
     with pytest.raises(
         ValueError, match=r"Google's \.npz cannot express this model: it has no distillation token and no registers"
     ):
         convert(path, out, "big_vision")
-    with pytest.raises(ValueError, match=r"a file for big_vision is called"):
+    with pytest.raises(ValueError, match=r"a file for big_vision must be named"):
         convert(written(tmp_path, theirs), tmp_path / "out.pth", "big_vision")
     assert out.read_bytes() == b"the old file"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
-    with pytest.raises(OSError, match=r"is there and not empty"):
+    with pytest.raises(OSError, match=r"exists and is not empty"):
         convert(written(tmp_path, theirs), tmp_path / "full", "hf")
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
     assert not list(tmp_path.glob(".*partial"))
@@ -438,12 +446,12 @@ def test_a_kept_file_is_not_touched_by_a_failed_conversion(tmp_path, theirs):
 def test_a_file_can_be_converted_in_its_place(tmp_path, theirs):
     path = written(tmp_path, theirs)
     convert(path, path, "vitrail")
-    with describe(path) as found:
-        assert found.reading.form == "vitrail"
+    with inspect_checkpoint(path) as found:
+        assert found.detection.format == "vitrail"
 
 
 def test_prefixes_that_training_leaves_are_seen_through(tmp_path, theirs):
     wrapped = {f"module._orig_mod.{name}": tensor for name, tensor in theirs.items()}
-    pickled.write(tmp_path / "ddp.pth", wrapped)
+    pickled.save_pytorch(tmp_path / "ddp.pth", wrapped)
     model = vitrail.load(tmp_path / "ddp.pth")
     assert torch.equal(model.head.weight, theirs["head.weight"])

@@ -1,4 +1,4 @@
-"""Small pictures, and folders of them, for tests."""
+"""Small images, and folders of them, for tests."""
 
 import io
 from pathlib import Path
@@ -12,14 +12,14 @@ def pixels(number: int, size: tuple[int, int] = (6, 8)) -> np.ndarray:
 
 
 def encoded(number: int, kind: str = "PNG") -> bytes:
-    """A picture of its own for each number."""
+    """Return the bytes of a different image for each number."""
     out = io.BytesIO()
     Image.fromarray(pixels(number)).save(out, kind)
     return out.getvalue()
 
 
 def tree(root: Path, files: dict[str, int | bytes]) -> Path:
-    """Files by their paths: a number makes a picture, bytes are written as they are, and a path with / is a folder."""
+    """Write files by path: a number is an image, bytes are written as they are, a path ending in / is a folder."""
     for name, content in files.items():
         path = root / name
         if name.endswith("/"):
@@ -30,9 +30,9 @@ def tree(root: Path, files: dict[str, int | bytes]) -> Path:
     return root
 
 
-def table(pictures) -> dict[str, list[str]]:
-    """The names of a split's pictures by class."""
-    found = {name: [] for name in pictures.classes}
-    for index in range(len(pictures)):
-        found[pictures.classes[pictures.targets[index]]].append(pictures.name(index))
+def table(images) -> dict[str, list[str]]:
+    """Return the names of a split's images by class."""
+    found = {name: [] for name in images.classes}
+    for index in range(len(images)):
+        found[images.classes[images.targets[index]]].append(images.name(index))
     return found

@@ -1,4 +1,4 @@
-"""Folders of pictures with everything wrong that can be."""
+"""Image folders with every kind of problem."""
 
 import io
 import os
@@ -11,16 +11,16 @@ from PIL import Image
 
 
 def photograph(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
-    """Something like a photograph: large soft shapes and a little noise, no two alike."""
+    """Return a random image of soft shapes and a little noise."""
     random = np.random.default_rng(seed)
     shapes = Image.fromarray(random.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
     pixels = np.asarray(shapes).astype(int) + random.integers(-8, 9, (size[1], size[0], 3))
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def encoded(picture: Image.Image, form: str = "JPEG", **options) -> bytes:
+def encoded(image: Image.Image, form: str = "JPEG", **options) -> bytes:
     file = io.BytesIO()
-    picture.save(file, form, **options)
+    image.save(file, form, **options)
     return file.getvalue()
 
 
@@ -29,7 +29,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def bomb(width: int = 60_000, height: int = 60_000) -> bytes:
-    """A PNG of a few bytes that says it is enormous."""
+    """Return a tiny PNG whose header states an enormous size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
@@ -43,7 +43,7 @@ def put(path: Path, data: bytes) -> Path:
 
 
 def good(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 4, seed: int = 0) -> Path:
-    """Two splits with nothing wrong."""
+    """Write two splits without problems."""
     for split in ("train", "validation"):
         for label in classes:
             for number in range(each):
@@ -53,15 +53,15 @@ def good(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 4, s
 
 
 def spoilt(root: Path) -> Path:
-    """The same with a file of each bad kind."""
+    """Write two splits with a file of each kind of problem."""
     good(root)
     train, validation = root / "train", root / "validation"
-    picture = photograph(100)
-    jpeg, png = encoded(picture), encoded(picture, "PNG")
+    image = photograph(100)
+    jpeg, png = encoded(image), encoded(image, "PNG")
     put(train / "cat" / "zero.jpg", b"")
     put(train / "cat" / "short.jpg", encoded(photograph(101))[:-2000])
     put(train / "cat" / "short.png", png[: len(png) // 2])
-    put(train / "cat" / "words.jpg", b"404: there was no such picture\n")
+    put(train / "cat" / "words.jpg", b"404: there was no such image\n")
     put(train / "cat" / "bomb.png", bomb())
     put(train / "cat" / "dot.png", encoded(photograph(102).resize((1, 1)), "PNG"))
     put(train / "cat" / "print.jpg", encoded(photograph(103).convert("CMYK")))
@@ -91,7 +91,7 @@ def spoilt(root: Path) -> Path:
 
 
 def odd_names(root: Path) -> Path:
-    """Names that break careless programs, and things that are no files."""
+    """Write unusual file names, and entries that are not files."""
     good(root, ("катя", "犬"))
     put(root / "train" / "犬" / "two\nlines\tand a tab.jpg", b"")
     put(root / "train" / "犬" / "\x1b[31mred.jpg", b"")

@@ -1,4 +1,4 @@
-"""What an audit finds, and what it leaves alone."""
+"""Findings of the dataset audit."""
 
 import io
 import os
@@ -11,13 +11,14 @@ import pytest
 from PIL import Image
 
 from tests.data.spoilt import bomb, chunk, encoded, good, odd_names, photograph, put, spoilt
-from vitrail.data.audit import KINDS, Audit, audit, cache, crew
-from vitrail.data.audit import seen as seen_module
-from vitrail.data.audit.duplicates import alike, same
-from vitrail.data.audit.look import Look, looked_at
-from vitrail.data.audit.quarantine import read_quarantine, without, written
-from vitrail.data.pictures import Dataset, Pictures
-from vitrail.data.sources import read
+from vitrail.data.audit import FINDING_KINDS, Audit, audit_dataset
+from vitrail.data.audit import scan as scan_module
+from vitrail.data.audit.duplicates import find_near_pairs, group_identical
+from vitrail.data.audit.image import ImageInspection, inspect_bytes
+from vitrail.data.audit.quarantine import exclude_images, format_quarantine, read_quarantine
+from vitrail.data.dataset import Dataset, Images
+from vitrail.data.sources import load_dataset
+from vitrail.utils.files import cache_directory
 
 
 @pytest.fixture(autouse=True)
@@ -27,21 +28,21 @@ def _own_cache(tmp_path_factory, monkeypatch):
 
 @dataclass(frozen=True)
 class Bytes:
-    """A store of pictures in a list."""
+    """A store of encoded images in a list."""
 
-    pictures: tuple[bytes, ...]
+    images: tuple[bytes, ...]
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def name(self, item: int) -> str:
-        return f"picture {item}"
+        return f"image {item}"
 
     def open(self, item: int) -> Image.Image:
-        return Image.open(io.BytesIO(self.pictures[item]))
+        return Image.open(io.BytesIO(self.images[item]))
 
     def data(self, item: int) -> bytes:
-        return self.pictures[item]
+        return self.images[item]
 
     def stamp(self, item: int) -> None:
         return None
@@ -65,30 +66,30 @@ class Array:
     open = data = None
 
 
-def dataset(kind="tar", **splits) -> Dataset:
-    """A dataset of (store, targets, classes) by split."""
+def make_dataset(kind="tar", **splits) -> Dataset:
+    """Build a dataset of (store, targets, classes) by split."""
     return Dataset(
         "here",
         kind,
         {
-            split: Pictures(store, np.arange(len(store)), np.asarray(targets), tuple(classes), split)
+            split: Images(store, np.arange(len(store)), np.asarray(targets), tuple(classes), split)
             for split, (store, targets, classes) in splits.items()
         },
     )
 
 
-def found(audited: Audit, kind: str) -> set[str]:
+def find_paths(audited: Audit, kind: str) -> set[str]:
     return {os.path.basename(each.path) for each in audited.findings if each.kind == kind}
 
 
-def test_good_pictures_give_no_findings(tmp_path):
-    audited = audit(read(str(good(tmp_path))))
+def test_good_images_give_no_findings(tmp_path):
+    audited = audit_dataset(load_dataset(str(good(tmp_path))))
     assert audited.findings == ()
-    assert audited.ok
+    assert audited.is_ok
 
 
-def test_every_bad_kind_is_named_and_nothing_else(tmp_path):
-    audited = audit(read(str(spoilt(tmp_path))))
+def test_every_kind_of_problem_is_reported(tmp_path):
+    audited = audit_dataset(load_dataset(str(spoilt(tmp_path))))
     expected = {
         "zero-byte": {"zero.jpg"},
         "truncated": {"short.jpg", "short.png"},
@@ -109,15 +110,15 @@ def test_every_bad_kind_is_named_and_nothing_else(tmp_path):
         "hidden": {".ipynb_checkpoints"},
         "other-file": {"notes.txt"},
     }
-    assert {kind: found(audited, kind) for kind in audited.counts} == expected
-    assert not audited.ok
+    assert {kind: find_paths(audited, kind) for kind in audited.counts} == expected
+    assert not audited.is_ok
     severities = [each.severity for each in audited.findings]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
 
 
-def test_the_same_is_found_in_one_process_and_in_three(tmp_path):
+def test_findings_do_not_depend_on_the_number_of_processes(tmp_path):
     spoilt(tmp_path)
-    one, three = (audit(read(str(tmp_path)), cache=False, workers=workers) for workers in (0, 3))
+    one, three = (audit_dataset(load_dataset(str(tmp_path)), cache=False, workers=workers) for workers in (0, 3))
     assert one.findings == three.findings
 
 
@@ -135,26 +136,26 @@ def test_the_same_is_found_in_one_process_and_in_three(tmp_path):
         ("AVIF", {}),
     ],
 )
-def test_a_picture_cut_anywhere_cannot_be_used(form, options, part):
+def test_an_image_truncated_anywhere_is_unusable(form, options, part):
     whole = encoded(photograph(1), form, **options)
-    assert looked_at(whole).problem == ""
-    seen = looked_at(whole[: int(part * len(whole))])
-    assert seen.problem in ("truncated", "unreadable")
+    assert inspect_bytes(whole).problem == ""
+    inspection = inspect_bytes(whole[: int(part * len(whole))])
+    assert inspection.problem in ("truncated", "unreadable")
     if form in ("JPEG", "PNG") and part >= 0.5:
-        assert seen.problem == "truncated"
+        assert inspection.problem == "truncated"
 
 
-def test_a_download_that_stopped_and_left_zeros_is_truncated():
+def test_trailing_zeros_are_truncation():
     whole = encoded(photograph(1))
-    assert looked_at(whole[: len(whole) // 2] + bytes(len(whole) // 2)).problem == "truncated"
-    assert looked_at(whole + bytes(500)).problem == ""  # padding after the end mark is some cameras' habit
+    assert inspect_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2)).problem == "truncated"
+    assert inspect_bytes(whole + bytes(500)).problem == ""  # padding after the end mark is some cameras' habit
 
 
-def test_a_changed_byte_in_a_png_is_found():
+def test_a_changed_byte_in_a_png_is_detected():
     whole = bytearray(encoded(photograph(1), "PNG"))
     whole[len(whole) // 2] ^= 1
-    seen = looked_at(bytes(whole))
-    assert (seen.problem, seen.detail) == ("unreadable", "the checksum of its chunk IDAT does not match")
+    inspection = inspect_bytes(bytes(whole))
+    assert (inspection.problem, inspection.detail) == ("unreadable", "checksum error in chunk IDAT")
 
 
 @pytest.mark.parametrize(
@@ -169,94 +170,96 @@ def test_a_changed_byte_in_a_png_is_found():
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", "PostScript"),
     ],
 )
-def test_what_is_no_picture_is_told_for_what_it_is(data, detail):
-    seen = looked_at(data)
-    assert seen.problem == "not-an-image"
-    assert detail in seen.detail
+def test_other_content_is_described(data, detail):
+    inspection = inspect_bytes(data)
+    assert inspection.problem == "not-an-image"
+    assert detail in inspection.detail
 
 
-def test_a_bomb_is_refused_from_its_header(monkeypatch):
+def test_a_decompression_bomb_is_rejected_from_its_header(monkeypatch):
     def never(*_):
         raise AssertionError("decoded")
 
     monkeypatch.setattr(Image.Image, "draft", never)
-    seen = looked_at(bomb())
-    assert (seen.problem, seen.detail) == ("bomb", "3,600 megapixels: above 179, nothing is decoded")
+    inspection = inspect_bytes(bomb())
+    assert (inspection.problem, inspection.detail) == ("bomb", "3,600 megapixels exceed the limit of 179")
 
 
-def test_a_compressed_text_that_would_fill_the_memory_is_refused():
+def test_a_png_text_bomb_is_rejected():
     import zlib
 
     head, tail = encoded(photograph(1), "PNG")[:33], encoded(photograph(1), "PNG")[33:]
     text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(80_000_000)))
-    assert looked_at(head + text + tail).problem in ("", "unreadable")
+    assert inspect_bytes(head + text + tail).problem in ("", "unreadable")
 
 
-def test_enormous_but_decodable_pictures_are_a_warning(tmp_path, monkeypatch):
+def test_very_large_images_are_a_warning(tmp_path, monkeypatch):
     good(tmp_path)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12_000)  # the pictures have 19,200
-    audited = audit(read(str(tmp_path)), cache=False)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12_000)  # the images have 19,200
+    audited = audit_dataset(load_dataset(str(tmp_path)), cache=False)
     assert set(audited.counts) == {"large"}
-    assert audited.ok
+    assert audited.is_ok
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F", "YCbCr"])
-def test_every_mode_that_can_be_made_rgb_is_looked_at(mode):
-    picture = photograph(1).convert("L" if mode in ("1", "LA", "I;16", "I", "F") else "RGB").convert(mode)
+def test_every_mode_convertible_to_rgb_is_inspected(mode):
+    image = photograph(1).convert("L" if mode in ("1", "LA", "I;16", "I", "F") else "RGB").convert(mode)
     form = "TIFF" if mode in ("F", "I", "YCbCr", "CMYK") else "PNG"
-    seen = looked_at(encoded(picture, form))
-    assert (seen.problem, len(seen.thumb), seen.mode) == ("", 81, mode)
+    inspection = inspect_bytes(encoded(image, form))
+    assert (inspection.problem, len(inspection.thumb), inspection.mode) == ("", 81, mode)
 
 
-def test_a_mode_that_cannot_be_made_rgb_cannot_be_used():
-    seen = looked_at(encoded(Image.new("LAB", (20, 20), (10, 20, 30)), "TIFF"))
-    assert (seen.problem, seen.detail) == ("unreadable", "conversion from LAB to RGB not supported")
+def test_a_mode_not_convertible_to_rgb_is_unusable():
+    inspection = inspect_bytes(encoded(Image.new("LAB", (20, 20), (10, 20, 30)), "TIFF"))
+    assert (inspection.problem, inspection.detail) == ("unreadable", "conversion from LAB to RGB not supported")
 
 
-def test_sixteen_bits_look_like_eight():
+def test_16_bit_images_match_their_8_bit_versions():
     grey = photograph(3).convert("L")
     deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
-    a, b = (np.frombuffer(looked_at(encoded(p, "PNG")).thumb, np.uint8) for p in (grey, deep))
-    assert len(alike(np.stack([a, b]))) == 1
+    a, b = (np.frombuffer(inspect_bytes(encoded(p, "PNG")).thumb, np.uint8) for p in (grey, deep))
+    assert len(find_near_pairs(np.stack([a, b]))) == 1
 
 
-def test_labels_of_published_arrays_are_compared_and_their_copies_are_warnings():
+def test_copies_in_arrays_are_warnings():
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
     pixels[1] = pixels[0]  # in one split, another label
     test = pixels[[2, 4]].copy()
     test[1] += 1
-    audited = audit(dataset("idx", train=(Array(pixels), [0, 1, 0, 1, 0, 1], "ab"), test=(Array(test), [0, 1], "ab")))
+    audited = audit_dataset(
+        make_dataset("idx", train=(Array(pixels), [0, 1, 0, 1, 0, 1], "ab"), test=(Array(test), [0, 1], "ab"))
+    )
     assert {(each.kind, each.path, each.severity) for each in audited.findings} == {
         ("contradiction", "array[0]", "warning"),
         ("contradiction", "array[1]", "warning"),
         ("leak", "array[2]", "warning"),
     }
-    assert audited.ok
+    assert audited.is_ok
 
 
-def test_sets_of_labels_contradict_when_they_differ_also_with_other_columns():
+def test_different_label_sets_contradict_across_splits():
     one, two = encoded(photograph(1)), encoded(photograph(2))
     splits = {
         "train": (Bytes((one, two)), np.array([[1, 1], [1, 0]], np.uint8), ("cat", "dog")),
         "validation": (Bytes((one, two)), np.array([[1, 1], [0, 1]], np.uint8), ("dog", "cat")),
     }
-    audited = audit(dataset(**splits))
+    audited = audit_dataset(make_dataset(**splits))
     assert [each.kind for each in audited.findings] == ["leak", "leak"]  # the same sets, in another order
     splits["validation"] = (Bytes((one, two)), np.array([[1, 0], [0, 1]], np.uint8), ("dog", "cat"))
-    details = [each.detail for each in audit(dataset(**splits)).findings if each.kind == "contradiction"]
-    assert details == ["labelled cat|dog; picture 0, labelled dog", "labelled dog; picture 0, labelled cat|dog"]
+    details = [each.detail for each in audit_dataset(make_dataset(**splits)).findings if each.kind == "contradiction"]
+    assert details == ["labelled cat|dog; image 0 is labelled dog", "labelled dog; image 0 is labelled cat|dog"]
 
 
-def test_what_is_held_out_is_kept_when_a_picture_leaks(tmp_path):
+def test_the_held_out_copy_of_a_leak_is_kept(tmp_path):
     good(tmp_path)
     copy = (tmp_path / "validation/cat/0.jpg").read_bytes()
     for number in range(2):
         put(tmp_path / f"train/cat/copy{number}.jpg", copy)
-    audited = audit(read(str(tmp_path)))
-    assert found(audited, "leak") == {"copy0.jpg", "copy1.jpg"}
-    held, left_out = without(read(str(tmp_path)), audited.quarantine())
-    assert len(left_out) == 2
-    assert audit(held).ok
+    audited = audit_dataset(load_dataset(str(tmp_path)))
+    assert find_paths(audited, "leak") == {"copy0.jpg", "copy1.jpg"}
+    cleaned, excluded = exclude_images(load_dataset(str(tmp_path)), audited.list_quarantine())
+    assert len(excluded) == 2
+    assert audit_dataset(cleaned).is_ok
 
 
 def test_near_duplicates_survive_size_quality_format_and_brightness(tmp_path):
@@ -269,41 +272,41 @@ def test_near_duplicates_survive_size_quality_format_and_brightness(tmp_path):
         lambda p: encoded(p.convert("L")),
         lambda p: encoded(p.crop((2, 2, 318, 238))),
     ]
-    pictures = tuple(encoded(p) for p in originals) + tuple(changed[i % 6](p) for i, p in enumerate(originals))
-    audited = audit(dataset(train=(Bytes(pictures), [0] * 24, "a")))
-    near = {each.place[1] for each in audited.findings if each.kind == "near-duplicate"}
+    images = tuple(encoded(p) for p in originals) + tuple(changed[i % 6](p) for i, p in enumerate(originals))
+    audited = audit_dataset(make_dataset(train=(Bytes(images), [0] * 24, "a")))
+    near = {each.location[1] for each in audited.findings if each.kind == "near-duplicate"}
     assert near == set(range(12, 24))
-    assert not audit(dataset(train=(Bytes(pictures), [0] * 24, "a")), near=None).findings
+    assert not audit_dataset(make_dataset(train=(Bytes(images), [0] * 24, "a")), max_hash_distance=None).findings
 
 
-def test_plain_pictures_are_not_alike_because_they_are_plain():
+def test_flat_images_are_not_near_duplicates():
     plain = tuple(encoded(Image.new("RGB", (64, 64), (value,) * 3)) for value in range(0, 250, 10))
-    assert not audit(dataset(train=(Bytes(plain), [0] * 25, "a"))).findings
+    assert not audit_dataset(make_dataset(train=(Bytes(plain), [0] * 25, "a"))).findings
 
 
-def test_alike_finds_what_comparing_all_pairs_finds():
+def test_near_pairs_equal_brute_force():
     random = np.random.default_rng(0)
     thumbs = random.integers(0, 256, (400, 81), dtype=np.uint8)
     thumbs[200:] = np.clip(thumbs[:200].astype(int) + random.integers(-4, 5, (200, 81)), 0, 255)
-    pairs = {(a, b) for a, b, _ in alike(thumbs, 12).tolist()}
+    pairs = {(a, b) for a, b, _ in find_near_pairs(thumbs, 12).tolist()}
     assert pairs == {(i, i + 200) for i in range(200)}
 
 
-def test_many_copies_of_one_look_stay_quick_and_are_all_told():
+def test_many_similar_images_are_fast_and_all_reported():
     thumbs = np.tile(np.random.default_rng(0).integers(0, 256, 81, dtype=np.uint8), (5000, 1))
-    pairs = alike(thumbs)
+    pairs = find_near_pairs(thumbs)
     assert set(pairs[:, :2].ravel()) == set(range(5000))
     assert len(pairs) < 5000 * 65
 
 
-def test_same_names_the_first_of_each_group():
+def test_group_identical_returns_first_indices():
     digests = np.array([[5, 1], [5, 2], [5, 1], [0, 0], [5, 2]], dtype=np.uint64)
-    assert same(digests).tolist() == [0, 1, 0, 3, 1]
+    assert group_identical(digests).tolist() == [0, 1, 0, 3, 1]
 
 
-def test_clean_leaves_out_what_cannot_be_used_and_counts_the_rest(tmp_path):
-    audited = audit(read(str(spoilt(tmp_path))))
-    cleaned = audited.clean()
+def test_clean_dataset_drops_unusable_images(tmp_path):
+    audited = audit_dataset(load_dataset(str(spoilt(tmp_path))))
+    cleaned = audited.clean_dataset()
     assert len(cleaned["validation"]) == len(audited.dataset["validation"])
     assert len(cleaned["train"]) == len(audited.dataset["train"]) - 5
     names = {os.path.basename(cleaned["train"].name(i)) for i in range(len(cleaned["train"]))}
@@ -313,28 +316,28 @@ def test_clean_leaves_out_what_cannot_be_used_and_counts_the_rest(tmp_path):
         cleaned["train"].open(index).load()
 
 
-def test_a_class_of_broken_pictures_alone_is_empty(tmp_path):
+def test_a_class_of_unusable_images_is_empty(tmp_path):
     good(tmp_path)
     for split in ("train", "validation"):
         put(tmp_path / split / "elk" / "a.jpg", b"")
-    audited = audit(read(str(tmp_path)))
+    audited = audit_dataset(load_dataset(str(tmp_path)))
     assert [(each.kind, each.path) for each in audited.findings][-1] == ("empty-class", "train/elk")
 
 
-def test_imbalance_is_told_with_both_classes(tmp_path):
+def test_imbalance_names_both_classes(tmp_path):
     good(tmp_path)
     for number in range(36):
         put(tmp_path / "train" / "dog" / f"more{number}.jpg", encoded(photograph(500 + number)))
-    assert audit(read(str(tmp_path)), imbalance=11).findings == ()
-    (each,) = audit(read(str(tmp_path))).findings
+    assert audit_dataset(load_dataset(str(tmp_path)), max_imbalance=11).findings == ()
+    (each,) = audit_dataset(load_dataset(str(tmp_path))).findings
     assert (each.kind, each.path) == ("imbalance", "train/cat")
-    assert each.detail == "4 pictures; dog has 40, 10 times as many"
+    assert each.detail == "4 images; dog has 40, 10 times as many"
 
 
-def test_pipes_links_to_nowhere_and_odd_names_neither_hang_nor_break(tmp_path):
-    audited = audit(read(str(odd_names(tmp_path))))
-    assert found(audited, "not-an-image") == {"pipe.jpg"}
-    assert found(audited, "unreadable") == {"nowhere.jpg"}
+def test_pipes_broken_links_and_odd_names_are_handled(tmp_path):
+    audited = audit_dataset(load_dataset(str(odd_names(tmp_path))))
+    assert find_paths(audited, "not-an-image") == {"pipe.jpg"}
+    assert find_paths(audited, "unreadable") == {"nowhere.jpg"}
     assert audited.counts["zero-byte"] == 4
 
 
@@ -342,20 +345,20 @@ def test_pipes_links_to_nowhere_and_odd_names_neither_hang_nor_break(tmp_path):
 def test_a_file_without_permission_is_unreadable(tmp_path):
     good(tmp_path)
     (tmp_path / "train/cat/0.jpg").chmod(0)
-    (each,) = audit(read(str(tmp_path))).findings
+    (each,) = audit_dataset(load_dataset(str(tmp_path))).findings
     assert (each.kind, each.detail) == ("unreadable", "Permission denied")
 
 
-def test_a_quarantine_comes_back_whatever_the_names_hold(tmp_path):
+def test_a_quarantine_list_round_trips_any_names(tmp_path):
     names = {
-        "a\nb\tc.jpg": "zero-byte: no\ncontent",
+        "a\nb\tc.jpg": "zero-byte: empty\nfile",
         "back\\nslash.jpg": "bomb",
         "é 犬.png": "leak",
         "\\": "x",
         "#1.jpg": "y",
     }
     file = tmp_path / "bad.txt"
-    file.write_text(written(names), encoding="utf-8")
+    file.write_text(format_quarantine(names), encoding="utf-8")
     assert len(file.read_text(encoding="utf-8").splitlines()) == 5
     file.write_text("# looked through on Monday\n\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
     assert read_quarantine(file).keys() == names.keys()
@@ -364,82 +367,82 @@ def test_a_quarantine_comes_back_whatever_the_names_hold(tmp_path):
 def test_a_quarantine_of_other_data_is_an_error(tmp_path):
     good(tmp_path)
     other = put(tmp_path / "other.jpg", b"x")
-    with pytest.raises(ValueError, match=r"none of the 1 paths to leave out is a picture of"):
-        without(read(str(tmp_path)), [str(other)])
-    assert without(read(str(tmp_path)), [str(tmp_path / "deleted.jpg")])[1] == []
+    with pytest.raises(ValueError, match=r"none of the 1 listed paths is an image of"):
+        exclude_images(load_dataset(str(tmp_path)), [str(other)])
+    assert exclude_images(load_dataset(str(tmp_path)), [str(tmp_path / "deleted.jpg")])[1] == []
 
 
 # The cache
 
 
-def no_looking(*_):
+def fail_inspection(*_):
     raise AssertionError("looked again")
 
 
-def test_a_second_audit_looks_at_nothing(tmp_path, monkeypatch):
+def test_a_second_audit_inspects_nothing(tmp_path, monkeypatch):
     spoilt(tmp_path)
     os.remove(tmp_path / "train/dog/notes.txt")
-    first = audit(read(str(tmp_path)))
-    monkeypatch.setattr(seen_module, "looks", lambda _, tasks, __: [no_looking() for _ in tasks])
-    assert audit(read(str(tmp_path))).findings == first.findings
+    first = audit_dataset(load_dataset(str(tmp_path)))
+    monkeypatch.setattr(scan_module, "inspect_in_parallel", lambda _, tasks, __: [fail_inspection() for _ in tasks])
+    assert audit_dataset(load_dataset(str(tmp_path))).findings == first.findings
     monkeypatch.chdir(tmp_path.parent)  # however it is written
-    relative = audit(read(tmp_path.name))
+    relative = audit_dataset(load_dataset(tmp_path.name))
     assert [each.kind for each in relative.findings] == [each.kind for each in first.findings]
 
 
-def test_a_changed_file_is_looked_at_again(tmp_path):
+def test_a_changed_file_is_inspected_again(tmp_path):
     good(tmp_path)
-    assert audit(read(str(tmp_path))).ok
+    assert audit_dataset(load_dataset(str(tmp_path))).is_ok
     file = tmp_path / "train/cat/0.jpg"
     before = file.stat()
     file.write_bytes(file.read_bytes()[:-500] + bytes(500))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))  # the same size, a nanosecond later
-    assert found(audit(read(str(tmp_path))), "truncated") == {"0.jpg"}
+    assert find_paths(audit_dataset(load_dataset(str(tmp_path))), "truncated") == {"0.jpg"}
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000, b"SQLite format 3\0" + bytes(4096)])
-def test_a_broken_cache_is_made_again(tmp_path, content, monkeypatch):
+def test_a_damaged_cache_is_replaced(tmp_path, content, monkeypatch):
     good(tmp_path)
-    audit(read(str(tmp_path)))
-    (file,) = cache.directory().iterdir()
+    audit_dataset(load_dataset(str(tmp_path)))
+    (file,) = cache_directory().iterdir()
     file.write_bytes(content)
-    assert audit(read(str(tmp_path))).ok
-    monkeypatch.setattr(seen_module, "looks", lambda _, tasks, __: [no_looking() for _ in tasks])
-    assert audit(read(str(tmp_path))).ok
+    assert audit_dataset(load_dataset(str(tmp_path))).is_ok
+    monkeypatch.setattr(scan_module, "inspect_in_parallel", lambda _, tasks, __: [fail_inspection() for _ in tasks])
+    assert audit_dataset(load_dataset(str(tmp_path))).is_ok
 
 
 def test_a_cache_damaged_in_the_middle_does_not_stop_an_audit(tmp_path):
     good(tmp_path, each=60)
-    audit(read(str(tmp_path)))
-    (file,) = cache.directory().iterdir()
+    audit_dataset(load_dataset(str(tmp_path)))
+    (file,) = cache_directory().iterdir()
     data = bytearray(file.read_bytes())
     data[5000:-100] = os.urandom(len(data) - 5100)
     file.write_bytes(data)
-    assert audit(read(str(tmp_path))).ok
+    assert audit_dataset(load_dataset(str(tmp_path))).is_ok
 
 
-def test_without_a_place_for_the_cache_nothing_is_said(tmp_path, monkeypatch, capfd):
+def test_an_unwritable_cache_is_silently_unused(tmp_path, monkeypatch, capfd):
     good(tmp_path / "data")
     put(tmp_path / "file", b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert audit(read(str(tmp_path / "data"))).ok
+    assert audit_dataset(load_dataset(str(tmp_path / "data"))).is_ok
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_cache_that_another_process_writes_is_waited_for_and_then_left(tmp_path):
+def test_a_locked_cache_is_not_used(tmp_path):
     good(tmp_path)
-    audit(read(str(tmp_path)))
-    (file,) = cache.directory().iterdir()
+    audit_dataset(load_dataset(str(tmp_path)))
+    (file,) = cache_directory().iterdir()
     other = sqlite3.connect(file)
     other.execute("BEGIN EXCLUSIVE")
-    assert audit(read(str(tmp_path))).ok
+    assert audit_dataset(load_dataset(str(tmp_path))).is_ok
     other.close()
 
 
 def test_no_cache_leaves_no_file(tmp_path):
     good(tmp_path)
-    audit(read(str(tmp_path)), cache=False)
-    assert not cache.directory().exists()
+    audit_dataset(load_dataset(str(tmp_path)), cache=False)
+    assert not cache_directory().exists()
 
 
 # The processes
@@ -447,35 +450,35 @@ def test_no_cache_leaves_no_file(tmp_path):
 
 @dataclass(frozen=True)
 class Crashing(Bytes):
-    """One of its pictures kills who reads it."""
+    """A store with images that kill the reading process."""
 
     def data(self, item: int) -> bytes:
-        if self.pictures[item] == b"deadly":
+        if self.images[item] == b"deadly":
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.pictures[item]
+        return self.images[item]
 
 
-def test_a_decoder_that_crashes_costs_its_picture_alone():
-    pictures = [encoded(photograph(seed)) for seed in range(80)]
-    pictures[37] = pictures[70] = b"deadly"
-    audited = audit(dataset(train=(Crashing(tuple(pictures)), [0] * 80, "a")), workers=2)
+def test_a_crashing_decoder_loses_only_its_image():
+    images = [encoded(photograph(seed)) for seed in range(80)]
+    images[37] = images[70] = b"deadly"
+    audited = audit_dataset(make_dataset(train=(Crashing(tuple(images)), [0] * 80, "a")), workers=2)
     assert {(each.kind, each.path) for each in audited.findings} == {
-        ("unreadable", "picture 37"),
-        ("unreadable", "picture 70"),
+        ("unreadable", "image 37"),
+        ("unreadable", "image 70"),
     }
     assert "SIGKILL" in audited.findings[0].detail
 
 
-def test_leaving_early_leaves_no_process_behind():
-    pictures = Pictures(Bytes((encoded(photograph(0)),) * 200), np.arange(200), np.zeros(200, int), ("a",))
-    running = crew.looks([pictures], ((0, [i]) for i in range(200)), 2)
+def test_stopping_early_leaves_no_processes():
+    images = Images(Bytes((encoded(photograph(0)),) * 200), np.arange(200), np.zeros(200, int), ("a",))
+    running = scan_module.inspect_in_parallel([images], ((0, [i]) for i in range(200)), 2)
     assert next(running)[1][0].problem == ""
     running.close()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_interrupted_keeps_what_was_seen(tmp_path, monkeypatch):
+def test_an_interrupted_audit_keeps_its_cache(tmp_path, monkeypatch):
     good(tmp_path, each=60)
     seen: list[int] = []
 
@@ -485,15 +488,15 @@ def test_interrupted_keeps_what_was_seen(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        audit(read(str(tmp_path)), progress=interrupt)
+        audit_dataset(load_dataset(str(tmp_path)), progress=interrupt)
     second: list[int] = []
-    audit(read(str(tmp_path)), progress=lambda _doing, done, _total: second.append(done))
+    audit_dataset(load_dataset(str(tmp_path)), progress=lambda _doing, done, _total: second.append(done))
     assert second[0] >= seen[-2] > 0
 
 
 def test_every_kind_has_a_remedy():
-    for kind in KINDS.values():
+    for kind in FINDING_KINDS.values():
         assert kind.severity in ("error", "warning", "note")
         assert 0 < len(kind.title) <= 40
         assert 0 < len(kind.remedy) <= 68
-    assert Look().problem == ""
+    assert ImageInspection().problem == ""

@@ -1,4 +1,4 @@
-"""One definition of resize, crop, normalise; the same pixels as timm's and transformers' pipelines."""
+"""Preprocessing gives the same pixels as timm and transformers."""
 
 import io
 import math
@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Preprocessing, plain
-from vitrail.models.written import dataclass_from_json, to_json
+from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing, convert_image
+from vitrail.utils.json import dataclass_from_json, to_json
 
 PHOTOGRAPHS = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
 needs_photographs = pytest.mark.skipif(
@@ -26,7 +26,7 @@ def photographs():
 
 
 def assert_same_pixels(contestants):
-    """On every photograph, at most 1/255 of the range anywhere between each of ours and theirs."""
+    """Assert that ours and theirs differ by at most 1/255 on every photograph."""
     count = 0
     for name, image in photographs():
         count += 1
@@ -40,7 +40,7 @@ def assert_same_pixels(contestants):
 
 @pytest.mark.slow
 @needs_photographs
-def test_pixels_are_those_of_timm():
+def test_pixels_equal_timm():
     pytest.importorskip("timm", reason="timm is not installed: pip install 'vitrail[peers]'")
     from timm.data import create_transform
 
@@ -57,26 +57,26 @@ def test_pixels_are_those_of_timm():
 
     assert_same_pixels(
         {
-            "DeiT": pair(224, "bicubic", 0.9, IMAGENET),
-            "bilinear": pair(224, "bilinear", 0.875, IMAGENET),
-            "odd": pair(161, "bicubic", 0.95, HALF),
-            "no crop": pair(224, "bicubic", 1.0, CLIP),
-            "SigLIP": pair(224, "bicubic", 1.0, HALF, squash=True),
+            "DeiT": pair(224, "bicubic", 0.9, IMAGENET_STATS),
+            "bilinear": pair(224, "bilinear", 0.875, IMAGENET_STATS),
+            "odd": pair(161, "bicubic", 0.95, INCEPTION_STATS),
+            "no crop": pair(224, "bicubic", 1.0, CLIP_STATS),
+            "SigLIP": pair(224, "bicubic", 1.0, INCEPTION_STATS, squash=True),
         }
     )
 
 
 @pytest.mark.slow
 @needs_photographs
-def test_pixels_are_those_of_transformers():
+def test_pixels_equal_transformers():
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install 'vitrail[peers]'"
     )
-    from vitrail.checkpoints.transformers import pipeline
+    from vitrail.checkpoints.formats.transformers import parse_preprocessing
 
     def pair(processor):
         settings = {"preprocessor_config.json": processor.to_dict()}
-        ours = pipeline(settings, (224, 224))
+        ours = parse_preprocessing(settings, (224, 224))
         return ours, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]
 
     assert_same_pixels(
@@ -92,49 +92,49 @@ def test_pixels_are_those_of_transformers():
 
 
 @needs_photographs
-def test_the_older_processors_of_transformers_are_within_one_level_too():
+def test_older_transformers_processors_are_within_one_level():
     pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
     pil = pytest.importorskip("transformers.models.vit.image_processing_pil_vit", reason="no PIL processor here")
     processor = pil.ViTImageProcessorPil()
-    ours = Preprocessing((224, 224), (224, 224), "squash", "bilinear", engine="torch", centre="down", **HALF)
+    ours = Preprocessing((224, 224), (224, 224), "squash", "bilinear", engine="torch", centre="down", **INCEPTION_STATS)
     for _, image in list(photographs())[:20]:
         theirs = processor(image, return_tensors="pt")["pixel_values"][0]
         assert (ours(image) - theirs).abs().max() * 0.5 <= 1 / 255 + 1e-6
 
 
 def test_without_antialias_only_neighbours_are_read():
-    """TensorFlow's bilinear: from 4 to 2 pixels, each is the mean of the two around its centre."""
+    """TensorFlow's bilinear from 4 to 2 pixels: the mean of the two around each centre."""
     row = np.array([[0, 100, 200, 50]], dtype=np.uint8).repeat(4, 0)
     image = Image.fromarray(row)
     pipeline = Preprocessing((2, 2), (2, 2), "squash", "bilinear", False, "torch", mean=(0.0,), std=(1.0,))
-    assert pipeline.pixels(image)[0].tolist() == [[50, 125], [50, 125]]
+    assert pipeline.to_pixels(image)[0].tolist() == [[50, 125], [50, 125]]
     row8 = np.array([[0, 0, 0, 80, 160, 0, 0, 0]], dtype=np.uint8).repeat(8, 0)
-    assert pipeline.pixels(Image.fromarray(row8))[0, 0].tolist() == [0, 0]  # what lies between is not seen
-    averaged = replace(pipeline, antialias=True).pixels(Image.fromarray(row8))[0, 0]
+    assert pipeline.to_pixels(Image.fromarray(row8))[0, 0].tolist() == [0, 0]  # what lies between is not seen
+    averaged = replace(pipeline, antialias=True).to_pixels(Image.fromarray(row8))[0, 0]
     assert min(averaged.tolist()) > 0
 
 
 @pytest.mark.parametrize(
     ("height", "width", "expected"), [(300, 400, (248, 330)), (401, 300, (331, 248)), (5, 5, (248, 248))]
 )
-def test_the_smaller_side_gets_the_length_and_the_other_is_rounded_down(height, width, expected):
-    assert Preprocessing((224, 224), (248, 248)).resized(height, width) == expected
+def test_resized_size(height, width, expected):
+    assert Preprocessing((224, 224), (248, 248)).resized_size(height, width) == expected
 
 
-def test_half_a_pixel_goes_where_each_library_puts_it():
+def test_centre_crop_rounding():
     pixels = np.arange(9, dtype=np.uint8).reshape(1, 1, 9).repeat(2, 1)
     even = Preprocessing((2, 2), (2, 9), "squash", mean=(0.0,), std=(1.0,))
-    assert even.cropped(pixels)[0, 0].tolist() == [4, 5]  # 3.5 to the even 4
-    assert replace(even, centre="down").cropped(pixels)[0, 0].tolist() == [3, 4]
+    assert even.crop_centre(pixels)[0, 0].tolist() == [4, 5]  # 3.5 to the even 4
+    assert replace(even, centre="down").crop_centre(pixels)[0, 0].tolist() == [3, 4]
 
 
-def test_smaller_images_stand_on_black():
+def test_smaller_images_are_padded_with_zeros():
     pipeline = Preprocessing((4, 4), (2, 2), "squash", mean=(0.0,), std=(1.0,))
-    pixels = pipeline.pixels(Image.new("L", (2, 2), 255))
+    pixels = pipeline.to_pixels(Image.new("L", (2, 2), 255))
     assert pixels[0].tolist() == [[0, 0, 0, 0], [0, 255, 255, 0], [0, 255, 255, 0], [0, 0, 0, 0]]
 
 
-def test_exif_rotation_is_left_alone_unless_asked_for():
+def test_exif_orientation_is_applied_only_with_turn():
     image = Image.new("L", (16, 16))
     image.paste(255, (0, 0, 8, 16))  # white on the left
     exif = image.getexif()
@@ -148,7 +148,7 @@ def test_exif_rotation_is_left_alone_unless_asked_for():
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16"])
-def test_every_kind_of_picture_becomes_rgb(mode):
+def test_every_mode_converts_to_rgb(mode):
     pipeline = Preprocessing((8, 8), (8, 8))
     image = (
         Image.new("I;16", (10, 12), 30_000)
@@ -158,37 +158,37 @@ def test_every_kind_of_picture_becomes_rgb(mode):
     assert pipeline(image).shape == (3, 8, 8)
 
 
-def test_sixteen_bits_are_scaled_and_not_cut_off():
+def test_16_bit_values_are_scaled():
     image = Image.fromarray(np.array([[0, 32_768, 65_535]], dtype=np.uint16))
-    assert np.asarray(plain(image, 1)).tolist() == [[0, 128, 255]]
+    assert np.asarray(convert_image(image, 1)).tolist() == [[0, 128, 255]]
 
 
-def test_a_pipeline_is_json_and_back():
+def test_preprocessing_round_trips_through_json():
     pipeline = Preprocessing((224, 160), (256, 256), "squash", "bilinear", False, "torch", "down", (0.1,), (0.2,), True)
     assert dataclass_from_json(to_json(pipeline), Preprocessing, "preprocessing") == pipeline
 
 
-def test_another_size_sees_as_much_of_the_image():
-    assert Preprocessing((224, 224), (256, 256)).at((448, 448)).resize == (512, 512)
+def test_with_size_keeps_the_crop_share():
+    assert Preprocessing((224, 224), (256, 256)).with_size((448, 448)).resize == (512, 512)
     assert Preprocessing((224, 224), (224, 224)).with_channels(1).channels == 1
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"size": (0, 8)}, "each side is 1 to 65,536 pixels"),
+        ({"size": (0, 8)}, "each side must be 1 to 65,536 pixels"),
         ({"interpolation": "cubist"}, "unknown interpolation 'cubist'"),
-        ({"antialias": False}, "Pillow always averages"),
-        ({"engine": "torch", "interpolation": "lanczos"}, "torch cannot resize by lanczos"),
-        ({"mean": (0.5,)}, "1 means and 3 deviations"),
-        ({"std": (0.5, 0.0, 0.5)}, "every deviation must be above 0"),
+        ({"antialias": False}, "engine 'pillow' always antialiases"),
+        ({"engine": "torch", "interpolation": "lanczos"}, "engine 'torch' has no lanczos interpolation"),
+        ({"mean": (0.5,)}, "one value per channel, got 1 and 3"),
+        ({"std": (0.5, 0.0, 0.5)}, "std must be finite and > 0"),
     ],
 )
-def test_what_cannot_be_is_refused(wrong, message):
+def test_invalid_preprocessing_raises(wrong, message):
     with pytest.raises(ValueError, match=message):
         Preprocessing(**wrong)
 
 
-def test_a_picture_for_five_channels_is_refused():
-    with pytest.raises(ValueError, match="a picture has 1, 3 or 4 channels and the model takes 5"):
+def test_five_channels_raise():
+    with pytest.raises(ValueError, match="images have 1, 3 or 4 channels, the model takes 5"):
         Preprocessing(mean=(0.5,) * 5, std=(0.5,) * 5)(Image.new("RGB", (8, 8)))

@@ -1,4 +1,4 @@
-"""IDX, CIFAR and the embedded digits: pictures that live in memory."""
+"""IDX, CIFAR and the built-in digits."""
 
 import gzip
 import io
@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.data.sources import read
-from vitrail.data.sources.idx import FASHION
+from vitrail.data.sources import load_dataset
+from vitrail.data.sources.arrays import FASHION_MNIST_CLASSES
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -38,8 +38,8 @@ def mnist(root: Path, packed: bool = False, names: str = "{}-{}-idx{}-ubyte", fi
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("names", ["{}-{}-idx{}-ubyte", "{}-{}.idx{}-ubyte"])
-def test_idx_files_are_read_plain_and_packed(tmp_path, packed, names):
-    found = read(mnist(tmp_path / "m", packed, names))
+def test_idx_files_are_read_plain_and_gzipped(tmp_path, packed, names):
+    found = load_dataset(mnist(tmp_path / "m", packed, names))
     assert found.kind == "idx"
     assert len(found["train"]) + len(found["validation"]) == 60
     test = found["test"]
@@ -52,39 +52,39 @@ def test_idx_files_are_read_plain_and_packed(tmp_path, packed, names):
     assert test.store.data(int(test.items[4])) == images(9, 9)[4].tobytes()
 
 
-def test_labels_that_begin_at_one_make_no_empty_class(tmp_path):
-    found = read(mnist(tmp_path / "m", first=1))
+def test_labels_from_one_make_no_empty_class(tmp_path):
+    found = load_dataset(mnist(tmp_path / "m", first=1))
     assert found["train"].classes == ("1", "2", "3")
-    assert found["train"].counts().min() > 0
+    assert found["train"].count_classes().min() > 0
 
 
-def test_emnist_is_set_upright(tmp_path):
-    found = read(mnist(tmp_path / "m", names="emnist-letters-{}-{}-idx{}-ubyte"))
+def test_emnist_is_transposed(tmp_path):
+    found = load_dataset(mnist(tmp_path / "m", names="emnist-letters-{}-{}-idx{}-ubyte"))
     assert np.array_equal(np.asarray(found["test"].open(0)), images(9, 9)[0].T)
-    assert "upright" in found.notes[0]
+    assert "transposed" in found.notes[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "says"),
+    ("name", "data", "message"),
     [
-        ("train-images-idx3-ubyte", idx(images(60))[:-1], "should hold 1,200 bytes and holds 1,199"),
-        ("train-images-idx3-ubyte", idx(images(60)) + b"x", "holds more"),
-        ("train-images-idx3-ubyte", b"\x89PNG" + b"x" * 99, "no IDX file"),
-        ("train-images-idx3-ubyte", b"", "no IDX file"),
-        ("train-images-idx3-ubyte", idx(images(60))[:9], "cut off in its header"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "promises"),
-        ("train-images-idx3-ubyte", b"\0\0\x0d\x03" + bytes(12), "no IDX file"),
-        ("train-labels-idx1-ubyte", idx(images(60)), "3 dimensions, and 1 are wanted"),
-        ("train-labels-idx1-ubyte", idx(labels(59)), "60 pictures, and its labels are 59"),
-        ("t10k-images-idx3-ubyte", idx(np.zeros((9, 7, 7), np.uint8)), "different sizes"),
-        ("train-images-idx3-ubyte", idx(np.zeros((60, 0, 4), np.uint8)), "holds no pictures"),
+        ("train-images-idx3-ubyte", idx(images(60))[:-1], "should have 1,200 bytes of data, got 1,199"),
+        ("train-images-idx3-ubyte", idx(images(60)) + b"x", "got more"),
+        ("train-images-idx3-ubyte", b"\x89PNG" + b"x" * 99, "not an IDX file"),
+        ("train-images-idx3-ubyte", b"", "not an IDX file"),
+        ("train-images-idx3-ubyte", idx(images(60))[:9], "has an invalid header"),
+        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "invalid header"),
+        ("train-images-idx3-ubyte", b"\0\0\x0d\x03" + bytes(12), "not an IDX file"),
+        ("train-labels-idx1-ubyte", idx(images(60)), "3 dimensions, expected 1"),
+        ("train-labels-idx1-ubyte", idx(labels(59)), "60 images, but 59 labels"),
+        ("t10k-images-idx3-ubyte", idx(np.zeros((9, 7, 7), np.uint8)), "different image sizes"),
+        ("train-images-idx3-ubyte", idx(np.zeros((60, 0, 4), np.uint8)), "has no images"),
     ],
 )
-def test_damaged_idx_files_are_refused_by_name(tmp_path, name, data, says):
+def test_damaged_idx_files_are_refused_by_name(tmp_path, name, data, message):
     root = mnist(tmp_path / "m")
     (root / name).write_bytes(data)
-    with pytest.raises(ValueError, match=says) as error:
-        read(root)
+    with pytest.raises(ValueError, match=message) as error:
+        load_dataset(root)
     assert str(root) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -92,39 +92,39 @@ def test_damaged_idx_files_are_refused_by_name(tmp_path, name, data, says):
 @pytest.mark.parametrize(
     "damage", [lambda d: d[:-20], lambda d: b"nothing" + d, lambda d: d[:30] + b"\xff" * 30 + d[60:]]
 )
-def test_damaged_packed_files_are_refused_by_name(tmp_path, damage):
+def test_damaged_gzip_files_are_refused_by_name(tmp_path, damage):
     root = mnist(tmp_path / "m", packed=True)
     file = root / "train-images-idx3-ubyte.gz"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is not whole"):
-        read(root)
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is damaged"):
+        load_dataset(root)
 
 
-def test_a_missing_companion_is_named(tmp_path):
+def test_a_missing_idx_file_is_named(tmp_path):
     root = mnist(tmp_path / "m")
     (root / "train-labels-idx1-ubyte").unlink()
-    with pytest.raises(ValueError, match="train-images-idx3-ubyte without its labels"):
-        read(root)
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte, but not its labels"):
+        load_dataset(root)
 
 
-def test_two_families_in_one_folder_are_refused(tmp_path):
+def test_two_idx_datasets_in_one_folder_are_refused(tmp_path):
     mnist(tmp_path / "m")
     mnist(tmp_path / "m", names="emnist-{}-{}-idx{}-ubyte")
-    with pytest.raises(ValueError, match="several sets"):
-        read(tmp_path / "m")
+    with pytest.raises(ValueError, match="several IDX datasets"):
+        load_dataset(tmp_path / "m")
 
 
 def test_one_idx_file_alone_points_to_its_folder(tmp_path):
-    with pytest.raises(ValueError, match="give the folder"):
-        read(mnist(tmp_path / "m") / "train-images-idx3-ubyte")
+    with pytest.raises(ValueError, match="give their folder"):
+        load_dataset(mnist(tmp_path / "m") / "train-images-idx3-ubyte")
 
 
-@pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs Debian's dataset-fashion-mnist")
-def test_fashion_mnist_is_known_by_its_labels():
-    found = read(DEBIAN)
-    assert found["test"].classes == FASHION
-    assert found["test"].counts().tolist() == [1000] * 10
-    assert FASHION[found["test"].targets[0]] == "Ankle boot"
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="Fashion-MNIST is not installed: apt install dataset-fashion-mnist")
+def test_fashion_mnist_is_recognised_by_its_labels():
+    found = load_dataset(DEBIAN)
+    assert found["test"].classes == FASHION_MNIST_CLASSES
+    assert found["test"].count_classes().tolist() == [1000] * 10
+    assert FASHION_MNIST_CLASSES[found["test"].targets[0]] == "Ankle boot"
     assert len(found["train"]) + len(found["validation"]) == 60_000
 
 
@@ -166,7 +166,7 @@ def packed(path: Path, files: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("archive", [False, True])
 def test_cifar_10_is_read_from_a_folder_and_from_the_archive(tmp_path, archive):
     where = packed(tmp_path / "c.tar.gz", cifar10()) if archive else written(tmp_path / "c", cifar10())
-    found = read(where)
+    found = load_dataset(where)
     assert (found.kind, found["train"].classes) == ("cifar", TEN)
     assert len(found["train"]) + len(found["validation"]) == 100
     record = np.frombuffer(cifar10()["test_batch.bin"], np.uint8).reshape(10, -1)[3]
@@ -176,60 +176,60 @@ def test_cifar_10_is_read_from_a_folder_and_from_the_archive(tmp_path, archive):
 
 
 def test_cifar_100_has_the_fine_labels(tmp_path):
-    found = read(written(tmp_path / "c", cifar100()))
+    found = load_dataset(written(tmp_path / "c", cifar100()))
     assert len(found["test"].classes) == 100
     assert found["test"].targets.tolist() == list(range(100))
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"data_batch_2.bin": records(20, 2, 1, 10)[:-1]}, r"data_batch_2\.bin has 61,459 bytes"),
         ({"data_batch_2.bin": b""}, r"data_batch_2\.bin has 0 bytes"),
         ({"test_batch.bin": records(20, 2, 1, 11)}, r"test_batch\.bin has the label 10"),
-        ({"batches.meta.txt": b"one\ntwo\n"}, r"batches\.meta\.txt has 2 names, not 10"),
+        ({"batches.meta.txt": b"one\ntwo\n"}, r"batches\.meta\.txt has 2 class names, expected 10"),
     ],
 )
-def test_damaged_cifar_files_are_refused_by_name(tmp_path, change, says):
-    with pytest.raises(ValueError, match=says):
-        read(written(tmp_path / "c", cifar10() | change))
+def test_damaged_cifar_files_are_refused_by_name(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        load_dataset(written(tmp_path / "c", cifar10() | change))
 
 
-def test_a_cut_archive_is_refused_by_name(tmp_path):
+def test_a_truncated_archive_is_refused_by_name(tmp_path):
     path = packed(tmp_path / "cifar-10-binary.tar.gz", cifar10())
     path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(ValueError, match=r"cifar-10-binary\.tar\.gz is not a whole archive"):
-        read(path)
+    with pytest.raises(ValueError, match=r"cifar-10-binary\.tar\.gz is not a valid archive"):
+        load_dataset(path)
 
 
-def test_an_archive_of_something_else_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="neither CIFAR-10's nor CIFAR-100's"):
-        read(packed(tmp_path / "other.tgz", {"a.bin": b"x"}))
+def test_another_archive_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no binary files of CIFAR-10 or CIFAR-100"):
+        load_dataset(packed(tmp_path / "other.tgz", {"a.bin": b"x"}))
 
 
-def test_digits_are_scikit_learns_to_the_value():
+def test_digits_equal_scikit_learn():
     sklearn = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn to compare with")
     theirs = sklearn.load_digits()
-    found = read("digits")
+    found = load_dataset("digits")
     assert (found.kind, found["train"].classes) == ("digits", tuple("0123456789"))
     store = found["train"].store
     assert np.array_equal(np.round(store.pixels * 16.0 / 255), theirs.images)
-    for pictures in found.splits.values():
-        assert np.array_equal(pictures.targets, theirs.target[pictures.items])
-    everything = np.concatenate([pictures.items for pictures in found.splits.values()])
+    for images in found.splits.values():
+        assert np.array_equal(images.targets, theirs.target[images.items])
+    everything = np.concatenate([images.items for images in found.splits.values()])
     assert np.array_equal(np.sort(everything), np.arange(1797))
 
 
-def test_digits_have_three_fixed_parts():
-    assert {name: len(pictures) for name, pictures in read("digits").splits.items()} == {
+def test_digits_have_three_fixed_splits():
+    assert {name: len(images) for name, images in load_dataset("digits").splits.items()} == {
         "train": 1293,
         "validation": 234,
         "test": 270,
     }
 
 
-def test_one_label_of_several_possible():
-    pictures = read("digits", several=True)["test"]
-    assert pictures.several
-    assert np.array_equal(pictures.targets.argmax(1), read("digits")["test"].targets)
-    assert set(pictures.targets.sum(1).tolist()) == {1}
+def test_multi_label_makes_one_hot_targets():
+    images = load_dataset("digits", multi_label=True)["test"]
+    assert images.is_multi_label
+    assert np.array_equal(images.targets.argmax(1), load_dataset("digits")["test"].targets)
+    assert set(images.targets.sum(1).tolist()) == {1}

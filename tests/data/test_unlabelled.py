@@ -1,4 +1,4 @@
-"""Pictures without labels: every source gives them when none are needed, and names what is missing when they are."""
+"""Unlabelled data: every source accepts it if labels are not needed."""
 
 import io
 import tarfile
@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.sources import read
-from vitrail.data.sources.parts import PICTURE
+from vitrail.data.sources import load_dataset
+from vitrail.data.sources.splits import UNLABELLED_CLASS
 
 
-def picture(number: int) -> Image.Image:
+def make_image(number: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(number).integers(0, 256, (9, 8, 3), dtype=np.uint8))
 
 
 def encoded(number: int) -> bytes:
     file = io.BytesIO()
-    picture(number).save(file, "PNG")
+    make_image(number).save(file, "PNG")
     return file.getvalue()
 
 
@@ -29,30 +29,30 @@ def fill(folder: Path, count: int, first: int = 0) -> None:
 
 
 def total(where: Path) -> int:
-    found = read(where, several="unlabelled")
-    assert all(split.classes == (PICTURE,) and not split.targets.any() for split in found.splits.values())
-    return sum(len(split) for split in found.splits.values())
+    dataset = load_dataset(where, multi_label="unlabelled")
+    assert all(split.classes == (UNLABELLED_CLASS,) and not split.targets.any() for split in dataset.splits.values())
+    return sum(len(split) for split in dataset.splits.values())
 
 
-def test_flat_folder_with_folders_beside_the_pictures(tmp_path: Path) -> None:
+def test_flat_folder_with_folders_beside_the_images(tmp_path: Path) -> None:
     fill(tmp_path / "photos", 12)
     fill(tmp_path / "photos" / "2024" / "summer", 3, first=12)
     assert total(tmp_path / "photos") == 15
     with pytest.raises(ValueError, match="no class folders"):
-        read(tmp_path / "photos" / "2024" / "summer")
+        load_dataset(tmp_path / "photos" / "2024" / "summer")
 
 
 def test_flat_split_folders(tmp_path: Path) -> None:
     fill(tmp_path / "train", 5)
     fill(tmp_path / "val", 3, first=5)
-    found = read(tmp_path, several="unlabelled")
-    assert {name: len(split) for name, split in found.splits.items()} == {"train": 5, "validation": 3}
+    dataset = load_dataset(tmp_path, multi_label="unlabelled")
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 5, "validation": 3}
 
 
 def test_class_folders_keep_their_classes(tmp_path: Path) -> None:
     fill(tmp_path / "cat", 4)
     fill(tmp_path / "dog", 4, first=4)
-    assert read(tmp_path, several="unlabelled")["train"].classes == ("cat", "dog")
+    assert load_dataset(tmp_path, multi_label="unlabelled")["train"].classes == ("cat", "dog")
 
 
 @pytest.mark.parametrize("rows", ["path\n{0}\n{1}\n", "path,label\n{0},\n{1},cat\n"])
@@ -61,7 +61,7 @@ def test_csv_without_labels_or_with_some_missing(tmp_path: Path, rows: str) -> N
     (tmp_path / "list.csv").write_text(rows.format("all/0.png", "all/1.png"))
     assert total(tmp_path / "list.csv") == 2
     with pytest.raises(ValueError, match="label"):
-        read(tmp_path / "list.csv")
+        load_dataset(tmp_path / "list.csv")
 
 
 @pytest.mark.parametrize("labels", [None, ["cat", None, "dog"]])
@@ -83,4 +83,4 @@ def test_tar_without_labels_or_with_some_missing(tmp_path: Path, labelled: tuple
                 tar.addfile(info, io.BytesIO(data))
     assert total(tmp_path / "all.tar") == 3
     with pytest.raises(ValueError, match="no label"):
-        read(tmp_path / "all.tar")
+        load_dataset(tmp_path / "all.tar")

@@ -1,4 +1,4 @@
-"""A small model, pictures for it, and the command in this process."""
+"""A small model, images for it, and the command line in this process."""
 
 import csv
 import json
@@ -10,21 +10,21 @@ from tests.data.making import tree
 from tests.evaluation.made import CLASSES, model
 from vitrail.cli import main
 
-__all__ = ["CLASSES", "model", "pictures", "read", "vitrail"]
+__all__ = ["CLASSES", "images", "model", "read", "vitrail"]
 
 
-def pictures(root: Path, count: int = 20) -> Path:
-    """A folder of small pictures, each of its own."""
+def images(root: Path, count: int = 20) -> Path:
+    """Create a folder of small distinct images."""
     return tree(root, {f"{number:04d}.png": number for number in range(count)})
 
 
 def vitrail(*arguments) -> int:
-    """The command, as typed."""
+    """Run the command line."""
     return main([str(argument) for argument in arguments])
 
 
 def read(path: Path) -> list[dict]:
-    """The rows of a file of any form; what is empty is None."""
+    """Return the rows of a file of any format; empty cells are None."""
     if path.suffix == ".csv":
         with path.open(newline="", encoding="utf-8") as file:
             return [{name: value or None for name, value in row.items()} for row in csv.DictReader(file)]

@@ -1,4 +1,4 @@
-"""Tiny models with weights that matter, pictures for them, and files that were exported once for all tests."""
+"""Tiny models, images for them, and files exported once for all tests."""
 
 import atexit
 import shutil
@@ -12,18 +12,18 @@ import torch
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.export import export, write_float
-from vitrail.deploy.runtime import Contract
+from vitrail.deploy.export.export import export, write_fp32_onnx
+from vitrail.deploy.runtimes.base import ModelContract
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
-from vitrail.models.written import to_json
+from vitrail.utils.json import to_json
 
 TINY: dict[str, Any] = {"patch": 8, "width": 32, "depth": 1, "heads": 2, "image_size": (16, 24), "classes": 5}
 LABELS = ("ant", "bee", "cow", "dog", "été")
 
 
 def shaken(model: ViT | BiT) -> ViT | BiT:
-    """With nothing left at zero or one, so that every tensor matters."""
+    """Randomise all tensors, so that each affects the output."""
     torch.manual_seed(1)
     with torch.no_grad():
         for tensor in model.parameters():
@@ -41,11 +41,11 @@ def tiny(**slots: Any) -> ViT | BiT:
     return shaken(vitrail.build(**(TINY | slots)))
 
 
-def contract_of(model: ViT | BiT) -> Contract:
+def contract_of(model: ViT | BiT) -> ModelContract:
     config = model.config
     pipeline = Preprocessing(config.image_size, config.image_size).with_channels(config.channels)
     labels = None if config.classes is None else LABELS[: config.classes]
-    return Contract(pipeline, labels, config=to_json(config), name="tiny", checksum="0" * 64)
+    return ModelContract(pipeline, labels, config=to_json(config), name="tiny", checksum="0" * 64)
 
 
 def pixels(model: ViT | BiT, count: int = 3, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -53,9 +53,9 @@ def pixels(model: ViT | BiT, count: int = 3, size: tuple[int, int] | None = None
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def by_pytorch(model: Any, contract: Contract, pictures: np.ndarray) -> np.ndarray:
+def by_pytorch(model: Any, contract: ModelContract, images: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
-        return model(contract.preprocessing.normalise(torch.from_numpy(pictures))).flatten(1).numpy()
+        return model(contract.preprocessing.normalise(torch.from_numpy(images))).flatten(1).numpy()
 
 
 def saved(model: ViT | BiT, path: Path) -> Path:
@@ -66,10 +66,10 @@ def saved(model: ViT | BiT, path: Path) -> Path:
 
 @cache
 def shared() -> Path:
-    """A directory with `tiny()` as model.onnx and model.pt2, made once."""
+    """Return a directory with `tiny()` as model.onnx and model.pt2, exported once."""
     root = Path(tempfile.mkdtemp(prefix="vitrail-tests-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     model = tiny()
-    write_float(model, contract_of(model), root / "model.onnx", uint8=False)
-    export(model, contract_of(model), root / "model.pt2", to="torch")
+    write_fp32_onnx(model, contract_of(model), root / "model.onnx", uint8=False)
+    export(model, contract_of(model), root / "model.pt2", target="torch")
     return root

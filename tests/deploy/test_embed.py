@@ -1,4 +1,4 @@
-"""What a model makes of pictures before its head, in every form."""
+"""`vitrail embed`: features in every file format."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,14 @@ from PIL import Image
 
 import vitrail as package
 from tests.data.making import tree
-from tests.deploy.asked import model, pictures, read, vitrail
+from tests.deploy.asked import images, model, read, vitrail
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("embed")
     model(root / "model.safetensors")
-    pictures(root / "photos", 5)
+    images(root / "photos", 5)
     tree(root, {"photos/0002.png": b""})
     return root
 
@@ -26,7 +26,7 @@ def expected(path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("form", ["npy", "parquet", "jsonl", "csv"])
-def test_features_are_what_comes_to_the_head_and_errors_have_their_rows(place, form):
+def test_features_and_errors_have_rows(place, form):
     out = place / f"features.{form}"
     assert vitrail("embed", place / "model.safetensors", place / "photos", "--out", out) == 0
     rows = read(out)
@@ -42,7 +42,7 @@ def test_features_are_what_comes_to_the_head_and_errors_have_their_rows(place, f
             assert np.asarray(found, dtype=np.float32) == pytest.approx(wanted, rel=1e-3, abs=1e-4)
 
 
-def test_numpy_reads_the_array_and_the_list_beside_it_has_as_many_lines(place):
+def test_npy_file_has_a_list_of_paths(place):
     out = place / "array.npy"
     assert vitrail("embed", place / "model.safetensors", place / "photos", "--out", out) == 0
     values = np.load(out, allow_pickle=False)
@@ -51,15 +51,15 @@ def test_numpy_reads_the_array_and_the_list_beside_it_has_as_many_lines(place):
     assert len((place / "array.npy.paths.csv").read_text().splitlines()) == 6
 
 
-def test_a_model_without_classes_is_embedded_and_not_predicted(place, capsys):
+def test_model_without_classifier_embeds_only(place, capsys):
     net = package.load(place / "model.safetensors", classes=None)
     package.save(net, place / "headless.safetensors")
     assert vitrail("embed", place / "headless.safetensors", place / "photos", "--out", place / "h.npy") == 0
     assert np.load(place / "h.npy").shape == (5, 16)
     assert vitrail("predict", place / "headless.safetensors", place / "photos", "--out", place / "h.csv") == 2
-    assert "has no classes: it gives features, which vitrail embed writes" in capsys.readouterr().err
+    assert "has no classifier: use vitrail embed for its features" in capsys.readouterr().err
 
 
-def test_embed_names_its_forms(place, capsys):
+def test_embed_lists_its_formats(place, capsys):
     assert vitrail("embed", place / "model.safetensors", place / "photos", "--out", place / "a.xlsx") == 2
-    assert "the forms are csv, jsonl, parquet, npy" in capsys.readouterr().err
+    assert "use --format or a file suffix of csv, jsonl, parquet, npy" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a model says of pictures, row by row: right, in order, and with an error where there is nothing to say."""
+"""`vitrail predict`: a row per image, in order, with an error for unreadable images."""
 
 import json
 import sys
@@ -14,12 +14,11 @@ from PIL import Image
 import vitrail as package
 from tests.data.making import encoded, tree
 from tests.data.spoilt import bomb
-from tests.deploy.asked import CLASSES, model, pictures, read, vitrail
+from tests.deploy.asked import CLASSES, images, model, read, vitrail
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.feeding import Lanes
-from vitrail.deploy.inputs import gathered
-from vitrail.deploy.pace import TRIES, Pace
-from vitrail.deploy.predicting import How, predict
+from vitrail.deploy.predict.inputs import collect_inputs
+from vitrail.deploy.predict.parallel import MIN_TRIALS, BatchSizeTuner, ParallelInference
+from vitrail.deploy.predict.predict import InferenceOptions, predict
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
@@ -29,47 +28,51 @@ SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
 def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("predict")
     model(root / "model.safetensors")
-    pictures(root / "photos")
+    images(root / "photos")
     return root
 
 
 def expected(place, path: str) -> np.ndarray:
-    """The probabilities of one picture, the plain way."""
+    """Return the probabilities of one image, computed directly."""
     net = package.load(place / "model.safetensors")
     with Image.open(path) as image, torch.inference_mode():
         return net(net.preprocessing(image)[None]).softmax(1)[0].numpy()
 
 
-def test_every_picture_has_its_row_with_the_models_answer(place):
+def test_every_image_has_a_row_with_its_prediction(place):
     assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", place / "a.csv") == 0
     rows = read(place / "a.csv")
     assert [row["path"] for row in rows] == [f"{place}/photos/{number:04d}.png" for number in range(20)]
     assert list(rows[0]) == ["path", "label", "score", "error"]
     for row in rows:
-        chances = expected(place, row["path"])
-        assert row["label"] == CLASSES[chances.argmax()]
-        assert float(row["score"]) == pytest.approx(chances.max(), rel=1e-4)
+        probabilities = expected(place, row["path"])
+        assert row["label"] == CLASSES[probabilities.argmax()]
+        assert float(row["score"]) == pytest.approx(probabilities.max(), rel=1e-4)
         assert row["error"] is None
     assert len({row["label"] for row in rows}) > 1
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_the_surest_answers_are_in_every_form(place, form):
+def test_top_predictions_in_every_format(place, form):
     out = place / f"top.{form}"
     assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out, "--top", 3) == 0
     for row in read(out):
-        chances = expected(place, row["path"])
-        first = np.argsort(-chances)[:3]
+        probabilities = expected(place, row["path"])
+        first = np.argsort(-probabilities)[:3]
         answers = row.get("answers") or [{"label": row[f"label{n}"], "score": row[f"score{n}"]} for n in ("", "2", "3")]
         assert [each["label"] for each in answers] == [CLASSES[k] for k in first]
-        assert [float(each["score"]) for each in answers] == pytest.approx(chances[first].tolist(), rel=1e-4)
+        assert [float(each["score"]) for each in answers] == pytest.approx(probabilities[first].tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("batch", [1, 7, None])
-def test_rows_are_the_same_whatever_the_batches_and_lanes(place, workers, batch):
+def test_rows_do_not_depend_on_batches_and_workers(place, workers, batch):
     rows = list(
-        predict(place / "model.safetensors", [place / "photos"], how=How("torch", batch_size=batch, workers=workers))
+        predict(
+            place / "model.safetensors",
+            [place / "photos"],
+            options=InferenceOptions("torch", batch_size=batch, workers=workers),
+        )
     )
     plain = [expected(place, row.path) for row in rows]
     assert [row.path for row in rows] == sorted(row.path for row in rows)
@@ -78,7 +81,7 @@ def test_rows_are_the_same_whatever_the_batches_and_lanes(place, workers, batch)
     assert [row.score for row in rows] == pytest.approx([each.max() for each in plain], rel=1e-4)
 
 
-def test_pictures_that_cannot_be_read_are_rows_with_an_error_and_no_stop(place, capsys):
+def test_unreadable_images_are_rows_with_an_error(place, capsys):
     whole = encoded(5, "JPEG")
     root = tree(
         place / "spoilt",
@@ -95,72 +98,72 @@ def test_pictures_that_cannot_be_read_are_rows_with_an_error_and_no_stop(place, 
     assert "truncated" in rows[2]["error"].lower()
     assert "too large to decode safely" in rows[3]["error"]
     assert "No such file" in rows[7]["error"]
-    assert "5 of 9 pictures could not be read" in capsys.readouterr().out
+    assert "5 of 9 images are unreadable" in capsys.readouterr().out
 
 
-def test_nothing_but_errors_is_an_answer_too(place, capsys):
+def test_only_unreadable_images(place, capsys):
     root = tree(place / "none", {"1.png": b"", "2.png": b""})
     for form in ("csv", "parquet", "npy"):
         command = "embed" if form == "npy" else "predict"
         assert vitrail(command, place / "model.safetensors", root, "--out", place / f"none.{form}") == 0
         assert [row["error"] is not None for row in read(place / f"none.{form}")] == [True, True]
-    assert "2 of 2 pictures could not be read" in capsys.readouterr().out
+    assert "2 of 2 images are unreadable" in capsys.readouterr().out
 
 
-def test_what_is_there_is_kept_unless_force_says_otherwise(place, capsys):
+def test_existing_file_needs_force(place, capsys):
     out = place / "kept.csv"
     out.write_text("precious")
     assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out) == 2
-    assert "is there: give another name, or --force" in capsys.readouterr().err
+    assert "exists: give another name, or --force" in capsys.readouterr().err
     assert out.read_text() == "precious"
     assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out, "--force") == 0
     assert len(read(out)) == 20
     assert not list(place.glob("kept.csv?*"))
 
 
-def test_standard_output_gets_the_rows_and_nothing_else(place, capfdbinary):
+def test_standard_output_holds_only_rows(place, capfdbinary):
     assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", "-", "--limit", 3) == 0
     sys.stdout.flush()
     captured = capfdbinary.readouterr()
     lines = captured.out.decode().splitlines()
     assert lines[0] == "path,label,score,error"
     assert len(lines) == 4
-    assert b"3 pictures in" in captured.err
+    assert b"3 images in" in captured.err
 
 
-def test_json_tells_machines_what_was_done(place, capsys):
+def test_json_summary(place, capsys):
     out = place / "told.jsonl"
     assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out, "--json", "--limit", 5) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["pictures"], told["errors"], told["resumed"], told["runtime"], told["whole"]) == (
+    report = json.loads(capsys.readouterr().out)
+    assert (report["pictures"], report["errors"], report["resumed"], report["runtime"], report["whole"]) == (
         5,
         0,
         0,
         "torch",
         True,
     )
-    assert told["pictures_per_second"] == pytest.approx(5 / told["seconds"], rel=0.1)
-    assert told["batch"] >= 1
+    assert report["pictures_per_second"] == pytest.approx(5 / report["seconds"], rel=0.1)
+    assert report["batch"] >= 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--out", "a.txt"], "--out a.txt: the forms are csv, jsonl, parquet"),
+        (["--out", "a.txt"], "unknown format of --out a.txt: use --format or a file suffix of csv, jsonl, parquet"),
         (["--out", "-", "--format", "parquet"], "cannot be written to standard output"),
         (["--out", "-", "--json"], "--json needs --out FILE"),
-        (["--out", "no/such/a.csv"], "there is no directory no/such"),
-        (["--out", "b.csv", "--top", "8"], "has 7 classes"),
-        (["--out", "b.csv", "--top", "0"], "--top 0: at least 1"),
-        (["--out", "b.csv", "--limit", "0"], "--limit 0"),
-        (["--out", "b.csv", "--batch-size", "0"], "--batch-size 0"),
-        (["--out", "b.csv", "--workers", "0"], "--workers 0"),
+        (["--out", "no/such/a.csv"], "no such directory: no/such"),
+        (["--out", "b.csv", "--top", "8"], "--top must be <= 7"),
+        (["--out", "b.csv", "--top", "0"], "--top must be >= 1, got 0"),
+        (["--out", "b.csv", "--limit", "0"], "--limit must be >= 1, got 0"),
+        (["--out", "b.csv", "--batch-size", "0"], "--batch-size must be >= 1, got 0"),
+        (["--out", "b.csv", "--workers", "0"], "--workers must be >= 1, got 0"),
         (["--out", "b.csv", "--resume", "--force"], "give one of them"),
         (["--out", "b.csv", "--device", "gpu"], "unknown device"),
-        (["--out", "b.csv", "--merge", "-1"], "--merge -1"),
+        (["--out", "b.csv", "--merge", "-1"], "--merge must be >= 0, got -1"),
     ],
 )
-def test_mistakes_are_one_line(place, arguments, message, capsys, monkeypatch):
+def test_user_errors_give_one_line(place, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(place)
     assert vitrail("predict", "model.safetensors", "photos", *arguments) == 2
     error = capsys.readouterr().err
@@ -169,29 +172,34 @@ def test_mistakes_are_one_line(place, arguments, message, capsys, monkeypatch):
     assert not (place / "b.csv").exists()
 
 
-def test_a_model_of_several_labels_judges_each_alone(place):
+def test_multilabel_model_uses_sigmoids(place):
     net = package.load(place / "model.safetensors")
     recipe = {"data": {"task": "multi"}, "objective": {"loss": "sigmoid"}}
     package.save(net, place / "several.safetensors", recipe=recipe)
     (row,) = predict(place / "several.safetensors", place / "photos", top=7, limit=1)
     with Image.open(row.path) as image, torch.inference_mode():
-        chances = net(net.preprocessing(image)[None]).sigmoid()[0]
-    assert dict(row.answers) == pytest.approx(dict(zip(CLASSES, chances.tolist(), strict=True)), rel=1e-4)
+        probabilities = net(net.preprocessing(image)[None]).sigmoid()[0]
+    assert dict(row.predictions) == pytest.approx(dict(zip(CLASSES, probabilities.tolist(), strict=True)), rel=1e-4)
 
 
-def test_merged_tokens_change_little_and_are_refused_where_there_are_none(place, capsys):
-    plain = [row.score for row in predict(place / "model.safetensors", place / "photos", how=How("torch"))]
-    less = [row.score for row in predict(place / "model.safetensors", place / "photos", how=How("torch", merge=1))]
+def test_token_merging_and_its_error_without_tokens(place, capsys):
+    plain = [
+        row.score for row in predict(place / "model.safetensors", place / "photos", options=InferenceOptions("torch"))
+    ]
+    less = [
+        row.score
+        for row in predict(place / "model.safetensors", place / "photos", options=InferenceOptions("torch", merge=1))
+    ]
     assert plain != less
     net = package.build("R50x1", classes=2, image_size=32)
     package.save(net, place / "resnet.safetensors", preprocessing=Preprocessing((32, 32), (32, 32)))
     arguments = ("predict", place / "resnet.safetensors", place / "photos", "--out", place / "r.csv", "--merge", 2)
     assert vitrail(*arguments) == 2
-    assert "has no tokens to merge" in capsys.readouterr().err
+    assert "--merge does not support BiT ResNets" in capsys.readouterr().err
 
 
 class Slow:
-    """A runtime that keeps count of what it was asked."""
+    """A runtime that counts its calls."""
 
     name = "torch"
 
@@ -207,27 +215,29 @@ class Slow:
 
 
 def lanes(place, runtimes, pace, count=20):
-    return Lanes(gathered([str(place / "photos")]), 0, count, Preprocessing((4, 4), (4, 4)), runtimes, pace)
+    return ParallelInference(
+        collect_inputs([str(place / "photos")]), 0, count, Preprocessing((4, 4), (4, 4)), runtimes, pace
+    )
 
 
-def test_a_batch_that_finds_no_memory_is_halved_and_no_picture_is_lost(place):
+def test_out_of_memory_halves_the_batch(place):
     runtime = Slow(3, RuntimeError)
-    pace = Pace(16, 16, fixed=True)
+    pace = BatchSizeTuner(16, 16, fixed=True)
     assert sum(len(made.names) for made in lanes(place, [runtime], pace)) == 20
     assert pace.size <= 4
     assert max(runtime.sizes[-2:]) <= 4
 
 
-def test_an_error_of_the_model_is_raised_where_somebody_listens(place):
+def test_model_error_is_raised_by_the_iterator(place):
     with pytest.raises(MemoryError):
-        list(lanes(place, [Slow(0)], Pace(2, 2)))
+        list(lanes(place, [Slow(0)], BatchSizeTuner(2, 2)))
     before = threading.active_count()
-    for _ in lanes(place, [Slow(), Slow()], Pace(2, 2)):
+    for _ in lanes(place, [Slow(), Slow()], BatchSizeTuner(2, 2)):
         break
     assert threading.active_count() <= before
 
 
-def test_a_runtime_that_lanes_share_is_asked_by_one_at_a_time(place):
+def test_shared_runtime_is_called_by_one_thread_at_a_time(place):
     inside = threading.Lock()
 
     class Alone(Slow):
@@ -239,43 +249,43 @@ def test_a_runtime_that_lanes_share_is_asked_by_one_at_a_time(place):
                 inside.release()
 
     runtime = Alone()
-    assert sum(len(made.names) for made in lanes(place, [runtime] * 4, Pace(1, 1))) == 20
+    assert sum(len(made.names) for made in lanes(place, [runtime] * 4, BatchSizeTuner(1, 1))) == 20
 
 
-def test_numbers_that_are_not_finite_are_an_error_of_that_picture(place):
+def test_outputs_that_are_not_finite_are_an_error_of_the_image(place):
     class Odd(Slow):
         def __call__(self, pixels):
             found = super().__call__(pixels)
             found[0, 0] = np.nan
             return found
 
-    (made,) = lanes(place, [Odd()], Pace(4, 4), count=4)
-    assert made.errors == {0: "the model gives no finite numbers for it"}
+    (made,) = lanes(place, [Odd()], BatchSizeTuner(4, 4), count=4)
+    assert made.errors == {0: "the outputs of the model are not finite"}
     assert made.values[1] is not None
 
 
-def test_batches_become_as_large_as_is_quick():
+def test_batch_size_grows_to_the_fastest():
     def settles(seconds, first=4, most=64):
-        pace = Pace(first, most)
+        pace = BatchSizeTuner(first, most)
         for _ in range(100):
-            pace.took(pace.size, seconds(pace.size))
+            pace.record(pace.size, seconds(pace.size))
         return pace.size
 
     assert settles(lambda size: 1 + 0.1 * size) == 64
     assert settles(lambda size: 1 + 0.1 * size, most=16) == 16
     assert settles(lambda size: 0.1 * size * size) == 1
     assert settles(lambda size: size * (1 if size == 8 else 1.5)) == 8
-    fixed = Pace(5, 64, fixed=True)
-    for _ in range(3 * TRIES):
-        fixed.took(5, 1.0)
+    fixed = BatchSizeTuner(5, 64, fixed=True)
+    for _ in range(3 * MIN_TRIALS):
+        fixed.record(5, 1.0)
     assert fixed.size == 5
 
 
-def test_memory_does_not_grow_with_the_number_of_pictures(place, tmp_path):
+def test_memory_does_not_grow_with_the_number_of_images(place, tmp_path):
     def peak(count):
         lists = tmp_path / f"{count}.csv"
         lists.write_text("path\n" + "\n".join(f"{place}/photos/{n % 20:04d}.png" for n in range(count)))
-        rows = predict(place / "model.safetensors", lists, how=How("torch", batch_size=8, workers=1))
+        rows = predict(place / "model.safetensors", lists, options=InferenceOptions("torch", batch_size=8, workers=1))
         next(rows)
         tracemalloc.start()
         left = sum(1 for _ in rows)
@@ -289,8 +299,8 @@ def test_memory_does_not_grow_with_the_number_of_pictures(place, tmp_path):
 
 
 @pytest.mark.skipif(not (WEIGHTS.exists() and SAMPLES.exists()), reason="DeiT-Ti and its samples are not in ../shared")
-def test_deit_tiny_knows_photographs_and_agrees_with_itself_alone():
-    rows = list(predict(WEIGHTS, sorted(SAMPLES.iterdir())[:6], how=How("torch")))
+def test_deit_tiny_predicts_photographs_in_batches_as_alone():
+    rows = list(predict(WEIGHTS, sorted(SAMPLES.iterdir())[:6], options=InferenceOptions("torch")))
     net = package.load(WEIGHTS)
     with Image.open(rows[0].path) as image, torch.inference_mode():
         alone = net(net.preprocessing(image)[None]).softmax(1)[0]

@@ -1,4 +1,4 @@
-"""Everything that pictures may lie in becomes one long row of them, in order, whatever labels lie beside them."""
+"""Inputs of `predict`: files, folders, lists, archives and tables become one sequence of images."""
 
 import io
 import json
@@ -7,35 +7,35 @@ import tarfile
 import pytest
 
 from tests.data.making import encoded, pixels, tree
-from vitrail.deploy.inputs import gathered
+from vitrail.deploy.predict.inputs import collect_inputs
 
 
 def names(*paths) -> list[str]:
-    inputs = gathered([str(path) for path in paths])
+    inputs = collect_inputs([str(path) for path in paths])
     return [inputs.name(index) for index in range(len(inputs))]
 
 
-def test_files_and_folders_keep_the_order_in_which_they_were_named(tmp_path):
+def test_files_and_folders_keep_their_order(tmp_path):
     root = tree(tmp_path, {"b/2.png": 1, "b/1.png": 2, "b/deep/3.png": 3, "a.png": 4, "z.png": 5, "b/notes.txt": b"x"})
     found = names(root / "z.png", root / "b", root / "a.png")
     assert [name.removeprefix(f"{root}/") for name in found] == ["z.png", "b/1.png", "b/2.png", "b/deep/3.png", "a.png"]
-    assert "1 other files" in gathered([str(root / "b")]).notes[0]
+    assert "1 other files" in collect_inputs([str(root / "b")]).notes[0]
 
 
-def test_the_pictures_are_those_that_are_named(tmp_path):
+def test_images_match_their_names(tmp_path):
     root = tree(tmp_path, {"one/a.png": 11, "b.png": 12})
-    inputs = gathered([str(root / "b.png"), str(root / "one")])
+    inputs = collect_inputs([str(root / "b.png"), str(root / "one")])
     with inputs.open(0) as first, inputs.open(1) as second:
         assert first.tobytes() == pixels(12).tobytes()
         assert second.tobytes() == pixels(11).tobytes()
 
 
-def test_split_and_class_folders_are_folders_like_others(tmp_path):
+def test_split_and_class_folders_are_plain_folders(tmp_path):
     root = tree(tmp_path, {"train/cat/1.png": 1, "validation/cat/2.png": 2, "top.png": 3})
     assert len(names(root)) == 3
 
 
-def test_patterns_are_expanded_also_through_folders(tmp_path, monkeypatch):
+def test_patterns_are_expanded_recursively(tmp_path, monkeypatch):
     tree(tmp_path, {"a1.png": 1, "a2.png": 2, "b1.png": 3, "in/side/c.png": 4})
     monkeypatch.chdir(tmp_path)
     assert names("a*.png") == ["a1.png", "a2.png"]
@@ -45,7 +45,7 @@ def test_patterns_are_expanded_also_through_folders(tmp_path, monkeypatch):
         names("x*.png")
 
 
-def test_a_file_that_is_called_like_a_pattern_is_itself(tmp_path):
+def test_existing_file_with_wildcards_is_not_a_pattern(tmp_path):
     root = tree(tmp_path, {"[1].png": 1, "1.png": 2})
     assert names(root / "[1].png") == [f"{root}/[1].png"]
 
@@ -58,12 +58,12 @@ def test_a_file_that_is_called_like_a_pattern_is_itself(tmp_path):
         ("list.jsonl", '{"path": "b.png", "label": [1, {}]}\n\n{"Path": "a.png"}\n{"image": "gone.png"}\n'),
     ],
 )
-def test_a_list_is_taken_in_its_order_with_whatever_labels(tmp_path, name, text):
+def test_lists_keep_their_order_and_ignore_labels(tmp_path, name, text):
     root = tree(tmp_path, {"a.png": 1, "b.png": 2, name: text.encode()})
     assert names(root / name) == [f"{root}/b.png", f"{root}/a.png", f"{root}/gone.png"]
 
 
-def test_a_line_without_a_path_is_named_by_its_number(tmp_path):
+def test_line_without_a_path_is_an_error_with_its_number(tmp_path):
     root = tree(tmp_path, {"a.png": 1, "list.jsonl": b'{"path": "a.png"}\n{"label": 3}\n', "bad.jsonl": b"{\n"})
     with pytest.raises(ValueError, match=r"list\.jsonl, line 2: no path"):
         names(root / "list.jsonl")
@@ -71,7 +71,7 @@ def test_a_line_without_a_path_is_named_by_its_number(tmp_path):
         names(root / "bad.jsonl")
 
 
-def test_members_of_a_tar_are_each_a_picture_and_damaged_labels_are_nobodys_business(tmp_path):
+def test_tar_members_are_images_and_labels_are_ignored(tmp_path):
     shard = tmp_path / "a.tar"
     with tarfile.open(shard, "w") as tar:
         for name, data in {
@@ -86,14 +86,14 @@ def test_members_of_a_tar_are_each_a_picture_and_damaged_labels_are_nobodys_busi
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     assert names(shard) == [f"{shard}:1.jpg", f"{shard}:1.png", f"{shard}:sub/2.png"]
-    with gathered([str(shard)]).open(1) as image:
+    with collect_inputs([str(shard)]).open(1) as image:
         assert image.tobytes() == pixels(2).tobytes()
     shard.write_bytes(shard.read_bytes()[:2000])
-    with pytest.raises(ValueError, match=r"a\.tar .*get it again"):
+    with pytest.raises(ValueError, match=r"a\.tar .*download it again"):
         names(shard)
 
 
-def test_parquet_holds_pictures_or_lists_them(tmp_path):
+def test_parquet_holds_images_or_paths(tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'vitrail[parquet]'")
     from pyarrow import parquet
 
@@ -104,42 +104,42 @@ def test_parquet_holds_pictures_or_lists_them(tmp_path):
         {"image": [{"bytes": encoded(7)}, {"bytes": encoded(8)}, {"bytes": None}], "label": [0.5, 1, 2]}
     )
     parquet.write_table(inside, tmp_path / "inside.parquet", row_group_size=2)
-    inputs = gathered([str(tmp_path / "inside.parquet"), str(tmp_path / "a.png")])
+    inputs = collect_inputs([str(tmp_path / "inside.parquet"), str(tmp_path / "a.png")])
     assert len(inputs) == 4
     with inputs.open(1) as image:
         assert image.tobytes() == pixels(8).tobytes()
-    with pytest.raises(OSError, match="the row holds no picture"):
+    with pytest.raises(OSError, match="the row has no image"):
         inputs.open(2)
     parquet.write_table(arrow.table({"x": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match="neither a column of pictures nor one of paths: its columns are x"):
+    with pytest.raises(ValueError, match="has no column of images or paths, only x"):
         names(tmp_path / "other.parquet")
 
 
-def test_a_folder_without_pictures_may_hold_shards_and_a_name_may_be_data(tmp_path):
+def test_folder_of_shards_and_dataset_name(tmp_path):
     with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
         member = tarfile.TarInfo("1.png")
         member.size = len(encoded(1))
         tar.addfile(member, io.BytesIO(encoded(1)))
     assert names(tmp_path) == [f"{tmp_path}/train-0.tar:1.png"]
-    assert len(gathered(["digits"])) == 1797
+    assert len(collect_inputs(["digits"])) == 1797
 
 
-def test_what_is_not_there_or_empty_is_one_line(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no nothing\.jpg"):
+def test_missing_or_empty_input_gives_one_line(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no such file or folder: nothing\.jpg"):
         names("nothing.jpg")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no pictures"):
+    with pytest.raises(ValueError, match=r"no images in .*empty"):
         names(tmp_path / "empty")
 
 
-def test_a_list_is_known_again_by_its_names_in_their_order(tmp_path):
+def test_fingerprint_depends_on_names_and_order(tmp_path):
     root = tree(tmp_path, {"a.png": 1, "b.png": 2})
     lines = [json.dumps({"path": name}) for name in ("a.png", "b.png")]
     (root / "x.jsonl").write_text("\n".join(lines))
     (root / "y.jsonl").write_text("\n".join(lines[::-1]))
 
     def known(name, count=2):
-        return gathered([str(root / name)]).fingerprint(count)
+        return collect_inputs([str(root / name)]).fingerprint(count)
 
     assert known("x.jsonl") == known("x.jsonl")
     assert known("x.jsonl") != known("y.jsonl")

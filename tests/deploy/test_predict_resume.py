@@ -1,4 +1,4 @@
-"""Whatever stops it, going on neither loses a row nor repeats one: in every form, and with any number of processes."""
+"""Resuming an interrupted `predict` loses and repeats no row, in every format and with several processes."""
 
 import json
 import os
@@ -11,13 +11,13 @@ from argparse import Namespace
 
 import pytest
 
-from tests.deploy.asked import model, pictures, read, vitrail
-from vitrail.cli.writing import again
-from vitrail.deploy import resuming
-from vitrail.deploy.feeding import Lanes
-from vitrail.deploy.resuming import Part
-from vitrail.deploy.rows import LabelsCSV, Row
-from vitrail.deploy.writing import Share, share
+from tests.deploy.asked import images, model, read, vitrail
+from vitrail.cli.output import resume_command
+from vitrail.deploy.predict import resume as resuming
+from vitrail.deploy.predict.formats import LabelsCSV, PredictionRow
+from vitrail.deploy.predict.parallel import ParallelInference
+from vitrail.deploy.predict.resume import PartialOutput
+from vitrail.deploy.predict.write import ProcessShare, process_share
 
 FORMS = ["a.csv", "a.jsonl", "f.npy", "f.csv", "f.jsonl"]  # Parquet is killed for real, below
 COUNT = 20
@@ -28,26 +28,26 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("resume")
     model(root / "model.safetensors")
     model(root / "other.safetensors", seed=1)
-    pictures(root / "photos", COUNT)
+    images(root / "photos", COUNT)
     return root
 
 
 @pytest.fixture(autouse=True)
 def _one_at_a_time(monkeypatch):
-    """Every row is brought to the disk by itself."""
-    monkeypatch.setattr(resuming, "MOST", 1)
+    """Sync every row separately."""
+    monkeypatch.setattr(resuming, "MAX_PENDING_ROWS", 1)
 
 
 def command(place, out, *more):
     what = ("embed",) if out.name.startswith("f.") else ("predict",)
-    told = ("--top", 2) if what == ("predict",) else ()
+    report = ("--top", 2) if what == ("predict",) else ()
     return vitrail(
         *what,
         place / "model.safetensors",
         place / "photos",
         "--out",
         out,
-        *told,
+        *report,
         "--batch-size",
         1,
         "--runtime",
@@ -57,12 +57,12 @@ def command(place, out, *more):
 
 
 class Killed(BaseException):
-    """Like a kill: nothing is tidied up after it."""
+    """Stands for a kill: no cleanup follows."""
 
 
 def killed_after(monkeypatch, rows):
-    """Ends the next run in the midst of its rows."""
-    whole = Lanes.__iter__
+    """Interrupt the next run after `rows` rows."""
+    whole = ParallelInference.__iter__
 
     def short(self):
         for number, made in enumerate(whole(self)):
@@ -70,11 +70,11 @@ def killed_after(monkeypatch, rows):
                 raise Killed
             yield made
 
-    monkeypatch.setattr(Lanes, "__iter__", short)
+    monkeypatch.setattr(ParallelInference, "__iter__", short)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_killed_run_goes_on_to_the_same_rows(place, tmp_path, monkeypatch, name):
+def test_killed_run_resumes_to_the_same_rows(place, tmp_path, monkeypatch, name):
     whole, out = tmp_path / "whole" / name, tmp_path / name
     whole.parent.mkdir()
     assert command(place, whole) == 0
@@ -93,32 +93,32 @@ def test_a_killed_run_goes_on_to_the_same_rows(place, tmp_path, monkeypatch, nam
     assert {file.name for file in tmp_path.iterdir()} - {"whole"} == {file.name for file in whole.parent.iterdir()}
 
 
-# The command, with a rest after every batch: on a quick machine it would be done before anybody could kill it.
-SLOWLY = """
+# The command, with a pause in every batch: on a fast machine it would end before it can be killed.
+SLOW_COMMAND = """
 import sys, time
 from vitrail.cli import main
-from vitrail.deploy.feeding import Lanes
+from vitrail.deploy.predict.parallel import ParallelInference
 
-usual = Lanes.batch
+process_batch = ParallelInference.process_batch
 
-def rested(*arguments):
+def pause_and_process(*arguments):
     time.sleep(0.1)
-    return usual(*arguments)
+    return process_batch(*arguments)
 
-Lanes.batch = rested
+ParallelInference.process_batch = pause_and_process
 sys.exit(main(sys.argv[1:]))
 """
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_kill_9_loses_no_row_and_repeats_none(place, tmp_path, name):
+def test_kill_9_loses_and_repeats_no_row(place, tmp_path, name):
     out, journal = tmp_path / name, tmp_path / f"{name}.partial.json"
     many, listed = 4000, tmp_path / "list.csv"
     names = [f"{place}/photos/{n % COUNT:04d}.png" for n in range(many)]
     listed.write_text("path\n" + "\n".join(names))
     arguments = [place / "model.safetensors", listed, "--out", out, "--runtime", "torch"]
     words = ["predict", *map(str, arguments)]
-    running = subprocess.Popen([sys.executable, "-c", SLOWLY, *words])
+    running = subprocess.Popen([sys.executable, "-c", SLOW_COMMAND, *words])
     try:
         end = time.monotonic() + 200
         while not (journal.exists() and json.loads(journal.read_text())["rows"]):
@@ -135,16 +135,16 @@ def test_kill_9_loses_no_row_and_repeats_none(place, tmp_path, name):
     assert all(row["label"] for row in read(out))
 
 
-def test_resume_begins_where_nothing_is_and_refuses_what_is_finished(place, tmp_path, capsys):
+def test_resume_starts_a_new_file_and_rejects_a_complete_one(place, tmp_path, capsys):
     out = tmp_path / "a.csv"
     assert command(place, out, "--resume") == 0
     capsys.readouterr()
     assert command(place, out, "--resume") == 2
-    assert "nothing of it is left to do" in capsys.readouterr().err
+    assert "is complete: give another name" in capsys.readouterr().err
 
 
 def stopped(place, tmp_path, monkeypatch, rows=5):
-    """A run that was killed."""
+    """Start and kill a run."""
     out = tmp_path / "a.csv"
     with monkeypatch.context() as patch:
         killed_after(patch, rows)
@@ -157,12 +157,12 @@ def stopped(place, tmp_path, monkeypatch, rows=5):
     ("change", "message"),
     [
         (("other.safetensors", "photos"), "with another model"),
-        (("model.safetensors", "photos/0000.png"), "with other pictures"),
+        (("model.safetensors", "photos/0000.png"), "with other images"),
         (("model.safetensors", "photos", "--merge", 1), "with --merge 0, which is 1 now"),
         (("model.safetensors", "photos", "--top", 3), "with --top 2, which is 3 now"),
     ],
 )
-def test_only_the_same_work_is_gone_on_with(place, tmp_path, monkeypatch, capsys, change, message):
+def test_resume_needs_the_same_options(place, tmp_path, monkeypatch, capsys, change, message):
     out = stopped(place, tmp_path, monkeypatch)
     before = (tmp_path / "a.csv.partial").read_bytes()
     name, photos, *more = change
@@ -174,28 +174,28 @@ def test_only_the_same_work_is_gone_on_with(place, tmp_path, monkeypatch, capsys
     assert (tmp_path / "a.csv.partial").read_bytes() == before
 
 
-def test_what_was_begun_is_not_begun_anew_by_accident(place, tmp_path, monkeypatch, capsys):
+def test_partial_file_needs_resume_or_force(place, tmp_path, monkeypatch, capsys):
     out = stopped(place, tmp_path, monkeypatch)
     assert command(place, out) == 2
-    assert "--resume goes on with it, --force begins anew" in capsys.readouterr().err
+    assert "use --resume to continue it, or --force to start again" in capsys.readouterr().err
     assert command(place, out, "--force") == 0
     assert len(read(out)) == COUNT
 
 
-def test_rows_that_somebody_took_away_are_noticed(place, tmp_path, monkeypatch, capsys):
+def test_lost_rows_are_detected(place, tmp_path, monkeypatch, capsys):
     out = stopped(place, tmp_path, monkeypatch)
     (tmp_path / "a.csv.partial").write_bytes(b"path")
     assert command(place, out, "--resume") == 2
-    assert "rows are gone" in capsys.readouterr().err
+    assert "has lost rows" in capsys.readouterr().err
     (tmp_path / "a.csv.partial.json").write_text("{")
     assert command(place, out, "--resume") == 2
     assert "is damaged" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(place, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_keeps_rows_and_shows_how_to_resume(place, tmp_path, monkeypatch, capsys):
     out = tmp_path / "a.csv"
     with monkeypatch.context() as patch:
-        whole = Lanes.__iter__
+        whole = ParallelInference.__iter__
 
         def interrupted(self):
             for number, made in enumerate(whole(self)):
@@ -203,18 +203,18 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(place, tmp_path, monke
                     raise KeyboardInterrupt
                 yield made
 
-        patch.setattr(Lanes, "__iter__", interrupted)
-        patch.setattr(resuming, "MOST", 100)  # so that some rows wait
+        patch.setattr(ParallelInference, "__iter__", interrupted)
+        patch.setattr(resuming, "MAX_PENDING_ROWS", 100)  # so that some rows wait
         assert command(place, out) == 130
-    told = capsys.readouterr().err
-    assert f"4 of {COUNT} pictures are done" in told
-    assert "go on with: vitrail predict" in told
-    assert told.rstrip().endswith("--resume")
+    report = capsys.readouterr().err
+    assert f"interrupted after 4 of {COUNT} images" in report
+    assert "continue with: vitrail predict" in report
+    assert report.rstrip().endswith("--resume")
     assert command(place, out, "--resume") == 0
     assert len(read(out)) == COUNT
 
 
-def test_a_full_disk_is_one_line_and_no_row_is_lost(place, tmp_path, capsys):
+def test_full_disk_gives_one_line_and_loses_no_row(place, tmp_path, capsys):
     out = tmp_path / "a.csv"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -225,33 +225,33 @@ def test_a_full_disk_is_one_line_and_no_row_is_lost(place, tmp_path, capsys):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     error = capsys.readouterr().err
-    assert "rows are kept: make room and go on with --resume" in error
+    assert "rows are saved: free disk space and use --resume" in error
     assert error.count("\n") == 1
     assert command(place, out, "--resume") == 0
     assert [row["path"][-8:] for row in read(out)] == [f"{n:04d}.png" for n in range(COUNT)]
 
 
 def test_two_processes_do_not_write_the_same_rows(tmp_path):
-    first, second = (Part(tmp_path / "a.csv", LabelsCSV(), 2, {}) for _ in range(2))
-    first.begin(2, resume=False, force=False)
+    first, second = (PartialOutput(tmp_path / "a.csv", LabelsCSV(), 2, {}) for _ in range(2))
+    first.start(2, resume=False, force=False)
     with pytest.raises(ValueError, match="another process is writing"):
-        second.begin(2, resume=True, force=False)
+        second.start(2, resume=True, force=False)
     first.close()
 
 
-def test_ctrl_c_while_rows_go_to_the_disk_doubles_none(tmp_path, monkeypatch):
+def test_ctrl_c_during_save_repeats_no_row(tmp_path, monkeypatch):
     part = made(tmp_path, 0, 1, 2)
-    part.begin(2, resume=False, force=False)
-    part.add(Row("x", (("cat", 0.5),)))
+    part.start(2, resume=False, force=False)
+    part.add(PredictionRow("x", (("cat", 0.5),)))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            part.add(Row("y", (("cat", 0.5),)))
+            part.add(PredictionRow("y", (("cat", 0.5),)))
     part.save()  # as the command does when it was interrupted
     part.close()
     again = made(tmp_path, 0, 1, 2)
-    assert again.begin(2, resume=True, force=False) == 1
-    again.add(Row("y", (("cat", 0.5),)))
+    assert again.start(2, resume=True, force=False) == 1
+    again.add(PredictionRow("y", (("cat", 0.5),)))
     assert again.finish()
     assert (tmp_path / "a.csv").read_text() == "path,label,score,error\nx,cat,0.5,\ny,cat,0.5,\n"
 
@@ -261,19 +261,21 @@ def interrupt(_file):
 
 
 def made(tmp_path, rank, world, count, form=None, **how):
-    return Part(tmp_path / "a.csv", form or LabelsCSV(), count, {"world": world}, rank=rank, world=world, **how)
+    return PartialOutput(
+        tmp_path / "a.csv", form or LabelsCSV(), count, {"world": world}, rank=rank, world=world, **how
+    )
 
 
-def test_a_file_that_lacks_only_its_name_gets_it(tmp_path):
+def test_finished_part_is_renamed_on_resume(tmp_path):
     part = made(tmp_path, 0, 1, 1)
-    part.begin(1, resume=False, force=False)
-    part.add(Row("x", (("cat", 0.5),)))
+    part.start(1, resume=False, force=False)
+    part.add(PredictionRow("x", (("cat", 0.5),)))
     part.save()
     part.finished = True
     part.write_journal()  # killed here
     part.close()
     again = made(tmp_path, 0, 1, 1)
-    assert again.begin(1, resume=True, force=False) == 1
+    assert again.start(1, resume=True, force=False) == 1
     assert again.finish()
     assert (tmp_path / "a.csv").read_text() == "path,label,score,error\nx,cat,0.5,\n"
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
@@ -282,13 +284,13 @@ def test_a_file_that_lacks_only_its_name_gets_it(tmp_path):
     part.rows, part.finished, part.sizes = 1, True, [9]
     part.write_journal()
     again = made(tmp_path, 0, 1, 1)
-    assert again.begin(1, resume=True, force=False) == 1
+    assert again.start(1, resume=True, force=False) == 1
     assert again.finish()
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "f.npy"])
-def test_processes_take_their_shares_and_the_last_one_joins_them_in_order(place, tmp_path, monkeypatch, capsys, name):
+def test_processes_share_the_work_and_the_last_joins_the_parts(place, tmp_path, monkeypatch, capsys, name):
     whole, out = tmp_path / "whole" / name, tmp_path / name
     whole.parent.mkdir()
     assert command(place, whole) == 0
@@ -303,7 +305,7 @@ def test_processes_take_their_shares_and_the_last_one_joins_them_in_order(place,
     assert {file.name for file in tmp_path.iterdir()} - {"whole"} == {file.name for file in whole.parent.iterdir()}
 
 
-def test_a_process_that_was_killed_goes_on_and_the_others_are_not_made_again(place, tmp_path, monkeypatch):
+def test_killed_process_resumes_without_repeating_the_others(place, tmp_path, monkeypatch):
     out = tmp_path / "a.csv"
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
@@ -324,35 +326,35 @@ def test_a_process_that_was_killed_goes_on_and_the_others_are_not_made_again(pla
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 
-def test_the_command_that_goes_on_has_as_many_processes(monkeypatch):
+def test_resume_command_has_the_same_number_of_processes(monkeypatch):
     options = Namespace(arguments=["predict", "a.pt", "my photos", "--force", "--out", "a.csv"])
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert again(options, 1) == "vitrail predict a.pt 'my photos' --out a.csv --resume"
-    assert again(options, 2).startswith("torchrun --nproc-per-node 2 -m vitrail predict a.pt")
+    assert resume_command(options, 1) == "vitrail predict a.pt 'my photos' --out a.csv --resume"
+    assert resume_command(options, 2).startswith("torchrun --nproc-per-node 2 -m vitrail predict a.pt")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert again(options, 8).startswith("torchrun --nnodes 2 --nproc-per-node 4 -m vitrail predict a.pt")
+    assert resume_command(options, 8).startswith("torchrun --nnodes 2 --nproc-per-node 4 -m vitrail predict a.pt")
 
 
-def test_parts_of_another_number_of_processes_are_not_begun_anew(place, tmp_path, monkeypatch, capsys):
+def test_parts_of_another_number_of_processes_are_kept(place, tmp_path, monkeypatch, capsys):
     out = stopped(place, tmp_path, monkeypatch)  # by one process
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     for more in ((), ("--resume",)):
         assert command(place, out, *more) == 2
         error = capsys.readouterr().err
-        assert "a.csv.partial is there, of a run of 1 process that was stopped: --resume with no torchrun" in error
+        assert "a.csv.partial exists, of an interrupted run with 1 process: use --resume without torchrun" in error
         assert error.count("\n") == 1
     assert command(place, out, "--force") == 0
     (tmp_path / "a.csv.partial.json").unlink()
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     assert command(place, out, "--resume") == 2
-    told = "a.csv.rank1 is there, of a run of 2 processes that was stopped: --resume with torchrun --nproc-per-node 2"
-    assert told in capsys.readouterr().err
+    report = "a.csv.rank1 exists, of an interrupted run with 2 processes: use --resume with torchrun --nproc-per-node 2"
+    assert report in capsys.readouterr().err
     assert not out.exists()
 
 
-def test_torchrun_starts_two_processes_that_make_one_file(place, tmp_path):
+def test_torchrun_writes_one_file(place, tmp_path):
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29673"]
     arguments = ["predict", place / "model.safetensors", place / "photos", "--out", tmp_path / "a.csv"]
     found = subprocess.run(
@@ -367,9 +369,9 @@ def test_torchrun_starts_two_processes_that_make_one_file(place, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["a.csv"]
 
 
-def test_shares_cover_every_picture_once():
+def test_shares_cover_every_image_once():
     for count in (0, 1, 7, 100):
-        spans = [Share(rank, 3).span(count) for rank in range(3)]
+        spans = [ProcessShare(rank, 3).index_range(count) for rank in range(3)]
         assert [index for start, stop in spans for index in range(start, stop)] == list(range(count))
     with pytest.raises(ValueError, match="RANK=2 and WORLD_SIZE=2"):
-        share({"RANK": "2", "WORLD_SIZE": "2"})
+        process_share({"RANK": "2", "WORLD_SIZE": "2"})

@@ -1,4 +1,4 @@
-"""vitrail check as a user meets it."""
+"""Tests of `vitrail check`."""
 
 import json
 import os
@@ -32,53 +32,53 @@ def vitrail(*arguments, **options):
     return forked.run("check", *map(str, arguments), **options)
 
 
-def test_spoilt_data_ends_with_1_and_every_kind_with_a_count_a_path_and_a_remedy(tmp_path):
+def test_defects_give_exit_code_1_with_count_path_and_remedy(tmp_path):
     result = vitrail(spoilt(tmp_path / "photos"))
     assert result.returncode == 1
     assert result.stderr == ""
     text = result.stdout
-    assert "photos: 36 pictures of 4 classes" in text
+    assert "photos: 36 images, 4 classes" in text
     for part in (
-        "error         2  truncated: pictures that end too soon\n",
-        "          train/cat/zero.jpg  no content\n",
-        "train/cat/words.jpg  text: '404: there was no such picture'",
+        "error         2  truncated: image data ends too early\n",
+        "          train/cat/zero.jpg  empty file\n",
+        "train/cat/words.jpg  text: '404: there was no such image'",
         "train/cat/bomb.png  3,600 megapixels",
-        "warning       1  duplicate: copies inside a split\n          train/dog/copy.jpg  the same as train/dog/0.jpg\n",
-        "note          4  mode: unusual kinds of pixels\n",
+        "warning       1  duplicate: identical images in one split\n          train/dog/copy.jpg  identical to train/dog/0.jpg\n",
+        "note          4  mode: unusual pixel formats\n",
         "          … and 1 more\n          → harmless: converted when read\n",
-        "10 errors, 3 warnings, 11 notes: mend the errors before training.",
+        "10 errors, 3 warnings, 11 notes: fix the errors before training.",
     ):
         assert part in text
     assert "\033" not in text
     assert max(map(len, text.replace(str(tmp_path), "").splitlines())) <= 100
 
 
-def test_good_data_ends_with_0(tmp_path):
+def test_good_data_gives_exit_code_0(tmp_path):
     result = vitrail(good(tmp_path))
     assert result.returncode == 0
-    assert result.stdout.endswith("Nothing found: ready to train on.\n")
+    assert result.stdout.endswith("No findings: ready to train.\n")
 
 
-def test_json_has_the_counts_and_every_problem(tmp_path):
+def test_json_has_counts_and_problems(tmp_path):
     result = vitrail(spoilt(tmp_path), "--json")
     assert result.returncode == 1
-    found = json.loads(result.stdout)
-    assert (found["images"], found["ok"]) == (36, False)
-    assert sorted(found["classes"]) == ["cat", "dog", "fox", "owl"]
-    assert found["splits"]["train"] == {"images": 27, "classes": {"cat": 18, "dog": 9, "owl": 0}}
-    assert {frozenset(problem) for problem in found["problems"]} == {frozenset({"kind", "path", "detail", "severity"})}
-    zero = next(problem for problem in found["problems"] if problem["kind"] == "zero-byte")
+    report = json.loads(result.stdout)
+    assert (report["images"], report["ok"]) == (36, False)
+    assert sorted(report["classes"]) == ["cat", "dog", "fox", "owl"]
+    assert report["splits"]["train"] == {"images": 27, "classes": {"cat": 18, "dog": 9, "owl": 0}}
+    assert {frozenset(problem) for problem in report["problems"]} == {frozenset({"kind", "path", "detail", "severity"})}
+    zero = next(problem for problem in report["problems"] if problem["kind"] == "zero-byte")
     assert zero["path"] == str(tmp_path / "train/cat/zero.jpg")
     good_result = json.loads(vitrail(good(tmp_path / "good"), "--json").stdout)
     assert (good_result["ok"], good_result["problems"]) == (True, [])
 
 
-def test_without_what_is_in_quarantine_nothing_hurts(tmp_path):
+def test_data_without_quarantined_images_has_no_errors(tmp_path):
     root = spoilt(tmp_path / "photos")
     result = vitrail(root, "--quarantine", tmp_path / "bad.txt")
     assert result.stdout.endswith("bad.txt: 8 to leave out\n")
     lines = (tmp_path / "bad.txt").read_text().splitlines()
-    assert f"{root}/train/cat/zero.jpg\tzero-byte: no content" in lines
+    assert f"{root}/train/cat/zero.jpg\tzero-byte: empty file" in lines
     for line in lines:
         os.remove(line.split("\t")[0])
     for folder in ("train/owl", "validation/owl"):
@@ -87,35 +87,35 @@ def test_without_what_is_in_quarantine_nothing_hurts(tmp_path):
     assert vitrail(root).returncode == 0
 
 
-def test_odd_names_break_neither_the_table_nor_json_nor_the_list(tmp_path):
+def test_unprintable_names_are_escaped(tmp_path):
     root = odd_names(tmp_path / "photos")
     result = vitrail(root, "--quarantine", tmp_path / "bad.txt", "--examples", "10")
     assert result.returncode == 1
-    assert "train/犬/two\\nlines\\tand a tab.jpg  no content\n" in result.stdout
-    assert "train/犬/\\x1b[31mred.jpg  no content\n" in result.stdout
-    assert "pipe.jpg  not a file: a pipe" in result.stdout
-    assert "nowhere.jpg  there is no such file, or it links to nowhere" in result.stdout
+    assert "train/犬/two\\nlines\\tand a tab.jpg  empty file\n" in result.stdout
+    assert "train/犬/\\x1b[31mred.jpg  empty file\n" in result.stdout
+    assert "pipe.jpg  a pipe" in result.stdout
+    assert "nowhere.jpg  missing file or broken link" in result.stdout
     assert len((tmp_path / "bad.txt").read_text(encoding="utf-8").splitlines()) == 6
     problems = json.loads(vitrail(root, "--json").stdout)["problems"]
     assert str(root / "train/犬/two\nlines\tand a tab.jpg") in {problem["path"] for problem in problems}
 
 
-def test_pictures_that_are_nobodys_utf8_are_named(tmp_path):
+def test_names_that_are_not_utf8_are_listed(tmp_path):
     good(tmp_path)
     with open(os.fsencode(tmp_path) + b"/train/cat/\xff\xfe.jpg", "wb"):
         pass
     result = vitrail(tmp_path)
-    assert "train/cat/\\xff\\xfe.jpg  no content" in result.stdout
+    assert "train/cat/\\xff\\xfe.jpg  empty file" in result.stdout
     assert json.loads(vitrail(tmp_path, "--json").stdout)["problems"][0]["kind"] == "zero-byte"
 
 
-def test_it_fits_a_terminal_of_80_columns(tmp_path):
+def test_output_fits_80_columns(tmp_path):
     spoilt(tmp_path / "photos")
     result = vitrail("photos", cwd=tmp_path, env={**os.environ, "COLUMNS": "80"})
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_colours_and_progress_are_for_terminals_alone(tmp_path):
+def test_colours_only_in_terminals(tmp_path):
     good(tmp_path, each=2)
     command = f"{sys.executable} -m vitrail check {tmp_path}"
     script = f"import os, pty, sys\ncode = pty.spawn({command.split()!r})\nsys.exit(os.waitstatus_to_exitcode(code))"
@@ -142,7 +142,7 @@ def test_colours_and_progress_are_for_terminals_alone(tmp_path):
         (["{data}/empty"], "empty"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_exit_code_2(tmp_path, arguments, message):
+def test_user_errors_are_one_line_with_exit_code_2(tmp_path, arguments, message):
     good(tmp_path, each=1)
     (tmp_path / "empty").mkdir()
     result = vitrail(*(argument.format(data=tmp_path) for argument in arguments))
@@ -153,22 +153,22 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(tmp_path, arguments, messag
 
 
 def test_digits_are_checked_in_memory():
-    found = json.loads(vitrail("digits", "--json").stdout)
-    assert (found["images"], len(found["classes"]), found["ok"]) == (1797, 10, True)
+    report = json.loads(vitrail("digits", "--json").stdout)
+    assert (report["images"], len(report["classes"]), report["ok"]) == (1797, 10, True)
 
 
-def test_a_manifest_that_names_missing_files_and_two_labels(tmp_path):
+def test_manifest_with_missing_files_and_contradicting_labels(tmp_path):
     for number in range(6):
         put(tmp_path / f"{number}.jpg", encoded(photograph(number)))
     rows = ["path,label,split", "0.jpg,a,train", "1.jpg,b,train", "gone.jpg,b,train", "2.jpg,b,train"]
     rows += ["3.jpg,a,validation", "4.jpg,b,validation", "2.jpg,a,validation"]
     (tmp_path / "labels.csv").write_text("\n".join(rows))
-    found = json.loads(vitrail(tmp_path / "labels.csv", "--json").stdout)
-    kinds = [(problem["kind"], os.path.basename(problem["path"])) for problem in found["problems"]]
+    report = json.loads(vitrail(tmp_path / "labels.csv", "--json").stdout)
+    kinds = [(problem["kind"], os.path.basename(problem["path"])) for problem in report["problems"]]
     assert kinds == [("unreadable", "gone.jpg"), ("contradiction", "2.jpg"), ("contradiction", "2.jpg")]
 
 
-def test_tar_shards_are_read_to_the_end_of_every_member(tmp_path):
+def test_tar_members_are_decoded_completely(tmp_path):
     import tarfile
 
     for split, seed in (("train", 0), ("val", 10)):
@@ -183,29 +183,29 @@ def test_tar_shards_are_read_to_the_end_of_every_member(tmp_path):
                     put(tmp_path / "member", content)
                     tar.add(tmp_path / "member", f"{number:06}.{suffix}")
     os.remove(tmp_path / "member")
-    found = json.loads(vitrail(tmp_path, "--json").stdout)
-    assert found["images"] == 8
-    assert [problem["kind"] for problem in found["problems"]] == ["truncated"]
-    assert "000002" in found["problems"][0]["path"]
+    report = json.loads(vitrail(tmp_path, "--json").stdout)
+    assert report["images"] == 8
+    assert [problem["kind"] for problem in report["problems"]] == ["truncated"]
+    assert "000002" in report["problems"][0]["path"]
 
 
-def test_parquet_with_pictures_inside(tmp_path):
+def test_parquet_with_embedded_images(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow: pip install 'vitrail[parquet]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     for split, seed in (("train", 0), ("validation", 100)):
-        pictures = [encoded(photograph(seed + number)) for number in range(40)]
+        images = [encoded(photograph(seed + number)) for number in range(40)]
         if split == "train":
-            pictures[7] = b"no picture"
-        table = pyarrow.table({"image": pictures, "label": [f"class {n % 2}" for n in range(40)]})
+            images[7] = b"no picture"
+        table = pyarrow.table({"image": images, "label": [f"class {n % 2}" for n in range(40)]})
         parquet.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet", row_group_size=16)
     for _ in range(2):  # the second from the cache
-        found = json.loads(vitrail(tmp_path, "--json", "--workers", "2").stdout)
-        assert [problem["kind"] for problem in found["problems"]] == ["not-an-image"]
-        assert found["problems"][0]["path"].endswith("train-00000-of-00001.parquet[7]")
+        report = json.loads(vitrail(tmp_path, "--json", "--workers", "2").stdout)
+        assert [problem["kind"] for problem in report["problems"]] == ["not-an-image"]
+        assert report["problems"][0]["path"].endswith("train-00000-of-00001.parquet[7]")
 
 
 def many(root: Path, count: int = 6000) -> Path:
-    """More pictures than can be looked at in a few seconds: links to one, which is looked at again under every name."""
+    """Create more images than can be audited in a few seconds: hard links to one, audited again under every name."""
     pixels = np.random.default_rng(0).integers(0, 256, (1200, 1600, 3), dtype=np.uint8)
     first = put(root / "train/cat/first.jpg", encoded(Image.fromarray(pixels)))
     for split in ("train", "validation"):
@@ -217,8 +217,8 @@ def many(root: Path, count: int = 6000) -> Path:
 
 
 def session(leader: int) -> list[int]:
-    """The processes that began with this one and are there still."""
-    found = []
+    """Return the running processes of a session."""
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
@@ -226,13 +226,13 @@ def session(leader: int) -> list[int]:
             except OSError:
                 continue
             if int(fields[3]) == leader and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+                processes.append(int(entry.name))
+    return processes
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_ended_early_it_leaves_no_process_behind(tmp_path, how):
+def test_no_process_remains_after_a_signal(tmp_path, how):
     many(tmp_path)
     command = [sys.executable, "-m", "vitrail", "check", str(tmp_path), "--workers", "2"]
     process = subprocess.Popen(
@@ -255,35 +255,36 @@ def test_ended_early_it_leaves_no_process_behind(tmp_path, how):
     wait_until(lambda: not session(process.pid))
 
 
-def wait_until(true, seconds: float = 60.0) -> None:
+def wait_until(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
-def test_help_knows_the_defaults_of_the_audit():
+def test_defaults_of_options_equal_those_of_the_audit():
     import argparse
 
     parser = argparse.ArgumentParser()
     check.add_arguments(parser)
     options = parser.parse_args(["data"])
-    defaults = {name: audit.audit.__kwdefaults__[name] for name in ("near", "tiny", "imbalance")}
-    assert {name: getattr(options, name) for name in defaults} == defaults
+    names = {"near": "max_hash_distance", "tiny": "min_side", "imbalance": "max_imbalance"}
+    defaults = {option: audit.audit_dataset.__kwdefaults__[name] for option, name in names.items()}
+    assert {option: getattr(options, option) for option in defaults} == defaults
 
 
 @needs_clothing
 @pytest.mark.slow
-def test_the_clothing_photographs_are_sound_but_for_one_pair(tmp_path):
+def test_clothing_photographs_have_one_warning(tmp_path):
     result = vitrail(CLOTHING)
     assert result.returncode == 0
-    assert "1,141 pictures of 10 classes" in result.stdout
+    assert "1,141 images, 10 classes" in result.stdout
     assert "near-contradiction" in result.stdout
-    assert "1 warning: nothing that would hurt." in result.stdout
+    assert "1 warning: no errors, ready to train." in result.stdout
 
 
-def test_pipe_among_pictures_without_splits_does_not_hang(tmp_path):
-    """Such a folder is divided by content, which reads every file before the audit looks at it."""
+def test_pipe_in_a_folder_without_splits_does_not_hang(tmp_path):
+    """A folder without splits is divided by content, which reads every file before the audit."""
     for number in range(8):
         put(tmp_path / ("one", "two")[number % 2] / f"{number}.png", encoded(photograph(number), "PNG"))
     os.mkfifo(tmp_path / "one" / "pipe.jpg")

@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""Tests of the command line as a whole, and of `vitrail describe MODEL`."""
 
 import json
 import subprocess
@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from vitrail.cli import describe
-from vitrail.models import build
+from vitrail.models.sizes import SLOT_NAMES
 
 
 def vitrail(*arguments, check=True):
@@ -17,7 +16,7 @@ def vitrail(*arguments, check=True):
     return result
 
 
-def test_help_lists_the_commands_and_examples():
+def test_help_lists_commands_and_examples():
     text = vitrail("--help").stdout
     assert "describe" in text
     assert "vitrail describe B/16" in text
@@ -25,24 +24,24 @@ def test_help_lists_the_commands_and_examples():
 
 def test_help_and_import_do_not_import_torch():
     script = (
-        "import sys, vitrail, vitrail.cli; vitrail.cli.parser().format_help(); dir(vitrail); vitrail.__version__; "
+        "import sys, vitrail, vitrail.cli; vitrail.cli.build_parser().format_help(); dir(vitrail); vitrail.__version__; "
         "print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]
 
 
-def test_describe_shows_the_way_through_the_model():
+def test_describe_prints_the_stages():
     result = vitrail("describe", "B/16", "--size", "384", "--batch", "8")
     assert result.stderr == ""
     text = result.stdout
     assert "[8, 576, 768]" in text
     assert "layers 1 to 11 (eq. 2, 3)" in text
     assert "86,859,496" in text
-    assert "577 for each image" in text
+    assert "577 per image" in text
 
 
-def test_describe_json_has_the_numbers():
+def test_describe_json_has_the_costs():
     cost = json.loads(vitrail("describe", "B/16", "--json").stdout)
     assert cost["model"] == "B/16"
     assert cost["params"] == 86_567_656
@@ -54,14 +53,14 @@ def test_describe_json_has_the_numbers():
     assert [stage["name"] for stage in cost["stages"]][:2] == ["image", "patches x_p E"]
 
 
-def test_describe_takes_every_slot():
+def test_describe_accepts_slots():
     slots = "--position sincos2d --pool mean --registers 4 --channels 1 --size 160x224 --classes 10 --block parallel"
     cost = json.loads(vitrail("describe", "S/16", *slots.split(), "--mlp", "swiglu", "--qk-norm", "--json").stdout)
     assert cost["tokens"] == 4 + 10 * 14
     assert cost["image_size"] == [160, 224]
 
 
-def test_describe_takes_resnets():
+def test_describe_accepts_resnets():
     cost = json.loads(vitrail("describe", "R50x1", "--classes", "none", "--json").stdout)
     assert cost["params"] == 25_549_352 - 2_049_000
     assert cost["tokens"] == 0
@@ -75,13 +74,13 @@ def test_describe_takes_resnets():
         (["describe", "B/16", "--pool", "men"], "did you mean 'mean'"),
         (["describe", "B/16", "--size", "big"], "'big' is not a size"),
         (["describe", "B/16", "--classes", "many"], "'many' is not a number of classes"),
-        (["describe", "B/16", "--batch", "0"], "batch 0"),
+        (["describe", "B/16", "--batch", "0"], "batch must be at least 1, got 0"),
         (["describe"], "MODEL"),
         (["descrbe"], "invalid choice: 'descrbe'"),
         ([], "COMMAND"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_exit_code_2(arguments, message):
+def test_user_errors_are_one_line_with_exit_code_2(arguments, message):
     result = vitrail(*arguments, check=False)
     assert result.returncode == 2
     assert message in result.stderr.splitlines()[-1]
@@ -89,11 +88,11 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(arguments, message):
     assert result.stdout == ""
 
 
-def test_traceback_is_there_for_who_asks():
+def test_traceback_option_shows_the_traceback():
     assert "Traceback" in vitrail("describe", "X/16", "--traceback", check=False).stderr
 
 
-def test_a_closed_pipe_is_no_error():
+def test_closed_pipe_is_not_an_error():
     command = f"{sys.executable} -m vitrail describe G/14 --json | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert result.stdout == "{\n"
@@ -101,14 +100,8 @@ def test_a_closed_pipe_is_no_error():
     assert "BrokenPipe" not in result.stderr
 
 
-def test_help_names_the_slots_that_exist():
-    known = {
-        "embed": build.EMBEDS,
-        "prefix": build.PREFIXES,
-        "pool": build.POOLS,
-        "block": build.BLOCKS,
-        "mlp": build.MLPS,
-        "head": build.HEADS,
-    }
-    assert {slot: names for slot, (names, _) in describe.SLOTS.items()} == {s: tuple(k) for s, k in known.items()}
-    assert tuple(build.POSITIONS) == describe.POSITIONS
+def test_help_lists_the_names_of_every_slot():
+    text = " ".join(vitrail("describe", "--help").stdout.split())
+    for slot, (names, _) in SLOT_NAMES.items():
+        assert f"--{slot}" in text
+        assert ", ".join(names) in text

@@ -1,4 +1,4 @@
-"""vitrail inspect as a user meets it: the command, what it writes, and the page in a real browser."""
+"""Tests of `vitrail inspect`: the command, its files, and its page in Chromium."""
 
 import json
 import os
@@ -14,20 +14,21 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.analysis.figure_data import made_shown
 from tests.data.spoilt import bomb, encoded, photograph, put
 from tests.e2e.test_report import CONTRAST
-from tests.views.made import made_shown
-from vitrail.analysis import look
+from vitrail.analysis import trace_image
+from vitrail.analysis.figures import terminal as in_terminal
+from vitrail.analysis.figures.image_view import ImageView
+from vitrail.analysis.figures.registry import VIEWS
+from vitrail.analysis.inputs import iter_image_batches
+from vitrail.analysis.inspect import FILTER_COUNT, select_distance_files
+from vitrail.analysis.page.data import pack_image
+from vitrail.analysis.page.page import ImagePanel, render_inspection_page
 from vitrail.cli import inspect as command
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.views import in_terminal
-from vitrail.views.colours import HEAT, table
-from vitrail.views.drawn import VIEWS
-from vitrail.views.inspecting import FILTERS, Looker, measured
-from vitrail.views.packed import picture
-from vitrail.views.page import Panel, page
-from vitrail.views.shown import Shown
+from vitrail.reports.colours import HEAT_CMAP, colour_table
 
 NAMES = ("cat", "dog", "</script><script>document.title='owned'</script>")
 
@@ -40,7 +41,7 @@ def small(**given):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A small model file with names and a pipeline."""
+    """Save a small model with labels and preprocessing."""
     path = tmp_path_factory.mktemp("model") / "small.safetensors"
     vitrail.save(small(), path, labels=NAMES, preprocessing=Preprocessing((32, 32), (36, 36)))
     return path
@@ -48,7 +49,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """Pictures of odd sizes, two of one name."""
+    """Create images of unusual sizes, two with the same name."""
     root = tmp_path_factory.mktemp("photographs")
     put(root / "a.jpg", encoded(photograph(1)))
     put(root / "tall.png", encoded(photograph(2, (33, 201)), "PNG"))
@@ -57,10 +58,10 @@ def photographs(tmp_path_factory):
 
 
 def ran(*arguments, capsys):
-    """The command in this process: its exit code and what it said."""
+    """Run the command in this process; return its exit code, standard output and standard error."""
     code = main(["inspect", *map(str, arguments)])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.fixture(scope="module")
@@ -76,36 +77,36 @@ def inspected(model, photographs, tmp_path_factory):
     return out, json.loads(result.stdout), result
 
 
-def test_every_picture_has_figures_and_arrays_and_the_model_has_its_own(inspected):
-    out, told, result = inspected
+def test_every_image_and_the_model_have_figures_and_arrays(inspected):
+    out, report, result = inspected
     assert result.stderr == ""
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["a", "a-2", "tall"]
     assert {path.name for path in out.iterdir() if path.is_file()} == {
         *("distance.png", "positions.png", "filters.png", "model.npz", "index.html", "inspect.json")
     }
     figures = {"attention", "attention-at", "rollout", "relevance", "tokens", "heads", "patches"}
-    for each in told["pictures"]:
+    for each in report["pictures"]:
         folder = out / each["folder"]
         assert {path.name for path in folder.iterdir()} == {*(f"{name}.png" for name in figures), "arrays.npz"}
         for path in folder.glob("*.png"):
             with Image.open(path) as image:
                 assert image.width > 1000
                 assert np.asarray(image.convert("L")).std() > 10
-    assert told["skipped"] == []
+    assert report["skipped"] == []
     assert json.loads((out / "inspect.json").read_text())["finished"]
 
 
-def test_arrays_are_what_analysis_gives_for_the_crop_that_is_shown(inspected, model, photographs):
-    out, told, _ = inspected
+def test_arrays_equal_the_analysis_of_the_crop(inspected, model, photographs):
+    out, report, _ = inspected
     loaded = vitrail.load(model)
     stored = np.load(out / "tall" / "arrays.npz")
     assert stored["picture"].shape == (32, 32, 3)
     with Image.open(photographs / "tall.png") as image:
         image = loaded.preprocessing(image)[None]
-    seen = look(loaded, image, at=(1, 2))
+    seen = trace_image(loaded, image, at=(1, 2))
     for name in ("attention", "attention_at", "rollout", "relevance", "norms", "between"):
         np.testing.assert_allclose(stored[name], getattr(seen, name), atol=1e-6, err_msg=name)
-    each = next(each for each in told["pictures"] if each["folder"] == "tall")
+    each = next(each for each in report["pictures"] if each["folder"] == "tall")
     assert each["patch"] == {"row": 1, "column": 2}
     assert each["predicted"][0]["class"] == int(seen.logits.argmax())
     assert sum(one["probability"] for one in each["predicted"]) == pytest.approx(1)
@@ -116,19 +117,19 @@ def test_arrays_are_what_analysis_gives_for_the_crop_that_is_shown(inspected, mo
     assert whole["positions.similarity"].shape == (4, 4, 4, 4)
 
 
-def test_people_are_told_where_it_is_and_which_patch(model, photographs, tmp_path, capsys):
-    code, said, complained = ran(
+def test_output_has_the_path_and_the_patch(model, photographs, tmp_path, capsys):
+    code, stdout, stderr = ran(
         *(model, photographs / "a.jpg", "--out", tmp_path / "out", "--view", "rollout", "--at", "31,0"), capsys=capsys
     )
-    assert (code, complained) == (0, "")
-    lines = said.splitlines()
+    assert (code, stderr) == (0, "")
+    lines = stdout.splitlines()
     assert lines[0].startswith(f"{tmp_path}/out/a  ")
     assert lines[0].endswith("patch in row 1, column 4")
     assert lines[-1] == str(tmp_path / "out" / "index.html")
     assert {path.name for path in (tmp_path / "out" / "a").iterdir()} == {"rollout.png", "relevance.png", "arrays.npz"}
 
 
-def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, photographs, tmp_path, capsys):
+def test_unreadable_images_are_listed_and_skipped(model, photographs, tmp_path, capsys):
     bad = tmp_path / "bad"
     good = encoded(photograph(1))
     put(bad / "zero.jpg", b"")
@@ -137,12 +138,12 @@ def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, ph
     put(bad / "bomb.png", bomb())
     put(bad / "line\nbreak.jpg", b"")
     os.mkfifo(bad / "pipe.jpg")
-    code, said, complained = ran(
+    code, stdout, stderr = ran(
         *(model, bad, photographs / "a.jpg", tmp_path / "gone.jpg", "--out", tmp_path / "out", "--view", "rollout"),
         capsys=capsys,
     )
     assert code == 1
-    lines = complained.splitlines()
+    lines = stderr.splitlines()
     assert len(lines) == 7
     assert all(line.startswith("vitrail inspect: skipped ") for line in lines)
     for name, why in {
@@ -156,83 +157,83 @@ def test_bad_pictures_are_named_in_one_line_each_and_the_rest_is_shown(model, ph
     }.items():
         assert sum(name in line and why in line for line in lines) == 1, name
     assert (tmp_path / "out" / "a" / "rollout.png").is_file()
-    code, said, complained = ran(model, bad, "--out", tmp_path / "none", "--view", "rollout", capsys=capsys)
-    assert (code, said) == (2, "")
-    assert complained.splitlines()[-1].startswith("vitrail inspect: no picture could be read")
+    code, stdout, stderr = ran(model, bad, "--out", tmp_path / "none", "--view", "rollout", capsys=capsys)
+    assert (code, stdout) == (2, "")
+    assert stderr.splitlines()[-1].startswith("vitrail inspect: no image could be read")
     assert not (tmp_path / "none").exists()
     for asked in (["--out", tmp_path / "far", "--view", "distance"], ["--terminal"], ["--terminal", "distance"]):
-        code, said, complained = ran(model, bad, *asked, capsys=capsys)
-        assert (code, said) == (2, "")
-        assert len(complained.splitlines()) == 1
-        assert complained.startswith("vitrail inspect: no picture could be read: ")
-        assert complained.count(str(bad)) == 3
-        assert complained.endswith("; and 3 more\n")
+        code, stdout, stderr = ran(model, bad, *asked, capsys=capsys)
+        assert (code, stdout) == (2, "")
+        assert len(stderr.splitlines()) == 1
+        assert stderr.startswith("vitrail inspect: no image could be read: ")
+        assert stderr.count(str(bad)) == 3
+        assert stderr.endswith("; and 3 more\n")
         assert not (tmp_path / "far").exists()
-    code, _, complained = ran(
+    code, _, stderr = ran(
         *(model, bad, photographs / "a.jpg", "--terminal", "--out", tmp_path / "both", "--view", "rollout"),
         capsys=capsys,
     )
     assert code == 1
-    assert len(complained.splitlines()) == 6  # each once, though both came upon it
-    code, said, complained = ran(model, bad, photographs / "a.jpg", "--terminal", "distance", capsys=capsys)
+    assert len(stderr.splitlines()) == 6  # each once, though both outputs skipped it
+    code, stdout, stderr = ran(model, bad, photographs / "a.jpg", "--terminal", "distance", capsys=capsys)
     assert code == 1
-    assert len(complained.splitlines()) == 6
-    assert "over 1 picture:" in said
+    assert len(stderr.splitlines()) == 6
+    assert "over 1 image:" in stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Give --out DIR, or --terminal"),
-        (["--json"], "Give --out DIR, or --terminal"),
+        ([], "give --out DIR, or --terminal"),
+        (["--json"], "give --out DIR, or --terminal"),
         (["--json", "--terminal"], "leave one of them out"),
         (["--json", "--terminal", "distance", "--out", "{tmp}/new"], "leave one of them out"),
-        (["--out", "/proc/x/new"], "/proc/x/new was not made, give another directory: "),
-        (["--out", "{tmp}/new", "--at", "32,0"], "outside of the picture as the model sees it, 32×32 pixels"),
-        (["--out", "{tmp}/new", "--layers", "4"], "layer 4 of 3: use 1 to 3"),
+        (["--out", "/proc/x/new"], "cannot make the directory /proc/x/new: "),
+        (["--out", "{tmp}/new", "--at", "32,0"], "--at must be 0,0 to 31,31 of the preprocessed image, got 32,0"),
+        (["--out", "{tmp}/new", "--layers", "4"], "layer must be 1 to 3, got 4"),
         (["--out", "{tmp}/new", "--target", "dogg"], "no such class. did you mean 'dog'?"),
-        (["--out", "{tmp}/new", "--target", "3"], "the classes 0 to 2"),
+        (["--out", "{tmp}/new", "--target", "3"], "--target must be 0 to 2, got 3"),
         (["--out", "{tmp}/new", "--size", "33"], "33"),
         (["--out", "{tmp}/new", "--device", "tpu"], "unknown device 'tpu'"),
         (["--out", "{tmp}/taken"], "not written by an inspection"),
         (["--out", "{tmp}/taken/file"], "is a file"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_nothing_is_written(model, photographs, tmp_path, capsys, arguments, message):
+def test_user_errors_are_one_line_and_write_nothing(model, photographs, tmp_path, capsys, arguments, message):
     put(tmp_path / "taken" / "file", b"mine")
-    code, said, complained = ran(
+    code, stdout, stderr = ran(
         *(model, photographs / "a.jpg", *(each.format(tmp=tmp_path) for each in arguments)), capsys=capsys
     )
-    assert (code, said) == (2, "")
-    assert len(complained.splitlines()) == 1
-    assert message in complained
+    assert (code, stdout) == (2, "")
+    assert len(stderr.splitlines()) == 1
+    assert message in stderr
     assert not (tmp_path / "new").exists()
 
 
-def test_pictures_called_like_files_of_the_inspection_lose_nothing(model, tmp_path, capsys):
+def test_images_named_like_output_files_do_not_collide(model, tmp_path, capsys):
     names = ("index.html", "distance.png", "Positions.png", "filters.png", "model.npz", "inspect.json")
     for number, name in enumerate(names):
         put(tmp_path / "in" / f"{name}.png", encoded(photograph(number), "PNG"))
     out = tmp_path / "out"
     asked = [option for view in ("rollout", "distance", "positions", "filters") for option in ("--view", view)]
-    code, said, complained = ran(model, tmp_path / "in", "--out", out, *asked, "--json", capsys=capsys)
-    assert (code, complained) == (0, "")
-    told = json.loads(said)
-    assert {each["folder"] for each in told["pictures"]} == {f"{name}-2" for name in names}
+    code, stdout, stderr = ran(model, tmp_path / "in", "--out", out, *asked, "--json", capsys=capsys)
+    assert (code, stderr) == (0, "")
+    report = json.loads(stdout)
+    assert {each["folder"] for each in report["pictures"]} == {f"{name}-2" for name in names}
     assert all((out / f"{name}-2" / "rollout.png").is_file() for name in names)
     assert all((out / name.lower()).is_file() for name in names)
 
 
-def test_a_folder_that_is_called_like_a_picture_is_gone_into(model, photographs, tmp_path, capsys):
+def test_a_folder_named_like_an_image_is_searched(model, photographs, tmp_path, capsys):
     shutil.copytree(photographs / "below", tmp_path / "in" / "folder.png")
-    code, said, complained = ran(
+    code, stdout, stderr = ran(
         *(model, tmp_path / "in", "--out", tmp_path / "out", "--view", "rollout", "--json"), capsys=capsys
     )
-    assert (code, complained) == (0, "")
-    assert [each["folder"] for each in json.loads(said)["pictures"]] == ["a"]
+    assert (code, stderr) == (0, "")
+    assert [each["folder"] for each in json.loads(stdout)["pictures"]] == ["a"]
 
 
-def test_models_that_cannot_be_shown_pictures_are_refused_with_advice_that_works(photographs, tmp_path, capsys):
+def test_models_without_usable_preprocessing_are_refused(photographs, tmp_path, capsys):
     vitrail.save(small(), tmp_path / "bare.safetensors", labels=NAMES)
     five = Preprocessing((32, 32), (36, 36)).with_channels(5)
     vitrail.save(small(channels=5), tmp_path / "five.safetensors", labels=NAMES, preprocessing=five)
@@ -240,48 +241,47 @@ def test_models_that_cannot_be_shown_pictures_are_refused_with_advice_that_works
     put(run / "run.json", b"{}")
     put(run / "best.safetensors", b"")
     for where, message in {
-        tmp_path / "bare.safetensors": "save it anew with vitrail.save(…, preprocessing=…)",
-        tmp_path / "five.safetensors": "takes 5 channels, and pictures have 1, 3 or 4: ",
-        run: f"has not finished: vitrail train --resume {run}, or take {run}/best.safetensors, its best so far",
+        tmp_path / "bare.safetensors": "save it again with vitrail.save(…, preprocessing=…)",
+        tmp_path / "five.safetensors": "takes 5 channels, images have 1, 3 or 4: ",
+        run: f"is an unfinished run: vitrail train --resume {run}, or use {run}/best.safetensors, its best so far",
     }.items():
-        code, said, complained = ran(where, photographs, "--out", tmp_path / "out", capsys=capsys)
-        assert (code, said) == (2, "")
-        assert len(complained.splitlines()) == 1
-        assert message in complained
+        code, stdout, stderr = ran(where, photographs, "--out", tmp_path / "out", capsys=capsys)
+        assert (code, stdout) == (2, "")
+        assert len(stderr.splitlines()) == 1
+        assert message in stderr
         assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_picture_of_one_patch_is_drawn_without_warnings(model, photographs, tmp_path, capsys):
-    code, _, complained = ran(
+def test_an_image_of_one_patch_gives_no_warnings(model, photographs, tmp_path, capsys):
+    code, _, stderr = ran(
         *(model, photographs / "a.jpg", "--size", "8", "--out", tmp_path / "out", "--view", "distance"), capsys=capsys
     )
-    assert (code, complained) == (0, "")
+    assert (code, stderr) == (0, "")
 
 
 def test_a_resnet_and_an_empty_folder_are_refused(photographs, tmp_path, capsys):
     vitrail.save(vitrail.build("R26x0.25", classes=3, image_size=32), tmp_path / "r.safetensors")
-    code, _, complained = ran(tmp_path / "r.safetensors", photographs, "--out", tmp_path / "out", capsys=capsys)
+    code, _, stderr = ran(tmp_path / "r.safetensors", photographs, "--out", tmp_path / "out", capsys=capsys)
     assert code == 2
-    assert (
-        complained == "vitrail inspect: a ResNet has no attention to look at: give a Vision Transformer or a hybrid\n"
-    )
+    assert stderr.startswith("vitrail inspect: ")
+    assert "does not support BiT ResNets" in stderr
     (tmp_path / "empty").mkdir()
-    code, _, complained = ran(tmp_path / "r.safetensors", tmp_path / "empty", "--out", tmp_path / "out", capsys=capsys)
+    code, _, stderr = ran(tmp_path / "r.safetensors", tmp_path / "empty", "--out", tmp_path / "out", capsys=capsys)
     assert code == 2
-    assert "holds no pictures" in complained
+    assert "has no images" in stderr
 
 
-def test_targets_are_names_or_numbers_and_other_sizes_are_looked_at(model, photographs, tmp_path, capsys):
+def test_targets_by_name_or_index_and_other_sizes(model, photographs, tmp_path, capsys):
     shapes = {}
     for target, size in (("DOG", "32"), ("1", "48x64")):
-        code, said, _ = ran(
+        code, stdout, _ = ran(
             *(model, photographs / "a.jpg", "--out", tmp_path / "out", "--view", "rollout", "--view", "positions"),
             *("--target", target, "--size", size, "--json"),
             capsys=capsys,
         )
         assert code == 0
-        assert json.loads(said)["pictures"][0]["target"] == {"class": 1, "name": "dog"}
+        assert json.loads(stdout)["pictures"][0]["target"] == {"class": 1, "name": "dog"}
         shapes[size] = np.load(tmp_path / "out" / "a" / "arrays.npz")["rollout"].shape
         where = np.load(tmp_path / "out" / "model.npz")["positions.similarity"].shape
     assert shapes == {"32": (4, 4), "48x64": (6, 8)}
@@ -300,53 +300,53 @@ def test_targets_are_names_or_numbers_and_other_sizes_are_looked_at(model, photo
     ],
     ids=str,
 )
-def test_models_of_every_kind_are_inspected(slots, photographs, tmp_path, capsys):
+def test_every_kind_of_model_can_be_inspected(slots, photographs, tmp_path, capsys):
     made = small(**slots)
     channels = slots.get("channels", 3)
     pipeline = Preprocessing((32, 32), (32, 32)).with_channels(channels)
     vitrail.save(made, tmp_path / "model.safetensors", preprocessing=pipeline)
     views = [part for view in ("rollout", "tokens", "positions", "patches") for part in ("--view", view)]
-    code, _, complained = ran(
+    code, _, stderr = ran(
         tmp_path / "model.safetensors", photographs / "a.jpg", "--out", tmp_path / "out", *views, capsys=capsys
     )
-    assert (code, complained) == (0, "")
+    assert (code, stderr) == (0, "")
     assert (tmp_path / "out" / "positions.png").exists() == (slots.get("position") != "none")
     assert (tmp_path / "out" / "a" / "relevance.png").exists() == ("classes" not in slots)
     assert (tmp_path / "out" / "index.html").stat().st_size > 20_000
 
 
-def test_unusual_pictures_are_shown_as_everywhere_else(model, tmp_path, capsys):
+def test_unusual_image_modes_are_converted(model, tmp_path, capsys):
     put(tmp_path / "print.jpg", encoded(photograph(4).convert("CMYK")))
     put(tmp_path / "deep.png", encoded(Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40), "PNG"))
     put(tmp_path / "moves.gif", encoded(photograph(5), "GIF", save_all=True, append_images=[photograph(6)]))
     put(tmp_path / "dot.png", encoded(photograph(7).resize((1, 1)), "PNG"))
-    code, said, complained = ran(model, tmp_path, "--terminal", "patches", capsys=capsys)
-    assert (code, complained) == (0, "")
-    named = [line.partition(":")[0] for line in said.splitlines() if re.match(r"\w+\.\w+: ", line)]
+    code, stdout, stderr = ran(model, tmp_path, "--terminal", "patches", capsys=capsys)
+    assert (code, stderr) == (0, "")
+    named = [line.partition(":")[0] for line in stdout.splitlines() if re.match(r"\w+\.\w+: ", line)]
     assert named == ["deep.png", "dot.png", "moves.gif", "print.jpg"]
 
 
-def test_few_of_many_pictures_are_drawn_and_that_is_said(model, photographs, tmp_path, capsys):
-    code, said, _ = ran(
+def test_limit_is_reported(model, photographs, tmp_path, capsys):
+    code, stdout, _ = ran(
         *(model, photographs, "--out", tmp_path / "out", "--view", "rollout", "--limit", "2"), capsys=capsys
     )
     assert code == 0
     assert len([path for path in (tmp_path / "out").iterdir() if path.is_dir()]) == 2
-    assert "2 of 3 pictures are drawn: --limit 3 draws all" in said
+    assert "2 of 3 images are drawn: --limit 3 draws all" in stdout
 
 
-@pytest.mark.parametrize("view", in_terminal.VIEWS)
-def test_the_terminal_shows_every_view_without_colours_for_pipes(model, photographs, capsys, view, monkeypatch):
+@pytest.mark.parametrize("view", in_terminal.TERMINAL_VIEWS)
+def test_terminal_views_have_no_colours_in_pipes(model, photographs, capsys, view, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    code, said, complained = ran(model, photographs / "a.jpg", "--terminal", view, capsys=capsys)
-    assert (code, complained) == (0, "")
-    assert "\033" not in said
-    assert len(said.splitlines()) >= 4
+    code, stdout, stderr = ran(model, photographs / "a.jpg", "--terminal", view, capsys=capsys)
+    assert (code, stderr) == (0, "")
+    assert "\033" not in stdout
+    assert len(stdout.splitlines()) >= 4
     if view not in ("distance", "positions", "filters"):
-        assert said.splitlines()[-1].startswith("a.jpg: ")
+        assert stdout.splitlines()[-1].startswith("a.jpg: ")
 
 
-def test_a_terminal_gets_colours_and_a_dumb_one_none(model, photographs):
+def test_terminals_get_colours(model, photographs):
     arguments = [sys.executable, "-m", "vitrail", "inspect", str(model), str(photographs / "a.jpg"), "--terminal"]
     script = f"import os, pty, sys\ncode = pty.spawn({arguments!r})\nsys.exit(os.waitstatus_to_exitcode(code))"
     wants = {
@@ -362,7 +362,7 @@ def test_a_terminal_gets_colours_and_a_dumb_one_none(model, photographs):
         assert "▀".encode() in result.stdout
 
 
-def test_as_many_filters_as_are_asked_for(model, photographs, tmp_path, capsys):
+def test_number_of_filters(model, photographs, tmp_path, capsys):
     for asked, count in (((), 23), (("--filters", "5"), 5)):  # of 24 filters there are 23 components
         code, _, _ = ran(
             model, photographs / "a.jpg", "--out", tmp_path / "out", "--view", "filters", *asked, capsys=capsys
@@ -371,24 +371,36 @@ def test_as_many_filters_as_are_asked_for(model, photographs, tmp_path, capsys):
         assert len(np.load(tmp_path / "out" / "model.npz")["filters.tiles"]) == count
 
 
-def test_distances_take_more_than_128_pictures_where_more_are_asked_for():
+def test_distances_use_128_images_or_the_limit():
     files = [Path(f"{k}.jpg") for k in range(300)]
-    assert [len(measured(files, limit)) for limit in (1, 200, 400)] == [128, 200, 300]
+    assert [len(select_distance_files(files, limit)) for limit in (1, 200, 400)] == [128, 200, 300]
 
 
-def test_large_pictures_are_measured_one_at_a_time(photographs):
+def test_large_images_are_measured_one_at_a_time(photographs):
     files = [photographs / "a.jpg"] * 9
     for size, most in ((32, [8, 1]), (208, [3, 3, 3]), (512, [1] * 9)):  # 16, 676 and 4,096 patches
-        looker = Looker(small(image_size=size), Preprocessing((size, size), (size, size)), "small")
-        assert [len(batch) for batch in looker._batches(files, pytest.fail, lambda *_: None)] == most
+        pipeline, patches = Preprocessing((size, size), (size, size)), (size // 8) ** 2
+        pixels = torch.zeros(3, size, size, dtype=torch.uint8)
+        batches = iter_image_batches(
+            lambda _, pixels=pixels: pixels,
+            len(files),
+            pipeline,
+            patches,
+            torch.device("cpu"),
+            pytest.fail,
+            lambda *_: None,
+        )
+        assert [len(batch) for batch in batches] == most
 
 
-def test_help_is_quick_and_knows_the_same_views():
-    assert (command.LIMIT, command.FILTERS) == (12, FILTERS)
+def test_help_imports_no_torch_and_lists_the_views():
+    assert (command.DEFAULT_IMAGES, command.DEFAULT_FILTERS) == (12, FILTER_COUNT)
     assert command.VIEWS == VIEWS
-    assert command.IN_TERMINAL == in_terminal.VIEWS
+    assert command.TERMINAL_VIEWS == in_terminal.TERMINAL_VIEWS
     heavy = "{'torch', 'numpy', 'matplotlib'}"
-    code = f"import sys; from vitrail.cli import parser; parser(); print(sorted({heavy} & set(sys.modules)))"
+    code = (
+        f"import sys; from vitrail.cli import build_parser; build_parser(); print(sorted({heavy} & set(sys.modules)))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout == "[]\n", result.stderr
 
@@ -400,40 +412,44 @@ GREY = 100
 GROUND = 18 + 0.72 * GREY
 
 
-def on_grey(name, **given) -> Shown:
-    """A picture without anything on it, so that every pixel of the map is known."""
+def on_grey(name, **given) -> ImageView:
+    """Return a uniform grey image, so that every pixel of the map is known."""
     shown = made_shown(name, layers=3, heads=2, grid=(4, 5), patch=8, at=(2, 3), **given)
     shown.pixels[:] = GREY
-    return Shown(shown.name, shown.pixels, shown.seen, NAMES * 4, shown.model)
+    return ImageView(shown.name, shown.pixels, shown.trace, NAMES * 4, shown.model)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A page of three pictures, the last on a coarser grid, and what is on it."""
+    """Write a page of three images, the last on a coarser grid; return its path and the images."""
     made = small(depth=3, heads=2)
     pictures = [on_grey("one.png"), on_grey(NAMES[2], seed=1), on_grey("coarse.png", seed=2, coarse=(2, 3))]
     path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(page(NAMES[2], made, [Panel(picture(each), ["one/rollout.png"]) for each in pictures], []))
+    path.write_text(
+        render_inspection_page(
+            NAMES[2], made, [ImagePanel(pack_image(each), ["one/rollout.png"]) for each in pictures], []
+        )
+    )
     return path, pictures
 
 
 def visit(browser, path: Path, width=1280, scheme="light"):
-    """A page that fails the test when it complains or asks the network for anything."""
+    """Open a page and return it with the list of its console messages, errors and network requests."""
     context = browser.new_context(viewport={"width": width, "height": 1400}, color_scheme=scheme)
-    opened, complaints = context.new_page(), []
+    opened, messages = context.new_page(), []
     opened.set_default_timeout(60_000)
-    opened.on("console", lambda message: complaints.append(message.text))
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("console", lambda message: messages.append(message.text))
+    opened.on("pageerror", lambda error: messages.append(str(error)))
     opened.on(
-        "request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
+        "request", lambda asked: messages.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
     )
     opened.goto(path.as_uri())
     wait_for(opened, "document.documentElement.dataset.ready === '0'")
-    return opened, complaints
+    return opened, messages
 
 
 def on_stage(opened) -> np.ndarray:
-    """The colour near the top left corner of every patch, where no outline is: [h, w, 3]."""
+    """Return the colour near the top left corner of every patch, where no outline is drawn: [h, w, 3]."""
     return np.array(
         opened.evaluate("""() => {
           const stage = document.getElementById("stage"), context = stage.getContext("2d");
@@ -446,14 +462,14 @@ def on_stage(opened) -> np.ndarray:
 
 
 def expected(values: np.ndarray) -> np.ndarray:
-    """What a map [h, w] looks like over grey."""
+    """Return the colours of a map [h, w] over grey."""
     codes = np.round(values.astype(np.float64) / values.max() * 255)
     part = (0.12 + 0.76 * (codes / 255) ** 0.8)[..., None]
-    return ((1 - part) * GROUND + part * table(HEAT)[codes.astype(int)]).reshape(-1, 3)
+    return ((1 - part) * GROUND + part * colour_table(HEAT_CMAP)[codes.astype(int)]).reshape(-1, 3)
 
 
 def wait_for(opened, true):
-    """Asks from outside until it is so: the page's own policy forbids it to evaluate words, as waiting inside of it would."""
+    """Poll a condition: the content security policy of the page forbids `wait_for_function`, which evaluates strings."""
     for _ in range(600):
         if opened.evaluate(true):
             return
@@ -467,10 +483,10 @@ def point(opened, row, column):
     wait_for(opened, f"document.getElementById('explore').dataset.patch === '{row},{column}'")
 
 
-def test_the_patch_under_the_pointer_draws_what_the_array_says(browser, written):
+def test_hover_draws_the_attention_of_the_patch(browser, written):
     path, pictures = written
-    opened, complaints = visit(browser, path)
-    seen = pictures[0].seen
+    opened, messages = visit(browser, path)
+    seen = pictures[0].trace
     np.testing.assert_allclose(on_stage(opened), expected(seen.attention[2].mean(0)), atol=3)
     opened.locator("#layer").fill("2")
     opened.locator("#head").fill("1")
@@ -484,18 +500,18 @@ def test_the_patch_under_the_pointer_draws_what_the_array_says(browser, written)
     opened.mouse.move(0, 0)
     wait_for(opened, "document.getElementById('explore').dataset.patch === ''")
     np.testing.assert_allclose(on_stage(opened), expected(seen.attention[1, 0]), atol=3)
-    assert complaints == []
+    assert messages == []
     opened.context.close()
 
 
-def test_every_head_is_drawn_and_chosen_by_a_click(browser, written):
+def test_click_selects_a_head(browser, written):
     path, pictures = written
     opened, _ = visit(browser, path)
     buttons = opened.locator("#heads button")
     assert buttons.locator("b").all_inner_texts() == ["mean", "head 1", "head 2"]
     buttons.nth(2).click()
     assert buttons.nth(2).get_attribute("aria-pressed") == "true"
-    np.testing.assert_allclose(on_stage(opened), expected(pictures[0].seen.attention[2, 1]), atol=3)
+    np.testing.assert_allclose(on_stage(opened), expected(pictures[0].trace.attention[2, 1]), atol=3)
     every = opened.evaluate("[all.width, all.height]")
     assert every == [3 * 6 - 1, 2 * 5 - 1]
     box = opened.locator("#all").bounding_box()
@@ -505,14 +521,14 @@ def test_every_head_is_drawn_and_chosen_by_a_click(browser, written):
     opened.context.close()
 
 
-def test_the_keyboard_is_enough(browser, written):
+def test_page_works_with_the_keyboard(browser, written):
     path, pictures = written
-    opened, complaints = visit(browser, path)
-    seen, state = pictures[0].seen, "({...document.getElementById('explore').dataset})"
+    opened, messages = visit(browser, path)
+    seen, state = pictures[0].trace, "({...document.getElementById('explore').dataset})"
     opened.locator("#stage").focus()
     assert opened.evaluate("getComputedStyle(stage).outlineStyle") != "none"
     opened.keyboard.press("ArrowDown")
-    assert opened.evaluate(state)["patch"] == "2,3"  # the chosen one comes first
+    assert opened.evaluate(state)["patch"] == "2,3"  # the selected patch comes first
     row, column = seen.at
     for key, down, across in (("ArrowUp", -1, 0), ("ArrowLeft", 0, -1), ("ArrowRight", 0, 1), ("ArrowUp", -1, 0)):
         opened.keyboard.press(key)
@@ -536,35 +552,37 @@ def test_the_keyboard_is_enough(browser, written):
     opened.keyboard.press("ArrowRight")
     colours = seen.colours[2].reshape(-1, 3) * 255
     np.testing.assert_allclose(on_stage(opened), 0.06 * GROUND + 0.94 * colours, atol=3)
-    assert complaints == []
+    assert messages == []
     opened.context.close()
 
 
-def test_a_click_keeps_the_patch_and_another_picture_is_chosen(browser, written):
+def test_click_keeps_the_patch_for_another_image(browser, written):
     path, pictures = written
-    opened, complaints = visit(browser, path)
+    opened, messages = visit(browser, path)
     point(opened, 1, 1)
     opened.mouse.down()
     opened.mouse.up()
     opened.mouse.move(0, 0)
     opened.locator("[name=picture]").nth(1).check(force=True)
     wait_for(opened, "document.documentElement.dataset.ready === '1'")
-    want = pictures[1].seen.between[2, :, 6].astype(np.float32).mean(0).reshape(4, 5)
+    want = pictures[1].trace.between[2, :, 6].astype(np.float32).mean(0).reshape(4, 5)
     np.testing.assert_allclose(on_stage(opened), expected(want), atol=4)
     assert opened.locator("#file").inner_text() == NAMES[2]
-    assert opened.title() == f"What {NAMES[2]} looks at"  # shown, and never run
+    assert opened.title() == f"Attention of {NAMES[2]}"  # escaped
     assert not opened.locator("#coarse").is_visible()
     opened.locator("[name=picture]").nth(2).check(force=True)
     wait_for(opened, "document.documentElement.dataset.ready === '2'")
     assert "coarser grid of 2×3 cells of 2×2 patches" in opened.locator("#coarse").inner_text()
-    cell = pictures[2].seen.between[2, :, 0].astype(np.float32).mean(0).reshape(2, 3)  # of the patch in row 2, column 2
+    cell = (
+        pictures[2].trace.between[2, :, 0].astype(np.float32).mean(0).reshape(2, 3)
+    )  # of the patch in row 2, column 2
     wide = np.kron(cell, np.ones((2, 2)))[:4, :5]
     np.testing.assert_allclose(on_stage(opened), expected(wide), atol=4)
-    assert complaints == []
+    assert messages == []
     opened.context.close()
 
 
-def test_the_picture_comes_back_as_the_map_is_taken_away(browser, written):
+def test_strength_0_shows_the_image(browser, written):
     opened, _ = visit(browser, written[0])
     opened.locator("#strength").fill("0")
     assert np.abs(on_stage(opened) - GREY).max() <= 2
@@ -572,9 +590,9 @@ def test_the_picture_comes_back_as_the_map_is_taken_away(browser, written):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_a_phone_and_its_words_have_contrast(browser, written, inspected, scheme):
+def test_page_fits_a_phone_with_enough_contrast(browser, written, inspected, scheme):
     for path in (written[0], inspected[0] / "index.html"):
-        opened, complaints = visit(browser, path, 390, scheme)
+        opened, messages = visit(browser, path, 390, scheme)
         for width in (390, 820, 1280):
             opened.set_viewport_size({"width": width, "height": 900})
             for tab in ("attention", "rollout", "tokens"):
@@ -582,11 +600,11 @@ def test_the_page_fits_a_phone_and_its_words_have_contrast(browser, written, ins
                 assert opened.evaluate("document.documentElement.scrollWidth") <= width
                 assert opened.evaluate(CONTRAST) == []
         assert opened.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
-        assert complaints == []
+        assert messages == []
         opened.context.close()
 
 
-def test_the_page_needs_nothing_but_itself(inspected):
+def test_page_is_self_contained(inspected):
     text = (inspected[0] / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
     assert "default-src &#x27;none&#x27;" in text
@@ -594,13 +612,13 @@ def test_the_page_needs_nothing_but_itself(inspected):
 
 
 @pytest.mark.parametrize("views", [["heads"], ["patches"], ["heads", "patches", "rollout"]], ids=str)
-def test_heads_and_patches_are_on_the_page_itself(browser, model, photographs, tmp_path, capsys, views):
+def test_heads_and_patches_are_embedded_in_the_page(browser, model, photographs, tmp_path, capsys, views):
     asked = [part for view in views for part in ("--view", view)]
     code, _, _ = ran(model, photographs, "--out", tmp_path / "out", *asked, capsys=capsys)
     assert code == 0
     alone = tmp_path / "alone.html"
-    shutil.copy(tmp_path / "out" / "index.html", alone)  # without the files that lie beside it
-    opened, complaints = visit(browser, alone)
+    shutil.copy(tmp_path / "out" / "index.html", alone)  # without the files beside it
+    opened, messages = visit(browser, alone)
     shown = opened.locator(".of-picture:visible")
     assert shown.evaluate_all("parts => parts.map(part => part.dataset.view)") == [v for v in views if v != "rollout"]
     assert opened.locator("#stage").is_visible() == ("rollout" in views)
@@ -611,16 +629,16 @@ def test_heads_and_patches_are_on_the_page_itself(browser, model, photographs, t
     assert image.get_attribute("src") != first
     wait_for(opened, "[...document.images].every(i => i.complete && i.naturalWidth)")
     assert image.evaluate("i => i.naturalWidth") > 1000
-    assert complaints == []
+    assert messages == []
     opened.context.close()
 
 
-def test_every_figure_on_the_page_comes_with_it(browser, inspected, tmp_path):
+def test_figures_are_embedded_in_the_page(browser, inspected, tmp_path):
     shutil.copy(inspected[0] / "index.html", tmp_path / "alone.html")
-    opened, complaints = visit(browser, tmp_path / "alone.html")
+    opened, messages = visit(browser, tmp_path / "alone.html")
     sources = opened.evaluate("[...document.images].map(i => i.src.slice(0, 5))")
     assert set(sources) == {"data:"}
     assert len(sources) == 3 + 2 + 3  # thumbs; heads and patches; distance, positions and filters
     wait_for(opened, "[...document.images].every(i => i.complete && i.naturalWidth)")
-    assert complaints == []
+    assert messages == []
     opened.context.close()

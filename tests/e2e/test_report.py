@@ -1,4 +1,4 @@
-"""Reports in a real browser, and the command that writes them."""
+"""Tests of `vitrail report` and of its pages in Chromium."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.report.made import made_run
-from vitrail.report import headline, write_report
-from vitrail.report.compare import compare
-from vitrail.report.page import write_page
-from vitrail.report.run import read_run
+from tests.reports.made import made_run
+from vitrail.reports import format_headline, write_report
+from vitrail.reports.compare import render_comparison
+from vitrail.reports.document import write_html
+from vitrail.reports.run import read_run
 
 NAMES = (
     "<script>document.title='owned'</script>",
@@ -31,8 +31,8 @@ def vitrail(*arguments, check=True):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages of every kind, by name."""
-    place = tmp_path_factory.mktemp("runs")
+    """Write pages of every kind and return their paths by name."""
+    root = tmp_path_factory.mktemp("runs")
     kinds = {
         "usual": {},
         "two": {"classes": 2, "epochs": 1},
@@ -43,32 +43,32 @@ def pages(tmp_path_factory):
         "hostile": {"classes": NAMES, "names": list(NAMES) * 50, "skipped": tuple((name, name) for name in NAMES)},
         "tested": {"test": True, "seed": 5, "lr": 1e-3, "skill": 2.5},
     }
-    found = {name: write_report(made_run(place / name, **given)) for name, given in kinds.items()}
-    found["comparison"] = place / "comparison.html"
-    write_page(compare([place / "usual", place / "tested", place / "unfinished"]), found["comparison"])
-    return found
+    pages = {name: write_report(made_run(root / name, **given)) for name, given in kinds.items()}
+    pages["comparison"] = root / "comparison.html"
+    write_html(render_comparison([root / "usual", root / "tested", root / "unfinished"]), pages["comparison"])
+    return pages
 
 
 def visit(browser, path: Path, width: int, scheme="light"):
-    """A page that fails the test when it complains or asks the network for anything."""
+    """Open a page and return it with the list of its console messages, errors and network requests."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page, complaints = context.new_page(), []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+    page, messages = context.new_page(), []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("dialog", lambda dialog: messages.append(f"dialog {dialog.message}"))
     page.on(
-        "request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
+        "request", lambda asked: messages.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
     )
     page.goto(path.as_uri())
-    return page, complaints
+    return page, messages
 
 
 KINDS = ["usual", "two", "thirty", "thousand", "several", "unfinished", "hostile", "tested", "comparison"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_fit_and_are_quiet(browser, pages, kind):
-    page, complaints = visit(browser, pages[kind], 390)
+def test_pages_fit_the_screen_without_errors(browser, pages, kind):
+    page, messages = visit(browser, pages[kind], 390)
     assert page.locator("h1").count() == 1
     assert page.locator("h2").count() >= 4
     assert page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
@@ -76,27 +76,27 @@ def test_pages_fit_and_are_quiet(browser, pages, kind):
         page.set_viewport_size({"width": width, "height": 900})
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{kind} is {wide} wide at {width}"
-    assert complaints == []
+    assert messages == []
     page.context.close()
 
 
-def test_pictures_of_mistakes_are_there(browser, pages):
+def test_images_of_mistakes_are_shown(browser, pages):
     page, _ = visit(browser, pages["usual"], 1280)
     assert page.locator("#mistakes img").count() == 24
     assert all(page.locator("#mistakes img").evaluate_all("images => images.map(i => i.naturalWidth > 50)"))
     page.context.close()
 
 
-def test_names_are_shown_and_never_run(browser, pages):
-    page, complaints = visit(browser, pages["hostile"], 390)
+def test_class_names_are_escaped(browser, pages):
+    page, messages = visit(browser, pages["hostile"], 390)
     page.wait_for_timeout(200)
     assert page.title().startswith("Ti/16")
     assert page.locator("#classes").get_by_text(NAMES[0], exact=True).count() == 1
-    assert complaints == []
+    assert messages == []
     page.context.close()
 
 
-def test_classes_are_sorted_by_a_click(browser, pages):
+def test_click_sorts_the_classes(browser, pages):
     page, _ = visit(browser, pages["usual"], 1280)
 
     def column(n):
@@ -110,7 +110,7 @@ def test_classes_are_sorted_by_a_click(browser, pages):
     page.context.close()
 
 
-def test_values_show_under_the_pointer(browser, pages):
+def test_hover_shows_values(browser, pages):
     page, _ = visit(browser, pages["usual"], 1280)
     strip = page.locator("#curves .strip").nth(5)
     strip.hover()
@@ -157,13 +157,13 @@ CONTRAST = """() => {
 }"""
 
 
-def test_command_writes_a_page_and_says_the_result(tmp_path):
+def test_command_writes_a_page_and_prints_the_headline(tmp_path):
     made = made_run(tmp_path / "run", photographs=False, epochs=2)
     lines = vitrail("report", made).stdout.splitlines()
-    assert lines == [headline(read_run(made)).replace("\u00a0", " "), str(made / "report.html")]
-    assert lines[0].startswith("Ti/16 fine-tuned on clothing: 8")
-    told = json.loads(vitrail("report", made, "--json", "--out", tmp_path / "page.html").stdout)
-    assert told["measures"]["validation"] == read_run(made).evaluations["validation"].measures
+    assert lines == [format_headline(read_run(made)).replace("\u00a0", " "), str(made / "report.html")]
+    assert lines[0].startswith("Ti/16 fine-tuned on clothing: top-1 accuracy 8")
+    record = json.loads(vitrail("report", made, "--json", "--out", tmp_path / "page.html").stdout)
+    assert record["measures"]["validation"] == read_run(made).evaluations["validation"].metrics
     assert (tmp_path / "page.html").is_file()
 
 
@@ -172,18 +172,18 @@ def test_command_compares_runs(tmp_path):
         made_run(tmp_path / name, photographs=False, epochs=2, seed=k, lr=1e-4 * (k + 1)) for k, name in enumerate("ab")
     ]
     out = tmp_path / "both.html"
-    said = vitrail("report", *made, "--out", out).stdout
-    assert said.splitlines()[0].split() == ["run", "score", "95", "%", "measure", "time", "images/s", "steps"]
-    assert "optimizer.lr  0.0001  0.0002" in said
-    assert "McNemar’s mid-p" in said
+    output = vitrail("report", *made, "--out", out).stdout
+    assert output.splitlines()[0].split() == ["run", "metric", "score", "95", "%", "time", "images/s", "steps"]
+    assert "optimizer.lr  0.0001  0.0002" in output
+    assert "McNemar’s mid-p" in output
     assert out.is_file()
-    told = json.loads(vitrail("report", *made, "--out", out, "--json").stdout)
-    assert [run["differs"]["optimizer.lr"] for run in told["runs"]] == [1e-4, 2e-4]
+    record = json.loads(vitrail("report", *made, "--out", out, "--json").stdout)
+    assert [run["differs"]["optimizer.lr"] for run in record["runs"]] == [1e-4, 2e-4]
 
 
-def test_command_refuses_what_is_no_run_in_one_line(tmp_path):
+def test_command_refuses_other_directories(tmp_path):
     result = vitrail("report", tmp_path, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
-        f"vitrail report: {tmp_path} is not a run: it holds none of run.json, recipe.json, metrics.jsonl, summary.json"
+        f"vitrail report: {tmp_path} is not a run directory: it has none of run.json, recipe.json, metrics.jsonl, summary.json"
     ]

@@ -1,4 +1,4 @@
-"""Models and pictures small enough to be judged in a moment."""
+"""Small models and datasets for fast evaluation."""
 
 import csv
 from pathlib import Path
@@ -13,7 +13,7 @@ CLASSES = ("ape", "bee", "cat", "dog", "elk", "fox", "gnu")
 
 
 def model(path: Path, labels=CLASSES, *, seed: int = 0) -> Path:
-    """A model with weights of chance and without biases, so that its answers differ from picture to picture."""
+    """Save a model with random weights and no biases, whose predictions differ between images."""
     torch.manual_seed(seed)
     made = vitrail.build(patch=4, width=16, depth=1, heads=2, classes=len(labels), image_size=8, pool="mean")
     with torch.no_grad():
@@ -27,17 +27,17 @@ def model(path: Path, labels=CLASSES, *, seed: int = 0) -> Path:
 
 
 def folder(root: Path, classes=CLASSES, each: int = 6, begin: int = 0, split: str = "") -> Path:
-    """Class folders; the classes have more pictures the later they come."""
+    """Create class folders; later classes have more images."""
     files, number = {}, begin
-    for place, name in enumerate(classes):
-        for _ in range(each + place):
+    for index, name in enumerate(classes):
+        for _ in range(each + index):
             files[f"{split}{name}/{number:04d}.png"] = number
             number += 1
     return tree(root, files)
 
 
 def several(root: Path, count: int = 40, classes=CLASSES) -> Path:
-    """A list of pictures with several labels each, or none."""
+    """Create a multi-label list of images."""
     tree(root, {f"{k:03d}.png": k for k in range(count)})
     with (root / "labels.csv").open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)

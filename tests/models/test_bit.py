@@ -18,7 +18,7 @@ def test_parameter_counts_are_bits(name, millions):
 @pytest.mark.parametrize("size", [(32, 32), (40, 56)])
 def test_small_ones_take_small_images(size):
     model = vitrail.build("R14x0.25", root="small", classes=4, image_size=size).eval()
-    assert model.grids(torch.randn(2, 3, *size)).shape[:2] == (2, 512)
+    assert model.forward_features(torch.randn(2, 3, *size)).shape[:2] == (2, 512)
     assert model(torch.randn(2, 3, *size)).shape == (2, 4)
 
 

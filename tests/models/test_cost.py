@@ -1,4 +1,4 @@
-"""Costs: the paper's numbers, PyTorch's own counter, and what autograd really keeps."""
+"""Costs agree with the paper, with PyTorch's counter and with the tensors that autograd stores."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
 from tests.variants import SMALL, VIT_SLOTS
-from vitrail.models.build import configure
-from vitrail.models.cost import count
+from vitrail.models.flops import count
+from vitrail.models.registry import configure
 
 
 def counted_by_torch(config, batch):
-    """Multiply-adds by PyTorch's counter, on the meta device, where attention is not hidden in a fused kernel."""
+    """Return the multiply-adds by PyTorch's counter, on the meta device, where attention is not fused."""
     with torch.device("meta"):
         model = vitrail.build_from(config).eval().requires_grad_(False)
         image = torch.empty(batch, config.channels, *config.image_size)
@@ -100,6 +100,6 @@ def test_parameters_belong_to_the_stages_that_have_them():
     assert sum(stage.params for stage in cost.stages) == cost.params == 86_567_656
 
 
-def test_a_batch_of_none_is_refused():
-    with pytest.raises(ValueError, match="batch 0"):
+def test_batch_of_zero_is_refused():
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
         count(configure("Ti/16"), 0)

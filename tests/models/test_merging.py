@@ -1,4 +1,4 @@
-"""Token merging: what the paper's algorithm gives, written once more in NumPy; and that it changes nothing it should not."""
+"""Token merging equals the paper's algorithm, written in NumPy, and changes nothing else."""
 
 import math
 from contextlib import contextmanager
@@ -10,29 +10,29 @@ import torch
 
 import vitrail
 from tests.variants import SMALL, VIT_SLOTS
-from vitrail.models.merging import Merged, in_words, merged, tokens_per_layer
+from vitrail.models.token_merging import Merged, format_token_counts, merge_model, tokens_per_layer
 from vitrail.models.vit import ViT
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
 
-# Positions that every layer is told of; merged tokens have no one place.
+# Positions inside the layers; merged tokens have no single position.
 INSIDE = ("relative", "relative@shared", "rotary2d", "learned1d@every", "learned2d@shared", "sincos2d@shared")
 
 
 def small(**slots) -> ViT:
-    """A small model in which every weight matters, the head's included."""
+    """Return a small model without zero weights, including the head."""
     model = vitrail.build(**{**SMALL, **slots}).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.add_(0.15 * torch.randn_like(parameter))
     return model
 
 
-def pictures(model: ViT, count: int = 2) -> torch.Tensor:
+def make_images(model: ViT, count: int = 2) -> torch.Tensor:
     return torch.randn(count, model.config.channels, *model.config.image_size)
 
 
-def told_inside(slots: dict) -> bool:
+def has_layer_positions(slots: dict) -> bool:
     return any(slots.get("position") == name for name in (*INSIDE, "learned1d@shared", "learned2d@every"))
 
 
@@ -56,8 +56,8 @@ def gelu(x):
     return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def papers_answer(vit: ViT, z: np.ndarray, r: int, after: int, protected: int, reads_class: bool) -> np.ndarray:
-    """Logits of one picture's z_0 [T, D]: Bolya et al. 2023, section 3, for one image and one token at a time."""
+def paper_logits(vit: ViT, z: np.ndarray, r: int, after: int, protected: int, reads_class: bool) -> np.ndarray:
+    """Return the logits of one image's z_0 [T, D]: Bolya et al. 2023, section 3, for one image and one token at a time."""
     size = np.ones(len(z))
     for layer, block in enumerate(vit.blocks, start=1):
         x, heads = norm(z, block.norm1), block.msa.heads
@@ -71,15 +71,15 @@ def papers_answer(vit: ViT, z: np.ndarray, r: int, after: int, protected: int, r
         if layer > after and not (
             reads_class and layer == len(vit.blocks)
         ):  # of the last layer, only the class token is read
-            z, size = papers_merging(z, size, k.mean(1), r, protected)
+            z, size = paper_merging(z, size, k.mean(1), r, protected)
         z = z + linear(gelu(linear(norm(z, block.norm2), block.mlp.fc1)), block.mlp.fc2)
     z = norm(z, vit.pool.norm)
     pooled = z[0] if reads_class else (z[protected:] * size[protected:, None]).sum(0) / size[protected:].sum()
     return linear(pooled, vit.head)
 
 
-def papers_merging(z, size, keys, r, protected):
-    """Alternate tokens into two sets; each of A names the most alike of B; the r best edges are merged; A, then B."""
+def paper_merging(z, size, keys, r, protected):
+    """Assign tokens alternately to A and B; each of A finds the most similar of B; merge the r best pairs; A, then B."""
     r = min(r, (len(z) - protected) // 2)
     a, b = list(range(0, len(z), 2)), list(range(1, len(z), 2))
     edges = []
@@ -110,12 +110,12 @@ def papers_merging(z, size, keys, r, protected):
     ],
     ids=["class", "two registers", "three registers", "mean", "mean beside a class token"],
 )
-def test_merging_gives_what_the_papers_algorithm_gives(slots, protected, reads_class, r, after):
+def test_merging_equals_the_papers_algorithm(slots, protected, reads_class, r, after):
     model = small(depth=4, **slots)
-    image = pictures(model)
-    found = merged(model, r, after)(image).numpy()
+    image = make_images(model)
+    found = merge_model(model, r, after)(image).numpy()
     for given, z in zip(found, model.tokens(image).numpy().astype(np.float64), strict=True):
-        wanted = papers_answer(model, z, r, 1 if after is None else after, protected, reads_class)
+        wanted = paper_logits(model, z, r, 1 if after is None else after, protected, reads_class)
         assert np.allclose(given, wanted, atol=2e-4, rtol=1e-3)
     assert not np.allclose(found, model(image).numpy(), atol=1e-3)  # it did merge
 
@@ -123,15 +123,15 @@ def test_merging_gives_what_the_papers_algorithm_gives(slots, protected, reads_c
 # --- every slot ---
 
 
-@pytest.mark.parametrize("slots", [s for s in VIT_SLOTS.values() if not told_inside(s)], ids=str)
-def test_without_merging_every_bit_is_the_models(slots):
+@pytest.mark.parametrize("slots", [s for s in VIT_SLOTS.values() if not has_layer_positions(s)], ids=str)
+def test_without_merging_outputs_are_bit_exact(slots):
     model = small(**slots)
-    image = pictures(model)
-    assert torch.equal(merged(model, 0)(image), model(image))
+    image = make_images(model)
+    assert torch.equal(merge_model(model, 0)(image), model(image))
 
 
 @pytest.mark.parametrize("slots", [s for s in VIT_SLOTS.values() if "position" not in s], ids=str)
-def test_tokens_that_are_the_same_are_merged_without_a_trace(slots):
+def test_merging_identical_tokens_changes_nothing(slots):
     model = small(**{**slots, "position": "none", "image_size": (64, 48)})
     patch = 8
     if (
@@ -143,31 +143,31 @@ def test_tokens_that_are_the_same_are_merged_without_a_trace(slots):
         which = torch.arange(48).reshape(2, 8, 3).permute(0, 2, 1).reshape(48) % 3  # each kind often, in both sets
         tiles = kinds[which].unflatten(0, (8, 6)).permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
         image = tiles.expand(2, -1, -1, -1)
-    found = merged(model, 4)
+    found = merge_model(model, 4)
     assert found.tokens_per_layer((8, 6))[-1] < found.tokens_per_layer((8, 6))[0]
     assert torch.allclose(found(image), model(image), atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("position", INSIDE)
-def test_positions_that_layers_are_told_of_are_refused_by_name(position):
+def test_positions_inside_layers_are_refused_by_name(position):
     kind = {"relative": "Relative", "rotary2d": "Rotary2D"}.get(position.split("@")[0], "at=")
-    with pytest.raises(ValueError, match=rf"cannot be merged with .*{kind}.*at the stem"):
-        merged(small(position=position), 4)
+    with pytest.raises(ValueError, match=rf"does not support .*{kind}.*at the stem"):
+        merge_model(small(position=position), 4)
 
 
-def test_what_is_no_vision_transformer_or_no_number_of_tokens_is_refused():
-    with pytest.raises(ValueError, match="BiT"):
-        merged(vitrail.build("R14x0.25", image_size=32, classes=3), 4)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"-1 tokens.*0 or more"):
-        merged(small(), -1)
+def test_resnets_and_negative_r_are_refused():
+    with pytest.raises(ValueError, match="--merge does not support BiT ResNets"):
+        vitrail.build("R14x0.25", image_size=32, classes=3).merge_tokens(4)
+    with pytest.raises(ValueError, match="must be at least 0, got -1"):
+        merge_model(small(), -1)
 
 
 # --- how many tokens ---
 
 
 @contextmanager
-def seeing(model: ViT, seen: list[int]):
-    """Notes how many tokens come to each layer's attention."""
+def record_tokens(model: ViT, seen: list[int]):
+    """Record the number of tokens at each layer's attention."""
 
     def note(_module, given, _out) -> None:
         seen.append(given[0].shape[1])
@@ -178,26 +178,26 @@ def seeing(model: ViT, seen: list[int]):
         hook.remove()
 
 
-def test_tokens_per_layer_are_what_the_layers_get():
+def test_tokens_per_layer_match_the_layers_inputs():
     for slots in ({}, {"registers": 2}, {"pool": "mean"}, {"block": "parallel"}, {"block": "post"}):
         model = small(depth=5, **slots)
         for r, after in ((0, 0), (2, None), (3, 2), (7, 0), (100, None)):
             seen: list[int] = []
-            found = merged(model, r, after)
-            with seeing(model, seen):
-                found(pictures(model))
+            found = merge_model(model, r, after)
+            with record_tokens(model, seen):
+                found(make_images(model))
             assert tuple(seen) == found.tokens_per_layer()
 
 
-def test_a_layer_merges_half_of_its_patches_at_most_and_never_the_prefix():
+def test_layer_merges_at_most_half_of_its_patches_and_no_prefix():
     model = small(depth=8, prefix="class+distillation", registers=1)
-    found = merged(model, 1000)
+    found = merge_model(model, 1000)
     assert found.tokens_per_layer((4, 6)) == (27, 27, 27, 15, 9, 6, 5, 4)
-    assert merged(model, 1000, after=0).tokens_per_layer((4, 6)) == (27, 15, 9, 6, 5, 4, 4, 4)
+    assert merge_model(model, 1000, after=0).tokens_per_layer((4, 6)) == (27, 15, 9, 6, 5, 4, 4, 4)
     assert found.tokens_per_layer((1, 1)) == (4,) * 8
     tokens = tokens_per_layer(vitrail.configure("Ti/16"), 16)
     assert tokens == (197, 197, 197, *range(197, 68, -16))
-    assert in_words(tokens).endswith("197 197 197 197 181 165 149 133 117 101 85 69 (76 % of all)")
+    assert format_token_counts(tokens).endswith("197 197 197 197 181 165 149 133 117 101 85 69 (76 % of all)")
     assert tokens_per_layer(vitrail.configure("Ti/16"), 16, after=0) == tuple(range(197, 20, -16))
 
 
@@ -211,47 +211,47 @@ def test_features_are_those_of_the_same_model_without_classes(slots):
     model = small(**slots)
     bare = vitrail.build(**{**SMALL, **slots, "classes": None}).eval()
     bare.load_state_dict({k: v for k, v in model.state_dict().items() if k in bare.state_dict()})
-    image = pictures(model)
-    found = merged(model, 3).features(image)
-    assert torch.equal(found, merged(bare, 3)(image))
-    assert torch.equal(found, merged(bare, 3).features(image))
+    image = make_images(model)
+    found = merge_model(model, 3).features(image)
+    assert torch.equal(found, merge_model(bare, 3)(image))
+    assert torch.equal(found, merge_model(bare, 3).features(image))
     assert not torch.equal(found, bare(image))
 
 
-def test_pictures_of_another_size_and_in_another_batch_are_merged_each_for_itself():
+def test_images_are_merged_independently_of_size_and_batch():
     model = small()
-    found = merged(model, 3)
+    found = merge_model(model, 3)
     image = torch.randn(5, 3, 48, 64)
     assert torch.allclose(found(image), torch.cat([found(each[None]) for each in image]), atol=1e-5)
 
 
 def test_an_exported_program_takes_any_batch():
     model = small(prefix="class+distillation", registers=1)
-    image = pictures(model, 3)
+    image = make_images(model, 3)
     batch = torch.export.Dim("batch", min=1, max=64)
-    program = torch.export.export(merged(model, 3), (image,), dynamic_shapes=({0: batch},))
+    program = torch.export.export(merge_model(model, 3), (image,), dynamic_shapes=({0: batch},))
     for count in (1, 7):
-        other = pictures(model, count)
-        assert torch.allclose(program.module()(other), merged(model, 3)(other), atol=1e-5)
+        other = make_images(model, count)
+        assert torch.allclose(program.module()(other), merge_model(model, 3)(other), atol=1e-5)
 
 
 def test_onnx_merges_the_same_tokens(tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason="it is not installed: pip install 'vitrail[onnx]'")
     pytest.importorskip("onnxscript", reason="it is not installed: pip install 'vitrail[onnx]'")
     model = small(pool="class+mean")
-    image, path = pictures(model, 3), tmp_path / "merged.onnx"
+    image, path = make_images(model, 3), tmp_path / "merged.onnx"
     batch = torch.export.Dim("batch", min=1, max=64)
-    torch.onnx.export(merged(model, 3), (image,), path, dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
+    torch.onnx.export(merge_model(model, 3), (image,), path, dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for count in (1, 5):
-        other = pictures(model, count)
+        other = make_images(model, count)
         (found,) = session.run(None, {session.get_inputs()[0].name: other.numpy()})
-        assert np.allclose(found, merged(model, 3)(other).numpy(), atol=1e-4)
+        assert np.allclose(found, merge_model(model, 3)(other).numpy(), atol=1e-4)
 
 
 @pytest.mark.skipif(not WEIGHTS.exists(), reason="the DeiT-Ti weights are not beside this checkout (../shared/weights)")
 @pytest.mark.skipif(not SAMPLES.exists(), reason="the 200 photographs are not beside this checkout (../shared/data)")
-def test_deit_tiny_sees_the_same_in_most_photographs_with_a_quarter_of_its_tokens_gone():
+def test_deit_tiny_predictions_agree_with_a_quarter_fewer_tokens():
     from PIL import Image
 
     model = vitrail.load(WEIGHTS).eval()
@@ -259,7 +259,7 @@ def test_deit_tiny_sees_the_same_in_most_photographs_with_a_quarter_of_its_token
     assert model.preprocessing is not None
     files = sorted(SAMPLES.glob("*.JPEG"))[::10]
     image = torch.stack([model.preprocessing(Image.open(file)) for file in files])
-    found: Merged = merged(model, 16)
+    found: Merged = merge_model(model, 16)
     assert sum(found.tokens_per_layer()) / (12 * 197) < 0.76
     with torch.inference_mode():
         same = found(image).argmax(1) == model(image).argmax(1)

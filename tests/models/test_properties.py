@@ -1,4 +1,4 @@
-"""What holds for all sizes, patches, grids and slots."""
+"""Properties of all sizes, patches, grids and slots."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_shapes_follow_from_the_configuration(model):
     tokens = config.prefix.count + h * w
     assert model.tokens(image).shape == (2, tokens, width)
     assert model.encode(model.tokens(image)).shape == (2, tokens, width)
-    assert model.grids(image)[0].shape == (2, width, h, w)
+    assert model.feature_maps(image)[0].shape == (2, width, h, w)
     features = 2 * width if type(config.pool).__name__ == "ClassAndMean" else width
     assert model(image).shape == (2, config.classes or features)
 
@@ -90,7 +90,7 @@ def test_with_positions_the_order_of_patches_matters():
 
 @QUICK
 @given(models(), st.data())
-def test_kept_patches_are_those_tokens_and_no_others(model, data):
+def test_kept_patches_give_exactly_those_tokens(model, data):
     image, prefix = image_for(model), model.config.prefix.count
     patches = model.config.shape.patches
     size = data.draw(st.integers(1, patches))
@@ -105,27 +105,29 @@ def test_kept_patches_are_those_tokens_and_no_others(model, data):
 
 @QUICK
 @given(models(), st.data())
-def test_kept_patches_take_their_places_in_every_layer_along(model, data):
+def test_kept_patches_keep_their_positions_in_every_layer(model, data):
     grid, prefix = model.config.shape.grid, model.config.prefix.count
     patches = grid[0] * grid[1]
     rows = [data.draw(st.permutations(range(patches)))[: max(1, patches // 2)] for _ in range(2)]
     keep = torch.tensor(rows)
-    for whole, kept in zip(model.position.layers(grid, None), model.position.layers(grid, keep), strict=True):
+    for whole, kept in zip(
+        model.position.layer_positions(grid, None), model.position.layer_positions(grid, keep), strict=True
+    ):
         for row in range(2):
             at = torch.cat((torch.arange(prefix), keep[row] + prefix))
-            if whole.add is not None:
-                torch.testing.assert_close(kept.add[row], whole.add[0, at])
+            if whole.embedding is not None:
+                torch.testing.assert_close(kept.embedding[row], whole.embedding[0, at])
             if whole.bias is not None:
                 torch.testing.assert_close(kept.bias[row], whole.bias[0][:, at][:, :, at])
-            if whole.turn is not None:
-                torch.testing.assert_close(kept.turn[0][row], whole.turn[0][0][:, at])
-                torch.testing.assert_close(kept.turn[1][row], whole.turn[1][0][:, at])
+            if whole.rotation is not None:
+                torch.testing.assert_close(kept.rotation[0][row], whole.rotation[0][0][:, at])
+                torch.testing.assert_close(kept.rotation[1][row], whole.rotation[1][0][:, at])
 
 
 @QUICK
 @given(models(), st.randoms())
 def test_the_order_of_kept_patches_does_not_matter(model, random):
-    """Positions travel with their patches, whether they are added, biases or turns."""
+    """Positions stay with their patches, whether added, biases or rotations."""
     image, prefix, grid = image_for(model), model.config.prefix.count, model.config.shape.grid
     order = list(range(grid[0] * grid[1]))
     random.shuffle(order)
@@ -138,7 +140,7 @@ def test_the_order_of_kept_patches_does_not_matter(model, random):
 
 @QUICK
 @given(models(), st.integers(1, 6), st.integers(1, 6))
-def test_any_other_grid_is_taken(model, h, w):
+def test_any_other_grid_is_supported(model, h, w):
     patch = model.embed.stride
     output = model(torch.randn(1, model.config.channels, h * patch, w * patch))
     assert torch.isfinite(output).all()

@@ -1,30 +1,30 @@
-"""How much of a model is trained again."""
+"""Partial fine-tuning of a model."""
 
 import pytest
 import torch
 
 import vitrail
-from vitrail.models.tuning import merged, tune
+from vitrail.models.lora import merge_lora, tune
 
 
-def model() -> vitrail.ViT:
+def model() -> vitrail.Model:
     torch.manual_seed(0)
     made = vitrail.build(None, patch=4, width=16, depth=3, heads=2, classes=5, image_size=16)
     torch.nn.init.normal_(made.head.weight)
     return made
 
 
-def trained(made: vitrail.ViT) -> set[str]:
+def trained(made: vitrail.Model) -> set[str]:
     return {name for name, parameter in made.named_parameters() if parameter.requires_grad}
 
 
-def test_head_alone() -> None:
+def test_head_only_is_trained() -> None:
     made = model()
     tune(made, "head")
     assert trained(made) == {"head.weight", "head.bias"}
 
 
-def test_last_layers_and_what_follows_them() -> None:
+def test_last_layers_and_later_parameters_are_trained() -> None:
     made = model()
     tune(made, "last-2")
     parts = {name.split(".")[0] + "." + name.split(".")[1] for name in trained(made)}
@@ -37,7 +37,7 @@ def test_full_freezes_nothing() -> None:
     assert trained(made) == {name for name, _ in made.named_parameters()}
 
 
-def test_lora_begins_as_the_model_and_merges_into_it() -> None:
+def test_lora_is_zero_at_first_and_merges_exactly() -> None:
     plain, made = model(), model()
     image = torch.randn(2, 3, 16, 16)
     tune(made, "lora-4")
@@ -49,12 +49,12 @@ def test_lora_begins_as_the_model_and_merges_into_it() -> None:
                 parameter.normal_(std=0.1)
     changed = made(image)
     assert not torch.allclose(changed, plain(image))
-    merged(made)
+    merge_lora(made)
     assert set(made.state_dict()) == set(plain.state_dict())
     torch.testing.assert_close(made(image), changed)
 
 
-@pytest.mark.parametrize("how", ["tail", "last-0", "last-4", "lora-0", ""])
-def test_unknown_ways_are_refused(how: str) -> None:
-    with pytest.raises(ValueError, match="tune"):
-        tune(model(), how)
+@pytest.mark.parametrize("mode", ["tail", "last-0", "last-4", "lora-0", ""])
+def test_unknown_tuning_modes_are_refused(mode: str) -> None:
+    with pytest.raises(ValueError, match=r"tun(e|ing)"):
+        tune(model(), mode)

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 import vitrail
 from tests.variants import SMALL, VIT_SLOTS
 from vitrail.models.init import initialise
-from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.head import Projection
 
 COUNTS = {
@@ -25,7 +26,7 @@ def small(**slots):
 
 
 def shaken(model):
-    """Fresh weights have zero heads and class tokens; tests of outputs want every parameter to matter."""
+    """Randomise every parameter: fresh weights have zero heads and class tokens."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -122,7 +123,7 @@ def test_every_slot_gives_logits_and_a_gradient_to_every_parameter(slots):
 
 
 @pytest.mark.parametrize("slots", VIT_SLOTS.values(), ids=VIT_SLOTS)
-def test_last_layer_computes_only_what_is_read_and_loses_nothing(slots):
+def test_last_layer_with_n_outputs_gives_the_same_tokens(slots):
     model = shaken(small(**slots))
     image = an_image(model)
     whole = model.pool(model.encode(model.tokens(image), model.embed.grid(image)))
@@ -223,11 +224,7 @@ def test_activation_checkpointing_gives_the_same_gradients(slots):
 
 @pytest.mark.parametrize(
     ("name", "slots"),
-    [
-        (None, {**SMALL, "depth": 6}),
-        ("R26+Ti/32", {"depth": 1, "image_size": 64}),
-        ("R26x0.25", {"image_size": 64}),
-    ],
+    [(None, {**SMALL, "depth": 6}), ("R26+Ti/32", {"depth": 1, "image_size": 64}), ("R26x0.25", {"image_size": 64})],
 )
 def test_activation_checkpointing_keeps_less_and_gives_the_same_gradients(name, slots):
     model = shaken(vitrail.build(name, **slots)).train()
@@ -256,44 +253,44 @@ def test_activation_checkpointing_keeps_less_and_gives_the_same_gradients(name, 
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_features_of_any_layer_are_within_reach():
+def test_features_of_any_layer():
     model = shaken(small(registers=2))
     image = an_image(model)
-    first, middle, last = model.features(image, [0, 1, -1])
+    first, middle, last = model.hidden_states(image, [0, 1, -1])
     torch.testing.assert_close(first, model.tokens(image))
     torch.testing.assert_close(last, model.encode(model.tokens(image)))
     assert middle.shape == (2, 27, 32)
-    (grid,) = model.grids(image)
+    (grid,) = model.feature_maps(image)
     assert grid.shape == (2, 32, 4, 6)
     torch.testing.assert_close(grid[1, :, 2, 5], last[1, 3 + 2 * 6 + 5])
-    assert model.features(image, []) == []
+    assert model.hidden_states(image, []) == []
     with pytest.raises(ValueError, match=r"layer 7 of 2: use 0 .* to 2"):
-        model.features(image, [7])
+        model.hidden_states(image, [7])
 
 
-def test_features_run_no_layer_in_vain():
+def test_features_run_no_unneeded_layer():
     model = shaken(small(depth=4))
     ran = []
     for layer, block in enumerate(model.blocks, start=1):
         block.register_forward_hook(lambda *_, layer=layer: ran.append(layer))
-    model.features(an_image(model), [0, 2])
+    model.hidden_states(an_image(model), [0, 2])
     assert ran == [1, 2]
 
 
 @pytest.mark.parametrize("position", ["relative", "rotary2d", "learned1d@every"])
-def test_tokens_without_their_places_are_refused(position):
+def test_tokens_with_other_positions_are_refused(position):
     model = small(position=position)
     keep = torch.arange(5).expand(2, -1)
     z = model.tokens(an_image(model), keep)
-    with pytest.raises(ValueError, match="z has 6 tokens and its positions are of 25: give encode the grid"):
+    with pytest.raises(ValueError, match="got 6 tokens and positions of 25: pass encode the image"):
         model.encode(z)
     assert model.encode(z, keep=keep).shape == (2, 6, 32)
 
 
-def test_distilled_head_answers_with_the_mean_of_its_two():
+def test_distilled_head_returns_the_mean_of_both_heads():
     model = shaken(small(prefix="class+distillation"))
     y = model.pool(model.encode(model.tokens(an_image(model))))
-    label, teacher = model.head.both(y)
+    label, teacher = model.head.forward_heads(y)
     assert not torch.allclose(label, teacher)
     torch.testing.assert_close(model.head(y), (label + teacher) / 2)
 
@@ -328,7 +325,7 @@ def test_initialisation_has_the_published_spread():
     assert deit.prefix.outputs.std().item() > 0.01
 
 
-def test_model_is_a_value_of_its_configuration():
+def test_configuration_determines_the_model():
     config = vitrail.configure("Ti/16", depth=1)
     assert config == vitrail.configure("Ti/16", depth=1)
     assert isinstance(config, ViTConfig)

@@ -8,84 +8,75 @@ import torch
 import vitrail
 from tests.models.test_vit import shaken
 from vitrail.models.init import initialise
-from vitrail.nn.position import (
-    Learned1D,
-    Learned2D,
-    Relative,
-    Rotary2D,
-    SinCos2D,
-    Sinusoid1D,
-    resample,
-    rotate,
-)
-from vitrail.nn.shape import Shape
+from vitrail.nn.position import Learned1D, Learned2D, Relative, Rotary2D, SinCos2D, Sinusoid1D, resample_table, rotate
+from vitrail.nn.shape import EncoderShape
 
-SHAPE = Shape(width=8, depth=2, heads=2, grid=(3, 4), mlp=32, outputs=1)
+SHAPE = EncoderShape(width=8, depth=2, heads=2, grid=(3, 4), mlp=32, outputs=1)
 
 
-def made(slot, shape=SHAPE):
+def build_position(slot, shape=SHAPE):
     position = slot.build(shape)
     initialise(position, "vit")
     return shaken(position)
 
 
-def test_resampling_to_the_same_grid_is_the_identity_to_the_bit():
+def test_resampling_to_the_same_grid_is_bit_exact():
     table = torch.randn(5, 3, 4)
-    assert resample(table, (3, 4)) is table
-    position = made(Learned1D())
-    assert torch.equal(position.stem((3, 4), None)[0], position.weight[0])
+    assert resample_table(table, (3, 4)) is table
+    position = build_position(Learned1D())
+    assert torch.equal(position.stem_embedding((3, 4), None)[0], position.weight[0])
 
 
-def test_resampling_keeps_the_prefix_apart():
-    position = made(Learned1D())
-    resized = position.stem((6, 8), None)[0]
+def test_resampling_leaves_the_prefix_unchanged():
+    position = build_position(Learned1D())
+    resized = position.stem_embedding((6, 8), None)[0]
     assert resized.shape == (1 + 48, 8)
     assert torch.equal(resized[0], position.weight[0, 0])
     with torch.no_grad():
         position.weight[0, 0] += 100  # the class token's position must not leak into the patches'
-    assert torch.equal(position.stem((6, 8), None)[0, 1:], resized[1:])
+    assert torch.equal(position.stem_embedding((6, 8), None)[0, 1:], resized[1:])
 
 
 def test_resampling_is_two_dimensional():
-    position = made(Learned1D(), Shape(8, 2, 2, (4, 4), 32, 1))
+    position = build_position(Learned1D(), EncoderShape(8, 2, 2, (4, 4), 32, 1))
     with torch.no_grad():
         rows = torch.arange(4.0)[:, None].expand(4, 4).reshape(16, 1)
         position.weight[0, 1:] = rows  # the value is the row
-    resized = position.stem((8, 6), None)[0, 1:].view(8, 6, 8)
+    resized = position.stem_embedding((8, 6), None)[0, 1:].view(8, 6, 8)
     assert torch.allclose(resized, resized[:, :1], atol=1e-4)  # constant along a row
     assert (resized[1:, 0, 0] - resized[:-1, 0, 0] > 0).all()  # and growing downwards
 
 
-def test_learned_2d_is_a_row_half_beside_a_column_half():
-    position = made(Learned2D())
-    table = position.stem((3, 4), None)[0, 1:].view(3, 4, 8)
+def test_learned_2d_concatenates_row_and_column():
+    position = build_position(Learned2D())
+    table = position.stem_embedding((3, 4), None)[0, 1:].view(3, 4, 8)
     assert torch.equal(table[:, :, :4], table[:, :1, :4].expand(3, 4, 4))
     assert torch.equal(table[:, :, 4:], table[:1, :, 4:].expand(3, 4, 4))
     assert sum(p.numel() for p in position.parameters()) == 8 + 3 * 4 + 4 * 4
 
 
 def test_sinusoid_is_the_2017_formula():
-    table = Sinusoid1D().build(SHAPE).stem((3, 4), None)[0]
-    for place in (0, 5, 12):
+    table = Sinusoid1D().build(SHAPE).stem_embedding((3, 4), None)[0]
+    for index in (0, 5, 12):
         for i in range(4):
-            angle = place / 10_000 ** (2 * i / 8)
-            assert table[place, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-5)
-            assert table[place, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-5)
+            angle = index / 10_000 ** (2 * i / 8)
+            assert table[index, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-5)
+            assert table[index, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-5)
 
 
-def test_sincos_of_a_cell_depends_on_its_row_and_column_alone():
-    table = SinCos2D().build(SHAPE).stem((3, 4), None)[0]
+def test_sincos_of_a_cell_depends_only_on_its_row_and_column():
+    table = SinCos2D().build(SHAPE).stem_embedding((3, 4), None)[0]
     assert table.shape == (13, 8)
-    assert torch.equal(table[0], torch.zeros(8))  # the class token has none
+    assert torch.equal(table[0], torch.zeros(8))  # the class token has no position
     grid = table[1:].view(3, 4, 8)
     assert grid[2, 3].tolist() == pytest.approx(
         [f(a) for v in (3, 2) for f in (math.sin, math.cos) for a in (v, v / 10_000)], abs=1e-5
     )
 
 
-def test_relative_bias_depends_on_the_offset_alone():
-    position = made(Relative(), Shape(8, 2, 2, (3, 4), 32, 0))
-    first, second = (place.bias[0] for place in position.layers((3, 4), None))
+def test_relative_bias_depends_only_on_the_offset():
+    position = build_position(Relative(), EncoderShape(8, 2, 2, (3, 4), 32, 0))
+    first, second = (layer.bias[0] for layer in position.layer_positions((3, 4), None))
     assert first.shape == (2, 12, 12)
     assert not torch.equal(first, second)
     seen = {}
@@ -97,46 +88,46 @@ def test_relative_bias_depends_on_the_offset_alone():
     assert len(set(seen.values())) == 5 * 7
 
 
-def test_relative_bias_treats_prefix_tokens_apart():
-    position = made(Relative(at="shared"), Shape(8, 2, 2, (2, 2), 32, 2))
-    bias = next(position.layers((2, 2), None)).bias[0, 0]
+def test_relative_bias_has_separate_values_for_prefix_tokens():
+    position = build_position(Relative(at="shared"), EncoderShape(8, 2, 2, (2, 2), 32, 2))
+    bias = next(position.layer_positions((2, 2), None)).bias[0, 0]
     to_patch, to_prefix, among = position.prefix[0, 0].tolist()
     assert (bias[:2, :2] == among).all()
     assert (bias[:2, 2:] == to_patch).all()
     assert (bias[2:, :2] == to_prefix).all()
 
 
-def test_rotary_products_depend_on_the_offset_alone():
-    shape = Shape(16, 1, 2, (5, 5), 32, 0)
-    turn = next(Rotary2D().build(shape).layers((5, 5), None)).turn
+def test_rotary_products_depend_only_on_the_offset():
+    shape = EncoderShape(16, 1, 2, (5, 5), 32, 0)
+    rotation = next(Rotary2D().build(shape).layer_positions((5, 5), None)).rotation
     q, k = torch.randn(8), torch.randn(8)
-    q_turned, k_turned = (rotate(x.expand(1, 1, 25, 8), turn)[0, 0].view(5, 5, 8) for x in (q, k))
+    q_rotated, k_rotated = (rotate(x.expand(1, 1, 25, 8), rotation)[0, 0].view(5, 5, 8) for x in (q, k))
     for dy, dx in ((0, 0), (1, 0), (0, 2), (2, 1)):
-        products = [float(q_turned[y + dy, x + dx] @ k_turned[y, x]) for y in range(5 - dy) for x in range(5 - dx)]
+        products = [float(q_rotated[y + dy, x + dx] @ k_rotated[y, x]) for y in range(5 - dy) for x in range(5 - dx)]
         assert products == pytest.approx([products[0]] * len(products), abs=1e-4)
-    assert float(q_turned[0, 0] @ k_turned[0, 0]) != pytest.approx(float(q_turned[1, 0] @ k_turned[0, 0]), abs=1e-4)
+    assert float(q_rotated[0, 0] @ k_rotated[0, 0]) != pytest.approx(float(q_rotated[1, 0] @ k_rotated[0, 0]), abs=1e-4)
 
 
 def test_rotary_is_a_complex_rotation_of_adjacent_pairs():
-    shape = Shape(16, 1, 2, (3, 4), 32, 1)
+    shape = EncoderShape(16, 1, 2, (3, 4), 32, 1)
     x = torch.randn(1, 2, 13, 8)
-    turned = rotate(x, next(Rotary2D().build(shape).layers((3, 4), None)).turn)
+    rotated = rotate(x, next(Rotary2D().build(shape).layer_positions((3, 4), None)).rotation)
     frequency = 100.0 ** -(torch.arange(2) / 2)
-    places = torch.arange(12)
-    angle = torch.cat(((places % 4)[:, None] * frequency, (places // 4)[:, None] * frequency), 1)  # columns, then rows
+    cells = torch.arange(12)
+    angle = torch.cat(((cells % 4)[:, None] * frequency, (cells // 4)[:, None] * frequency), 1)  # columns, then rows
     expected = torch.view_as_real(
         torch.view_as_complex(x[:, :, 1:].unflatten(-1, (4, 2))) * torch.polar(torch.ones(12, 4), angle)
     )
-    torch.testing.assert_close(turned[:, :, 1:], expected.flatten(-2))
-    assert torch.equal(turned[:, :, 0], x[:, :, 0])  # the class token is not turned
+    torch.testing.assert_close(rotated[:, :, 1:], expected.flatten(-2))
+    assert torch.equal(rotated[:, :, 0], x[:, :, 0])  # the class token is not rotated
 
 
 @pytest.mark.parametrize(("at", "tables"), [("stem", 1), ("every", 2), ("shared", 1)])
-def test_positions_are_added_where_they_are_said_to_be(at, tables):
-    position = made(Learned1D(at=at))
+def test_positions_are_added_in_their_scope(at, tables):
+    position = build_position(Learned1D(at=at))
     assert position.weight.shape == (tables, 13, 8)
-    assert (position.stem((3, 4), None) is None) == (at != "stem")
-    added = [place.add for place in position.layers((3, 4), None)]
+    assert (position.stem_embedding((3, 4), None) is None) == (at != "stem")
+    added = [layer.embedding for layer in position.layer_positions((3, 4), None)]
     assert [row is not None for row in added] == [at != "stem"] * 2
     if at == "every":
         assert not torch.equal(added[0], added[1])

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 import vitrail
+from vitrail.data.rng import StepRandom
 from vitrail.models.vit import ViT
-from vitrail.objectives.draw import Draw
 
 SMALL: dict[str, object] = {"patch": 8, "width": 32, "depth": 2, "heads": 2, "classes": None, "image_size": 32}
 
@@ -23,5 +23,5 @@ def pictures(count: int = 4, channels: int = 3, size: int = 32) -> Tensor:
     return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
 
-def draw(count: int = 4, first: int = 0, total: int | None = None, step: int = 0) -> Draw:
-    return Draw(seed=3, step=step, first=first, count=count, total=total or count, device=torch.device("cpu"))
+def draw(count: int = 4, first: int = 0, total: int | None = None, step: int = 0) -> StepRandom:
+    return StepRandom(seed=3, step=step, first=first, count=count, total=total or count, device=torch.device("cpu"))

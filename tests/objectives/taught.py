@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.rng import StepRandom
 from vitrail.models.bit import BiT
 from vitrail.models.vit import ViT
-from vitrail.objectives.draw import Draw
 from vitrail.objectives.teacher import Teacher
 
 OURS = Preprocessing((16, 16), (16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
@@ -45,5 +45,5 @@ def batch(count: int = 8) -> tuple[Tensor, Tensor]:
     return OURS.normalise(pixels), torch.arange(count) % CLASSES
 
 
-def draw(count: int = 8, first: int = 0, total: int | None = None) -> Draw:
-    return Draw(seed=3, step=0, first=first, count=count, total=total or count, device=torch.device("cpu"))
+def draw(count: int = 8, first: int = 0, total: int | None = None) -> StepRandom:
+    return StepRandom(seed=3, step=0, first=first, count=count, total=total or count, device=torch.device("cpu"))

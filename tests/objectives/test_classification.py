@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.engine.made import batch, draw, task
-from vitrail.objectives.classification import Classification
-from vitrail.objectives.mixing import mix
+from tests.training.made import batch, draw, task
+from vitrail.objectives.classification import Classification, mix_pairs
 
 
 def test_softmax_loss_is_pytorchs_with_smoothing() -> None:
@@ -34,7 +33,7 @@ def test_weights_of_several_labels_count_where_the_label_is() -> None:
     torch.testing.assert_close(weighted(images, several, draw())["loss"], expected.sum(1).mean())
 
 
-def test_weights_of_single_labels_count_for_the_whole_picture() -> None:
+def test_weights_of_single_labels_apply_to_the_whole_image() -> None:
     made = task(Classification(loss="sigmoid"))
     images, targets = batch()
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -54,11 +53,11 @@ def test_sigmoid_loss_is_pytorchs_summed_over_classes() -> None:
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
-def test_mixed_targets_say_what_the_picture_holds(mixup: float, cutmix: float) -> None:
+def test_mixed_targets_match_the_mixed_pixels(mixup: float, cutmix: float) -> None:
     """Pictures that are all of one value, their own number: the mean of a mixed one tells how much of whom is in it."""
     b = 16
     images = torch.arange(b).float().view(b, 1, 1, 1).expand(b, 1, 32, 32).clone()
-    mixed, targets = mix(images, torch.eye(b), mixup, cutmix, draw(b))
+    mixed, targets = mix_pairs(images, torch.eye(b), mixup, cutmix, draw(b))
     numbers = torch.arange(b).float()
     torch.testing.assert_close(mixed.mean((1, 2, 3)), targets @ numbers, rtol=0, atol=1e-4)
     torch.testing.assert_close(targets.sum(1), torch.ones(b))
@@ -67,9 +66,9 @@ def test_mixed_targets_say_what_the_picture_holds(mixup: float, cutmix: float) -
     assert (targets.diagonal() < 1).any()
 
 
-def test_last_picture_without_a_partner_stays_as_it_is() -> None:
+def test_last_image_without_a_partner_is_unchanged() -> None:
     images = torch.randn(5, 1, 8, 8)
-    mixed, targets = mix(images, torch.eye(5), 0.8, 1.0, draw(5))
+    mixed, targets = mix_pairs(images, torch.eye(5), 0.8, 1.0, draw(5))
     torch.testing.assert_close(mixed[4], images[4])
     torch.testing.assert_close(targets[4], torch.eye(5)[4])
 
@@ -86,7 +85,7 @@ def test_parts_of_a_batch_mix_and_drop_as_the_whole_does() -> None:
 def test_patch_dropout_keeps_other_patches_each_step() -> None:
     made = task(Classification(patch_dropout=0.75))
     images, _ = batch()
-    first, second = made.kept(images, draw(step=0)), made.kept(images, draw(step=1))
+    first, second = made.draw_kept_patches(images, draw(step=0)), made.draw_kept_patches(images, draw(step=1))
     assert first.shape == (8, 4)
     assert (first.diff(dim=1) > 0).all()
     assert not torch.equal(first, second)
@@ -102,11 +101,11 @@ def test_resnets_have_no_patches_to_drop() -> None:
     import vitrail
 
     model = vitrail.build("R14x0.25", classes=5, image_size=32, root="small")
-    with pytest.raises(ValueError, match="no patches"):
+    with pytest.raises(ValueError, match="patch_dropout does not support BiT ResNets"):
         Classification(patch_dropout=0.5).build(model)
 
 
 @pytest.mark.parametrize("wrong", [{"loss": "hinge"}, {"smoothing": 1.0}, {"mixup": -1.0}, {"patch_dropout": 1.0}])
-def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         Classification(**wrong)

@@ -12,10 +12,9 @@ from tests.objectives.taught import CLASSES, OURS, batch, draw, model, residual,
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.vit import ViT
 from vitrail.nn.head import DistilledHead, TanhHead
-from vitrail.objectives.distillation import Distillation, Distiller
-from vitrail.objectives.mixing import mix
+from vitrail.objectives.classification import mix_pairs
+from vitrail.objectives.distillation import Distillation, Distiller, join_targets, split_targets
 from vitrail.objectives.teacher import Teacher
-from vitrail.objectives.told import apart, rows
 
 ALL = 1 - 1e-9  # of the loss is the teacher's: no more is left of the labels than rounding takes away
 
@@ -29,7 +28,7 @@ def heads(task: Distiller, images: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     """What each head says, by the model's public parts."""
     assert isinstance(task.model, ViT)
     assert isinstance(task.model.head, DistilledHead)
-    return task.model.head.both(task.model.pool(task.model.features(images)[0]))
+    return task.model.head.forward_heads(task.model.pool(task.model.hidden_states(images)[0]))
 
 
 def published(kind: str, label: torch.Tensor, distilled: torch.Tensor, said: torch.Tensor, alpha: float, t: float):
@@ -72,7 +71,7 @@ def test_the_loss_is_deits(kind: str, alpha: float, temperature: float) -> None:
     torch.testing.assert_close(found, (1 - alpha) * F.cross_entropy(label, labels) + alpha * lesson)
 
 
-def test_a_divergence_per_picture_is_the_papers_equation() -> None:
+def test_divergence_per_image_is_the_papers_equation() -> None:
     images, labels = batch()
     task = built(Distillation(kind="soft", alpha=ALL, per="picture"))
     said = task.teacher.logits(images, OURS.mean, OURS.std)
@@ -95,8 +94,8 @@ def test_each_head_learns_from_its_own_source() -> None:
     assert taught.any()
 
 
-def test_a_head_for_labels_that_would_learn_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the head for the labels would learn nothing.*objective\.alpha below 1"):
+def test_untrained_label_head_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"label head untrained: set objective\.alpha below 1"):
         built(Distillation(alpha=1.0))
     Distillation(alpha=1.0).build(model(), None, teacher(), OURS)  # one head learns from the teacher alone
 
@@ -113,7 +112,7 @@ def test_a_student_with_one_head_learns_both_with_it(student: str, kind: str) ->
     assert task(images, labels, draw())["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_resnet_teaches_too() -> None:
+def test_resnet_teacher() -> None:
     images, labels = batch()
     taught = Teacher(residual(), OURS)
     task = Distillation(alpha=1.0).build(model(), None, taught, OURS)
@@ -121,47 +120,47 @@ def test_a_resnet_teaches_too() -> None:
     torch.testing.assert_close(task(images, labels, draw())["loss"], expected)
 
 
-def test_a_teacher_that_is_asked_sees_the_mixed_pictures() -> None:
+def test_online_teacher_sees_mixed_images() -> None:
     images, labels = batch()
     task = built(Distillation(mixup=0.8, cutmix=1.0, alpha=0.4))
-    mixed, wanted = mix(images, F.one_hot(labels, CLASSES).float(), 0.8, 1.0, draw())
+    mixed, wanted = mix_pairs(images, F.one_hot(labels, CLASSES).float(), 0.8, 1.0, draw())
     label, distilled = heads(task, mixed)
     said = task.teacher.logits(mixed, OURS.mean, OURS.std)
     expected = published("hard", label, distilled, said, 0.4, 1.0)(wanted.double().numpy())
     assert task(images, labels, draw())["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_answers_given_beforehand_are_mixed_like_labels() -> None:
+def test_cached_logits_are_mixed_like_labels() -> None:
     images, labels = batch()
     spec = Distillation(kind="soft", mixup=0.8, alpha=ALL, temperature=2.0, per="picture")
     task = built(spec, cached=True)
     said = torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(5))
-    mixed, taught = mix(images, (said / 2).softmax(1), 0.8, 0.0, draw())
+    mixed, taught = mix_pairs(images, (said / 2).softmax(1), 0.8, 0.0, draw())
     expected = 4 * F.kl_div((heads(task, mixed)[1] / 2).log_softmax(1), taught, reduction="batchmean")
-    targets = torch.from_numpy(rows(labels.numpy(), said.numpy()))
+    targets = torch.from_numpy(join_targets(labels.numpy(), said.numpy()))
     torch.testing.assert_close(task(images, targets, draw())["loss"], expected)
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 @pytest.mark.parametrize("several", [False, True])
-def test_answers_given_beforehand_teach_what_the_teacher_would_say(kind: str, several: bool) -> None:
+def test_cached_logits_give_the_online_loss(kind: str, several: bool) -> None:
     images, labels = batch()
     given = (torch.rand(8, CLASSES) > 0.5).float() if several else labels
     spec = Distillation(loss="sigmoid" if several else "softmax", kind=kind)  # pyright: ignore[reportArgumentType]
     asked, told = built(spec), built(spec, cached=True)
     said = asked.teacher.logits(images, OURS.mean, OURS.std)
-    targets = torch.from_numpy(rows(given.numpy(), said.numpy()))
+    targets = torch.from_numpy(join_targets(given.numpy(), said.numpy()))
     torch.testing.assert_close(told(images, targets, draw())["loss"], asked(images, given, draw())["loss"])
 
 
-def test_rows_come_apart_as_they_were_put_together() -> None:
+def test_joined_targets_are_split_again() -> None:
     said = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     for labels, classes in ((np.array([2, 0, 1, 2]), 3), (np.eye(4, 3, dtype=np.uint8), 3), (np.ones((4, 1)), 1)):
-        found, back = apart(torch.from_numpy(rows(labels, said)), 3, classes)
+        found, back = split_targets(torch.from_numpy(join_targets(labels, said)), 3, classes)
         assert found is not None
         assert np.array_equal(found.numpy(), labels)
         assert np.array_equal(back.numpy(), said)
-    nothing, back = apart(torch.from_numpy(rows(None, said)), 3, None)
+    nothing, back = split_targets(torch.from_numpy(join_targets(None, said)), 3, None)
     assert nothing is None
     assert np.array_equal(back.numpy(), said)
 
@@ -176,7 +175,7 @@ def test_sigmoids_follow_the_teacher_class_by_class() -> None:
     torch.testing.assert_close(task(images, several, draw())["loss"], 4 * divergence.sum(1).mean(), rtol=1e-4, atol=0)
 
 
-def test_halves_of_a_batch_lose_what_the_whole_loses() -> None:
+def test_halves_of_a_batch_have_the_loss_of_the_whole() -> None:
     images, labels = batch()
     task = built(Distillation(mixup=0.8, patch_dropout=0.5))
     whole = task(images, labels, draw())["loss"]
@@ -200,11 +199,11 @@ def test_the_teacher_is_frozen_and_in_no_state() -> None:
 
 
 @pytest.mark.parametrize("colours", [1, 3, 4])
-def test_the_teacher_is_shown_what_its_own_preprocessing_would_make(colours: int) -> None:
+def test_teacher_gets_images_of_its_own_preprocessing(colours: int) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 4, 3)).astype(np.uint8))
     pixels = np.asarray(noise.resize((16, 16), Image.Resampling.BILINEAR))  # smooth: at sharp edges Pillow cuts off
     theirs = Preprocessing((24, 24), (24, 24), mean=(0.5,) * colours, std=(0.25,) * colours)
-    shown = Teacher(model(image_size=24, channels=colours), theirs).shown(
+    shown = Teacher(model(image_size=24, channels=colours), theirs).convert_images(
         OURS.normalise(torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]), OURS.mean, OURS.std
     )
     expected = theirs(Image.fromarray(pixels))[None]
@@ -212,19 +211,19 @@ def test_the_teacher_is_shown_what_its_own_preprocessing_would_make(colours: int
     assert (shown - expected).abs().max() < 2.5 / 255 / 0.25  # Pillow rounds to bytes, after each direction
 
 
-def test_a_grey_student_shows_grey_in_every_channel() -> None:
+def test_grey_images_are_repeated_for_a_colour_teacher() -> None:
     grey = Preprocessing((16, 16), (16, 16), mean=(0.3,), std=(0.2,))
     pixels = torch.randint(0, 256, (2, 1, 16, 16), dtype=torch.uint8)
-    shown = Teacher(model(), OURS).shown(grey.normalise(pixels), grey.mean, grey.std)
+    shown = Teacher(model(), OURS).convert_images(grey.normalise(pixels), grey.mean, grey.std)
     torch.testing.assert_close(shown, OURS.normalise(pixels.expand(-1, 3, -1, -1)))
 
 
-def test_pictures_that_fit_already_are_shown_as_they_are() -> None:
+def test_matching_images_are_not_converted() -> None:
     images, _ = batch()
-    assert Teacher(model(), OURS).shown(images, OURS.mean, OURS.std) is images
+    assert Teacher(model(), OURS).convert_images(images, OURS.mean, OURS.std) is images
 
 
-def test_answers_come_in_the_students_order() -> None:
+def test_logits_are_in_the_students_order() -> None:
     images, _ = batch()
     plain = teacher().logits(images, OURS.mean, OURS.std)
     turned = teacher(order=[4, 0, 1, 3, 2]).logits(images, OURS.mean, OURS.std)
@@ -232,11 +231,11 @@ def test_answers_come_in_the_students_order() -> None:
 
 
 @pytest.mark.parametrize("which", ["mean", "mean with registers", "ResNet"])
-def test_the_mean_of_a_score_map_is_the_answer(which: str) -> None:
+def test_mean_of_a_score_map_is_the_logits(which: str) -> None:
     images, _ = batch()
     more: dict[str, Any] = {"registers": 2} if "registers" in which else {}
     made = Teacher(residual() if which == "ResNet" else model(pool="mean", **more), OURS, [1, 0, 2, 3, 4])
-    maps = made.maps(images, OURS.mean, OURS.std)
+    maps = made.dense_logits(images, OURS.mean, OURS.std)
     assert maps.shape[0] == 8
     assert maps.shape[-1] == CLASSES
     torch.testing.assert_close(maps.mean((1, 2)), made.logits(images, OURS.mean, OURS.std), rtol=1e-4, atol=1e-5)
@@ -245,13 +244,13 @@ def test_the_mean_of_a_score_map_is_the_answer(which: str) -> None:
 @pytest.mark.parametrize("slots", [{}, {"prefix": "class+distillation"}, {"pool": "map"}, {"pool": "class+mean"}])
 def test_every_vision_transformer_has_a_score_map(slots: dict[str, Any]) -> None:
     images, _ = batch()
-    maps = teacher(**slots).maps(images, OURS.mean, OURS.std)
+    maps = teacher(**slots).dense_logits(images, OURS.mean, OURS.std)
     assert maps.shape == (8, 6, 6, CLASSES)
     assert maps.std((1, 2)).min() > 0
 
 
 @pytest.mark.parametrize("slots", [{}, {"prefix": "class+distillation"}, {"pool": "mean"}, {"head": "pre-logits"}])
-def test_features_are_what_comes_to_the_last_layer(slots: dict[str, Any]) -> None:
+def test_features_are_the_input_of_the_last_layer(slots: dict[str, Any]) -> None:
     images, _ = batch()
     made = Teacher(model(**slots), OURS)
     found = made.features(images, OURS.mean, OURS.std)
@@ -266,14 +265,14 @@ def test_features_are_what_comes_to_the_last_layer(slots: dict[str, Any]) -> Non
     ("fields", "said"),
     [
         ({"kind": "gentle"}, "use hard or soft"),
-        ({"alpha": 0.0}, "above 0 and at most 1"),
-        ({"alpha": 1.5}, "above 0 and at most 1"),
-        ({"temperature": 0.0}, "above 0"),
-        ({"per": "class"}, "use value or picture"),
-        ({"mixup": -1.0}, "at least 0"),
+        ({"alpha": 0.0}, "must be > 0 and <= 1"),
+        ({"alpha": 1.5}, "must be > 0 and <= 1"),
+        ({"temperature": 0.0}, "must be > 0"),
+        ({"per": "class"}, "must be value or picture"),
+        ({"mixup": -1.0}, "must be >= 0"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Distillation(**fields)
 

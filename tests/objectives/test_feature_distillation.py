@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from tests.objectives.taught import CLASSES, OURS, batch, draw, model, residual, teacher
 from vitrail.models.vit import ViT
+from vitrail.objectives.classification import mix_pairs
+from vitrail.objectives.distillation import join_targets
 from vitrail.objectives.feature_distillation import FeatureDistillation, FeatureDistiller
-from vitrail.objectives.mixing import mix
 from vitrail.objectives.teacher import Teacher
-from vitrail.objectives.told import rows
 
 
 def built(spec: FeatureDistillation, cached: bool = False, **slots: Any) -> FeatureDistiller:
@@ -31,7 +31,7 @@ def test_the_loss_is_one_minus_the_cosine_and_the_labels_share() -> None:
     images, labels = batch()
     task = built(FeatureDistillation(labels=0.7))
     assert isinstance(task.model, ViT)
-    y = task.model.pool(task.model.features(images)[0])
+    y = task.model.pool(task.model.hidden_states(images)[0])
     said = task.teacher.features(images, OURS.mean, OURS.std)
     expected = (1 - cosines(task, y, said)).mean() + 0.7 * F.cross_entropy(task.model(images), labels).item()
     assert task(images, labels, draw())["loss"].item() == pytest.approx(expected, rel=1e-5)
@@ -53,39 +53,39 @@ def test_without_classes_targets_are_ignored(student: str) -> None:
 
 
 @pytest.mark.parametrize("classes", [CLASSES, None])
-def test_features_given_beforehand_teach_what_the_teacher_would_say(classes: int | None) -> None:
+def test_cached_features_give_the_online_loss(classes: int | None) -> None:
     images, labels = batch()
     spec = FeatureDistillation()
     asked, told = built(spec, classes=classes), built(spec, cached=True, classes=classes)
     said = asked.teacher.features(images, OURS.mean, OURS.std).numpy()
-    targets = torch.from_numpy(rows(None if classes is None else labels.numpy(), said))
+    targets = torch.from_numpy(join_targets(None if classes is None else labels.numpy(), said))
     torch.testing.assert_close(told(images, targets, draw())["loss"], asked(images, labels, draw())["loss"])
 
 
-def test_features_given_beforehand_are_mixed_like_labels() -> None:
+def test_cached_features_are_mixed_like_labels() -> None:
     images, _ = batch()
     task = built(FeatureDistillation(mixup=0.8), cached=True, classes=None)
     said = torch.randn(8, 16, generator=torch.Generator().manual_seed(5))
-    mixed, taught = mix(images, F.normalize(said, dim=1), 0.8, 0.0, draw())
+    mixed, taught = mix_pairs(images, F.normalize(said, dim=1), 0.8, 0.0, draw())
     expected = (1 - cosines(task, task.model(mixed), taught)).mean()
-    found = task(images, torch.from_numpy(rows(None, said.numpy())), draw())["loss"]
+    found = task(images, torch.from_numpy(join_targets(None, said.numpy())), draw())["loss"]
     assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_two_tokens_learn_each_their_own_and_a_distilled_teacher_gives_both() -> None:
+def test_two_tokens_learn_labels_and_features() -> None:
     images, labels = batch()
     both = teacher(prefix="class+distillation")
     assert both.width == 32
     student = model(prefix="class+distillation")
     assert isinstance(student, ViT)
     task = FeatureDistillation().build(student, None, both, OURS)
-    y = student.pool(student.features(images)[0])[:, 1]
+    y = student.pool(student.hidden_states(images)[0])[:, 1]
     expected = (1 - cosines(task, y, both.features(images, OURS.mean, OURS.std))).mean()
     expected += F.cross_entropy(student(images), labels).item()
     assert task(images, labels, draw())["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_only_the_student_and_the_way_to_the_teacher_are_kept() -> None:
+def test_only_student_and_projection_are_in_the_state() -> None:
     task = built(FeatureDistillation()).train()
     outside = {name for name in task.state_dict() if not name.startswith("model.")}
     assert outside == {"projection.weight", "projection.bias"}
@@ -94,7 +94,7 @@ def test_only_the_student_and_the_way_to_the_teacher_are_kept() -> None:
     assert torch.equal(task.projection.weight, again.projection.weight)
 
 
-def test_a_student_comes_close_to_its_teacher_on_pictures_that_it_has_not_seen() -> None:
+def test_student_approaches_its_teacher_on_held_out_images() -> None:
     """Without a label. Untrained it is far; a few steps on other pictures bring it nearer."""
     torch.manual_seed(0)
     source = Teacher(model(7), OURS)
@@ -110,10 +110,10 @@ def test_a_student_comes_close_to_its_teacher_on_pictures_that_it_has_not_seen()
     assert task.signals(pictures[64:], draw())["loss"] < 0.5 * before
 
 
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0"):
+def test_invalid_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be >= 0"):
         FeatureDistillation(labels=-1)
-    with pytest.raises(ValueError, match="the head would learn nothing"):
+    with pytest.raises(ValueError, match="leaves the head untrained"):
         FeatureDistillation(labels=0).build(model(), None, teacher(), OURS)
     with pytest.raises(ValueError, match="give --teacher MODEL"):
         FeatureDistillation().build(model())

@@ -1,6 +1,6 @@
 """Checkpoints as others make them: by their own libraries, or in their exact names, with what the peer answers to an image.
 
-Each maker takes a folder and gives a `Made`: the path, what has to be told, the image, and the peer's answer.
+Each maker takes a folder and gives a `Made`: the path, the assumptions, the image, and the peer's outputs.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SMALL = {"embed_dim": 192, "depth": 2, "num_heads": 3, "img_size": 64, "patch_si
 
 @dataclass
 class Made:
-    """A checkpoint on the disk and what its makers' code says to an image."""
+    """A checkpoint on disk and the outputs of its project's code for an image."""
 
     path: Path
     image: Tensor
@@ -43,7 +43,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table: how it is made, the form it is recognised as, and what it can be converted to."""
+    """A row of the table: how to make it, its detected format, and the formats it converts to."""
 
     make: Callable[[Path], Made]
     form: str
@@ -102,7 +102,7 @@ def timm_relative(folder: Path) -> Made:
 
 
 def timm_pre_logits(folder: Path) -> Made:
-    """timm dropped the layer; its old files have it between the norm and the head."""
+    """timm removed this layer; its old files have it between the norm and the head."""
     model = spread(VisionTransformer(**SMALL))
     hidden = spread(torch.nn.Linear(192, 192))
     with torch.inference_mode():
@@ -129,7 +129,7 @@ def deit3(folder: Path) -> Made:
 
 
 def mae(folder: Path) -> Made:
-    """The whole of a pre-training: encoder, decoder, and the arguments of the run."""
+    """A pre-training checkpoint: encoder, decoder, and the arguments of the run."""
     model = spread(VisionTransformer(**{**SMALL, "num_classes": 0}))
     decoder = {
         "mask_token": torch.randn(1, 1, 32),
@@ -162,7 +162,7 @@ def dino(folder: Path) -> Made:
 
 
 def dinov2(registers: int, gated: bool) -> Callable[[Path], Made]:
-    """Its names are made into timm's by timm's own function, so timm is the judge."""
+    """timm's own function converts the names, so timm is the reference."""
 
     def make(folder: Path) -> Made:
         arguments: dict[str, Any] = {**SMALL, "num_classes": 0, "init_values": 1e-5}
@@ -199,7 +199,7 @@ def openclip(folder: Path) -> Made:
 
 
 def openai_clip(folder: Path) -> Made:
-    """OpenAI's: half precision where it multiplies, QuickGELU, and three numbers that give it away."""
+    """OpenAI's: half-precision matrices, QuickGELU, and three extra scalars."""
     open_clip = pytest.importorskip("open_clip", reason="open_clip is not installed: pip install 'vitrail[peers]'")
     from open_clip.model import convert_weights_to_lp
 
@@ -258,7 +258,7 @@ def class_token(model: Any, image: Tensor) -> Tensor:
 
 
 def mae_encoder(model: Any, image: Tensor) -> Tensor:
-    """All patches, in their order: the encoder alone, as one who uses its features runs it."""
+    """Return the encoder's output for all patches in order."""
     encoder = getattr(model, "vit", model)
     encoder.config.mask_ratio = 0.0
     encoder.embeddings.config.mask_ratio = 0.0
@@ -279,7 +279,7 @@ def flax(
     hybrid: tuple[int, ...] | None = None,
     old_norms: bool = False,
 ) -> Callable[[Path], Made]:
-    """Arrays in Flax's names and shapes, given to timm by timm's own loader, whose GELU is made Flax's."""
+    """Arrays with Flax's names and shapes, loaded by timm's own loader, with Flax's GELU."""
 
     def make(folder: Path) -> Made:
         random = np.random.default_rng(0)
@@ -451,11 +451,11 @@ CASES: dict[str, Case] = {
     "timm BiT R50x1": Case(timm_named("resnetv2_50x1_bit", num_classes=7), "timm bit", "timm"),
     "DeiT": Case(deit, "timm", PLAIN),
     "DeiT III": Case(deit3, "deit3", "timm"),
-    "MAE": Case(mae, "timm", PLAIN, ("MAE decoder", "used in pre-training alone")),
+    "MAE": Case(mae, "timm", PLAIN, ("MAE decoder", "used in pre-training only")),
     "DINO": Case(dino, "timm", PLAIN, ("DINO head",)),
-    "DINOv2": Case(dinov2(0, False), "dinov2", "timm hf dinov2", ("used in pre-training alone",)),
-    "DINOv2 giant": Case(dinov2(0, True), "dinov2", "timm hf dinov2", ("used in pre-training alone",)),
-    "DINOv2 with registers": Case(dinov2(4, False), "dinov2", "timm hf dinov2", ("used in pre-training alone",)),
+    "DINOv2": Case(dinov2(0, False), "dinov2", "timm hf dinov2", ("used in pre-training only",)),
+    "DINOv2 giant": Case(dinov2(0, True), "dinov2", "timm hf dinov2", ("used in pre-training only",)),
+    "DINOv2 with registers": Case(dinov2(4, False), "dinov2", "timm hf dinov2", ("used in pre-training only",)),
     "OpenCLIP": Case(openclip, "clip", "timm clip", ("text tower",)),
     "OpenAI CLIP": Case(openai_clip, "clip", "timm clip", ("text tower",)),
     "transformers ViT": Case(hugging("ViTForImageClassification"), "transformers vit", PLAIN),
@@ -479,19 +479,19 @@ CASES: dict[str, Case] = {
     "transformers DeiT": Case(hugging("DeiTForImageClassification"), "transformers deit", "timm hf"),
     "transformers DeiTModel": Case(hugging("DeiTModel", pooled), "transformers deit", "hf"),
     "transformers DINOv2": Case(
-        hugging("Dinov2ForImageClassification"), "transformers dinov2", "hf", ("used in pre-training alone",)
+        hugging("Dinov2ForImageClassification"), "transformers dinov2", "hf", ("used in pre-training only",)
     ),
     "transformers DINOv2 giant": Case(
         hugging("Dinov2Model", pooled, use_swiglu_ffn=True),
         "transformers dinov2",
         "timm hf dinov2",
-        ("used in pre-training alone",),
+        ("used in pre-training only",),
     ),
     "transformers DINOv2 with registers": Case(
         hugging("Dinov2WithRegistersModel", pooled),
         "transformers dinov2_with_registers",
         "timm hf dinov2",
-        ("used in pre-training alone",),
+        ("used in pre-training only",),
     ),
     "vision_transformer": Case(flax(), "vision_transformer", PLAIN),
     "vision_transformer, fine-tuned": Case(flax(prefix="opt/target/"), "vision_transformer", PLAIN),
@@ -518,7 +518,7 @@ CASES: dict[str, Case] = {
 
 
 def labelled(folder: Path, names: list[str]) -> Path:
-    """A transformers directory with labels and a processor of its own."""
+    """Write a transformers directory with labels and a processor."""
     config = transformers.ViTConfig(**{**HF, "num_labels": len(names)})
     config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
     transformers.ViTForImageClassification(config).save_pretrained(folder)

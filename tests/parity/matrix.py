@@ -1,18 +1,18 @@
-"""The matrix of what converts to what, as the parity tests prove it: `python -m tests.parity.matrix` prints it for the docs."""
+"""The conversion table that the parity tests verify: `python -m tests.parity.matrix` prints it for the docs."""
 
-from vitrail.checkpoints.convert import NAMES
+from vitrail.checkpoints.convert import TARGET_NAMES
 
-HEAD = f"| made by | {' | '.join(NAMES)} |"
+HEAD = f"| made by | {' | '.join(TARGET_NAMES)} |"
 
 
 def matrix() -> str:
-    """A table in Markdown, a row for each checkpoint that the tests make."""
+    """Return the table in Markdown, one row per checkpoint of the tests."""
     from tests.parity.made import CASES
 
-    rows = [HEAD, "|---" * (len(NAMES) + 1) + "|"]
+    rows = [HEAD, "|---" * (len(TARGET_NAMES) + 1) + "|"]
     for name, case in CASES.items():
         can = {"vitrail", *case.targets.split()}
-        rows.append(f"| {name} | " + " | ".join("●" if to in can else "" for to in NAMES) + " |")
+        rows.append(f"| {name} | " + " | ".join("●" if to in can else "" for to in TARGET_NAMES) + " |")
     return "\n".join(rows)
 
 

@@ -1,4 +1,4 @@
-"""A peer's model beside ours with the same weights: the same logits, the same gradients."""
+"""Comparison of a peer's model with ours: same weights, same logits, same gradients."""
 
 import tempfile
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitrail.checkpoints.keys import Table, read, write
+from vitrail.checkpoints.keys import KeyTable, export_state, import_state
 
 TOLERANCE = 1e-4  # of the largest value compared
 
 
 def spread(model: nn.Module, std: float = 0.05) -> nn.Module:
-    """The peer's weights shaken, so that nothing is left at zero or one and every tensor matters."""
+    """Randomise the peer's weights, so that no tensor is zero or one."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * std)
@@ -21,12 +21,12 @@ def spread(model: nn.Module, std: float = 0.05) -> nn.Module:
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
-    """The peer's tensors by its own names, buffers left out."""
+    """Return the peer's tensors by its own names, without buffers."""
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def saved_state(model) -> dict[str, Tensor]:
-    """The tensors as transformers' `save_pretrained` writes them to disk."""
+    """Return the tensors as transformers' `save_pretrained` writes them to disk."""
     from safetensors.torch import load_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -42,17 +42,17 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
 def assert_same(
     ours: nn.Module,
     theirs: nn.Module,
-    table: Table,
+    table: KeyTable,
     image: Tensor,
     state: Callable[[nn.Module], dict[str, Tensor]] = plain_state,
     output: Callable[[object], Tensor] = lambda answer: answer,  # type: ignore[assignment,return-value]
 ) -> None:
-    """Same weights in, same logits and same gradients of every tensor out, and the weights go back bit for bit."""
+    """Assert the same logits and gradients for the same weights, and that the weights convert back bit for bit."""
     ours.eval()
     theirs.eval()
     weights = state(theirs)
-    ours.load_state_dict(read(table, weights), strict=True)
-    written = write(table, dict(ours.named_parameters()))
+    ours.load_state_dict(import_state(table, weights), strict=True)
+    written = export_state(table, dict(ours.named_parameters()))
     assert all(torch.equal(tensor, weights[name]) for name, tensor in written.items())
 
     image_ours, image_theirs = image.clone().requires_grad_(), image.clone().requires_grad_()
@@ -67,7 +67,7 @@ def assert_same(
     with torch.no_grad():
         for parameter in theirs.parameters():  # their gradients under their names, through the same table
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    expected_gradients = read(table, state(theirs))
+    expected_gradients = import_state(table, state(theirs))
     largest = max(float(gradient.abs().max()) for gradient in expected_gradients.values())
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None, name

@@ -9,9 +9,17 @@ from torch import Tensor, nn
 
 from tests.objectives.made import draw, pictures
 from tests.parity.peers import TOLERANCE, saved_state, spread
-from vitrail.checkpoints.keys import read, write
-from vitrail.checkpoints.mae import FACEBOOK, HUGGING, HUGGING5, Autoencoder, read_mae, whole_table, write_mae
-from vitrail.objectives.mae import MAE, NOISE, MaskedAutoencoder
+from vitrail.checkpoints.formats.mae import (
+    FACEBOOK,
+    HUGGING_FACE,
+    HUGGING_FACE_V5,
+    Autoencoder,
+    map_autoencoder,
+    read_mae,
+    write_mae,
+)
+from vitrail.checkpoints.keys import export_state, import_state
+from vitrail.objectives.mae import MAE, MASK_STREAM, MaskedAutoencoder
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
 timm_layers = pytest.importorskip("timm.models.vision_transformer", reason="timm is not installed")
@@ -35,11 +43,13 @@ def hugging(**settings):
 
 
 def as_task(found: Autoencoder) -> MaskedAutoencoder:
-    return MAE(found.mask, found.norm_pix, found.decoder.spec).build(found.model, 1, decoder=found.decoder).train()
+    return (
+        MAE(found.mask_ratio, found.norm_pix, found.decoder.spec).build(found.model, 1, decoder=found.decoder).train()
+    )
 
 
 def assert_same_gradients(ours: MaskedAutoencoder, expected: dict[str, Tensor]) -> None:
-    """Every gradient but those of positions, which are theirs to keep fixed."""
+    """Compare every gradient except those of the fixed positions."""
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, parameter in ours.named_parameters():
         name = name.removeprefix("model.")
@@ -57,7 +67,7 @@ def test_mae_gives_transformers_loss_and_gradients(norm_pix, tmp_path):
     ours = as_task(read_mae(tmp_path / "theirs"))
     assert ours.spec == MAE(0.75, norm_pix, ours.decoder.spec)
     images = pictures()
-    expected = theirs(images, noise=draw().uniform(16, NOISE)).loss
+    expected = theirs(images, noise=draw().uniform(16, MASK_STREAM)).loss
     found = ours(images, None, draw())["loss"]
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     expected.backward()
@@ -65,10 +75,12 @@ def test_mae_gives_transformers_loss_and_gradients(norm_pix, tmp_path):
     with torch.no_grad():
         for parameter in theirs.parameters():  # their gradients under their names, through the same table
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    assert_same_gradients(ours, read(whole_table(ours.model.config, ours.decoder.spec, HUGGING5), saved_state(theirs)))
+    assert_same_gradients(
+        ours, import_state(map_autoencoder(ours.model.config, ours.decoder.spec, HUGGING_FACE_V5), saved_state(theirs))
+    )
 
 
-def test_what_is_written_for_transformers_is_loaded_strictly_and_loses_the_same(tmp_path):
+def test_transformers_loads_our_directory_strictly_with_the_same_loss(tmp_path):
     theirs = hugging(norm_pix_loss=True, mask_ratio=0.5)
     theirs.save_pretrained(tmp_path / "theirs")
     write_mae(read_mae(tmp_path / "theirs"), tmp_path / "again", "hf")
@@ -82,20 +94,23 @@ def test_what_is_written_for_transformers_is_loaded_strictly_and_loses_the_same(
     assert again.config.mask_ratio == 0.5
 
 
-def test_names_of_the_hubs_files_are_read_too(tmp_path):
-    """Published files say decoder_layers; version 5 writes another name, from which it reads back."""
+def test_names_of_published_files_are_read(tmp_path):
+    """Published files have decoder_layers; transformers 5 writes another name and reads both."""
     theirs = hugging()
     theirs.save_pretrained(tmp_path / "theirs")
     found = read_mae(tmp_path / "theirs")
-    tables = [whole_table(found.model.config, found.decoder.spec, spelling) for spelling in (HUGGING, HUGGING5)]
-    assert sum("decoder.decoder_layers." in name for name in write(tables[0], found.state())) == 32
+    tables = [
+        map_autoencoder(found.model.config, found.decoder.spec, spelling)
+        for spelling in (HUGGING_FACE, HUGGING_FACE_V5)
+    ]
+    assert sum("decoder.decoder_layers." in name for name in export_state(tables[0], found.state_dict())) == 32
     write_mae(found, tmp_path / "hub", "hf")
-    state = read_mae(tmp_path / "hub").state()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in found.state().items())
+    state = read_mae(tmp_path / "hub").state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in found.state_dict().items())
 
 
 class Published(nn.Module):
-    """He et al.'s autoencoder after their description, with the names of their release, on timm's layers."""
+    """He et al.'s autoencoder from their paper, with the names of their release, on timm's layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,33 +142,35 @@ class Published(nn.Module):
         y = torch.cat((z[:, :1], whole), 1) + self.decoder_pos_embed
         for block in self.decoder_blocks:
             y = block(y)
-        told = self.decoder_pred(self.decoder_norm(y))[:, 1:]
+        predicted = self.decoder_pred(self.decoder_norm(y))[:, 1:]
         wanted = (
             images.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).reshape(len(z), 16, -1)
         )  # pixel by pixel
         wanted = (wanted - wanted.mean(-1, keepdim=True)) / (wanted.var(-1, keepdim=True) + 1e-6).sqrt()
-        return (told - wanted).square().mean(-1)[rank >= 4].mean()
+        return (predicted - wanted).square().mean(-1)[rank >= 4].mean()
 
 
-def test_facebooks_checkpoint_gives_its_loss_and_gradients_and_is_written_back(tmp_path):
+def test_facebook_checkpoint_gives_its_loss_and_gradients_and_round_trips(tmp_path):
     theirs = spread(Published(), 0.1).train()
     before = copy.deepcopy(theirs.state_dict())
     torch.save({"model": before, "epoch": 3}, tmp_path / "mae_pretrain_full.pth")
     found = read_mae(tmp_path / "mae_pretrain_full.pth", assume={"heads": 3})  # 32 values a head in the decoder
     assert found.decoder.spec.heads == 2
     ours, images = as_task(found), pictures()
-    expected = theirs(images, draw().uniform(16, NOISE))
+    expected = theirs(images, draw().uniform(16, MASK_STREAM))
     loss = ours(images, None, draw())["loss"]
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     expected.backward()
     loss.backward()
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in theirs.named_parameters()}
-    assert_same_gradients(ours, read(whole_table(found.model.config, found.decoder.spec, FACEBOOK), gradients))
+    assert_same_gradients(
+        ours, import_state(map_autoencoder(found.model.config, found.decoder.spec, FACEBOOK), gradients)
+    )
 
     for name in ("again.safetensors", "again.pth"):
         write_mae(found, tmp_path / name, "timm")
-        told = {"heads": 3, "size": 32}
-        again = read_mae(tmp_path / name, assume=told)
-        back = write(whole_table(again.model.config, again.decoder.spec, FACEBOOK), again.state())
+        assume = {"heads": 3, "size": 32}
+        again = read_mae(tmp_path / name, assume=assume)
+        back = export_state(map_autoencoder(again.model.config, again.decoder.spec, FACEBOOK), again.state_dict())
         assert set(back) == set(before)
         assert all(torch.equal(tensor, before[name]) for name, tensor in back.items())

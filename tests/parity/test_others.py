@@ -5,9 +5,9 @@ import torch
 
 import vitrail
 from tests.parity.peers import assert_same, spread
-from vitrail.checkpoints import torchvision as torchvision_names
-from vitrail.checkpoints import vit_pytorch as vit_pytorch_names
-from vitrail.models.build import configure
+from vitrail.checkpoints.formats import torchvision as torchvision_names
+from vitrail.checkpoints.formats import vit_pytorch as vit_pytorch_names
+from vitrail.models.registry import configure
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 
@@ -22,7 +22,7 @@ def test_vit_gives_torchvision_logits_and_gradients():
     theirs = torchvision.models.VisionTransformer(64, 16, 3, 3, 48, 192, num_classes=7)
     config = configure(**OURS)
     image = torch.randn(2, 3, 64, 64)
-    assert_same(vitrail.build_from(config), spread(theirs), torchvision_names.vit(config), image)
+    assert_same(vitrail.build_from(config), spread(theirs), torchvision_names.map_vit(config), image)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -43,7 +43,7 @@ def test_vit_gives_vit_pytorch_logits_and_gradients(channels):
     )
     config = configure(**OURS, **NORMED, channels=channels, block=PreNorm(qkv_bias=False))
     image = torch.randn(2, channels, 64, 64)
-    assert_same(vitrail.build_from(config), spread(theirs), vit_pytorch_names.vit(config), image)
+    assert_same(vitrail.build_from(config), spread(theirs), vit_pytorch_names.map_vit(config), image)
 
 
 def test_simple_vit_gives_vit_pytorch_logits_and_gradients():
@@ -57,4 +57,4 @@ def test_simple_vit_gives_vit_pytorch_logits_and_gradients():
     slots = {**OURS, **NORMED, "image_size": (64, 96), "block": block, "pool": "mean", "position": "sincos2d"}
     config = configure(**slots)
     image = torch.randn(2, 3, 64, 96)
-    assert_same(vitrail.build_from(config), spread(theirs), vit_pytorch_names.simple_vit(config), image)
+    assert_same(vitrail.build_from(config), spread(theirs), vit_pytorch_names.map_simple_vit(config), image)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.checkpoints.keys import read
-from vitrail.checkpoints.timm import vit
-from vitrail.models.build import configure
+from vitrail.checkpoints.formats.timm import map_vit
+from vitrail.checkpoints.keys import import_state
+from vitrail.models.registry import configure
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
 
@@ -24,7 +24,7 @@ def test_real_deit_tiny_gives_timm_logits():
     theirs.load_state_dict(weights)
     config = configure("Ti/16")
     ours = vitrail.build_from(config).eval()
-    ours.load_state_dict(read(vit(config), weights))
+    ours.load_state_dict(import_state(map_vit(config), weights))
     image = torch.randn(4, 3, 224, 224)
     with torch.inference_mode():
         expected, actual = theirs(image), ours(image)

@@ -11,9 +11,10 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
 import vitrail
 from tests.parity.peers import assert_same, spread
-from vitrail.checkpoints.keys import read
-from vitrail.checkpoints.timm import bit, vit
-from vitrail.models.build import configure, configure_bit
+from vitrail.checkpoints.formats.timm import map_bit, map_vit
+from vitrail.checkpoints.keys import import_state
+from vitrail.models.bit import configure_bit
+from vitrail.models.registry import configure
 from vitrail.nn.position import Learned1D, SinCos2D
 
 SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3, "img_size": 64, "patch_size": 16, "num_classes": 7}
@@ -23,7 +24,7 @@ OURS = {"patch": 16, "width": 48, "depth": 3, "heads": 3, "image_size": 64, "cla
 def assert_same_as_timm(theirs, config, batch=2):
     model = vitrail.build_from(config)
     image = torch.randn(batch, config.channels, *config.image_size)
-    assert_same(model, spread(theirs), vit(config), image)
+    assert_same(model, spread(theirs), map_vit(config), image)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +69,7 @@ def test_distilled_deit_gives_timm_logits_and_gradients():
     ("theirs", "ours"),
     [
         ({"reg_tokens": 4}, {"registers": 4, "position": Learned1D(prefix="all")}),
-        (
-            {"reg_tokens": 4, "no_embed_class": True},
-            {"registers": 4, "position": Learned1D(prefix="none")},
-        ),
+        ({"reg_tokens": 4, "no_embed_class": True}, {"registers": 4, "position": Learned1D(prefix="none")}),
         ({"global_pool": "avg", "fc_norm": True}, {"pool": "mean-norm", "prefix": "class"}),
         ({"global_pool": "avg", "fc_norm": False, "class_token": False}, {"pool": "mean"}),
         ({"global_pool": "avg", "fc_norm": False}, {"pool": "mean", "prefix": "class"}),
@@ -94,7 +92,7 @@ def test_sincos_positions_give_timm_logits_and_gradients():
     del theirs.pos_embed
     theirs.register_buffer("pos_embed", columns_first)  # fixed, as ours is
     config = configure(**OURS, pool="mean", position=SinCos2D(end=False))
-    assert_same(vitrail.build_from(config), theirs, vit(config), torch.randn(2, 3, 64, 64))
+    assert_same(vitrail.build_from(config), theirs, map_vit(config), torch.randn(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -118,14 +116,14 @@ def test_relative_positions_give_timm_logits_and_gradients(shared, class_token):
 def test_bit_gives_timm_logits_and_gradients(name, theirs):
     config = configure_bit(name, classes=5)
     model = timm.create_model(theirs, num_classes=5)
-    assert_same(vitrail.build_from(config), spread(model, 0.02), bit(config), torch.randn(1, 3, 224, 224))
+    assert_same(vitrail.build_from(config), spread(model, 0.02), map_bit(config), torch.randn(1, 3, 224, 224))
 
 
 def test_other_grid_gives_timm_logits_with_resampled_positions():
     config = configure(**OURS)
     theirs = spread(VisionTransformer(**SMALL, dynamic_img_size=True))
     ours = vitrail.build_from(config)
-    ours.load_state_dict(read(vit(config), dict(theirs.named_parameters())))
+    ours.load_state_dict(import_state(map_vit(config), dict(theirs.named_parameters())))
     for size in ((64, 64), (96, 64), (160, 128), (32, 48)):
         image = torch.randn(2, 3, *size)
         torch.testing.assert_close(ours.eval()(image), theirs.eval()(image), rtol=1e-4, atol=1e-4)

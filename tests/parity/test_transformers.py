@@ -5,8 +5,8 @@ import torch
 
 import vitrail
 from tests.parity.peers import assert_same, saved_state, spread
-from vitrail.checkpoints.transformers import vit
-from vitrail.models.build import configure
+from vitrail.checkpoints.formats.transformers import map_vit
+from vitrail.models.registry import configure
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
 
@@ -29,7 +29,7 @@ def test_vit_gives_transformers_logits_and_gradients():
     theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**THEIRS, intermediate_size=192))
     config = configure(**OURS, eps=1e-12)
     image = torch.randn(2, 3, 64, 64)
-    assert_same(vitrail.build_from(config), spread(theirs), vit(config, "vit"), image, saved_state, logits)
+    assert_same(vitrail.build_from(config), spread(theirs), map_vit(config, "vit"), image, saved_state, logits)
 
 
 def test_vit_model_pooler_is_the_pre_logits_head():
@@ -37,7 +37,7 @@ def test_vit_model_pooler_is_the_pre_logits_head():
     config = configure(**{**OURS, "classes": None}, eps=1e-12, head="pre-logits")
     image = torch.randn(2, 3, 64, 64)
     model = vitrail.build_from(config)
-    assert_same(model, spread(theirs), vit(config, "vit"), image, saved_state, lambda answer: answer.pooler_output)
+    assert_same(model, spread(theirs), map_vit(config, "vit"), image, saved_state, lambda answer: answer.pooler_output)
 
 
 def test_deit_with_teacher_gives_transformers_logits_and_gradients():
@@ -45,7 +45,7 @@ def test_deit_with_teacher_gives_transformers_logits_and_gradients():
     theirs = transformers.DeiTForImageClassificationWithTeacher(settings)
     config = configure(**OURS, eps=1e-12, prefix="class+distillation")
     image = torch.randn(2, 3, 64, 64)
-    assert_same(vitrail.build_from(config), spread(theirs), vit(config, "deit"), image, saved_state, logits)
+    assert_same(vitrail.build_from(config), spread(theirs), map_vit(config, "deit"), image, saved_state, logits)
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
@@ -70,4 +70,4 @@ def test_dinov2_gives_transformers_logits_and_gradients(swiglu, registers):
         registers=registers,
     )
     image = torch.randn(2, 3, 64, 64)
-    assert_same(vitrail.build_from(config), spread(theirs), vit(config, family), image, saved_state, logits)
+    assert_same(vitrail.build_from(config), spread(theirs), map_vit(config, family), image, saved_state, logits)

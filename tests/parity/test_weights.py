@@ -1,4 +1,4 @@
-"""Every row of the table of formats: made by others, recognised, loaded, converted and brought back bit for bit."""
+"""Every row of the conversion table: detected, loaded, converted and read back bit for bit."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.parity.made import CASES, Case
-from vitrail.checkpoints.convert import NAMES, as_said, convert, same_bits, untold
-from vitrail.checkpoints.loading import describe
-from vitrail.checkpoints.timm import arguments
+from vitrail.checkpoints.convert import TARGET_NAMES, collect_assumptions, convert, is_bit_identical, restate_config
+from vitrail.checkpoints.formats.timm import build_timm_arguments
+from vitrail.checkpoints.load import inspect_checkpoint
 from vitrail.models.bit import BiT
 
 
@@ -23,35 +23,35 @@ def out_for(folder, to):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_checkpoint_of_others_gives_their_logits_and_goes_there_and_back(case: Case, tmp_path):
+def test_checkpoint_gives_the_peers_logits_and_round_trips(case: Case, tmp_path):
     (tmp_path / "in").mkdir()
     made = case.make(tmp_path / "in")
-    with describe(made.path, made.assume) as found:
-        assert found.reading.form == case.form
-        assert found.reading.whole
-        assert set(found.reading.left_out.values()) == set(case.left_out)
-        ours = found.state()
+    with inspect_checkpoint(made.path, made.assume) as found:
+        assert found.detection.format == case.form
+        assert found.detection.is_complete
+        assert set(found.detection.ignored.values()) == set(case.left_out)
+        ours = found.read_state()
     model = vitrail.load(made.path, assume=made.assume)
     with torch.inference_mode():
         assert relative(model(made.image), made.answer) <= 1e-4
 
-    for to in NAMES:
+    for to in TARGET_NAMES:
         out = out_for(tmp_path, to)
         if to != "vitrail" and to not in case.targets.split():
-            with pytest.raises(ValueError, match="cannot express this model: "):
+            with pytest.raises(ValueError, match=r"cannot express this model: |does not support BiT ResNets"):
                 convert(made.path, out, to, assume=made.assume)
             assert not out.exists()
             continue
         proof = convert(made.path, out, to, assume=made.assume)
         assert proof.largest_difference <= 1e-5 * max(1.0, proof.largest_logit)
-        told = {} if to == "vitrail" else untold(model.config)
-        with describe(out, told) as back:
-            returned = back.state()
+        assume = {} if to == "vitrail" else collect_assumptions(model.config)
+        with inspect_checkpoint(out, assume) as back:
+            returned = back.read_state()
         if not any("position" in note or "projection" in note for note in proof.notes):  # else it is said otherwise
             assert set(returned) == set(ours)
-            assert all(same_bits(returned[name], ours[name]) for name in ours)
+            assert all(is_bit_identical(returned[name], ours[name]) for name in ours)
         if not isinstance(model, BiT):
-            again = vitrail.load(out, assume=told)
+            again = vitrail.load(out, assume=assume)
             with torch.inference_mode():
                 assert relative(again(made.image), made.answer) <= 1e-4
         if (answered := opened_by_peer(to, out, model, made)) is not None:
@@ -61,14 +61,19 @@ def test_a_checkpoint_of_others_gives_their_logits_and_goes_there_and_back(case:
     if own_form in case.targets.split():
         convert(tmp_path / "vitrail.safetensors", tmp_path / f"back-{out_for(tmp_path, own_form).name}", own_form)
         back_path = tmp_path / f"back-{out_for(tmp_path, own_form).name}"
-        with describe(made.path, made.assume) as first, describe(back_path, untold(model.config)) as last:
-            assert last.reading.whole
-            theirs = {name.removeprefix(first.reading.root): first.source.read(name) for name in first.reading.loaded}
-            ours = {name.removeprefix(last.reading.root): last.source.read(name) for name in last.reading.loaded}
+        with (
+            inspect_checkpoint(made.path, made.assume) as first,
+            inspect_checkpoint(back_path, collect_assumptions(model.config)) as last,
+        ):
+            assert last.detection.is_complete
+            theirs = {
+                name.removeprefix(first.detection.root): first.source.read(name) for name in first.detection.loaded
+            }
+            ours = {name.removeprefix(last.detection.root): last.source.read(name) for name in last.detection.loaded}
             if not SAID_OTHERWISE.get(case.form):
                 assert set(ours) == set(theirs)
             for name in set(ours) & set(theirs):
-                assert same_bits(ours[name], theirs[name]), name
+                assert is_bit_identical(ours[name], theirs[name]), name
 
 
 # Where a checkpoint's own form is written, and the two that are written in another spelling of it.
@@ -98,7 +103,7 @@ SAID_OTHERWISE = {"deit3": True, "big_vision scanned": True, "torchvision old": 
 
 
 def opened_by_peer(to, path, model, made):
-    """What the other project's own code answers with what we wrote; None where it has no code for it."""
+    """Return the outputs of the other project's code with our file; None if it has no code for it."""
     if made.peer is not None and (to, type(made.peer).__module__.partition(".")[0]) in STRICT:
         state = torch.load(path, weights_only=True) if path.suffix == ".pth" else load_file(path)
         for parameter in made.peer.parameters():
@@ -114,8 +119,8 @@ STRICT = {("timm", "timm"), ("clip", "open_clip"), ("vit-pytorch", "vit_pytorch"
 
 
 def by_timm(path, model, image):
-    """timm's own class, strictly."""
-    given = arguments(as_said("timm", model.config))
+    """Load into timm's own class, strictly."""
+    given = build_timm_arguments(restate_config("timm", model.config))
     if given is None:
         return None
     from functools import partial
@@ -133,8 +138,8 @@ def by_timm(path, model, image):
 
 
 def by_timm_from_npz(path, model, image):
-    """timm's own loader of Google's files."""
-    given = arguments(model.config)
+    """Load with timm's own loader of Google's files."""
+    given = build_timm_arguments(model.config)
     if given is None or type(model.config.head).__name__ == "PreLogits":
         return None
     from functools import partial
@@ -148,7 +153,7 @@ def by_timm_from_npz(path, model, image):
 
 
 def by_transformers(path, model, image):
-    """`from_pretrained`, which is to find every tensor."""
+    """Load with `from_pretrained`, which must find every tensor."""
     import transformers
 
     kind = "AutoModel" if model.config.classes is None else "AutoModelForImageClassification"
@@ -192,7 +197,7 @@ def by_torchvision(path, model, image):
 OPENED = {"timm": by_timm, "hf": by_transformers, "big_vision": by_timm_from_npz, "torchvision": by_torchvision}
 
 
-def test_the_student_of_a_dino_run_can_be_taken(tmp_path):
+def test_student_of_a_dino_run_can_be_selected(tmp_path):
     made = CASES["DINO"].make(tmp_path)
     teacher, student = vitrail.load(made.path), vitrail.load(made.path, take="student")
     assert not torch.equal(teacher.state_dict()["pool.norm.weight"], student.state_dict()["pool.norm.weight"])
@@ -200,7 +205,7 @@ def test_the_student_of_a_dino_run_can_be_taken(tmp_path):
         vitrail.load(made.path, take="ema")
 
 
-def test_bfloat16_arrays_of_jax_are_read(tmp_path):
+def test_jax_bfloat16_arrays_are_read(tmp_path):
     made = CASES["big_vision"].make(tmp_path)
     arrays = dict(np.load(made.path))
     whole = vitrail.load(made.path)
@@ -208,16 +213,16 @@ def test_bfloat16_arrays_of_jax_are_read(tmp_path):
         name: torch.from_numpy(value).bfloat16().view(torch.int16).numpy().view("V2") for name, value in arrays.items()
     }
     np.savez(tmp_path / "half.npz", **halved)
-    with describe(tmp_path / "half.npz") as found:
+    with inspect_checkpoint(tmp_path / "half.npz") as found:
         assert found.dtypes == [torch.bfloat16]
     model = vitrail.load(tmp_path / "half.npz")
     weight = "blocks.0.msa.qkv.weight"
     assert torch.equal(model.state_dict()[weight], whole.state_dict()[weight].bfloat16().float())
 
 
-def test_pipelines_of_torchvisions_published_weights_are_its_own():
+def test_pipelines_equal_torchvisions():
     torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
-    from vitrail.checkpoints.torchvision import preprocessing
+    from vitrail.checkpoints.formats.torchvision import default_preprocessing
 
     sizes = {"b": "B", "l": "L", "h": "H"}
     seen = 0
@@ -226,7 +231,7 @@ def test_pipelines_of_torchvisions_published_weights_are_its_own():
         for weights in torchvision.models.get_model_weights(name):
             theirs = weights.transforms()
             config = vitrail.configure(f"{sizes[letter]}/{patch}", image_size=theirs.crop_size[0])
-            ours, _ = preprocessing(config, weights.url.rpartition("/")[2].removesuffix(".pth"))
+            ours, _ = default_preprocessing(config, weights.url.rpartition("/")[2].removesuffix(".pth"))
             assert ours.size == (theirs.crop_size[0],) * 2
             assert ours.resize == (theirs.resize_size[0],) * 2, weights
             assert ours.interpolation == theirs.interpolation.value
@@ -235,8 +240,8 @@ def test_pipelines_of_torchvisions_published_weights_are_its_own():
     assert seen == 10
 
 
-def test_a_processor_that_is_smaller_than_its_model_is_kept(tmp_path):
-    """DINOv2's models are of 518 pixels and its processor gives 224: positions are resampled, there as here."""
+def test_processor_smaller_than_its_model_is_kept(tmp_path):
+    """DINOv2's models have 518 pixels and its processor gives 224: both projects resample positions."""
     import json
 
     made = CASES["transformers DINOv2"].make(tmp_path)
@@ -252,9 +257,9 @@ def test_a_processor_that_is_smaller_than_its_model_is_kept(tmp_path):
 @pytest.mark.parametrize(
     "name", ["vit_base_patch16_rpn_224", "vit_small_patch16_rope_ape_224", "eva02_base_patch14_224"]
 )
-def test_a_files_name_can_tell_that_its_arithmetic_is_not_among_ours(name, tmp_path):
+def test_unsupported_architecture_in_the_file_name_is_refused(name, tmp_path):
     made = CASES["timm AugReg"].make(tmp_path)
-    with pytest.raises(ValueError, match=f"the file's name says {name}"):
+    with pytest.raises(ValueError, match=f"unsupported architecture {name}"):
         vitrail.load(made.path.rename(tmp_path / f"{name}.safetensors"))
     harmless = tmp_path / f"{name}.safetensors"
     for other in ("europe", "a_parallel_run", "evaluation", "dinosaurs"):

@@ -1,4 +1,4 @@
-"""What schemathesis has to be told: bytes that are called a picture are one, alone and in a form."""
+"""Hooks for schemathesis: image media types are generated as valid images."""
 
 import schemathesis
 from hypothesis import strategies

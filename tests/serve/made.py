@@ -1,4 +1,4 @@
-"""A tiny model, pictures for it, and a service that answers on a free port of this machine."""
+"""A tiny model, images for it, and a service on a free local port."""
 
 import http.client
 import io
@@ -18,12 +18,11 @@ from PIL import Image
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.runtime import Contract, Deployed
-from vitrail.serve.limits import Limits
-from vitrail.serve.models import Named
-from vitrail.serve.opening import Opening
-from vitrail.serve.running import How, bound, server, service
-from vitrail.serve.tokens import Tokens
+from vitrail.deploy.runtimes.base import DeployedModel, ModelContract
+from vitrail.serve.auth import Tokens
+from vitrail.serve.limits import RequestLimits
+from vitrail.serve.models import ModelOpener, ModelSource
+from vitrail.serve.server import ServerOptions, bind_socket, create_server, create_service
 
 LABELS = ("window", "door", "roof")
 SIZE = 32
@@ -31,7 +30,7 @@ FORM = "multipart/form-data; boundary=between"
 
 
 def tiny(path: Path, seed: int = 0, classes: int | None = 3) -> Path:
-    """A ViT with random weights, saved."""
+    """Save a ViT with random weights."""
     torch.manual_seed(seed)
     model = vitrail.build(width=32, depth=2, heads=2, patch=8, image_size=SIZE, classes=classes)
     with torch.no_grad():
@@ -44,7 +43,7 @@ def tiny(path: Path, seed: int = 0, classes: int | None = 3) -> Path:
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (40, 48), kind: str = "PNG") -> bytes:
-    """The bytes of a picture's file."""
+    """Return the bytes of an image file."""
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
@@ -52,7 +51,7 @@ def picture(seed: int = 0, size: tuple[int, int] = (40, 48), kind: str = "PNG") 
 
 
 def form(*files: tuple[str, bytes], field: str = "pictures") -> bytes:
-    """Several files as a browser would send them."""
+    """Return a multipart body of several files."""
     parts = [
         f'--between\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\n'
         f"Content-Type: image/png\r\n\r\n".encode()
@@ -64,7 +63,7 @@ def form(*files: tuple[str, bytes], field: str = "pictures") -> bytes:
 
 
 class Held:
-    """A runtime that answers when it is let: three numbers, by the mean of a picture."""
+    """A runtime that blocks until released and returns the mean of each channel."""
 
     name = "torch"
 
@@ -81,13 +80,15 @@ class Held:
         return pixels.mean((2, 3), dtype=np.float32) / 64
 
 
-class Holding(Opening):
-    """Opens nothing but that."""
+class Holding(ModelOpener):
+    """A model opener that returns the held runtime."""
 
     runtime: Held
 
-    def first(self, where: str) -> Deployed:
-        return Deployed(where, "held", Contract(Preprocessing((SIZE, SIZE), (SIZE, SIZE)), LABELS), self.runtime)
+    def open_any(self, where: str) -> DeployedModel:
+        return DeployedModel(
+            where, "held", ModelContract(Preprocessing((SIZE, SIZE), (SIZE, SIZE)), LABELS), self.runtime
+        )
 
 
 def held() -> tuple[Held, Holding]:
@@ -97,17 +98,17 @@ def held() -> tuple[Held, Holding]:
 
 
 class Client:
-    """Asks a service, each time on a connection of its own."""
+    """A client that opens a new connection for each request."""
 
     def __init__(self, running: Any, port: int) -> None:
         self.running, self.port = running, port
 
     @property
     def service(self) -> Any:
-        return self.running.served
+        return self.running.service
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
-        """The status, the answer (JSON where it is) and the headers."""
+        """Return status, body (parsed if JSON) and headers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -133,15 +134,21 @@ class Client:
 
 @contextmanager
 def serving(
-    *models: str, tokens: tuple[str, ...] = (), opening: Opening | None = None, how: How | None = None, **limits: Any
+    *models: str,
+    tokens: tuple[str, ...] = (),
+    opening: ModelOpener | None = None,
+    how: ServerOptions | None = None,
+    **limits: Any,
 ) -> Iterator[Client]:
-    """A service in a thread, which ends with the block."""
-    how = how or How(drain=0.0)
-    how = replace(how, limits=replace(Limits(), **limits)) if limits else how
-    listening = bound("127.0.0.1", 0)
-    named = [Named(*model.split("=", 1)) for model in models]
-    made = service(named, opening or Opening(1, {"runtime": "torch", "device": "cpu"}), how, Tokens(list(tokens)))
-    running = server(made, how)
+    """Run a service in a thread for the block."""
+    how = how or ServerOptions(drain_seconds=0.0)
+    how = replace(how, limits=replace(RequestLimits(), **limits)) if limits else how
+    listening = bind_socket("127.0.0.1", 0)
+    named = [ModelSource(*model.split("=", 1)) for model in models]
+    made = create_service(
+        named, opening or ModelOpener(1, {"runtime": "torch", "device": "cpu"}), how, Tokens(list(tokens))
+    )
+    running = create_server(made, how)
     thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
     thread.start()
     end = time.monotonic() + 20

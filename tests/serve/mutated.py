@@ -1,4 +1,4 @@
-"""Uploads that no honest client would send: broken, lying, endless, slow. Each is the bytes of one request."""
+"""Malformed uploads: damaged, inconsistent, endless or slow. Each is the bytes of one request."""
 
 import io
 import random
@@ -35,7 +35,7 @@ PATHS = ("/predict", "/predict?top=3", "/embed", "/attention", "/attention?layer
 
 @dataclass(frozen=True)
 class Upload:
-    """One request, and how long to pause before its last byte."""
+    """One request and the pause before its last byte."""
 
     what: str
     request: bytes
@@ -44,7 +44,7 @@ class Upload:
 
 @cache
 def files() -> dict[str, bytes]:
-    """A whole picture of every format that can be written here."""
+    """Return a valid image of every format that Pillow can write here."""
     pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
     pixels[8:40, 8:56] = np.linspace(0, 255, 48, dtype=np.uint8)[None, :, None]
     found = {}
@@ -69,7 +69,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 @cache
 def bombs() -> dict[str, bytes]:
-    """Small files that promise pictures of gigabytes."""
+    """Return small files whose headers claim gigabytes."""
     side = 50_000
     row = zlib.compress(bytes(1 + 3 * side) * 4)
     jpeg = bytearray(files()["JPEG"])
@@ -109,7 +109,7 @@ def bombs() -> dict[str, bytes]:
 
 
 def request(path: str, body: bytes, kind: str = "image/png", **headers: str) -> bytes:
-    """A request as it goes over the wire."""
+    """Return the bytes of a request."""
     given = {"Host": "x", "Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items() if value is not None)]
@@ -117,7 +117,7 @@ def request(path: str, body: bytes, kind: str = "image/png", **headers: str) -> 
 
 
 def flipped(data: bytes, chance: random.Random, most: int = 20) -> bytes:
-    """Some bytes are others; half of the time among the first, where headers are."""
+    """Return data with some bytes changed, half of the time near the start."""
     made = bytearray(data)
     for _ in range(chance.randint(1, most)):
         where = chance.randrange(min(len(made), 64) if chance.random() < 0.5 else len(made))
@@ -212,14 +212,14 @@ ANY: tuple[Callable[[random.Random], Upload], ...] = (
 
 
 def uploads(count: int, seed: int = 0) -> Iterator[Upload]:
-    """So many, of all kinds, the same for the same seed."""
+    """Yield uploads of all kinds, deterministic for a seed."""
     chance = random.Random(seed)
     for number in range(count):
         yield ANY[number % len(ANY)](chance)
 
 
 def large(path: str = "/predict", size: int = 100 * 2**20, told: bool = True) -> Iterator[bytes]:
-    """A body of a hundred megabytes, piece by piece; with its length, or without."""
+    """Yield a request of 100 MB in pieces, with or without Content-Length."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nConnection: close\r\n"
     piece = bytes(2**16)
     yield (head + (f"Content-Length: {size}\r\n\r\n" if told else "Transfer-Encoding: chunked\r\n\r\n")).encode()
@@ -228,14 +228,14 @@ def large(path: str = "/predict", size: int = 100 * 2**20, told: bool = True) ->
 
 
 def status(port: int, pieces: Iterator[bytes], pause: float = 0.0, patience: float = 30.0) -> int | None:
-    """What the service answers; None where it ends the connection without a word."""
+    """Return the response status; None if the connection is closed without a response."""
     with socket.create_connection(("127.0.0.1", port), timeout=patience) as sent:
         try:
             for piece in pieces:
                 sent.sendall(piece)
                 if pause:
                     time.sleep(pause)
-        except (BrokenPipeError, ConnectionResetError):  # it has said enough, and perhaps an answer is there
+        except (BrokenPipeError, ConnectionResetError):  # the server stopped reading; a response may follow
             pass
         try:
             said = sent.recv(4096)

@@ -1,4 +1,4 @@
-"""What the service says is what the model says."""
+"""Responses of the service equal the model's outputs."""
 
 import base64
 import io
@@ -17,13 +17,12 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 
 import vitrail
 from tests.serve.made import FORM, LABELS, form, held, picture, serving, tiny
-from vitrail.analysis.look import look
-from vitrail.deploy.export import export
-from vitrail.deploy.opening import opened
-from vitrail.serve.limits import Limits
-from vitrail.serve.models import named
-from vitrail.serve.opening import Opening
-from vitrail.serve.running import How
+from vitrail.analysis.trace import trace_image
+from vitrail.deploy.export.export import export
+from vitrail.deploy.runtimes.open import open_deployed_model
+from vitrail.serve.limits import RequestLimits
+from vitrail.serve.models import ModelOpener, parse_model_sources
+from vitrail.serve.server import ServerOptions
 
 SHARED = Path(__file__).parents[3] / "shared"
 WEIGHTS, SAMPLES = SHARED / "weights" / "deit_tiny_patch16_224.safetensors", SHARED / "data" / "imagenet-samples"
@@ -46,7 +45,7 @@ def logits(path, data):
         return model(model.preprocessing(Image.open(io.BytesIO(data)))[None])[0]
 
 
-def test_a_picture_gets_the_models_own_probabilities(client, path):
+def test_predict_returns_the_model_probabilities(client, path):
     data = picture(1)
     odds = logits(path, data).softmax(0)
     said = client.predicted(data)
@@ -54,7 +53,7 @@ def test_a_picture_gets_the_models_own_probabilities(client, path):
     assert [answer["score"] for answer in said] == pytest.approx(sorted(odds.tolist(), reverse=True), abs=1e-5)
 
 
-def test_a_form_is_answered_in_its_order_and_says_which_part_is_no_picture(client, path):
+def test_form_keeps_order_and_marks_invalid_parts(client, path):
     files = [(f"{n}.png", picture(n)) for n in range(5)]
     files.insert(2, ("notes.txt", b"these are words"))
     status, said, _ = client.post("/predict?top=1", form(*files), FORM)
@@ -68,7 +67,7 @@ def test_a_form_is_answered_in_its_order_and_says_which_part_is_no_picture(clien
             assert each["answers"][0]["label"] == LABELS[int(logits(path, data).argmax())]
 
 
-def test_every_kind_of_file_is_taken_by_what_it_is_and_not_by_what_it_is_called(client, path):
+def test_format_is_detected_from_the_bytes(client, path):
     for kind in ("JPEG", "WEBP", "BMP", "GIF", "TIFF"):
         data = picture(3, kind=kind)
         status, said, _ = client.post("/predict", data, "image/png")
@@ -80,18 +79,18 @@ def test_every_kind_of_file_is_taken_by_what_it_is_and_not_by_what_it_is_called(
     not WEIGHTS.exists() or not SAMPLES.exists(),
     reason="the DeiT-Ti weights and ImageNet samples are not beside this checkout (../shared)",
 )
-def test_deit_answers_photographs_as_pytorch_does():
+def test_deit_predictions_equal_pytorch():
     files = [(path.name, path.read_bytes()) for path in sorted(SAMPLES.glob("*.JPEG"))[::25]]
-    with serving(f"deit={WEIGHTS}", how=How(workers=2, drain=0.0)) as client:
+    with serving(f"deit={WEIGHTS}", how=ServerOptions(workers=2, drain_seconds=0.0)) as client:
         status, said, _ = client.post("/predict?top=1000", form(*files), FORM)
     assert status == 200
     for each, (_, data) in zip(said["predictions"], files, strict=True):
         odds = logits(WEIGHTS, data).softmax(0)
-        assert each["answers"][0]["label"] == str(int(odds.argmax()))  # these weights bring no names of classes
+        assert each["answers"][0]["label"] == str(int(odds.argmax()))  # these weights have no class names
         assert max(abs(answer["score"] - float(odds[int(answer["label"])])) for answer in each["answers"]) < 1e-4
 
 
-def test_features_are_those_of_the_model_without_its_head(client, path):
+def test_embed_returns_headless_features(client, path):
     data = picture(2)
     model = vitrail.load(path, classes=None)
     with torch.inference_mode():
@@ -103,10 +102,10 @@ def test_features_are_those_of_the_model_without_its_head(client, path):
 
 def seen(path, data, **given):
     model = vitrail.load(path)
-    return look(model, model.preprocessing(Image.open(io.BytesIO(data)))[None], **given)
+    return trace_image(model, model.preprocessing(Image.open(io.BytesIO(data)))[None], **given)
 
 
-def test_attention_is_what_looking_finds(client, path):
+def test_attention_equals_trace_image(client, path):
     data = picture(4)
     status, said, _ = client.post("/attention", data)
     assert status == 200
@@ -122,11 +121,11 @@ def test_attention_is_what_looking_finds(client, path):
     assert said["target"] == said["answers"][0]["label"] == LABELS[int(wanted.logits.argmax())]
     shown = Image.open(io.BytesIO(base64.b64decode(said["picture"].partition(",")[2])))
     assert np.array_equal(
-        np.asarray(shown), vitrail.load(path).preprocessing.pixels(Image.open(io.BytesIO(data))).permute(1, 2, 0)
+        np.asarray(shown), vitrail.load(path).preprocessing.to_pixels(Image.open(io.BytesIO(data))).permute(1, 2, 0)
     )
 
 
-def test_one_map_is_of_the_layer_head_and_patch_that_were_asked_for(client, path):
+def test_single_attention_map(client, path):
     data = picture(5)
     status, said, _ = client.post("/attention?layer=2&head=1&patch=3,0", data)
     assert status == 200
@@ -139,8 +138,8 @@ def test_one_map_is_of_the_layer_head_and_patch_that_were_asked_for(client, path
     assert np.allclose(said["map"], seen(path, data).attention[1, 0], atol=1e-5)
 
 
-def test_looking_is_not_disturbed_by_answers_that_are_computed_meanwhile(client, path):
-    """Looking watches a model's layers while they run, so it must not be those that predictions run through."""
+def test_attention_is_independent_of_parallel_predictions(client, path):
+    """Attention uses hooks on layers, which must not be the layers that compute predictions."""
     data, stop = picture(7), threading.Event()
     wanted = seen(path, data).rollout
     runtime, pixels = client.service.models.get(None).deployed.runtime, np.zeros((1, 3, 32, 32), np.uint8)
@@ -171,13 +170,13 @@ def test_looking_is_not_disturbed_by_answers_that_are_computed_meanwhile(client,
         ("layer=1&patch=../../etc/passwd", 422, "patch"),
     ],
 )
-def test_maps_that_do_not_exist_are_refused_in_one_line(client, asked, code, why):
+def test_unknown_maps_are_refused(client, asked, code, why):
     status, said, _ = client.post(f"/attention?{asked}", picture())
     assert status == code
     assert why in said["error"]
 
 
-def test_models_are_asked_by_name_and_the_first_without(tmp_path):
+def test_models_by_name_and_default(tmp_path):
     one, other = tiny(tmp_path / "a.safetensors", 1), tiny(tmp_path / "b.safetensors", 2)
     data = picture()
     with serving(f"one={one}", f"other={other}") as client:
@@ -195,7 +194,7 @@ def test_models_are_asked_by_name_and_the_first_without(tmp_path):
         assert "one, other" in said["error"]
 
 
-def test_a_model_without_classes_gives_features_and_says_so(tmp_path):
+def test_model_without_classifier(tmp_path):
     with serving(f"body={tiny(tmp_path / 'body.safetensors', classes=None)}") as client:
         assert len(client.post("/embed", picture())[1]["features"][0]["values"]) == 32
         status, said, _ = client.post("/predict", picture())
@@ -205,14 +204,14 @@ def test_a_model_without_classes_gives_features_and_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_exported_file_answers_alike_and_has_no_attention(tmp_path, path):
+def test_exported_file_predicts_without_attention(tmp_path, path):
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed: pip install 'vitrail[onnx]'")
     pytest.importorskip("onnxscript", reason="ONNX cannot be written here: pip install 'vitrail[onnx]'")
-    file, model = tmp_path / "tiny.onnx", opened(path, runtime="torch", device="cpu")
+    file, model = tmp_path / "tiny.onnx", open_deployed_model(path, runtime="torch", device="cpu")
     assert model.model is not None
-    export(model.model, model.contract, file, to="onnx", uint8=True)
+    export(model.model, model.contract, file, target="onnx", uint8=True)
     data = picture(6)
-    with serving(f"onnx={file}", opening=Opening(1)) as client:
+    with serving(f"onnx={file}", opening=ModelOpener(1)) as client:
         odds = logits(path, data).softmax(0)
         assert client.predicted(data)[0]["score"] == pytest.approx(float(odds.max()), abs=1e-5)
         assert client.ask("GET", "/models")[1]["models"][0]["attention"] is False
@@ -221,7 +220,7 @@ def test_an_exported_file_answers_alike_and_has_no_attention(tmp_path, path):
         assert "exported" in said["error"]
 
 
-def test_a_new_file_takes_over_while_requests_go_on_and_a_broken_one_does_not(tmp_path):
+def test_reload_under_load(tmp_path):
     file = tiny(tmp_path / "model.safetensors", 1)
     newer = tiny(tmp_path / "newer.safetensors", 2)
     data, token = picture(), "a-long-secret"
@@ -249,7 +248,7 @@ def test_a_new_file_takes_over_while_requests_go_on_and_a_broken_one_does_not(tm
             file.write_bytes(b"not a model any more")
             status, said, _ = client.ask("POST", "/reload", **allowed)
             assert status == 409
-            assert "goes on" in said["error"]
+            assert "keeping the old version" in said["error"]
             stop.set()
             for each in asking:
                 each.result()
@@ -259,7 +258,7 @@ def test_a_new_file_takes_over_while_requests_go_on_and_a_broken_one_does_not(tm
         assert {round(value, 4) for value in found} <= {round(old, 4), round(new, 4)}
 
 
-def test_pictures_of_many_clients_are_answered_together():
+def test_clients_share_a_batch():
     runtime, opening = held()
     with serving("m=held", opening=opening) as client, ThreadPoolExecutor(9) as pool:
         client.predicted(picture())
@@ -269,7 +268,7 @@ def test_pictures_of_many_clients_are_answered_together():
         while not runtime.entered.acquire(timeout=5) or not runtime.batches:
             pass
         others = [pool.submit(client.predicted, picture(n)) for n in range(1, 9)]
-        while len(client.service.models.get(None).ready("logits").line) < 8:
+        while len(client.service.models.get(None).get_batcher("logits").queue) < 8:
             pass
         runtime.let.set()
         answers = [each.result() for each in (first, *others)]
@@ -277,26 +276,22 @@ def test_pictures_of_many_clients_are_answered_together():
     assert len({tuple(answer["score"] for answer in each) for each in answers}) == 9
 
 
-def test_names_of_models():
+def test_parse_model_sources():
     assert [
-        (each.name, each.where) for each in named(["a=x/model.onnx", "runs/photos-1", "w/deit.safetensors", "hf://o/n"])
-    ] == [
-        ("a", "x/model.onnx"),
-        ("photos-1", "runs/photos-1"),
-        ("deit", "w/deit.safetensors"),
-        ("n", "hf://o/n"),
-    ]
-    assert named(["runs/a/model.safetensors"])[0].name == "a"
-    with pytest.raises(ValueError, match="two models are called 'a'"):
-        named(["a=x", "y/a.onnx"])
+        (each.name, each.where)
+        for each in parse_model_sources(["a=x/model.onnx", "runs/photos-1", "w/deit.safetensors", "hf://o/n"])
+    ] == [("a", "x/model.onnx"), ("photos-1", "runs/photos-1"), ("deit", "w/deit.safetensors"), ("n", "hf://o/n")]
+    assert parse_model_sources(["runs/a/model.safetensors"])[0].name == "a"
+    with pytest.raises(ValueError, match="two models are named 'a'"):
+        parse_model_sources(["a=x", "y/a.onnx"])
     with pytest.raises(ValueError, match="NAME=MODEL"):
-        named(["a="])
+        parse_model_sources(["a="])
 
 
-def test_limits_must_make_sense():
+def test_invalid_limits_are_refused():
     with pytest.raises(ValueError, match="--queue"):
-        Limits(pictures=10, queue=5)
+        RequestLimits(images=10, queue=5)
     with pytest.raises(ValueError, match="at least 1"):
-        replace(Limits(), body=0)
-    with pytest.raises(ValueError, match="more than 0"):
-        How(limits=Limits(seconds=0.0))
+        replace(RequestLimits(), body=0)
+    with pytest.raises(ValueError, match="must be > 0"):
+        ServerOptions(limits=RequestLimits(seconds=0.0))

@@ -1,4 +1,4 @@
-"""How pictures come together before a model."""
+"""Dynamic batching."""
 
 import asyncio
 import threading
@@ -13,26 +13,25 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 from tests.serve.made import SIZE, Held, picture
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.serve import decoding
-from vitrail.serve.batching import Batcher, Failed
-from vitrail.serve.decoding import Decoder
-from vitrail.serve.limits import Refused
-from vitrail.serve.memory import Memory
-from vitrail.serve.multipart import Part
+from vitrail.serve.batching import Batcher, InferenceFailed
+from vitrail.serve.body import ImagePart
+from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.limits import MemoryTrimmer, RequestRefused
 
 PIPELINE = Preprocessing((SIZE, SIZE), (SIZE, SIZE))
 
 
 def line(*runtimes, **given):
-    return Batcher(runtimes, PIPELINE, Decoder(10**6, Memory()), ThreadPoolExecutor(2), **given)
+    return Batcher(runtimes, PIPELINE, ImageDecoder(10**6, MemoryTrimmer()), ThreadPoolExecutor(2), **given)
 
 
 def asked(batcher, *data):
-    """The answers to some pictures, and how long they took."""
+    """Return the results of some images and the elapsed seconds."""
 
     async def ask():
         begin = time.monotonic()
         found = await asyncio.wait_for(
-            asyncio.gather(*batcher.ask([Part(None, each) for each in data]), return_exceptions=True), 20
+            asyncio.gather(*batcher.submit([ImagePart(None, each) for each in data]), return_exceptions=True), 20
         )
         return found, time.monotonic() - begin
 
@@ -42,35 +41,35 @@ def asked(batcher, *data):
         batcher.close()
 
 
-def test_a_picture_that_is_alone_waits_for_nobody():
-    found, seconds = asked(line(Held(), wait=15.0), picture())
+def test_single_image_does_not_wait():
+    found, seconds = asked(line(Held(), max_wait=15.0), picture())
     assert found[0].shape == (3,)
     assert seconds < 10
 
 
-def test_pictures_that_are_being_decoded_are_waited_for():
+def test_batch_waits_for_images_being_decoded():
     runtime = Held()
-    asked(line(runtime, wait=10.0), *(picture(n) for n in range(6)))
+    asked(line(runtime, max_wait=10.0), *(picture(n) for n in range(6)))
     assert runtime.batches == [6]
 
 
-def test_no_batch_is_larger_than_allowed_and_every_answer_finds_its_picture():
+def test_batch_size_limit_and_result_order():
     runtime = Held()
     data = [picture(n) for n in range(10)]
-    found, _ = asked(line(runtime, largest=4, wait=5.0), *data)
+    found, _ = asked(line(runtime, max_batch_size=4, max_wait=5.0), *data)
     assert max(runtime.batches) <= 4
     assert sum(runtime.batches) == 10
-    decode = Decoder(10**6, Memory())
+    decode = ImageDecoder(10**6, MemoryTrimmer())
     for row, each in zip(found, data, strict=True):
-        wanted = decode(Part(None, each), PIPELINE).mean((1, 2), dtype=np.float32) / 64
+        wanted = decode(ImagePart(None, each), PIPELINE).mean((1, 2), dtype=np.float32) / 64
         assert np.allclose(row, wanted)
 
 
-def test_free_workers_share_what_waits():
+def test_idle_workers_share_the_queue():
     one, other = Held(), Held()
     one.let.clear()
     other.let.clear()
-    batcher = line(one, other, largest=8)
+    batcher = line(one, other, max_batch_size=8)
     timer = threading.Timer(1.0, lambda: (one.let.set(), other.let.set()))
     timer.start()
     asked(batcher, *(picture(n) for n in range(2)))
@@ -78,24 +77,24 @@ def test_free_workers_share_what_waits():
     assert one.batches == other.batches == [1]
 
 
-def test_a_model_that_fails_fails_its_own_batch_alone():
+def test_failure_affects_only_its_batch():
     class Moody(Held):
         def __call__(self, pixels):
             if super().__call__(pixels) is not None and len(self.batches) == 1:
                 raise RuntimeError("not today")
             return np.full((len(pixels), 3), np.nan if len(self.batches) == 2 else 1, np.float32)
 
-    found, _ = asked(line(Moody(), largest=1), *(picture(n) for n in range(3)))
-    assert sorted(type(each).__name__ for each in found) == ["Failed", "Failed", "ndarray"]
-    assert {str(each) for each in found if isinstance(each, Failed)} == {
-        "the model could not answer",
-        "the model's answer is not finite",
+    found, _ = asked(line(Moody(), max_batch_size=1), *(picture(n) for n in range(3)))
+    assert sorted(type(each).__name__ for each in found) == ["InferenceFailed", "InferenceFailed", "ndarray"]
+    assert {str(each) for each in found if isinstance(each, InferenceFailed)} == {
+        "inference failed",
+        "the model's output is not finite",
     }
 
 
-def test_a_readers_own_mistake_refuses_the_picture_and_the_thread_goes_on(monkeypatch, caplog):
-    monkeypatch.setattr(decoding, "check", lambda *given: {}["a mistake"])
+def test_decoder_bug_refuses_the_image(monkeypatch, caplog):
+    monkeypatch.setattr(decoding, "check_pixels", lambda *given: {}["a mistake"])
     batcher = line(Held())
     found, _ = asked(batcher, picture(), picture(1))
-    assert all(isinstance(each, Refused) and each.status == 422 for each in found)
+    assert all(isinstance(each, RequestRefused) and each.status == 422 for each in found)
     assert "KeyError" in caplog.text

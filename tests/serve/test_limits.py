@@ -1,4 +1,4 @@
-"""What the service refuses, in which words, and that it goes on afterwards."""
+"""Refusals, their messages, and that the service keeps working afterwards."""
 
 import io
 import json
@@ -16,8 +16,8 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 
 from tests.serve.made import FORM, form, held, picture, serving, tiny
 from vitrail.serve import connection
-from vitrail.serve.running import How
-from vitrail.serve.tokens import Tokens, tokens_from
+from vitrail.serve.auth import Tokens, load_tokens
+from vitrail.serve.server import ServerOptions
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +27,15 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(path):
-    """Small limits, so that little is sent to reach them."""
-    with serving(f"tiny={path}", body=300_000, pictures=8, pixels=1_000_000, body_seconds=0.4) as running:
+    """Return a client of a service with small limits."""
+    with serving(f"tiny={path}", body=300_000, images=8, pixels=1_000_000, body_seconds=0.4) as running:
         yield running
-        assert running.predicted(picture())  # after all that was done to it
+        assert running.predicted(picture())  # it still works after all tests
 
 
 @cache
 def bomb(width: int = 50_000, height: int = 50_000) -> bytes:
-    """A PNG of a few kilobytes that promises gigabytes."""
+    """Return a PNG of a few kilobytes whose header claims gigabytes."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -45,7 +45,7 @@ def bomb(width: int = 50_000, height: int = 50_000) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-def test_a_bomb_is_refused_by_its_header_and_takes_no_memory(client):
+def test_decompression_bomb_is_refused_by_its_header(client):
     before = resident()
     for _ in range(20):
         status, said, _ = client.post("/predict", bomb())
@@ -68,14 +68,14 @@ def test_pixels_are_counted_before_they_are_decoded(client):
     Image.new("L", (1001, 1000)).save(file, "PNG")
     assert client.post("/predict", file.getvalue())[0] == 413
     file = io.BytesIO()
-    Image.new("I;16", (600, 600)).save(file, "PNG")  # four times as much memory on its way
+    Image.new("I;16", (600, 600)).save(file, "PNG")  # needs four times the memory
     status, said, _ = client.post("/predict", file.getvalue())
     assert status == 413
     assert "more than 8 bits" in said["error"]
 
 
-def test_a_tile_of_a_tiff_counts_as_well(client):
-    """A tile is decoded whole, however small the picture is that it is part of."""
+def test_tiff_tile_size_is_checked(client):
+    """A tile is decoded whole, even if the image is small."""
     tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 40_000, 323: 40_000, 324: 8, 325: 100}
     table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     data = b"II*\0" + struct.pack("<I", 108) + bytes(100) + struct.pack("<H", len(tags)) + table + bytes(4)
@@ -84,13 +84,13 @@ def test_a_tile_of_a_tiff_counts_as_well(client):
     assert client.post("/predict", data)[0] == 413
 
 
-def test_a_jpeg_of_endless_scans_is_refused(client):
+def test_jpeg_with_many_scans_is_refused(client):
     status, said, _ = client.post("/predict", picture(kind="JPEG") + b"\xff\xda" * 300)
     assert status == 422
     assert "scans" in said["error"]
 
 
-def test_a_body_that_is_too_large_is_refused_by_its_length_and_without_one(client):
+def test_large_body_is_refused(client):
     status, said, _ = client.post("/predict", bytes(400_000))
     assert status == 413
     assert "MB" in said["error"]
@@ -99,7 +99,7 @@ def test_a_body_that_is_too_large_is_refused_by_its_length_and_without_one(clien
     assert status == 413
 
 
-def test_a_hundred_megabytes_are_refused_before_they_are_read(client):
+def test_large_body_is_refused_before_reading(client):
     with client.raw() as sent:
         sent.sendall(
             b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 104857600\r\n\r\n"
@@ -107,29 +107,29 @@ def test_a_hundred_megabytes_are_refused_before_they_are_read(client):
         assert sent.recv(200).startswith(b"HTTP/1.1 413")
 
 
-def test_a_chunked_body_within_the_limit_is_taken(client):
+def test_chunked_body_is_accepted(client):
     data = picture()
     pieces = iter([data[:100], data[100:101], data[101:]])
     status, _, _ = client.ask("POST", "/predict", pieces, Content_Type="image/png")
     assert status == 200
 
 
-def test_too_many_pictures_are_refused_and_as_many_as_allowed_are_not(client):
+def test_number_of_images_is_limited(client):
     assert client.post("/predict", form(*[("a.png", picture())] * 8), FORM)[0] == 200
     status, said, _ = client.post("/predict", form(*[("a", b"")] * 2000), FORM)
     assert status == 413
-    assert "more than 8 pictures" in said["error"]
+    assert "more than 8 images" in said["error"]
     assert client.post("/attention", form(*[("a.png", picture())] * 2), FORM)[0] == 413
 
 
-def test_a_slow_body_is_not_waited_for(client):
+def test_slow_body_times_out(client):
     with client.raw() as sent:
         sent.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nabc")
         assert sent.recv(200).startswith(b"HTTP/1.1 408")
 
 
-def test_slow_headers_end_the_connection(client, monkeypatch):
-    monkeypatch.setattr(connection, "SECONDS", 0.3)
+def test_slow_headers_time_out(client, monkeypatch):
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT_SECONDS", 0.3)
     begin = time.monotonic()
     with client.raw() as sent:
         sent.sendall(b"POST /predict HTTP/1.1\r\nHost:")
@@ -137,14 +137,14 @@ def test_slow_headers_end_the_connection(client, monkeypatch):
     assert time.monotonic() - begin < 5
 
 
-def test_endless_headers_end_the_connection(client):
+def test_large_headers_are_refused(client):
     with client.raw() as sent:
         sent.sendall(b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 70_000)
         assert sent.recv(200).startswith(b"HTTP/1.1 431")
         assert sent.recv(200) == b""
 
 
-def test_a_connection_serves_again_after_a_refusal(client):
+def test_connection_survives_refusals(client):
     data = picture()
     ask = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
     with client.raw() as sent:
@@ -169,20 +169,20 @@ def test_a_connection_serves_again_after_a_refusal(client):
 @pytest.mark.parametrize(
     ("body", "kind", "status", "why"),
     [
-        (b"abc", "text/plain", 415, "Content-Type 'text/plain'"),
-        (b"a=b", "application/x-www-form-urlencoded", 415, "image/jpeg"),
+        (b"abc", "text/plain", 415, "unsupported content type 'text/plain'"),
+        (b"a=b", "application/x-www-form-urlencoded", 415, "send image/*"),
         (b"", "image/png", 422, "empty"),
-        (b"GIF89a", "image/gif", 422, "the picture"),
-        (b"--between--\r\n", FORM, 422, "without pictures"),
+        (b"GIF89a", "image/gif", 422, "the image"),
+        (b"--between--\r\n", FORM, 422, "has no images"),
         (b"nothing", FORM, 400, "boundary"),
-        (b"--between\r\n", FORM, 400, "cut off"),
+        (b"--between\r\n", FORM, 400, "incomplete"),
         (b"--between\r\nno headers\r\n--between--", FORM, 400, "headers"),
         (form(("a.png", b"x"), field="file"), FORM, 422, "'file'"),
         (b"x", "multipart/form-data", 400, "boundary"),
         (b"x", 'multipart/form-data; boundary=""', 400, "boundary"),
     ],
 )
-def test_what_is_no_picture_is_refused_in_one_line(client, body, kind, status, why):
+def test_invalid_bodies_are_refused(client, body, kind, status, why):
     found, said, headers = client.post("/predict", body, kind)
     assert (found, list(said)) == (status, ["error"])
     assert why in said["error"]
@@ -190,20 +190,22 @@ def test_what_is_no_picture_is_refused_in_one_line(client, body, kind, status, w
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_compressed_body_is_refused(client):
+def test_compressed_body_is_refused(client):
     assert client.post("/predict", zlib.compress(picture()), Content_Encoding="gzip")[0] == 415
 
 
-def test_a_full_queue_sends_away_and_tells_when_to_come_again():
+def test_full_queue_returns_503_with_retry_after():
     runtime, opening = held()
     with (
-        serving("m=held", opening=opening, how=How(batch=1, drain=0.0), queue=3, pictures=3) as client,
+        serving(
+            "m=held", opening=opening, how=ServerOptions(max_batch_size=1, drain_seconds=0.0), queue=3, images=3
+        ) as client,
         ThreadPoolExecutor(3) as pool,
     ):
         client.predicted(picture())
         runtime.let.clear()
         waiting = [pool.submit(client.predicted, picture(n)) for n in range(3)]
-        wait_until(lambda: client.service.places.taken == 3)
+        wait_until(lambda: client.service.image_slots.taken == 3)
         status, said, headers = client.post("/predict", picture())
         assert status == 503
         assert "busy" in said["error"]
@@ -213,13 +215,15 @@ def test_a_full_queue_sends_away_and_tells_when_to_come_again():
         runtime.let.set()
         assert all(each.result() for each in waiting)
         assert client.predicted(picture())
-        assert client.service.places.taken == 0
+        assert client.service.image_slots.taken == 0
 
 
-def test_requests_that_take_too_long_are_told_and_their_pictures_dropped():
+def test_timed_out_requests_are_dropped():
     runtime, opening = held()
     with (
-        serving("m=held", opening=opening, how=How(batch=1, drain=0.0), seconds=0.5) as client,
+        serving(
+            "m=held", opening=opening, how=ServerOptions(max_batch_size=1, drain_seconds=0.0), seconds=0.5
+        ) as client,
         ThreadPoolExecutor(4) as pool,
     ):
         client.predicted(picture())
@@ -234,12 +238,12 @@ def test_requests_that_take_too_long_are_told_and_their_pictures_dropped():
             assert "retry-after" in headers
         runtime.let.set()
         assert client.predicted(picture())
-        assert sum(runtime.batches) == 2  # one was being computed; the other three were never begun
+        assert sum(runtime.batches) == 2  # one was running; the other three never started
 
 
-def test_the_pictures_of_a_client_that_left_are_dropped():
+def test_disconnected_clients_are_dropped():
     runtime, opening = held()
-    with serving("m=held", opening=opening, how=How(batch=1, drain=0.0)) as client:
+    with serving("m=held", opening=opening, how=ServerOptions(max_batch_size=1, drain_seconds=0.0)) as client:
         client.predicted(picture())
         runtime.let.clear()
         runtime.batches.clear()
@@ -248,10 +252,10 @@ def test_the_pictures_of_a_client_that_left_are_dropped():
         gone = [client.raw() for _ in range(3)]
         for each in gone:
             each.sendall(head + data)
-        wait_until(lambda: client.service.places.taken == 3 and runtime.batches)  # one is being computed
+        wait_until(lambda: client.service.image_slots.taken == 3 and runtime.batches)  # one is running
         for each in gone:
             each.close()
-        wait_until(lambda: client.service.places.taken == 0)
+        wait_until(lambda: client.service.image_slots.taken == 0)
         runtime.let.set()
         assert client.predicted(data)
         assert sum(runtime.batches) == 2
@@ -264,7 +268,7 @@ def wait_until(true, seconds=10):
         time.sleep(0.005)
 
 
-def test_all_bodies_together_are_limited(path):
+def test_total_body_memory_is_limited(path):
     with serving(f"tiny={path}", body=1000) as client:
         head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\n"
         held_open = []
@@ -272,17 +276,17 @@ def test_all_bodies_together_are_limited(path):
             sent = client.raw()
             sent.sendall(head + bytes(999))
             held_open.append(sent)
-        wait_until(lambda: client.service.held.bytes == 8 * 999)
+        wait_until(lambda: client.service.body_memory.bytes == 8 * 999)
         status, said, _ = client.post("/predict", bytes(500))
         assert status == 503
         assert "large" in said["error"]
         for sent in held_open:
             sent.close()
-        wait_until(lambda: client.service.held.bytes == 0)
+        wait_until(lambda: client.service.body_memory.bytes == 0)
         assert client.post("/predict", bytes(500))[0] == 422
 
 
-def test_without_a_right_token_only_the_page_and_health_are_open(path):
+def test_routes_require_a_token(path):
     secrets = ("the-first-secret", "the-second-secret")
     with serving(f"tiny={path}", tokens=secrets) as client:
         for method, where in (
@@ -312,36 +316,38 @@ def test_without_a_right_token_only_the_page_and_health_are_open(path):
             assert client.ask("GET", where)[0] == 200
 
 
-def test_nothing_is_reloaded_where_no_token_is_asked_for(client):
+def test_reload_requires_tokens(client):
     assert client.ask("POST", "/reload")[0] == 404
 
 
-def test_tokens_come_from_files_and_the_environment_and_short_ones_are_refused(tmp_path, monkeypatch):
+def test_load_tokens(tmp_path, monkeypatch):
     file = tmp_path / "tokens"
     file.write_text("# ours\nfrom-the-file\n\n")
     monkeypatch.setenv("VITRAIL_TOKEN", "from-the-environment")
-    found = tokens_from(["given-by-hand"], file)
-    assert all(found.allow(f"Bearer {token}") for token in ("from-the-file", "from-the-environment", "given-by-hand"))
-    assert not found.allow("Bearer # ours")
+    found = load_tokens(["given-by-hand"], file)
+    assert all(
+        found.is_allowed(f"Bearer {token}") for token in ("from-the-file", "from-the-environment", "given-by-hand")
+    )
+    assert not found.is_allowed("Bearer # ours")
     with pytest.raises(ValueError, match="at least 8"):
         Tokens(["short"])
     file.write_text("\n")
-    with pytest.raises(ValueError, match="holds no token"):
-        tokens_from([], file)
+    with pytest.raises(ValueError, match="has no tokens"):
+        load_tokens([], file)
 
 
-def test_a_mistake_of_ours_is_one_line_to_the_client_and_told_in_the_log(path, caplog):
+def test_internal_error_is_one_line_and_logged(path, caplog):
     runtime, opening = held()
     with serving("m=held", opening=opening) as client:
         runtime.__class__ = type("Broken", (), {"name": "torch", "__call__": lambda self, pixels: 1 / 0})
         status, said, _ = client.post("/predict", picture())
     assert status == 500
-    assert said == {"error": "the model could not answer"}
+    assert said == {"error": "inference failed"}
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_readiness_ends_before_the_service_does(path):
-    with serving(f"tiny={path}", how=How(drain=0.0)) as client:
+def test_not_ready_while_stopping(path):
+    with serving(f"tiny={path}", how=ServerOptions(drain_seconds=0.0)) as client:
         client.service.stopping = True
         status, _, headers = client.ask("GET", "/readyz")
         assert status == 503
@@ -350,7 +356,7 @@ def test_readiness_ends_before_the_service_does(path):
         assert client.ask("GET", "/healthz")[0] == 200
 
 
-def test_requests_are_counted_by_what_exists(client):
+def test_metrics_group_unknown_paths(client):
     client.ask("GET", "/made/up/1")
     client.ask("GET", "/made/up/2")
     client.predicted(picture())
@@ -366,20 +372,20 @@ def test_requests_are_counted_by_what_exists(client):
         assert name in text
 
 
-def test_attention_is_looked_at_one_by_one_and_no_more_wait_than_may(path):
-    with serving(f"tiny={path}", looks=2) as client, ThreadPoolExecutor(6) as pool:
+def test_attention_requests_are_limited(path):
+    with serving(f"tiny={path}", attention_requests=2) as client, ThreadPoolExecutor(6) as pool:
         gate = threading.Event()
-        inner = client.service.looking
-        client.service.looking = lambda *given: (gate.wait(20), inner(*given))[1]
+        inner = client.service.attention_viewer
+        client.service.attention_viewer = lambda *given: (gate.wait(20), inner(*given))[1]
         waiting = [pool.submit(client.post, "/attention", picture(n)) for n in range(2)]
-        wait_until(lambda: client.service.looks.taken == 2)
+        wait_until(lambda: client.service.attention_slots.taken == 2)
         assert client.post("/attention", picture())[0] == 503
         assert client.predicted(picture())
         gate.set()
         assert [each.result()[0] for each in waiting] == [200, 200]
 
 
-def test_a_model_without_a_module_behind_it_has_no_attention():
+def test_runtime_without_module_has_no_attention():
     _, opening = held()
     with serving("m=held", opening=opening) as client:
         assert client.ask("GET", "/models")[1]["models"][0]["attention"] is False

@@ -1,4 +1,4 @@
-"""The page of vitrail serve in a real browser, in front of the real service."""
+"""The page of vitrail serve in a real browser with a real service."""
 
 import io
 from contextlib import contextmanager
@@ -13,29 +13,29 @@ import vitrail
 from tests.data.spoilt import encoded, photograph
 from tests.e2e.test_report import CONTRAST
 from tests.serve.made import serving
-from vitrail.analysis import look
+from vitrail.analysis import trace_image
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.views.colours import HEAT, table
+from vitrail.reports.colours import HEAT_CMAP, colour_table
 
 LABELS = ("window", "door", "roof", "wall", "</script><b>stairs</b>")
 LAYERS, HEADS, SIDE = 4, 3, 8  # of the tiny model: a grid of 8×8 patches
 GREY = 100
-GROUND = 18 + 0.72 * GREY  # what maps are drawn on where the picture is grey
+GROUND = 18 + 0.72 * GREY  # background of maps over a grey image
 WORDS = b"404: there was no such picture"
 
 
 @dataclass(frozen=True)
 class Running:
-    """A service for the page, and the model that it answers by."""
+    """A running service with its model."""
 
     address: str
     model: vitrail.models.vit.ViT
     preprocessing: Preprocessing
 
     def seen(self, data: bytes):
-        """What analysis finds in a picture's file."""
+        """Return the trace of an image file."""
         with Image.open(io.BytesIO(data)) as image:
-            return look(self.model, self.preprocessing(image)[None])
+            return trace_image(self.model, self.preprocessing(image)[None])
 
 
 def tiny(path, seed=0, **given):
@@ -52,7 +52,7 @@ def tiny(path, seed=0, **given):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A model with classes, one of many small patches, one that ends in features, and one without attention."""
+    """Return models: with classes, with many small patches, without classifier, and without attention."""
     folder = tmp_path_factory.mktemp("models")
     model, preprocessing = tiny(folder / "tiny.safetensors")
     tiny(folder / "fine.safetensors", 2, image_size=160, depth=2)
@@ -76,7 +76,7 @@ def running(files):
 
 @contextmanager
 def visiting(browser, address, width=1280, *, before=None, quiet=True, ready=True, **given):
-    """The page in a browser that reaches nothing but the service; `quiet` fails on any word in the console."""
+    """Open the page with all other requests blocked; `quiet` fails on any console message."""
     context = browser.new_context(viewport={"width": width, "height": 900}, **given)
     strange, complaints = [], []
 
@@ -104,7 +104,7 @@ def visiting(browser, address, width=1280, *, before=None, quiet=True, ready=Tru
 
 
 def until(opened, true, seconds=60):
-    """Asks from outside until it is so: the page's policy forbids it to evaluate words, as waiting inside of it would."""
+    """Poll a condition from outside the page: its policy forbids eval, which Playwright's own waiting uses."""
     for _ in range(seconds * 40):
         if found := opened.evaluate(true):
             return found
@@ -113,7 +113,7 @@ def until(opened, true, seconds=60):
 
 
 def shown(opened, count=1):
-    """Waits until so many pictures are answered and mapped."""
+    """Wait until this many images have predictions and maps."""
     until(
         opened,
         f"document.querySelectorAll('.map:not([hidden])').length === {count} && !document.querySelector('.busy')",
@@ -125,7 +125,7 @@ def file(name="photo.jpg", data=None, kind="image/jpeg"):
 
 
 def give(opened, *given, count=1):
-    """Chooses files, as after the button."""
+    """Choose files, as with the button."""
     opened.locator("#files").set_input_files(list(given) or [file()])
     shown(opened, count)
 
@@ -135,7 +135,7 @@ def grey(size=(64, 64)):
 
 
 def on_stage(opened, pane=0, side=SIDE):
-    """The colour in the middle of every patch, where no outline is: [h·w, 3]."""
+    """Return the colour in the middle of every patch, [h·w, 3]."""
     return np.array(
         opened.evaluate(
             """([pane, n]) => {
@@ -156,14 +156,14 @@ def on_stage(opened, pane=0, side=SIDE):
 
 
 def expected(values):
-    """What a map [h, w] looks like over grey."""
+    """Return the expected colours of a map [h, w] over grey."""
     codes = np.round(values.astype(np.float64) / values.max() * 255)
     part = (0.12 + 0.76 * (codes / 255) ** 0.8)[..., None]
-    return ((1 - part) * GROUND + part * table(HEAT)[codes.astype(int)]).reshape(-1, 3)
+    return ((1 - part) * GROUND + part * colour_table(HEAT_CMAP)[codes.astype(int)]).reshape(-1, 3)
 
 
 def same(found, values):
-    np.testing.assert_allclose(found, expected(values), atol=5)  # the page's table of colours is every eighth of it
+    np.testing.assert_allclose(found, expected(values), atol=5)  # the page interpolates every eighth colour
 
 
 def between(seen, layer, head, row, column):
@@ -182,27 +182,27 @@ def data_of(opened):
 
 
 def trouble(opened):
-    """The lines that a person reads where something went wrong."""
+    """Return the lines of the error box."""
     box = opened.locator(".trouble:visible").first
     box.wait_for()
     return [line for line in box.inner_text().splitlines() if line]
 
 
-# What comes in, and what is said of it.
+# Input and predictions.
 
 
-def test_answers_are_those_of_the_model_with_names_and_bars(browser, running):
+def test_page_shows_predictions_as_bars(browser, running):
     data = encoded(photograph(1))
     with Image.open(io.BytesIO(data)) as image, torch.inference_mode():
         odds = running.model(running.preprocessing(image)[None])[0].softmax(0).numpy()
     order = np.argsort(-odds)
     with visiting(browser, running.address) as opened:
-        assert opened.title() == "What tiny sees"
-        assert opened.locator("h1").inner_text() == "What tiny sees"
+        assert opened.title() == "tiny · vitrail"
+        assert opened.locator("h1").inner_text() == "Predictions of tiny"
         assert "4 layers of 3 heads" in opened.locator("#facts").inner_text()
         give(opened, file("<i>mine</i>.jpg", data))
         rows = opened.locator(".odds").first.locator("li")
-        assert rows.locator(".label").all_inner_texts() == [LABELS[k] for k in order]  # as text, whatever they hold
+        assert rows.locator(".label").all_inner_texts() == [LABELS[k] for k in order]  # escaped text
         shares = [float(share.strip("<> %")) for share in rows.locator(".share").all_inner_texts()]
         np.testing.assert_allclose(shares, 100 * odds[order], atol=0.11)
         bars = rows.locator(".bar").evaluate_all(
@@ -230,16 +230,16 @@ def send(opened, kind, *given, text=""):
     opened.evaluate(EVENT, [kind, [[each["name"], each["mimeType"], list(each["buffer"])] for each in given], text])
 
 
-def test_pictures_are_pasted_and_dropped_and_other_things_are_refused_kindly(browser, running):
+def test_paste_and_drop(browser, running):
     small = encoded(photograph(1, (40, 30)), "PNG")
     with visiting(browser, running.address) as opened:
         asked = []
         opened.on("request", lambda request: asked.append(request.url))
         notice = opened.locator("#notice")
         for kind, given, text, words in (
-            ("paste", [], "hello", "There is no picture to paste"),
+            ("paste", [], "hello", "There is no image to paste"),
             ("drop", [], "https://example.org/cat.jpg", "Only files can be dropped here"),
-            ("drop", [file("notes.txt", WORDS, "text/plain")], "", "notes.txt is not a picture."),
+            ("drop", [file("notes.txt", WORDS, "text/plain")], "", "notes.txt is not an image."),
             ("drop", [file("zero.png", b"", "image/png")], "", "zero.png is empty."),
         ):
             send(opened, kind, *given, text=text)
@@ -253,7 +253,7 @@ def test_pictures_are_pasted_and_dropped_and_other_things_are_refused_kindly(bro
         assert not notice.is_visible()
         assert "dropped.png" in opened.locator(".verdict").first.inner_text()
         send(opened, "paste", file("image.png", small, "image/png"))
-        until(opened, "document.querySelector('.verdict').innerText.includes('pasted picture')")
+        until(opened, "document.querySelector('.verdict').innerText.includes('pasted image')")
         shown(opened)
         send(opened, "drop", file("one.png", small, "image/png"), file("two.png", small, "image/png"))
         shown(opened, 2)
@@ -263,14 +263,14 @@ def test_pictures_are_pasted_and_dropped_and_other_things_are_refused_kindly(bro
         ]
 
 
-def test_a_photograph_is_taken_by_the_camera_of_the_machine_or_of_the_phone(browser, running):
+def test_camera_on_desktop_and_phone(browser, running):
     with visiting(browser, running.address) as opened:
         opened.locator("#photograph").click()
         until(opened, "document.getElementById('video').videoWidth > 0")
         opened.locator("#shutter").click()
         shown(opened)
-        assert "photograph.jpg" in opened.locator(".verdict").first.inner_text()
-        assert opened.evaluate("document.getElementById('video').srcObject") is None  # the camera is let go
+        assert "photo.jpg" in opened.locator(".verdict").first.inner_text()
+        assert opened.evaluate("document.getElementById('video').srcObject") is None  # the camera is released
     with visiting(browser, running.address, 390, has_touch=True, is_mobile=True) as opened:
         with opened.expect_file_chooser() as chooser:
             opened.locator("#photograph").tap()
@@ -280,10 +280,10 @@ def test_a_photograph_is_taken_by_the_camera_of_the_machine_or_of_the_phone(brow
         assert "from the phone.jpg" in opened.locator(".verdict").first.inner_text()
 
 
-# What the model looks at.
+# Attention maps.
 
 
-def test_maps_are_what_analysis_gives_for_layer_head_and_the_patch_under_the_pointer(browser, running):
+def test_maps_equal_the_analysis(browser, running):
     seen = running.seen(grey())
     with visiting(browser, running.address) as opened:
         give(opened, file("grey.png", grey(), "image/png"))
@@ -295,7 +295,7 @@ def test_maps_are_what_analysis_gives_for_layer_head_and_the_patch_under_the_poi
             point(opened, row, column)
             same(on_stage(opened), between(seen, 2, 3, row, column))
         most = np.unravel_index(between(seen, 2, 3, 7, 7).argmax(), (SIDE, SIDE))
-        assert f"most goes to row {most[0] + 1}, column {most[1] + 1}" in opened.locator("#told-a").inner_text()
+        assert f"maximum at row {most[0] + 1}, column {most[1] + 1}" in opened.locator("#told-a").inner_text()
         opened.mouse.move(2, 2)
         until(opened, "document.getElementById('workspace').dataset.patch === ''")
         same(on_stage(opened), seen.attention[1, 2])
@@ -310,21 +310,21 @@ def test_maps_are_what_analysis_gives_for_layer_head_and_the_patch_under_the_poi
         same(on_stage(opened), seen.rollout)
         opened.locator("#tab-relevance").click()
         same(on_stage(opened), seen.relevance)
-        assert f"speak for {LABELS[seen.target]}" in opened.locator("#reading").inner_text()
+        assert f"support {LABELS[seen.target]}" in opened.locator("#reading").inner_text()
         with opened.expect_download() as saved:
             opened.locator(".save").first.click()
         assert saved.value.suggested_filename == "grey, relevance.png"
         with Image.open(saved.value.path()) as image:
             wide, high = image.size
-            assert high > wide  # the map, and words under it
+            assert high > wide  # the map with text under it
             side = wide // SIDE
             found = np.asarray(image.convert("RGB"))[side // 2 : wide : side, side // 2 :: side].reshape(-1, 3)
         same(found, seen.relevance)
         opened.locator("#strength").fill("0")
-        assert np.abs(on_stage(opened) - GREY).max() <= 2  # the picture as it is
+        assert np.abs(on_stage(opened) - GREY).max() <= 2  # the image without a map
 
 
-def test_the_keyboard_is_enough(browser, running):
+def test_keyboard_navigation(browser, running):
     seen = running.seen(grey())
     choosers = []
     with visiting(browser, running.address) as opened:
@@ -370,7 +370,7 @@ def test_the_keyboard_is_enough(browser, running):
         assert data_of(opened)["patch"] == "4,4"
 
 
-def test_two_pictures_are_compared_at_the_same_patch_and_either_is_replaced(browser, running):
+def test_compare_two_images(browser, running):
     dark = encoded(Image.new("RGB", (64, 64), (GREY, GREY, GREY + 1)), "PNG")
     with visiting(browser, running.address) as opened:
         give(opened, file("a.png", grey(), "image/png"))
@@ -394,10 +394,10 @@ def test_two_pictures_are_compared_at_the_same_patch_and_either_is_replaced(brow
         assert names.first.inner_text().startswith("new a.png")
 
 
-def test_many_patches_are_drawn_on_a_coarser_grid_and_that_is_said(browser, running, files):
+def test_coarse_grid_for_many_patches(browser, running, files):
     data, model = grey((160, 160)), vitrail.load(files[0] / "fine.safetensors")
     with Image.open(io.BytesIO(data)) as image:
-        seen = look(model, model.preprocessing(image)[None])
+        seen = trace_image(model, model.preprocessing(image)[None])
     assert seen.between_grid == (10, 10)
     with visiting(browser, running.address) as opened:
         opened.locator("#model").select_option("fine")
@@ -409,42 +409,42 @@ def test_many_patches_are_drawn_on_a_coarser_grid_and_that_is_said(browser, runn
         same(on_stage(opened, side=20), np.kron(cells, np.ones((2, 2))))
 
 
-def test_another_model_is_asked_about_the_same_picture(browser, running):
+def test_switch_model(browser, running):
     with visiting(browser, running.address) as opened:
         assert opened.locator("#model option").all_inner_texts() == ["tiny", "fine", "features", "resnet"]
         give(opened)
         glass = opened.locator("#window").inner_html()
         opened.locator("#model").select_option("resnet")
         until(opened, "!document.querySelector('.busy')")
-        assert opened.title() == "What resnet sees"
+        assert opened.title() == "resnet · vitrail"
         assert opened.locator("#window").inner_html() != glass
         assert opened.locator(".odds").first.locator(".share").count() == 5
         assert opened.locator(".preview").first.is_visible()
         assert not opened.locator("#controls").is_visible()
-        assert "Attention is not shown" in opened.locator(".aside").first.inner_text()
+        assert "No attention maps" in opened.locator(".aside").first.inner_text()
         opened.locator("#model").select_option("features")
         shown(opened)
         assert opened.locator(".odds").first.locator("li").count() == 0
-        assert "ends in features" in opened.locator(".aside").first.inner_text()
+        assert "has no classifier" in opened.locator(".aside").first.inner_text()
         assert not opened.locator("#tab-relevance").is_visible()
 
 
-# What goes wrong.
+# Errors.
 
 
-def test_what_is_no_picture_is_said_in_plain_words_and_the_next_one_is_answered(browser, running):
+def test_invalid_image_then_valid_image(browser, running):
     with visiting(browser, running.address, quiet=False) as opened:
         opened.locator("#files").set_input_files([file("words.png", WORDS, "image/png")])
         plain, detail = trouble(opened)
-        assert plain == "This could not be read as a picture."
+        assert plain == "This file is not a valid image."
         assert "not an image" in detail
         assert opened.locator(".trouble").first.get_attribute("role") == "alert"
-        assert opened.locator("#shelf button").count() == 0  # nothing to come back to
+        assert opened.locator("#shelf button").count() == 0  # nothing is stored
         give(opened)
         assert not opened.locator(".trouble:visible").count()
 
 
-def test_a_picture_that_is_too_large_is_sent_smaller(browser, files):
+def test_large_image_is_downsized(browser, files):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 1700, 3), dtype=np.uint8))
     with (
         serving(f"tiny={files[0]}/tiny.safetensors", body=700_000) as client,
@@ -459,7 +459,7 @@ def test_a_picture_that_is_too_large_is_sent_smaller(browser, files):
         assert opened.locator(".verdict span").first.inner_text().startswith("large.png, smaller")
 
 
-def test_a_busy_server_is_asked_again_when_it_says(browser, running):
+def test_busy_server_is_retried(browser, running):
     busy = {"status": 503, "headers": {"Retry-After": "1"}, "json": {"error": "busy: the queue is full"}}
     left = [2]
 
@@ -485,7 +485,7 @@ def test_a_busy_server_is_asked_again_when_it_says(browser, running):
         shown(opened)
 
 
-def test_a_token_is_asked_for_once_and_kept_until_the_tab_is_closed(browser, files):
+def test_token_dialog(browser, files):
     with (
         serving(f"tiny={files[0]}/tiny.safetensors", tokens=("open sesame".replace(" ", "-"),)) as client,
         visiting(browser, f"http://127.0.0.1:{client.port}", quiet=False, ready=False) as opened,
@@ -494,7 +494,7 @@ def test_a_token_is_asked_for_once_and_kept_until_the_tab_is_closed(browser, fil
         gate.wait_for()
         opened.keyboard.type("not-the-token")
         opened.keyboard.press("Enter")
-        until(opened, "document.getElementById('gate-words').innerText.includes('did not take that token')")
+        until(opened, "document.getElementById('gate-words').innerText.includes('rejected this token')")
         opened.keyboard.type("open-sesame")
         opened.keyboard.press("Enter")
         until(opened, "document.documentElement.dataset.ready === 'yes'")
@@ -508,32 +508,32 @@ def test_a_token_is_asked_for_once_and_kept_until_the_tab_is_closed(browser, fil
         other.goto(opened.url)
         other.locator("#gate").wait_for()
         other.keyboard.press("Escape")
-        until(other, "document.getElementById('notice').innerText.includes('The server asks for a token.')")
+        until(other, "document.getElementById('notice').innerText.includes('The server requires a token.')")
         other.context.close()
 
 
-def test_a_server_that_is_gone_and_back_is_told_apart(browser, running):
+def test_unreachable_server_and_recovery(browser, running):
     with visiting(browser, running.address, quiet=False) as opened:
         give(opened)
         opened.context.route("**/*", lambda route: route.abort("connectionrefused"))
         opened.locator("#files").set_input_files([file("next.jpg")])
-        assert trouble(opened)[0] == "The server does not answer."
+        assert trouble(opened)[0] == "The server does not respond."
         opened.context.unroute_all()
         opened.get_by_role("button", name="Try again").click()
         shown(opened)
         opened.route("**/predict?*", lambda route: route.abort("connectionreset"))
         opened.locator("#files").set_input_files([file("broken off.jpg")])
-        until(opened, "document.querySelector('.trouble b').innerText.startsWith('The server broke off')")
+        until(opened, "document.querySelector('.trouble b').innerText.startsWith('The server closed the connection')")
         opened.unroute_all()
         opened.route("**/predict?*", lambda route: route.fulfill(status=502, body="<html>Bad gateway</html>"))
         opened.locator("#files").set_input_files([file("proxy.jpg")])
-        until(opened, "document.querySelector('.trouble b').innerText === 'The server could not answer.'")
+        until(opened, "document.querySelector('.trouble b').innerText === 'The request failed.'")
 
 
-# What is remembered.
+# Recent images.
 
 
-def test_recent_pictures_stay_in_the_browser_and_are_shared_by_its_tabs(browser, running):
+def test_recent_images_are_shared_by_tabs(browser, running):
     with visiting(browser, running.address) as opened:
         give(opened, file("first.jpg"))
         give(opened, file("second.jpg", encoded(photograph(2))))
@@ -548,11 +548,11 @@ def test_recent_pictures_stay_in_the_browser_and_are_shared_by_its_tabs(browser,
         second.locator("#shelf button").nth(1).click()
         shown(second)
         assert "first.jpg" in second.locator(".verdict").first.inner_text()
-        assert "second.jpg" in opened.locator(".verdict").first.inner_text()  # tabs look at what they like
+        assert "second.jpg" in opened.locator(".verdict").first.inner_text()  # tabs are independent
         give(second, file("third.jpg", encoded(photograph(3))))
         until(opened, "document.querySelectorAll('#shelf button').length === 3")
         kept = "(sizes) => room(sizes.map((size) => ({blob: {size}})))"
-        assert [opened.evaluate(kept, [n] * 40) for n in (1000, 2**23, 2**30)] == [24, 8, 1]  # 64 MB in all
+        assert [opened.evaluate(kept, [n] * 40) for n in (1000, 2**23, 2**30)] == [24, 8, 1]  # 64 MB in total
         opened.locator("#clear").click()
         for each in (opened, second):
             until(each, "document.getElementById('recent').hidden")
@@ -561,7 +561,7 @@ def test_recent_pictures_stay_in_the_browser_and_are_shared_by_its_tabs(browser,
         assert not opened.locator("#recent").is_visible()
 
 
-def test_without_storage_everything_works_as_long_as_the_page_is_open(browser, running):
+def test_page_works_without_storage(browser, running):
     forbidden = """for (const name of ["indexedDB", "localStorage", "sessionStorage"])
       Object.defineProperty(window, name, {get() { throw new DOMException("forbidden", "SecurityError"); }});"""
     with visiting(browser, running.address, before=forbidden) as opened:
@@ -575,10 +575,10 @@ def test_without_storage_everything_works_as_long_as_the_page_is_open(browser, r
         assert not opened.locator("#recent").is_visible()
 
 
-# How it looks.
+# Appearance.
 
 
-def test_colours_follow_the_system_until_they_are_chosen(browser, running):
+def test_theme_follows_the_system(browser, running):
     ground = "getComputedStyle(document.body).backgroundColor"
     with visiting(browser, running.address, color_scheme="light") as opened:
         light = opened.evaluate(ground)
@@ -593,7 +593,7 @@ def test_colours_follow_the_system_until_they_are_chosen(browser, running):
         opened.locator("#theme").click()
         assert opened.evaluate(ground) == dark
         opened.emulate_media(color_scheme="light")
-        assert opened.evaluate(ground) == light  # the system's again
+        assert opened.evaluate(ground) == light  # the system's theme again
 
 
 NAMELESS = """() => {
@@ -613,7 +613,7 @@ NAMELESS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_width_fits_words_have_contrast_and_controls_have_names(browser, running, scheme):
+def test_layout_contrast_and_labels(browser, running, scheme):
     with visiting(browser, running.address, color_scheme=scheme, reduced_motion="reduce", quiet=False) as opened:
 
         def fits():

@@ -1,4 +1,4 @@
-"""The service as a process: what it prints, and what signals do to it."""
+"""The server process: output and signals."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ from tests.serve.made import picture, tiny
 
 @pytest.fixture
 def started(tmp_path):
-    """The command, running, and its port; ended by whoever uses it, or else killed."""
+    """Return a function that starts the command; processes are killed at the end."""
     running = []
 
     def start(*arguments):
@@ -56,7 +56,7 @@ def ask(port, path, body=None):
     return found
 
 
-def test_a_stop_is_told_first_and_finishes_what_was_taken(started, tmp_path):
+def test_graceful_stop_and_reload(started, tmp_path):
     file = tiny(tmp_path / "tiny.safetensors", 1)
     process, port, told = started(f"tiny={file}", "--drain", "1")
     assert "tiny: " in told
@@ -81,10 +81,10 @@ def test_a_stop_is_told_first_and_finishes_what_was_taken(started, tmp_path):
     while (state := ask(port, "/readyz"))[0] == 200:
         assert time.monotonic() < end
     assert state[0] == 503
-    assert ask(port, "/predict", data)[0] == 200  # not ready, and still answering
+    assert ask(port, "/predict", data)[0] == 200  # not ready, but still serving
 
     def finish():
-        time.sleep(1.5)  # it takes no more connections now
+        time.sleep(1.5)  # connections are refused now
         slow.send(data[100:])
         found.append(slow.getresponse().status)
 
@@ -100,13 +100,13 @@ def test_a_stop_is_told_first_and_finishes_what_was_taken(started, tmp_path):
     ("arguments", "why"),
     [
         (["there-is-none.safetensors"], "there-is-none"),
-        (["{file}", "--max-batch", "0"], "--max-batch 0"),
+        (["{file}", "--max-batch", "0"], "--max-batch must be >= 1, got 0"),
         (["{file}", "--token", "short"], "at least 8"),
         (["a={file}", "a={file}"], "two models"),
         (["{file}", "--host", "192.0.2.1"], "cannot listen"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(tmp_path, capsys, arguments, why):
+def test_startup_errors_are_one_line(tmp_path, capsys, arguments, why):
     from vitrail.cli import main
 
     file = tiny(tmp_path / "tiny.safetensors")
@@ -116,10 +116,10 @@ def test_what_cannot_be_served_is_one_line(tmp_path, capsys, arguments, why):
     assert told.count("\n") == 1
 
 
-def test_a_missing_package_is_one_line_that_says_how_to_get_it(monkeypatch, capsys):
+def test_missing_package_error(monkeypatch, capsys):
+    import vitrail.serve
     from vitrail.cli import main
-    from vitrail.serve import installed
 
-    monkeypatch.setattr(installed, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(vitrail.serve, "find_spec", lambda name: None if name == "uvicorn" else object())
     assert main(["serve", "model"]) == 2
     assert capsys.readouterr().err == "vitrail serve: the service needs uvicorn: pip install 'vitrail[serve]'\n"

@@ -8,24 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.checkpoints.loading import load
-from vitrail.engine.optim import SGD, AdamW
+from vitrail.checkpoints.load import load
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import Hybrid
-from vitrail.models.vit import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import PostNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.mlp import GELU, ReLU
 from vitrail.nn.pool import ClassToken, Mean
 from vitrail.nn.position import Learned1D, Learned2D, NoPosition, Relative, Sinusoid1D
-from vitrail.recipe import Data, Facts
-from vitrail.studies import data_size, study_named
-from vitrail.studies.base import image_size, macs, recipe, training_macs, vit
-from vitrail.studies.matching import HYBRID, RESNET, VIT, matched
+from vitrail.studies import data_size, load_study
+from vitrail.studies.base import (
+    build_recipe,
+    choose_image_size,
+    configure_study_vit,
+    count_macs,
+    count_training_macs,
+    measure_five_shot,
+    measure_five_shot_of,
+)
+from vitrail.studies.matching import HYBRID, RESNET, VIT, match_cost
 from vitrail.studies.runner import Runner
-from vitrail.studies.shots import five_shot, five_shot_of
-from vitrail.studies.study import Answer, Cell, Result, Scale, Setup
-from vitrail.studies.sweep import State, Sweep, begin_sweep
+from vitrail.studies.study import Answer, Cell, CellResult, StudyScale, StudySetup
+from vitrail.studies.sweep import Sweep, SweepState, begin_sweep
+from vitrail.training.optim import SGD, AdamW
+from vitrail.training.recipe import Data, Facts
 
 OURS = ("positions", "shape", "head", "original-transformer", "resnet-optimizer", "compute", "data-size")
 FACTS = {
@@ -37,32 +44,32 @@ FACTS = {
 PHOTOGRAPHS = Facts(800, 10, False, (534, 400), 3, True)
 
 
-def set_up(name: str, scale: str, place: Path = Path("study")) -> Setup:
-    chosen = study_named(name).scales[scale]
-    return Setup(chosen, Data(chosen.data), FACTS[chosen.data], place)
+def set_up(name: str, scale: str, place: Path = Path("study")) -> StudySetup:
+    chosen = load_study(name).scales[scale]
+    return StudySetup(chosen, Data(chosen.data), FACTS[chosen.data], place)
 
 
-def planned(name: str, setup: Setup, score: Callable[[Cell], float] = lambda cell: 0.5) -> list[Cell]:
-    """All cells of a study, with results that were made up."""
+def planned(name: str, setup: StudySetup, score: Callable[[Cell], float] = lambda cell: 0.5) -> list[Cell]:
+    """Return all cells of a study, planned with constructed results."""
     cells: list[Cell] = []
-    results: list[Result] = []
+    results: list[CellResult] = []
     while True:
-        cells = study_named(name).plan(setup, results)
+        cells = load_study(name).plan(setup, results)
         if len(cells) == len(results):
             return cells
-        results = [Result(cell.at, cell.phase, {"validation": score(cell), "test": 0.5}, 1.0) for cell in cells]
+        results = [CellResult(cell.at, cell.phase, {"validation": score(cell), "test": 0.5}, 1.0) for cell in cells]
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Sweep, State, Answer]]:
-    """A study run to its end on digits, once."""
-    known: dict[str, tuple[Sweep, State, Answer]] = {}
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Sweep, SweepState, Answer]]:
+    """Return a study run to its end on digits; cached."""
+    known: dict[str, tuple[Sweep, SweepState, Answer]] = {}
 
-    def run(name: str) -> tuple[Sweep, State, Answer]:
+    def run(name: str) -> tuple[Sweep, SweepState, Answer]:
         if name not in known:
-            sweep = begin_sweep(tmp_path_factory.mktemp(name) / "study", study_named(name), "test")
+            sweep = begin_sweep(tmp_path_factory.mktemp(name) / "study", load_study(name), "test")
             state = Runner(sweep).run()
-            known[name] = sweep, state, study_named(name).read(list(state.results.values()), sweep.setup.scale)
+            known[name] = sweep, state, load_study(name).interpret(list(state.results.values()), sweep.setup.scale)
         return known[name]
 
     return run
@@ -88,11 +95,11 @@ def test_a_study_runs_from_plan_to_answer(name, ran):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_study_that_is_hardly_begun_says_so(name, ran):
+def test_incomplete_study_has_no_finding(name, ran):
     sweep, state, _ = ran(name)
     for results in ([], list(state.results.values())[:1]):
-        answer = study_named(name).read(results, sweep.setup.scale)
-        assert answer.finding.startswith("Nothing can be said yet: there is no finished run of ")
+        answer = load_study(name).interpret(results, sweep.setup.scale)
+        assert answer.finding.startswith("No finding yet: no finished run of ")
         assert (answer.agreement, answer.columns) == ("unclear", ("missing",))
 
 
@@ -104,12 +111,12 @@ def test_five_shot_scores_are_measured_where_the_paper_has_them(name, ran):
     assert len(answer.charts) == 2
 
 
-def test_a_try_has_no_five_shot_score(tmp_path):
+def test_tuning_run_has_no_five_shot_score(tmp_path):
     tries = [cell for cell in planned("positions", set_up("positions", "laptop")) if cell.phase == "tune"]
-    assert five_shot(tries[0], tmp_path / "nothing") == {}  # it does not even open the run
+    assert measure_five_shot(tries[0], tmp_path / "nothing") == {}  # the run is not opened
 
 
-def test_the_table_of_positions_has_the_papers_numbers(ran):
+def test_position_table_has_the_paper_numbers(ran):
     _, _, answer = ran("positions")
     column = answer.columns.index("paper: 5-shot")
     told = {row[0]: row[column] for row in answer.rows}
@@ -128,7 +135,7 @@ def test_the_table_of_positions_has_the_papers_numbers(ran):
         ("data-size", 18 * (2 + 2) + 18 * (2 + 3)),
     ],
 )
-def test_the_laptop_scale_has_the_cells_it_was_reckoned_with(name, cells):
+def test_laptop_scale_has_the_estimated_cells(name, cells):
     assert len(planned(name, set_up(name, "laptop"))) == cells
 
 
@@ -142,7 +149,7 @@ def test_larger_scales_can_be_planned(name, scale):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_family_has_as_many_tries(name):
+def test_every_family_has_equal_tuning(name):
     cells = planned(name, set_up(name, "laptop"))
     places = [tuple(value for key, value in cell.at.items() if key not in ("rate", "seed")) for cell in cells]
     tries = Counter(place for place, cell in zip(places, cells, strict=True) if cell.phase == "tune")
@@ -152,17 +159,17 @@ def test_every_family_has_as_many_tries(name):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_final_runs_have_the_rate_that_validated_best(name):
+def test_final_runs_use_the_best_lr(name):
     setup = set_up(name, "laptop")
-    rates = {*setup.scale.rates, *setup.scale.sizes.get("sgd_rates", ())}
-    assert len(rates) > 1
+    lrs = {*setup.scale.lrs, *setup.scale.sizes.get("sgd_rates", ())}
+    assert len(lrs) > 1
     cells = planned(name, setup, lambda cell: float(cell.at["rate"]))  # the highest is the best
     finals = {cell.recipe.optimizer.lr for cell in cells if cell.phase == "final"}
-    assert finals == {setup.scale.rates[-1], *setup.scale.sizes.get("sgd_rates", ())[-1:]}
+    assert finals == {setup.scale.lrs[-1], *setup.scale.sizes.get("sgd_rates", ())[-1:]}
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_study_can_be_planned_for_photographs(name):
+def test_studies_plan_large_images(name):
     setup = replace(set_up(name, "laptop"), facts=PHOTOGRAPHS)
     for cell in planned(name, setup):
         model = cell.recipe.model
@@ -198,7 +205,7 @@ def test_the_two_heads_differ_in_pooling_and_its_token():
     assert replace(mean, pool=token.pool, prefix=token.prefix) == token
 
 
-def test_between_vit_and_the_transformer_of_2017_lies_one_change_each():
+def test_encoders_differ_in_one_change():
     found = models("original-transformer", "encoder")
     original, ours = found["Transformer of 2017"], found["ViT"]
     assert (original.block, original.position) == (PostNorm(mlp=ReLU()), Sinusoid1D())
@@ -208,11 +215,11 @@ def test_between_vit_and_the_transformer_of_2017_lies_one_change_each():
     assert found["ViT, sinusoid"] == replace(ours, position=Sinusoid1D())
 
 
-def test_shapes_tell_the_compute_that_is_counted_on_them():
+def test_shapes_have_counted_compute():
     cells = planned("shape", set_up("shape", "laptop"))
     base = next(cell.recipe.model for cell in cells if cell.at["dimension"] == "base")
     for cell in cells:
-        assert cell.at["compute"] == pytest.approx(macs(cell.recipe.model) / macs(base), abs=1e-3)
+        assert cell.at["compute"] == pytest.approx(count_macs(cell.recipe.model) / count_macs(base), abs=1e-3)
     heads = {cell.at["compute"] for cell in cells if cell.at["dimension"] == "heads"}
     assert heads == {1.0}
 
@@ -226,7 +233,7 @@ def test_a_wider_model_keeps_its_mlp_and_everything_scales_all():
     assert (whole.depth, whole.width, whole.mlp, whole.heads) == (6, 96, 384, 6)
 
 
-def test_the_resnet_is_trained_by_adam_and_by_sgd():
+def test_resnet_uses_adam_and_sgd():
     cells = planned("resnet-optimizer", set_up("resnet-optimizer", "laptop"))
     kinds = {(cell.at["optimizer"], type(cell.recipe.optimizer), type(cell.recipe.model)) for cell in cells}
     assert kinds == {("Adam", AdamW, BiTConfig), ("SGD", SGD, BiTConfig)}
@@ -239,26 +246,26 @@ def test_models_of_matched_compute_are_within_ten_percent(scale):
     for name in ("data-size", "compute"):
         setup = set_up(name, scale)
         for each in setup.scale.sizes.get("models", (setup.scale.sizes,)):
-            found = matched(setup, each["bit"], each["hybrid"])
-            costs = {family: macs(model) for family, model in found.items()}
+            found = match_cost(setup, each["bit"], each["hybrid"])
+            costs = {family: count_macs(model) for family, model in found.items()}
             assert all(abs(cost / costs[RESNET] - 1) < 0.1 for cost in costs.values()), (name, costs)
             assert len({model.image_size for model in found.values()}) == 1
 
 
 @pytest.mark.parametrize("scale", ["laptop", "gpu"])
-def test_on_photographs_a_hybrid_that_costs_more_is_left_out(scale):
+def test_too_costly_hybrid_is_left_out(scale):
     setup = replace(set_up("compute", scale), facts=PHOTOGRAPHS)
     for each in setup.scale.sizes["models"]:
-        found = matched(setup, each["bit"], each["hybrid"])
+        found = match_cost(setup, each["bit"], each["hybrid"])
         assert {RESNET, VIT} <= found.keys()
-        assert all(abs(macs(model) / macs(found[RESNET]) - 1) < 0.1 for model in found.values())
-    families = Counter(str(cell.at["family"]) for cell in study_named("compute").plan(setup, []))
+        assert all(abs(count_macs(model) / count_macs(found[RESNET]) - 1) < 0.1 for model in found.values())
+    families = Counter(str(cell.at["family"]) for cell in load_study("compute").plan(setup, []))
     assert families[HYBRID] < families[VIT] == families[RESNET]
 
 
 def test_models_of_matched_compute_are_of_three_families():
     setup = set_up("data-size", "laptop")
-    found = matched(setup, setup.scale.sizes["bit"], setup.scale.sizes["hybrid"])
+    found = match_cost(setup, setup.scale.sizes["bit"], setup.scale.sizes["hybrid"])
     assert isinstance(found[RESNET], BiTConfig)
     assert isinstance(found[HYBRID], ViTConfig)
     assert isinstance(found[HYBRID].embed, Hybrid)
@@ -266,12 +273,16 @@ def test_models_of_matched_compute_are_of_three_families():
     assert isinstance(found[VIT].embed, Patches)
 
 
-def test_compute_is_three_times_forward_for_every_picture_seen():
+def test_training_compute_is_three_forward_passes():
     setup = set_up("compute", "laptop")
     for cell in planned("compute", setup):
         assert cell.recipe.steps is not None
         seen = cell.recipe.steps * cell.recipe.batch_size
-        assert cell.at["compute"] == 3 * macs(cell.recipe.model) * seen == training_macs(cell.recipe.model, seen)
+        assert (
+            cell.at["compute"]
+            == 3 * count_macs(cell.recipe.model) * seen
+            == count_training_macs(cell.recipe.model, seen)
+        )
 
 
 def test_models_are_pre_trained_on_every_other_class_and_transferred_to_the_rest():
@@ -290,19 +301,21 @@ def test_models_are_pre_trained_on_every_other_class_and_transferred_to_the_rest
 
 def test_eleven_classes_are_divided_into_five_and_six():
     setup = set_up("data-size", "laptop")
-    learnt, asked = data_size.halves(replace(setup, facts=replace(setup.facts, classes=11)))
-    assert (learnt.facts.classes, asked.facts.classes) == (5, 6)
+    learned, asked = data_size.split_classes(replace(setup, facts=replace(setup.facts, classes=11)))
+    assert (learned.facts.classes, asked.facts.classes) == (5, 6)
     with pytest.raises(ValueError, match=r"fashion-mnist has 3 classes.*use data with 4 or more"):
         data_size.plan(replace(setup, facts=replace(setup.facts, classes=3)), [])
 
 
-def test_the_first_seed_tries_the_rates_of_pre_training_and_the_others_have_the_best():
+def test_first_seed_tunes_pre_training():
     setup = set_up("data-size", "laptop")
     first = data_size.plan(setup, [])
     assert {(cell.phase, cell.at["seed"]) for cell in first} == {("base", 0)}
     scores = {1e-3: 0.6, 3e-3: 0.7}
     tried = [
-        Result(cell.at, cell.phase, {"validation": scores[float(str(cell.at["rate"]))]}, 1.0, f"cells/{cell.name}/run")
+        CellResult(
+            cell.at, cell.phase, {"validation": scores[float(str(cell.at["rate"]))]}, 1.0, f"cells/{cell.name}/run"
+        )
         for cell in first
     ]
     after = [cell for cell in data_size.plan(setup, tried) if cell.at["seed"] != 0]
@@ -314,24 +327,22 @@ def test_the_first_seed_tries_the_rates_of_pre_training_and_the_others_have_the_
     assert tuning.recipe.init == f"study/{begun.run}/model.safetensors"
 
 
-def test_every_scale_has_its_sizes_in_the_data_it_is_meant_for():
+def test_every_scale_fits_its_data():
     for scale, left in (("laptop", 1.0), ("gpu", 1.0), ("cluster", 0.8)):  # ImageNet-21k has no splits of its own
         setup = set_up("data-size", scale)
         setup = replace(setup, facts=replace(setup.facts, images=round(left * setup.facts.images)))
-        assert len(data_size.amounts(setup)) == 6
+        assert len(data_size.subset_sizes(setup)) == 6
 
 
-def test_sizes_that_the_data_does_not_have_are_left_out():
+def test_missing_sizes_are_left_out():
     setup = replace(set_up("data-size", "laptop"), facts=PHOTOGRAPHS)  # 80 of each class
     assert sorted({cell.at["each class"] for cell in planned("data-size", setup)}) == [10, 40]
     few = replace(setup, data=Data("photos"), facts=replace(PHOTOGRAPHS, images=100))
-    with pytest.raises(
-        ValueError, match=r"photos has about 10 training pictures of each class.*use data with 40 or more"
-    ):
+    with pytest.raises(ValueError, match=r"photos has about 10 training images per class.*use data with 40 or more"):
         planned("data-size", few)
 
 
-def test_pre_training_and_transfer_see_other_classes_and_the_shots_are_of_the_pre_trained_model(ran):
+def test_pre_training_and_transfer_use_disjoint_classes(ran):
     sweep, state, _ = ran("data-size")
     seen: dict[str, set[str]] = {}
     for result in state.results.values():
@@ -342,38 +353,38 @@ def test_pre_training_and_transfer_see_other_classes_and_the_shots_are_of_the_pr
         seen.setdefault(result.phase, set()).update(load(sweep.directory / result.run / "model.safetensors").labels)
     assert seen == {"base": set("13579"), "final": set("02468")}
     cell = next(cell for cell in state.cells.values() if cell.phase == "final")
-    shots = five_shot_of(str(cell.recipe.init), cell)["five-shot"]
+    shots = measure_five_shot_of(str(cell.recipe.init), cell)["five-shot"]
     assert (
         shots == next(r for r in state.results.values() if (r.phase, r.at) == ("final", cell.at)).numbers["five-shot"]
     )
 
 
-def set_up_for(facts: Facts, **sizes) -> Setup:
-    return Setup(Scale("any", 1, "one core", steps=50, sizes=sizes), Data("any"), facts, Path("study"))
+def set_up_for(facts: Facts, **sizes) -> StudySetup:
+    return StudySetup(StudyScale("any", 1, "one core", steps=50, sizes=sizes), Data("any"), facts, Path("study"))
 
 
-def test_small_pictures_are_taken_whole_and_photographs_have_as_many_tokens():
-    small = vit(set_up_for(FACTS["cifar-10"], width=32, depth=2, heads=2, patch=4))
-    photograph = vit(set_up_for(PHOTOGRAPHS, width=32, depth=2, heads=2, patch=4))
+def test_small_and_large_images_have_equal_tokens():
+    small = configure_study_vit(set_up_for(FACTS["cifar-10"], width=32, depth=2, heads=2, patch=4))
+    photograph = configure_study_vit(set_up_for(PHOTOGRAPHS, width=32, depth=2, heads=2, patch=4))
     assert (small.image_size, small.embed) == ((32, 32), Patches(4))
     assert (photograph.image_size, photograph.embed) == ((128, 128), Patches(16))
     assert small.shape.patches == photograph.shape.patches == 64
 
 
-def test_a_scale_that_names_the_size_of_pictures_gets_it():
+def test_scale_sets_the_image_size():
     setup = set_up_for(PHOTOGRAPHS, width=32, depth=2, heads=2, patch=16, image=224)
-    assert (vit(setup).image_size, vit(setup).shape.patches) == ((224, 224), 196)
+    assert (configure_study_vit(setup).image_size, configure_study_vit(setup).shape.patches) == ((224, 224), 196)
 
 
-def test_pictures_are_made_a_multiple_of_the_patch():
-    assert image_size(set_up_for(FACTS["fashion-mnist"]), 8) == (32, 32)
+def test_image_size_is_a_multiple_of_the_patch():
+    assert choose_image_size(set_up_for(FACTS["fashion-mnist"]), 8) == (32, 32)
 
 
-def test_the_base_recipe_trains_after_the_paper_and_can_be_changed():
+def test_base_recipe_follows_the_paper():
     setup = set_up_for(FACTS["cifar-10"], width=32, depth=2, heads=2, patch=4, weight_decay=0.03)
-    made = recipe(setup, vit(setup), 2e-3, 7)
+    made = build_recipe(setup, configure_study_vit(setup), 2e-3, 7)
     assert isinstance(made.optimizer, AdamW)
     assert (made.optimizer.lr, made.optimizer.weight_decay, made.optimizer.clip) == (2e-3, 0.03, 1.0)
     assert (made.schedule.warmup, made.steps, made.seed, made.data) == (5, 50, 7, Data("any"))
-    longer = recipe(setup, vit(setup), 2e-3, 7, steps=200)
+    longer = build_recipe(setup, configure_study_vit(setup), 2e-3, 7, steps=200)
     assert (longer.schedule.warmup, longer.steps) == (20, 200)

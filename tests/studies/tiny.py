@@ -1,6 +1,6 @@
-"""A made-up study in seconds, and the command line that knows it: python -m tests.studies.tiny paper run tiny --scale test.
+"""A small study that runs in seconds, and a command line with it: python -m tests.studies.tiny paper run tiny --scale test.
 
-What it does can be steered by files beside the study's directory: `broken` holds words, and a cell whose place is one of them
+Files beside the study's directory control it: a cell whose pool is named in `broken`
 fails. Every finished cell leaves a line in `measured`.
 """
 
@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from vitrail.models.build import configure_vit
-from vitrail.recipe import Recipe
-from vitrail.studies import NAMES
-from vitrail.studies.base import recipe
-from vitrail.studies.study import Answer, Cell, Chart, Result, Scale, Series, Setting, Setup, Study
-from vitrail.studies.tuning import tuned
+from vitrail.models.registry import configure_tokens
+from vitrail.studies import STUDY_NAMES
+from vitrail.studies.base import build_recipe, plan_tuned
+from vitrail.studies.study import Answer, Cell, CellResult, Chart, Series, Setting, Study, StudyScale, StudySetup
+from vitrail.training.recipe import Recipe
 
 POOLS = ("class", "mean")
 
 
-def made(setup: Setup, place: Mapping[str, Setting], rate: float, seed: int) -> Recipe:
+def made(setup: StudySetup, place: Mapping[str, Setting], lr: float, seed: int) -> Recipe:
     facts = setup.facts
     side = -(-max(facts.side) // 4) * 4
-    model = configure_vit(
+    model = configure_tokens(
         patch=4,
         width=16,
         depth=1,
@@ -34,11 +33,11 @@ def made(setup: Setup, place: Mapping[str, Setting], rate: float, seed: int) -> 
         channels=facts.channels,
         image_size=(side, side),
     )
-    return recipe(setup, model, rate, seed)
+    return build_recipe(setup, model, lr, seed)
 
 
-def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
-    return tuned(setup, results, [{"pool": pool} for pool in POOLS], lambda *where: made(setup, *where))
+def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+    return plan_tuned(setup, results, [{"pool": pool} for pool in POOLS], lambda *where: made(setup, *where))
 
 
 def measure(cell: Cell, run: Path) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def measure(cell: Cell, run: Path) -> dict[str, Any]:
     return {"files": sorted(path.name for path in run.iterdir())}
 
 
-def read(results: Sequence[Result], scale: Scale) -> Answer:
+def read(results: Sequence[CellResult], scale: StudyScale) -> Answer:
     finals = [result for result in results if result.phase == "final"]
     values = tuple(float(result.numbers["test"]) for result in finals)
     return Answer(
@@ -60,36 +59,33 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
         columns=("pool", "seed", "test"),
         rows=tuple((str(r.at["pool"]), str(r.at["seed"]), f"{100 * r.numbers['test']:.1f} %") for r in finals),
         charts=(Chart("Test", "bars", (Series("test", tuple(str(r.at["pool"]) for r in finals), values),)),),
-        limits="It is made up.",
+        limits="Constructed.",
     )
 
 
 STUDY = Study(
     name="tiny",
     question="Does any of this work?",
-    where="nowhere",
-    found="Nobody looked.",
+    reference="nowhere",
+    paper_finding="Not studied.",
     scales={
-        "test": Scale("digits", 0.5, "one core", seeds=2, steps=3, batch=32, rates=(1e-3, 3e-3)),
-        "laptop": Scale("digits", 1, "one core", seeds=1, steps=3, batch=32),
+        "test": StudyScale("digits", 0.5, "one core", seeds=2, steps=3, batch=32, lrs=(1e-3, 3e-3)),
+        "laptop": StudyScale("digits", 1, "one core", seeds=1, steps=3, batch=32),
     },
     plan=plan,
-    read=read,
+    interpret=read,
     measure=measure,
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line with one more study."""
+    """Run the command line with one more study."""
     import vitrail.cli
     import vitrail.studies
 
     ours = (sys.executable, "-m", "tests.studies.tiny")
     sys.modules["vitrail.studies.tiny"] = sys.modules[__name__]
-    with (
-        patch.object(vitrail.studies, "NAMES", (*NAMES, "tiny")),
-        patch("vitrail.cli.paper.PROGRAM", ours),
-    ):
+    with patch.object(vitrail.studies, "STUDY_NAMES", (*STUDY_NAMES, "tiny")), patch("vitrail.cli.paper.PROGRAM", ours):
         return vitrail.cli.main(arguments)
 
 

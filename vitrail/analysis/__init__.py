@@ -1,29 +1,34 @@
-"""What a model looks at and what it has learnt, seen from outside, with fused attention on."""
+"""Analysis of models from outside, with fused attention kernels: attention, rollout, distances, positions, filters."""
 
-from vitrail.analysis.arrays import arrays
-from vitrail.analysis.compare import pooled, profile
-from vitrail.analysis.distance import distances
-from vitrail.analysis.filters import filters
-from vitrail.analysis.look import VIEWS, look, patch_at
-from vitrail.analysis.positions import positions
-from vitrail.analysis.record import Maps, record_attention
-from vitrail.analysis.seen import Distances, Filters, Positions, Profile, Seen
+from vitrail.analysis.distance import measure_distances
+from vitrail.analysis.profile import pool_tokens, profile_model
+from vitrail.analysis.record import AttentionMaps, record_attention
+from vitrail.analysis.results import (
+    AttentionDistances,
+    ImageTrace,
+    ModelProfile,
+    PositionMaps,
+    PrincipalFilters,
+    to_arrays,
+)
+from vitrail.analysis.trace import TRACE_VIEWS, find_patch, trace_image
+from vitrail.analysis.weights import extract_filters, extract_positions
 
 __all__ = [
-    "VIEWS",
-    "Distances",
-    "Filters",
-    "Maps",
-    "Positions",
-    "Profile",
-    "Seen",
-    "arrays",
-    "distances",
-    "filters",
-    "look",
-    "patch_at",
-    "pooled",
-    "positions",
-    "profile",
+    "TRACE_VIEWS",
+    "AttentionDistances",
+    "AttentionMaps",
+    "ImageTrace",
+    "ModelProfile",
+    "PositionMaps",
+    "PrincipalFilters",
+    "extract_filters",
+    "extract_positions",
+    "find_patch",
+    "measure_distances",
+    "pool_tokens",
+    "profile_model",
     "record_attention",
+    "to_arrays",
+    "trace_image",
 ]

@@ -1,85 +1,126 @@
-"""Mean attention distance, figure 7 (right): how far a head looks, in pixels, as receptive fields are measured.
+"""Mean attention distance in pixels (figure 7, right), and attention between patches on a coarser grid.
 
-For each query patch the distance to every patch, weighted by attention; then the mean over queries. Only patches have a place, so
-prefix tokens are left out on both sides and what a query attends to among patches is taken as a whole, summing to 1. Were
-the class token's share left out without making up for it, a head that mostly looks at the class token would seem to look nearby.
+For each query patch, the distances to all patches are weighted by attention; then the mean over queries is taken. Prefix tokens
+have no position: they are left out on both sides, and attention among patches is renormalised to sum to 1. Without that, a head
+that attends mostly to the class token would seem to have a short distance.
 
 H heads, h×w patches, N of them, r rows.
 """
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.analysis.heads import Heads
-from vitrail.analysis.inside import evaluating, vit_in
-from vitrail.analysis.seen import Distances
-from vitrail.analysis.watch import watching
+from vitrail.analysis.heads import LayerHeads
+from vitrail.analysis.record import evaluation_mode, find_vit, watch_attention
+from vitrail.analysis.results import AttentionDistances
 from vitrail.nn.shape import Grid
 
 
-def centres(grid: Grid, stride: int, device: torch.device) -> Tensor:
-    """Row and column of every patch's centre in pixels, [N, 2]."""
+def patch_centres(grid: Grid, stride: int, device: torch.device) -> Tensor:
+    """Return row and column of every patch centre in pixels, [N, 2]."""
     y, x = torch.meshgrid(*(torch.arange(n, device=device, dtype=torch.float32) for n in grid), indexing="ij")
     return (torch.stack((y, x), -1).flatten(0, 1) + 0.5) * stride
 
 
-class Distance:
-    """The mean distance of each head."""
+class MeanDistance:
+    """Mean attention distance of each head."""
 
     def __init__(self, heads: int, grid: Grid, stride: int, prefix: int, device: torch.device) -> None:
-        self.prefix, self.centres = prefix, centres(grid, stride, device)
+        self.prefix, self.centres = prefix, patch_centres(grid, stride, device)
         self.total = torch.zeros(heads, device=device)
 
-    def see(self, rows: slice, attention: Tensor) -> None:
-        """Some rows, [H, r, T]."""
+    def update(self, rows: slice, attention: Tensor) -> None:
+        """Add some rows, [H, r, T]."""
         skipped = max(0, self.prefix - rows.start)
         attention = attention[:, skipped:, self.prefix :]  # patches to patches
         if not attention.shape[1]:
             return
         first = rows.start + skipped - self.prefix
-        here = self.centres[first : first + attention.shape[1]]
-        away = (here[:, None] - self.centres[None]).square_().sum(-1).sqrt_()  # [r, N]
-        share = attention.sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
-        self.total += ((attention * away).sum(-1) / share).sum(1)
+        queries = self.centres[first : first + attention.shape[1]]
+        distance = (queries[:, None] - self.centres[None]).square_().sum(-1).sqrt_()  # [r, N]
+        total = attention.sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+        self.total += ((attention * distance).sum(-1) / total).sum(1)
 
-    def result(self) -> Tensor:  # [H]
+    def compute(self) -> Tensor:  # [H]
         return self.total / len(self.centres)
 
 
-def distances(model: nn.Module, images: Iterable[Tensor]) -> Distances:
-    """Mean attention distance over pictures, given in normalised batches [B, C, H, W] of one size."""
-    vit = vit_in(model)
+def measure_distances(model: nn.Module, images: Iterable[Tensor]) -> AttentionDistances:
+    """Return the mean attention distance over normalised batches [B, C, H, W] of images of one size."""
+    vit = find_vit(model)
     stride, prefix, depth = vit.embed.stride, vit.config.prefix.count, len(vit.blocks)
-    found: list[list[Tensor]] = []  # by picture and layer, [H] each
+    distances: list[list[Tensor]] = []  # by image and layer, [H] each
     size: tuple[int, int] | None = None
     grid = vit.config.shape.grid
 
-    def see(layer: int, heads: Heads) -> None:
-        for index, picture in enumerate(found[-heads.q.shape[0] :]):
-            distance = Distance(heads.q.shape[1], grid, stride, prefix, heads.q.device)
-            for rows, attention in heads.picture(index).rows():
-                distance.see(rows, attention)
-            picture.append(distance.result().cpu())
+    def measure_layer(layer: int, heads: LayerHeads) -> None:
+        for index, by_layer in enumerate(distances[-heads.q.shape[0] :]):
+            distance = MeanDistance(heads.q.shape[1], grid, stride, prefix, heads.q.device)
+            for rows, attention in heads.select_image(index).iter_rows():
+                distance.update(rows, attention)
+            by_layer.append(distance.compute().cpu())
 
-    with evaluating(model), torch.no_grad(), watching(vit.blocks, list(range(1, depth + 1)), see):
+    with evaluation_mode(model), torch.no_grad(), watch_attention(vit.blocks, list(range(1, depth + 1)), measure_layer):
         for batch in images:
             grid = vit.embed.grid(batch)
             if not len(batch):
                 continue
             height, width = batch.shape[-2:]
             if size is not None and size != (height, width):
-                raise ValueError(
-                    f"a picture of {height}×{width} pixels after others of {size[0]}×{size[1]}: "
-                    "distances in pixels are compared at one size, so give them all the same"
-                )
+                raise ValueError(f"images must have one size, got {height}×{width} after {size[0]}×{size[1]} pixels")
             size = height, width
-            found += [[] for _ in range(len(batch))]
+            distances += [[] for _ in range(len(batch))]
             model(batch)
     if size is None:
-        raise ValueError("no pictures: distances are measured over at least one")
-    values = np.stack([torch.stack(picture).numpy() for picture in found])  # [pictures, L, H]
+        raise ValueError("no images: attention distances need at least 1")
+    values = np.stack([torch.stack(by_layer).numpy() for by_layer in distances])  # [n, L, H]
     spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(values[0])
-    return Distances(values.mean(0), spread, len(values), size)
+    return AttentionDistances(values.mean(0), spread, len(values), size)
+
+
+MAX_CELLS = 256  # for 12 heads of 12 layers this is 19 MB of a page
+
+
+def coarsen_grid(grid: Grid, max_cells: int = MAX_CELLS) -> tuple[Grid, int]:
+    """Return a grid of at most `max_cells` cells, and the number of patches along the side of a cell."""
+    if max_cells < 1:
+        raise ValueError(f"max_cells must be >= 1, got {max_cells}")
+    h, w = grid
+    side = 1
+    while math.ceil(h / side) * math.ceil(w / side) > max_cells:
+        side += 1
+    return (math.ceil(h / side), math.ceil(w / side)), side
+
+
+class CellAttention:
+    """Attention of every cell to every cell, for each head: summed over keys, averaged over queries."""
+
+    def __init__(self, heads: int, grid: Grid, prefix: int, max_cells: int, device: torch.device) -> None:
+        self.prefix, self.grid = prefix, grid
+        (a, b), self.side = coarsen_grid(grid, max_cells)
+        self.cells = a, b
+        self.total = torch.zeros(a * b, heads, a * b, device=device)
+        y, x = (torch.arange(n, device=device) // self.side for n in grid)
+        self.cell_of_patch = (y[:, None] * b + x[None]).flatten()  # of each patch
+        self.row_pooling = torch.nn.functional.one_hot(y, a).T.float()  # [a, h]
+        self.column_pooling = torch.nn.functional.one_hot(x, b).float()  # [w, b]
+
+    def update(self, rows: slice, attention: Tensor) -> None:
+        """Add some rows, [H, r, T]."""
+        skipped = max(0, self.prefix - rows.start)
+        attention = attention[:, skipped:, self.prefix :]
+        if not attention.shape[1]:
+            return
+        if self.side > 1:
+            pooled = self.row_pooling @ (attention.unflatten(-1, self.grid) @ self.column_pooling)
+            attention = pooled.flatten(-2)  # [H, r, n]
+        first = rows.start + skipped - self.prefix
+        cell = self.cell_of_patch[first : first + attention.shape[1]]
+        self.total.index_add_(0, cell, attention.transpose(0, 1))
+
+    def compute(self) -> Tensor:  # [H, n, n]
+        return (self.total / self.cell_of_patch.bincount()[:, None, None]).transpose(0, 1)

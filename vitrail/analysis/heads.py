@@ -1,6 +1,6 @@
-"""What the heads of one layer attend to, a few queries at a time, and how their attention differs.
+"""Statistics of one layer's attention, computed from a few rows (queries) at a time, and attention rollout over layers.
 
-H heads, T tokens, d values a head, r rows: the queries that are looked at together.
+H heads, T tokens, d values per head, N patches, r rows: the queries processed together.
 """
 
 import math
@@ -8,21 +8,22 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 2**22  # numbers of attention in memory at a time: 16 MiB
-QUERIES = 512  # at most so many are compared between heads, evenly spaced
+CHUNK = 2**22  # attention weights in memory at a time: 16 MiB
+MAX_COMPARED_QUERIES = 512  # evenly spaced, for the similarity of heads
 
 
-class Heads(NamedTuple):
-    """Queries and keys of one layer, and the bias of its positions: all that attention is made of."""
+class LayerHeads(NamedTuple):
+    """Queries, keys and position bias of one layer, from which its attention is computed."""
 
     q: Tensor  # [..., H, T, d]
     k: Tensor  # [..., H, T, d]
     bias: Tensor | None  # [..., H, T, T]
 
     def attention(self, queries: slice | list[int] = slice(None)) -> Tensor:
-        """softmax(q kᵀ / √d + bias) of these queries, in float32: [..., H, r, T]."""
+        """Return softmax(q kᵀ / √d + bias) of these queries in float32, [..., H, r, T]."""
         q, k = self.q[..., queries, :].float(), self.k.float()
         with torch.autocast(q.device.type, enabled=False):
             scores = (q * self.q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
@@ -30,15 +31,15 @@ class Heads(NamedTuple):
                 scores += self.bias[..., queries, :].float()
             return scores.softmax(-1)
 
-    def picture(self, index: int) -> "Heads":
-        """Those of one picture of a batch, [H, T, d]."""
+    def select_image(self, index: int) -> "LayerHeads":
+        """Return those of one image of a batch, [H, T, d]."""
         bias = self.bias
         if bias is not None:
             bias = bias[index if bias.shape[0] > 1 else 0]
-        return Heads(self.q[index], self.k[index], bias)
+        return LayerHeads(self.q[index], self.k[index], bias)
 
-    def rows(self) -> Iterator[tuple[slice, Tensor]]:
-        """All of attention, some rows after the others: where they are, and [H, r, T]."""
+    def iter_rows(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the attention in chunks of rows: their slice, and [H, r, T]."""
         heads, tokens, _ = self.q.shape
         step = max(1, CHUNK // (heads * tokens))
         for start in range(0, tokens, step):
@@ -46,48 +47,138 @@ class Heads(NamedTuple):
             yield rows, self.attention(rows)
 
 
-def entropies(attention: Tensor) -> Tensor:
-    """Entropy in nats of each row: [..., T] to [...]."""
+def row_entropies(attention: Tensor) -> Tensor:
+    """Return the entropy of each row in nats, [..., T] to [...]."""
     return -(attention.clamp_min(1e-30).log() * attention).sum(-1)
 
 
-class Entropy:
-    """The mean entropy over all queries, for each head: log T where a head looks everywhere alike, 0 where at one token."""
+class MeanEntropy:
+    """Mean entropy over queries of each head: log T for uniform attention, 0 for attention to one token."""
 
     def __init__(self, heads: int, device: torch.device) -> None:
         self.total = torch.zeros(heads, device=device)
         self.queries = 0
 
-    def see(self, rows: slice, attention: Tensor) -> None:
-        self.total += entropies(attention).sum(1)
+    def update(self, rows: slice, attention: Tensor) -> None:
+        self.total += row_entropies(attention).sum(1)
         self.queries += attention.shape[1]
 
-    def result(self) -> Tensor:  # [H]
+    def compute(self) -> Tensor:  # [H]
         return self.total / self.queries
 
 
-class Alike:
-    """1 minus the Jensen-Shannon divergence in bits between two heads' attention, the mean over queries.
+class HeadSimilarity:
+    """1 − Jensen-Shannon divergence (bits) of the attention of two heads, the mean over queries.
 
-    1 for heads that attend alike, 0 for those that never look at the same token. Among more than 512 queries, every so
-    many-th is compared: there are H² pairs, and neighbouring queries say much the same.
+    1 for equal attention, 0 for attention to disjoint tokens. At most 512 evenly spaced queries are compared: there are H²
+    pairs, and neighbouring queries attend alike.
     """
 
     def __init__(self, heads: int, tokens: int, device: torch.device) -> None:
-        self.every = math.ceil(tokens / QUERIES)
+        self.query_step = math.ceil(tokens / MAX_COMPARED_QUERIES)
         self.total = torch.zeros(heads, heads, device=device)
         self.queries = 0
 
-    def see(self, rows: slice, attention: Tensor) -> None:
-        attention = attention[:, -rows.start % self.every :: self.every]  # [H, r, T]
-        alone = entropies(attention)  # [H, r]
+    def update(self, rows: slice, attention: Tensor) -> None:
+        attention = attention[:, -rows.start % self.query_step :: self.query_step]  # [H, r, T]
+        separate = row_entropies(attention)  # [H, r]
         for head in range(len(attention) - 1):
             others = slice(head + 1, None)
-            together = entropies((attention[head] + attention[others]) / 2)
-            divergence = (together - (alone[head] + alone[others]) / 2).sum(1) / math.log(2)
+            mixed = row_entropies((attention[head] + attention[others]) / 2)
+            divergence = (mixed - (separate[head] + separate[others]) / 2).sum(1) / math.log(2)
             self.total[head, others] += divergence
             self.total[others, head] += divergence
         self.queries += attention.shape[1]
 
-    def result(self) -> Tensor:  # [H, H]
+    def compute(self) -> Tensor:  # [H, H]
         return (1 - self.total / self.queries).clamp(0, 1)
+
+
+def select_patches(rows: slice, attention: Tensor, prefix: int) -> Tensor:
+    """Return the attention of patches to patches: [H, r, T] to [H, up to r, N]."""
+    return attention[:, max(0, prefix - rows.start) :, prefix:]
+
+
+class HeadDiversity:
+    """1 − cosine similarity of the attention of two heads, the mean over queries and over the other heads.
+
+    0 if all heads are equal, 1 if they attend to disjoint patches; NaN for a single head.
+    """
+
+    def __init__(self, heads: int, prefix: int, device: torch.device) -> None:
+        self.prefix, self.queries = prefix, 0
+        self.total = torch.zeros(heads, heads, device=device)
+
+    def update(self, rows: slice, attention: Tensor) -> None:
+        """Add some rows, [H, r, T]."""
+        unit = F.normalize(select_patches(rows, attention, self.prefix), dim=-1)
+        self.queries += unit.shape[1]
+        self.total += unit.flatten(1) @ unit.flatten(1).T  # cosines, summed over queries
+
+    def compute(self) -> Tensor:  # [H]
+        others = self.total.sum(1) - self.total.diagonal()
+        return (1 - others / (self.queries * (len(others) - 1))).clamp(0, 1)
+
+
+class MutualInformation:
+    """Normalised mutual information of query and key, I(q; k) / √(H(q) H(k)), for uniformly distributed queries.
+
+    0 if all queries have the same attention, 1 if each attends to one patch of its own.
+    """
+
+    def __init__(self, heads: int, patches: int, prefix: int, device: torch.device) -> None:
+        self.prefix, self.patches = prefix, patches
+        self.keys = torch.zeros(heads, patches, device=device)  # p(k), times N
+        self.conditional_entropy = torch.zeros(heads, device=device)  # H(k | q), times N
+
+    def update(self, rows: slice, attention: Tensor) -> None:
+        """Add some rows, [H, r, T]."""
+        attention = select_patches(rows, attention, self.prefix)
+        share = attention / attention.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        self.keys += share.sum(1)
+        self.conditional_entropy += row_entropies(share).sum(1)
+
+    def compute(self) -> Tensor:  # [H]
+        key_entropy = row_entropies(self.keys / self.patches)
+        scale = (math.log(self.patches) * key_entropy).sqrt()
+        information = (key_entropy - self.conditional_entropy / self.patches).clamp_min(0)
+        # If all queries attend to one patch, information and scale are 0.
+        return torch.where(scale > 1e-6, information / scale.clamp_min(1e-6), 0.0).clamp_max(1)
+
+
+class Rollout:
+    """Attention rollout (Abnar and Zuidema 2020; figure 6 and appendix D.7 of the ViT paper).
+
+    Each layer's matrix is 0.5 A + 0.5 I with A the mean over heads; the product over layers says how much of each input token
+    reaches the reader. Its row of the reader is computed by a vector from the last layer to the first, without T×T matrices.
+    """
+
+    def __init__(self, reader: Tensor) -> None:
+        self.row = reader  # [T], sums to 1
+        self._next = torch.zeros_like(reader)
+
+    def update(self, rows: slice, attention: Tensor) -> None:
+        """Add some rows of this layer, [H, r, T]."""
+        self._next += self.row[rows] @ attention.mean(0)
+
+    def next_layer(self) -> None:
+        """Finish this layer and go to the one below."""
+        self.row = 0.5 * self.row + 0.5 * self._next  # rows of A sum to 1, so those of 0.5 A + 0.5 I do
+        self._next = torch.zeros_like(self.row)
+
+
+class Relevance:
+    """Gradient-weighted relevance of the input tokens for the reader: R + mean over heads of (A · dA)⁺ R, layer by layer."""
+
+    def __init__(self, reader: Tensor) -> None:
+        self.row = reader  # [T]
+        self._next = torch.zeros_like(reader)
+
+    def update(self, rows: slice, attention: Tensor, gradient: Tensor) -> None:
+        """Add some rows of this layer and the gradient by them, [H, r, T] each."""
+        self._next += self.row[rows] @ (attention * gradient).clamp_min_(0).mean(0)
+
+    def next_layer(self) -> None:
+        """Finish this layer and go to the one below."""
+        self.row = self.row + self._next
+        self._next = torch.zeros_like(self.row)

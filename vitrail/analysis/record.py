@@ -1,21 +1,116 @@
-"""Attention as a record of what ran: `with record_attention(model) as maps: model(images)`.
+"""Recording of attention while a model runs: `with record_attention(model) as maps: model(images)`.
 
-B pictures, H heads, T tokens.
+B images, H heads, T tokens.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.analysis.heads import Heads
-from vitrail.analysis.inside import chosen, vit_in
-from vitrail.analysis.watch import watching
+from vitrail.analysis.heads import LayerHeads
+from vitrail.models.base import Model, TokenModel
+from vitrail.nn.attention import MSA
+from vitrail.nn.position import NO_POSITION, LayerPosition
+
+HeadsCallback = Callable[[int, LayerHeads], None]
 
 
-class Maps(Mapping[int, Tensor]):
-    """What was recorded, by layer: 1 to L, or -1 for the last. Pictures of several calls come one after the other."""
+def find_vit(model: nn.Module) -> TokenModel:
+    """Return the one token model in a module, which may be compiled or wrapped for several processes."""
+    models = [module for module in model.modules() if isinstance(module, TokenModel)]
+    if len(models) == 1:
+        return models[0]
+    if not models and (other := next((module for module in model.modules() if isinstance(module, Model)), None)):
+        return other.tokens_for("recording attention")  # raises
+    raise ValueError(f"{type(model).__name__} contains {len(models)} Vision Transformers: give one of them")
+
+
+def find_unsharded_vit(model: nn.Module) -> TokenModel:
+    """Return the token model; raise ValueError if its weights are sharded."""
+    vit = find_vit(model)
+    if any(hasattr(parameter, "full_tensor") for parameter in vit.parameters()):  # a DTensor
+        raise ValueError(
+            "the weights of this model are sharded over processes: load the saved model, or use record_attention, "
+            "which works on sharded models"
+        )
+    return vit
+
+
+def resolve_layers(vit: TokenModel, layers: list[int]) -> list[int]:
+    """Return sorted layer numbers 1 to L, as in `ViT.features`; negative ones count from the end."""
+    depth = len(vit.blocks)
+    for layer in layers:
+        if layer == 0 or not -depth <= layer <= depth:
+            raise ValueError(f"layer must be 1 to {depth}, or -1 for the last, got {layer}")
+    return sorted({layer + depth + 1 if layer < 0 else layer for layer in layers})
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode within the context; then restore the mode of each module."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class AttentionHook:
+    """Hooks of one layer. They use the output of the qkv projection, so nothing is computed twice."""
+
+    def __init__(self, layer: int, msa: MSA, callback: HeadsCallback) -> None:
+        self.layer, self.msa, self.callback = layer, msa, callback
+        self.position = NO_POSITION
+
+    def before_attention(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Store the positions of the layer's tokens."""
+        self.position: LayerPosition = args[1] if len(args) > 1 else kwargs.get("position", NO_POSITION)
+
+    def after_projection(self, _: nn.Module, __: tuple[Any, ...], qkv: Tensor) -> None:
+        """Pass queries and keys of all tokens on, also if the layer computes few outputs."""
+        if torch._C._current_graph_task_id() != -1:  # recomputation of activation checkpointing in the backward pass
+            return
+        with torch.no_grad():
+            q, k, _v = self.msa.split_heads(qkv.detach(), self.position)
+            self.callback(self.layer, LayerHeads(q, k, self.position.bias))
+
+
+@contextmanager
+def watch_attention(blocks: nn.ModuleList, layers: list[int], callback: HeadsCallback) -> Iterator[None]:
+    """Call `callback` with queries and keys of each of these layers whenever it runs."""
+    handles = []
+    with disable_compile():
+        try:
+            for layer in layers:
+                msa = blocks[layer - 1].msa
+                assert isinstance(msa, MSA)
+                hook = AttentionHook(layer, msa, callback)
+                handles.append(msa.register_forward_pre_hook(hook.before_attention, with_kwargs=True))
+                handles.append(msa.qkv.register_forward_hook(hook.after_projection))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def disable_compile() -> Iterator[None]:
+    """Run compiled code eagerly within the context: code compiled without hooks silently skips them (PyTorch 2.13)."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import would take seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+class AttentionMaps(Mapping[int, Tensor]):
+    """Recorded maps by layer, 1 to L, or -1 for the last. Images of several calls are concatenated."""
 
     def __init__(self, depth: int, layers: list[int]) -> None:
         self.depth = depth
@@ -25,16 +120,14 @@ class Maps(Mapping[int, Tensor]):
         self._parts[layer].append(part)
 
     def __getitem__(self, layer: int) -> Tensor:
-        at = layer + self.depth + 1 if layer < 0 else layer
-        if at not in self._parts:
-            raise KeyError(f"layer {layer} was not recorded: record_attention was asked for {list(self._parts)}")
-        parts = self._parts[at]
+        number = layer + self.depth + 1 if layer < 0 else layer
+        if number not in self._parts:
+            raise KeyError(f"layer {layer} was not recorded: recorded are {list(self._parts)}")
+        parts = self._parts[number]
         if not parts:
-            raise KeyError(f"layer {layer} has not run: call the model inside of the with block")
+            raise KeyError(f"layer {layer} has not run: call the model inside the with block")
         if len({part.shape[1:] for part in parts}) > 1:
-            raise ValueError(
-                f"layer {layer} saw pictures of several sizes, whose maps do not go together: record each size by itself"
-            )
+            raise ValueError(f"layer {layer} got images of several sizes: record each size separately")
         if len(parts) > 1:
             parts[:] = [torch.cat(parts)]
         return parts[0]
@@ -46,8 +139,7 @@ class Maps(Mapping[int, Tensor]):
         return len(self._parts)
 
 
-def listed(numbers: int | Iterable[int]) -> list[int]:
-    """One number is a list of one."""
+def as_list(numbers: int | Iterable[int]) -> list[int]:
     return [numbers] if isinstance(numbers, int) else list(numbers)
 
 
@@ -58,37 +150,36 @@ def record_attention(
     *,
     queries: int | Iterable[int] | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[Maps]:
-    """Records the attention of these layers (all unless given) while the model runs.
+) -> Iterator[AttentionMaps]:
+    """Record the attention of these layers (default: all) while the model runs.
 
         with record_attention(model, layers=[3, 7]) as maps:
             model(images)
         maps[3]  # [B, H, T, T]: softmax of layer 3, float32, on the CPU
 
-    Layers count from 1 to L as in `ViT.features`; -1 is the last. The model computes what it always does, with its fused
-    kernel, and its answer is the same to the last bit; the maps are made from the queries and keys of each layer as it runs,
-    for all tokens, also in the last layer where the model itself computes fewer. In training mode a map is the softmax
-    before dropout. Calls one after the other are put one after the other: three batches of 8 give 24 maps.
+    Layers count from 1 to L as in `ViT.features`; -1 is the last. The model keeps its fused kernel and its output is bit-exact;
+    the maps are computed from the queries and keys of each layer as it runs, for all tokens, also in the last layer where the
+    model itself computes fewer. In training mode a map is the softmax before dropout. Calls are concatenated: three batches
+    of 8 give 24 maps.
 
-    `queries` records the rows of these tokens only (0 is the class token). `reduce` is given each layer's map and what it
-    returns is kept in its place, so that one layer is in memory at a time; its first dimension must stay the pictures.
+    `queries` limits the rows to these tokens (0 is the class token). `reduce` maps each layer's map to what is stored instead,
+    so that one layer is in memory at a time; its first dimension must stay the images.
 
-    Models under DDP or FSDP2 record what this process saw. Compiled models run uncompiled while they are recorded, because
-    compiled code leaves out hooks that it was not compiled with.
+    Models under DDP or FSDP2 record the batches of this process. Compiled models run eagerly while they are recorded.
     """
-    vit = vit_in(model)
-    wanted = chosen(vit, listed(range(1, len(vit.blocks) + 1) if layers is None else layers))
-    rows = slice(None) if queries is None else listed(queries)
-    maps = Maps(len(vit.blocks), wanted)
+    vit = find_vit(model)
+    numbers = resolve_layers(vit, as_list(range(1, len(vit.blocks) + 1) if layers is None else layers))
+    rows = slice(None) if queries is None else as_list(queries)
+    maps = AttentionMaps(len(vit.blocks), numbers)
 
-    def see(layer: int, heads: Heads) -> None:
+    def add_map(layer: int, heads: LayerHeads) -> None:
         if isinstance(rows, list):
             tokens = heads.q.shape[-2]
             for query in rows:
                 if not -tokens <= query < tokens:
-                    raise ValueError(f"query {query} of {tokens} tokens: use 0 to {tokens - 1}")
+                    raise ValueError(f"query must be 0 to {tokens - 1}, got {query}")
         attention = heads.attention(rows)
         maps.add(layer, (attention if reduce is None else reduce(attention)).detach().cpu())
 
-    with watching(vit.blocks, wanted, see):
+    with watch_attention(vit.blocks, numbers, add_map):
         yield maps

@@ -1,20 +1,28 @@
-"""Patch tokens of one layer as pictures: principal components as colours, likeness to one of them, length.
+"""Maps of one layer's patch tokens: principal components as colours, similarity to one token, norm, spectrum.
 
 N patches, D width.
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.nn.shape import Grid
 
-def components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The first principal directions of rows [N, D], and each one's share of the variance: [count, D], [count].
 
-    A direction's sign says nothing; here its largest entry is positive. There are at most as many as rows or columns.
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """Return a float32 array on the CPU."""
+    return tensor.detach().float().cpu().numpy()
+
+
+def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the first principal directions of rows [N, D] and their fractions of the variance, [count, D] and [count].
+
+    The sign of a direction is arbitrary; here its largest entry is positive. There are at most min(N, D).
     """
     centred = (values - values.mean(0)).double()
-    if len(centred) > centred.shape[1]:  # many rows: their covariance is smaller
+    if len(centred) > centred.shape[1]:  # the covariance matrix is smaller
         variance, columns = torch.linalg.eigh(centred.T @ centred)
         variance, directions = variance.flip(0).clamp_min(0), columns.T.flip(0)
     else:
@@ -27,14 +35,14 @@ def components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return directions.float(), share.float()
 
 
-def colours(tokens: Tensor) -> Tensor:
-    """Three principal components as red, green and blue, [N, D] to [N, 3] in 0…1.
+def token_colours(tokens: Tensor) -> Tensor:
+    """Return three principal components as red, green and blue, [N, D] to [N, 3] in 0…1.
 
-    Each layer has components of its own, each stretched so that 98 % of its values lie between 0 and 1: tokens with enormous
-    values would leave all others grey. What is constant is half grey.
+    Each layer has its own components, each scaled so that 98 % of its values lie between 0 and 1, because few tokens with
+    very large values would leave the others grey. Constant components are 0.5.
     """
     tokens = tokens.float()
-    directions, _ = components(tokens, 3)
+    directions, _ = principal_components(tokens, 3)
     scores = (tokens - tokens.mean(0)) @ directions.T  # [N, up to 3]
     low, high = scores.quantile(torch.tensor([0.01, 0.99], device=scores.device), 0)
     span = high - low
@@ -43,11 +51,36 @@ def colours(tokens: Tensor) -> Tensor:
     return F.pad(scaled.clamp(0, 1), (0, 3 - scaled.shape[1]), value=0.5)
 
 
-def similar(tokens: Tensor, index: int) -> Tensor:
-    """Cosine of every token with one of them, [N]."""
+def token_similarity(tokens: Tensor, index: int) -> Tensor:
+    """Return the cosine similarity of every token with one of them, [N]."""
     return F.cosine_similarity(tokens.float(), tokens[index].float()[None], dim=-1)
 
 
-def norms(tokens: Tensor) -> Tensor:
-    """Length of every token: [N, D] to [N]. Registers and artefacts stand out."""
+def token_norms(tokens: Tensor) -> Tensor:
+    """Return the norm of every token, [N, D] to [N]; registers and artefacts have large norms."""
     return tokens.float().norm(dim=-1)
+
+
+def grid_frequencies(grid: Grid) -> Tensor:
+    """Return the frequencies of the grid's shorter side, [F], from 0 to 1 in units of pi per patch."""
+    short = min(grid)
+    return torch.arange(short // 2 + 1) * 2 / short
+
+
+def token_spectrum(tokens: Tensor, grid: Grid) -> Tensor:
+    """Return the log amplitude by frequency relative to frequency 0, [N, D] to [F].
+
+    The diagonal of the 2-D spectrum has equal frequencies in rows and columns. For grids that are not square, the longer side
+    is interpolated linearly to these frequencies.
+    """
+    maps = tokens.float().T.unflatten(1, grid)  # [D, h, w]
+    amplitude = (torch.fft.fft2(maps).abs() + 1e-6).log().mean(0)  # [h, w]
+    frequencies = grid_frequencies(grid).to(amplitude.device)
+    for side in grid:  # rows first, then columns: each pass interpolates the first axis and transposes
+        index = frequencies * side / 2
+        low = index.floor().long()
+        weight = (index - low)[:, None]
+        amplitude = amplitude[low % side] * (1 - weight) + amplitude[(low + 1) % side] * weight
+        amplitude = amplitude.T
+    diagonal = amplitude.diagonal()
+    return diagonal - diagonal[0]

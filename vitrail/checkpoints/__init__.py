@@ -1,1 +1,6 @@
-"""Other projects' names for the same weights: one key table per format, used both ways."""
+"""Checkpoints of vitrail and of other projects: one key table per format, used for reading and writing.
+
+`TARGET_NAMES` stands here because the help texts of the command line read it without importing PyTorch.
+"""
+
+TARGET_NAMES = ("vitrail", "timm", "hf", "big_vision", "torchvision", "vit-pytorch", "clip", "dinov2")  # of conversions

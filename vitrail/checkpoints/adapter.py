@@ -1,9 +1,9 @@
-"""Low-rank additions (LoRA) in the form of the PEFT library: a directory with adapter_config.json and adapter_model.safetensors.
+"""LoRA adapters of the PEFT library: a directory with adapter_config.json and adapter_model.safetensors.
 
-PEFT names the modules of transformers' models, which have queries, keys and values apart where ours are one matrix: an addition
-B A to that matrix is three of theirs with the same A and the rows of B between them, and three of theirs with different A are
-rows of one difference of ours. So both directions are exact. transformers renamed its modules in version 5: both spellings are
-read.
+PEFT names the modules of transformers' models, which have separate matrices for queries, keys and values where vitrail has
+one. An addition B A to that matrix is three of theirs with the same A and the rows of B divided among them; three of theirs
+with different A are row blocks of one difference. So both directions are exact. transformers renamed its modules in version
+5; both namings are read.
 """
 
 import json
@@ -19,40 +19,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from vitrail.checkpoints.files import safetensors
-from vitrail.checkpoints.files.atomic import staged
-from vitrail.checkpoints.files.source import parse_json, read_json, refuse
-from vitrail.checkpoints.transformers import family_of
+from vitrail.checkpoints.formats.transformers import choose_family
+from vitrail.checkpoints.io import safetensors
+from vitrail.checkpoints.io.source import checkpoint_error, parse_json, read_json
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.build import Config
-from vitrail.models.tuning import LowRank
-from vitrail.models.vit import ViT, ViTConfig
-from vitrail.models.written import dataclass_from_json, to_json
+from vitrail.models.base import ModelConfig, TokenConfig, TokenModel
+from vitrail.models.lora import LowRank
 from vitrail.nn.mlp import SwiGLU
+from vitrail.utils.files import stage_output
+from vitrail.utils.json import dataclass_from_json, to_json
 
-Spelling = Literal["transformers 5", "transformers 4"]
-SPELLINGS: tuple[Spelling, ...] = ("transformers 5", "transformers 4")
-SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-LARGEST = sys.float_info.max  # a whole number may be larger, and is then no float
-BEFORE = "base_model.model."  # PEFT's, before every name
-OURS = "vitrail.adapter"  # in the header of the weights: labels and preprocessing, which PEFT has no place for
+TransformersNaming = Literal["transformers 5", "transformers 4"]
+TRANSFORMERS_NAMINGS: tuple[TransformersNaming, ...] = ("transformers 5", "transformers 4")
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+MAX_FLOAT = sys.float_info.max  # an integer may be larger and is then no float
+PEFT_PREFIX = "base_model.model."  # PEFT's, before every name
+METADATA_KEY = "vitrail.adapter"  # in the header of the weights: labels and preprocessing, which PEFT does not store
 
-# Settings that say how an adapter came to be, or that are read below; every other one that is set would change what it computes.
+# Settings that record how an adapter was trained, or that are read below. Any other setting would change its output.
 # fmt: off
-HARMLESS = frozenset((
+SUPPORTED_SETTINGS = frozenset((
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "bias", "use_rslora", "modules_to_save",
     "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core",
     "eva_config", "runtime_config", "qalora_group_size",
 ))
 # fmt: on
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")  # that leave the base as it is
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+SUPPORTED_INITS = (None, True, False, "gaussian", "orthogonal", "eva")  # they leave the base unchanged
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows of one of our matrices, which are a matrix of theirs."""
+class RowSlice:
+    """The rows of one of our matrices that are one of their matrices."""
 
     ours: str
     start: int
@@ -61,23 +60,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What an adapter changes of a model."""
+    """The changes that an adapter makes to a model."""
 
-    differences: dict[str, Tensor]  # to be added to our weights, by name
+    deltas: dict[str, Tensor]  # to be added to our weights, by name
     head: dict[str, Tensor] = field(default_factory=dict)  # in place of ours, by name
     labels: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
 
     @property
     def classes(self) -> int | None:
-        """Those of its head, where it has one."""
+        """Return the number of classes of its head, or None without a head."""
         return next((len(tensor) for name, tensor in self.head.items() if name.endswith("weight")), None)
 
 
-def modules_of(config: ViTConfig, spelling: Spelling, root: str | None = None) -> dict[str, Part]:
-    """Which rows of which of our matrices each of their modules is."""
-    family = family_of(config)
-    dino, new, gated = family.startswith("dinov2"), spelling == "transformers 5", isinstance(config.block.mlp, SwiGLU)
+def map_modules(config: TokenConfig, naming: TransformersNaming, root: str | None = None) -> dict[str, RowSlice]:
+    """Return the rows of our matrices that each of their modules is."""
+    family = choose_family(config)
+    dino, new, gated = family.startswith("dinov2"), naming == "transformers 5", isinstance(config.block.mlp, SwiGLU)
     root = f"{family}." if root is None else root
     inner, width, mlp = config.size.heads * config.shape.head_width, config.size.width, config.size.mlp
     attention = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj")
@@ -92,21 +91,21 @@ def modules_of(config: ViTConfig, spelling: Spelling, root: str | None = None) -
     else:
         first, last = ("intermediate.dense",), "output.dense"
     rows = (2 if gated else 1) * mlp // len(first)
-    found: dict[str, Part] = {}
+    slices: dict[str, RowSlice] = {}
     for layer in range(config.size.depth):
         theirs = f"{root}layers.{layer}" if new and not dino else f"{root}encoder.layer.{layer}"
         ours = f"blocks.{layer}"
-        for place, name in enumerate(attention[:3]):
-            found[f"{theirs}.{name}"] = Part(f"{ours}.msa.qkv", place * inner, inner)
-        found[f"{theirs}.{attention[3]}"] = Part(f"{ours}.msa.out", 0, width)
-        for place, name in enumerate(first):
-            found[f"{theirs}.{name}"] = Part(f"{ours}.mlp.fc1", place * rows, rows)
-        found[f"{theirs}.{last}"] = Part(f"{ours}.mlp.fc2", 0, width)
-    return found
+        for index, name in enumerate(attention[:3]):
+            slices[f"{theirs}.{name}"] = RowSlice(f"{ours}.msa.qkv", index * inner, inner)
+        slices[f"{theirs}.{attention[3]}"] = RowSlice(f"{ours}.msa.out", 0, width)
+        for index, name in enumerate(first):
+            slices[f"{theirs}.{name}"] = RowSlice(f"{ours}.mlp.fc1", index * rows, rows)
+        slices[f"{theirs}.{last}"] = RowSlice(f"{ours}.mlp.fc2", 0, width)
+    return slices
 
 
-def heads_of(config: ViTConfig) -> dict[str, str]:
-    """Their classifiers' names, and ours."""
+def map_heads(config: TokenConfig) -> dict[str, str]:
+    """Return the names of their classifiers and of ours."""
     if config.prefix.outputs == 2:
         return {"cls_classifier": "head.label", "distillation_classifier": "head.teacher"}
     return {"classifier": "head"}
@@ -117,38 +116,38 @@ def heads_of(config: ViTConfig) -> dict[str, str]:
 
 def write_adapter(
     directory: str | Path,
-    model: ViT,
+    model: TokenModel,
     *,
     base: str | None = None,
     labels: Iterable[str] | None = None,
     preprocessing: Preprocessing | None = None,
-    spelling: Spelling = "transformers 5",
+    naming: TransformersNaming = "transformers 5",
 ) -> None:
-    """The low-rank additions of a model, before they are merged, and its head; a new directory, whole or not at all.
+    """Write the low-rank additions of a model, before they are merged, and its head to a new directory, atomically.
 
-    `base` is what they are added to: a name on the Hub, or a path.
+    `base` is the model that they are added to: a name on the Hub or a path.
     """
-    added = dict(additions(model))
+    added = dict(find_low_rank(model))
     if not added:
-        raise ValueError(
-            "the model has no low-rank additions: tune it with lora, and write them before they are merged"
-        )
-    names = modules_of(model.config, spelling)
+        raise ValueError("the model has no low-rank additions: tune it with lora and write them before merging")
+    names = map_modules(model.config, naming)
     if strange := sorted(set(added) - {part.ours for part in names.values()}):
-        raise ValueError(f"transformers has no name for {strange[0]}: its adapter cannot be written")
-    ranks = {len(one.a) for one in added.values()}
+        raise ValueError(f"cannot write the adapter: transformers has no name for {strange[0]}")
+    ranks = {len(low_rank.a) for low_rank in added.values()}
+    if len(ranks) > 1:
+        raise ValueError(f"all low-rank additions must have one rank, got {', '.join(map(str, sorted(ranks)))}")
     tensors: dict[str, Tensor] = {}
     for theirs, part in names.items():
         if part.ours in added:
-            one = added[part.ours]
-            tensors[f"{BEFORE}{theirs}.lora_A.weight"] = one.a
-            tensors[f"{BEFORE}{theirs}.lora_B.weight"] = one.b[part.start : part.start + part.rows]
+            low_rank = added[part.ours]
+            tensors[f"{PEFT_PREFIX}{theirs}.lora_A.weight"] = low_rank.a
+            tensors[f"{PEFT_PREFIX}{theirs}.lora_B.weight"] = low_rank.b[part.start : part.start + part.rows]
     state = model.state_dict()
-    heads = heads_of(model.config) if model.config.classes is not None else {}
+    heads = map_heads(model.config) if model.config.classes is not None else {}
     for theirs, ours in heads.items():
         for kind in ("weight", "bias"):
-            tensors[f"{BEFORE}{theirs}.{kind}"] = state[f"{ours}.{kind}"]
-    told = {
+            tensors[f"{PEFT_PREFIX}{theirs}.{kind}"] = state[f"{ours}.{kind}"]
+    metadata = {
         "labels": None if labels is None else list(labels),
         "preprocessing": None if preprocessing is None else to_json(preprocessing),
     }
@@ -158,160 +157,163 @@ def write_adapter(
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": max(ranks),
-        "lora_alpha": max(ranks),  # B A is added as it is
+        "lora_alpha": max(ranks),  # a scale of 1
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
         "use_rslora": False,
         "use_dora": False,
         "init_lora_weights": True,
-        "target_modules": targets(names, added),
+        "target_modules": list_target_modules(names, added),
         "modules_to_save": list(heads) or None,
     }
-    if len(ranks) > 1:
-        raise ValueError(f"additions of the ranks {', '.join(map(str, sorted(ranks)))}: one rank can be written")
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with staged(Path(directory)) as place:
-        place.mkdir()
-        safetensors.write(place / WEIGHTS, whole, {"format": "pt", OURS: json.dumps(told, ensure_ascii=False)})
-        (place / SETTINGS).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"format": "pt", METADATA_KEY: json.dumps(metadata, ensure_ascii=False)}
+    with stage_output(Path(directory)) as path:
+        path.mkdir()
+        safetensors.save_safetensors(path / WEIGHTS_FILE, stored, header)
+        (path / CONFIG_FILE).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def additions(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
-    """Our modules that have a low-rank addition."""
+def find_low_rank(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
+    """Yield our modules with a low-rank addition, by name."""
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module, "weight"):
-            for one in module.parametrizations["weight"]:  # type: ignore[index]
-                if isinstance(one, LowRank):
-                    yield name, one
+            for parametrization in module.parametrizations["weight"]:  # type: ignore[index]
+                if isinstance(parametrization, LowRank):
+                    yield name, parametrization
 
 
-def targets(names: Mapping[str, Part], added: Mapping[str, LowRank]) -> list[str]:
-    """What follows the layer's number: the ends of the names that PEFT looks for."""
-    ends = {theirs.split("layer", 1)[1].split(".", 2)[2] for theirs, part in names.items() if part.ours in added}
+def list_target_modules(names: Mapping[str, RowSlice], low_rank: Mapping[str, LowRank]) -> list[str]:
+    """Return the name endings that PEFT matches: the part after the layer number."""
+    ends = {theirs.split("layer", 1)[1].split(".", 2)[2] for theirs, part in names.items() if part.ours in low_rank}
     return sorted(ends)
 
 
 # --- reading ---
 
 
-def read_adapter(directory: str | Path, config: Config) -> Adapter:
-    """What the adapter in a directory changes of a model of this configuration; what cannot be expressed is refused."""
+def read_adapter(directory: str | Path, config: ModelConfig) -> Adapter:
+    """Return the changes of the adapter in a directory to a model of this configuration; raise if unsupported."""
     folder = Path(directory)
-    if not isinstance(config, ViTConfig):
-        raise ValueError(f"{folder} is for a Vision Transformer, and the model is a ResNet")
-    if not (folder / SETTINGS).is_file():
-        raise ValueError(f"{folder} holds no adapter: there is no {SETTINGS} in it")
-    if not (folder / WEIGHTS).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS}: save the adapter with safe_serialization=True")
-    settings = read_json(folder / SETTINGS)
+    if not isinstance(config, TokenConfig):
+        raise ValueError(f"{folder} is an adapter of a Vision Transformer, and the model is a ResNet")
+    if not (folder / CONFIG_FILE).is_file():
+        raise ValueError(f"{folder} is no adapter: it has no {CONFIG_FILE}")
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ValueError(f"{folder} has no {WEIGHTS_FILE}: save the adapter with safe_serialization=True")
+    settings = read_json(folder / CONFIG_FILE)
     if not isinstance(settings, dict):
-        raise refuse(folder / SETTINGS, "no table of settings")
-    check_settings(settings, folder / SETTINGS)
-    with safetensors.SafetensorsFile(folder / WEIGHTS) as source:
+        raise checkpoint_error(folder / CONFIG_FILE, "not a JSON object")
+    check_settings(settings, folder / CONFIG_FILE)
+    with safetensors.SafetensorsFile(folder / WEIGHTS_FILE) as source:
         tensors = {name: source.read(name) for name in source.specs}
-        labels, preprocessing = _told(source, config)
+        labels, preprocessing = _read_metadata(source, config)
     if not tensors:
-        raise refuse(folder / WEIGHTS, "it holds no tensors: there is nothing to merge")
+        raise checkpoint_error(folder / WEIGHTS_FILE, "it holds no tensors to merge")
     for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
-            kind = safetensors.NAMES[tensor.dtype]
-            raise refuse(folder / WEIGHTS, f"{name} is stored as {kind}: save the adapter in float32")
+        if tensor.dtype not in FLOAT_DTYPES:
+            kind = safetensors.DTYPE_NAMES[tensor.dtype]
+            raise checkpoint_error(folder / WEIGHTS_FILE, f"{name} is stored as {kind}: save the adapter in float32")
         if not torch.isfinite(tensor).all():
-            raise refuse(folder / WEIGHTS, f"{name} has values that are not finite numbers")
-    pairs, head = _sorted(tensors, config, folder / WEIGHTS)
-    return Adapter(_differences(pairs, settings, config, folder), head, labels, preprocessing)
+            raise checkpoint_error(folder / WEIGHTS_FILE, f"{name} has values that are not finite")
+    pairs, head = _sort_tensors(tensors, config, folder / WEIGHTS_FILE)
+    return Adapter(_compute_deltas(pairs, settings, config, folder), head, labels, preprocessing)
 
 
 def check_settings(settings: Mapping[str, Any], path: Path) -> None:
-    """Refuses what would compute something else than W + scale · B A."""
+    """Raise if the settings compute anything other than W + scale · B A."""
     if settings.get("peft_type") != "LORA":
-        raise refuse(path, f"an adapter of the kind {settings.get('peft_type')!r}: only LORA can be read")
+        raise checkpoint_error(path, f"unsupported adapter type {settings.get('peft_type')!r}: only LORA is supported")
     if settings.get("use_dora"):
-        raise refuse(path, "DoRA changes the length of weights too, which is no low-rank addition: merge it with PEFT")
+        raise checkpoint_error(path, "DoRA is not supported, it also scales the weights: merge it with PEFT")
     if settings.get("bias", "none") != "none":
-        raise refuse(path, f"it trained biases too (bias {settings['bias']!r}): merge it with PEFT")
-    if settings.get("init_lora_weights") not in BEGINNINGS:
-        how = settings["init_lora_weights"]
-        raise refuse(path, f"it was begun by {how!r}, which changes the base: convert it with PEFT first")
+        raise checkpoint_error(
+            path, f"trained biases are not supported (bias {settings['bias']!r}): merge it with PEFT"
+        )
+    if settings.get("init_lora_weights") not in SUPPORTED_INITS:
+        init = settings["init_lora_weights"]
+        raise checkpoint_error(path, f"initialisation {init!r} changes the base: convert the adapter with PEFT first")
     if not isinstance(settings.get("alpha_pattern") or {}, dict):
-        raise refuse(path, f"its alpha_pattern is {str(settings['alpha_pattern'])[:60]!r}: a table of names is wanted")
+        raise checkpoint_error(
+            path, f"alpha_pattern must be a JSON object, got {str(settings['alpha_pattern'])[:60]!r}"
+        )
     for name, value in settings.items():
-        if name not in HARMLESS and value not in (None, False, "", [], {}):
-            raise refuse(
-                path, f"its setting {name} is {str(value)[:60]!r}, which cannot be expressed: merge it with PEFT"
-            )
+        if name not in SUPPORTED_SETTINGS and value not in (None, False, "", [], {}):
+            raise checkpoint_error(path, f"unsupported setting {name}={str(value)[:60]!r}: merge the adapter with PEFT")
 
 
-def _told(
-    source: safetensors.SafetensorsFile, config: ViTConfig
+def _read_metadata(
+    source: safetensors.SafetensorsFile, config: TokenConfig
 ) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
-    """Labels and preprocessing, where the adapter is one of ours."""
-    if OURS not in source.metadata:
+    """Return the labels and preprocessing of an adapter that vitrail wrote."""
+    if METADATA_KEY not in source.metadata:
         return None, None
-    told = parse_json(source.metadata[OURS].encode(), source.path, "damaged description")
-    if not isinstance(told, dict):
-        raise refuse(source.path, "damaged description")
-    labels, pipeline = told.get("labels"), told.get("preprocessing")
+    metadata = parse_json(source.metadata[METADATA_KEY].encode(), source.path, "damaged metadata")
+    if not isinstance(metadata, dict):
+        raise checkpoint_error(source.path, "damaged metadata")
+    labels, pipeline = metadata.get("labels"), metadata.get("preprocessing")
     if labels is not None and not (isinstance(labels, list) and all(isinstance(name, str) for name in labels)):
-        raise refuse(source.path, "its labels are no list of names")
+        raise checkpoint_error(source.path, "labels must be a list of names")
     if labels is not None and len(set(labels)) != len(labels):
         twice = next(name for name in labels if labels.count(name) > 1)
-        raise refuse(source.path, f"two of its labels are {twice[:60]!r}: each class has a name of its own")
-    made = None if pipeline is None else dataclass_from_json(pipeline, Preprocessing, "preprocessing")
-    if made is not None and made.channels != config.channels:
-        raise refuse(
-            source.path, f"its preprocessing gives {made.channels} channels and the model takes {config.channels}"
+        raise checkpoint_error(source.path, f"two labels are {twice[:60]!r}: each class needs its own name")
+    prepare = None if pipeline is None else dataclass_from_json(pipeline, Preprocessing, "preprocessing")
+    if prepare is not None and prepare.channels != config.channels:
+        raise checkpoint_error(
+            source.path, f"preprocessing gives {prepare.channels} channels and the model takes {config.channels}"
         )
-    return None if labels is None else tuple(labels), made
+    return None if labels is None else tuple(labels), prepare
 
 
-Pairs = dict[str, tuple[Part, dict[str, Tensor]]]
+LoRAPairs = dict[str, tuple[RowSlice, dict[str, Tensor]]]
 
 
-def _sorted(tensors: Mapping[str, Tensor], config: ViTConfig, path: Path) -> tuple[Pairs, dict[str, Tensor]]:
-    """A and B of each of their modules, and the head; every tensor has a place."""
-    known: dict[str, Part] = {}
-    for spelling in SPELLINGS:
+def _sort_tensors(
+    tensors: Mapping[str, Tensor], config: TokenConfig, path: Path
+) -> tuple[LoRAPairs, dict[str, Tensor]]:
+    """Return A and B of each of their modules, and the head; raise for a tensor of another model."""
+    known: dict[str, RowSlice] = {}
+    for spelling in TRANSFORMERS_NAMINGS:
         for root in (None, ""):
-            known |= modules_of(config, spelling, root)
-    heads, head, pairs = heads_of(config), {}, Pairs()
+            known |= map_modules(config, spelling, root)
+    heads, head, pairs = map_heads(config), {}, LoRAPairs()
     for name, tensor in tensors.items():
-        short = name.removeprefix(BEFORE)
+        short = name.removeprefix(PEFT_PREFIX)
         module, _, kind = short.rpartition(".")
         if kind in ("weight", "bias") and module in heads:
-            _put(head, f"{heads[module]}.{kind}", tensor, name, path)
+            _insert_once(head, f"{heads[module]}.{kind}", tensor, name, path)
             continue
         module, _, matrix = module.rpartition(".")
         if matrix not in ("lora_A", "lora_B") or kind != "weight" or module not in known:
-            raise refuse(path, f"{name} has no place in this model: is the adapter for another one?")
-        _put(pairs.setdefault(module, (known[module], {}))[1], matrix, tensor, name, path)
-    _check_once(pairs, path)
+            raise checkpoint_error(path, f"this model has no {name}: is the adapter for another model?")
+        _insert_once(pairs.setdefault(module, (known[module], {}))[1], matrix, tensor, name, path)
+    _check_no_overlap(pairs, path)
     _check_head(head, heads, path)
     return pairs, head
 
 
-def _put(found: dict[str, Tensor], key: str, tensor: Tensor, name: str, path: Path) -> None:
-    """Gives a tensor its place, where no other has it."""
-    if key in found:
-        raise refuse(path, f"{name} is there twice, with and without {BEFORE}: which one is meant?")
-    found[key] = tensor
+def _insert_once(target: dict[str, Tensor], key: str, tensor: Tensor, name: str, path: Path) -> None:
+    """Insert a tensor; raise if the key is taken."""
+    if key in target:
+        raise checkpoint_error(path, f"{name} is there twice, with and without {PEFT_PREFIX}: remove one")
+    target[key] = tensor
 
 
-def _check_once(pairs: Pairs, path: Path) -> None:
-    """Refuses rows that two modules would change: one module spelt in two ways."""
+def _check_no_overlap(pairs: LoRAPairs, path: Path) -> None:
+    """Raise if two modules change the same rows: one module under two names."""
     rows = sorted((part.ours, part.start, part.rows, module) for module, (part, _) in pairs.items())
     for (ours, start, count, module), (other, begin, _, again) in pairwise(rows):
         if ours == other and begin < start + count:
-            raise refuse(path, f"{module} and {again} are the same weights: which one is meant?")
+            raise checkpoint_error(path, f"{module} and {again} are the same weights: remove one")
 
 
 def _check_head(head: Mapping[str, Tensor], heads: Mapping[str, str], path: Path) -> None:
-    """Refuses a head that is not whole, or whose tensors are no weights and biases of the same classes."""
+    """Raise if a head is incomplete or its weights and biases differ in their classes."""
     if not head:
         return
     if len(head) != 2 * len(heads):
-        raise refuse(path, f"its head lacks {2 * len(heads) - len(head)} tensors")
+        raise checkpoint_error(path, f"its head lacks {2 * len(heads) - len(head)} tensors")
     shapes = {name: list(tensor.shape) for name, tensor in head.items()}
     weights = [shapes[f"{ours}.weight"] for ours in heads.values()]
     biases = [shapes[f"{ours}.bias"] for ours in heads.values()]
@@ -321,12 +323,14 @@ def _check_head(head: Mapping[str, Tensor], heads: Mapping[str, str], path: Path
         or any(len(shape) != 2 or shape[:1] != classes for shape in weights)
         or any(shape != classes for shape in biases)
     ):
-        said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise refuse(path, f"its head is no weights [classes, width] with biases [classes]: {said}")
+        text = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise checkpoint_error(path, f"the head must have weights [classes, width] and biases [classes], got {text}")
 
 
-def _differences(pairs: Pairs, settings: Mapping[str, Any], config: ViTConfig, folder: Path) -> dict[str, Tensor]:
-    """scale · B A in the rows of our matrices where they belong, in double precision."""
+def _compute_deltas(
+    pairs: LoRAPairs, settings: Mapping[str, Any], config: TokenConfig, folder: Path
+) -> dict[str, Tensor]:
+    """Return scale · B A in the rows of our matrices, in double precision."""
     gated, mlp = isinstance(config.block.mlp, SwiGLU), config.size.mlp
     inner, width = config.size.heads * config.shape.head_width, config.size.width
     shapes = {
@@ -335,37 +339,37 @@ def _differences(pairs: Pairs, settings: Mapping[str, Any], config: ViTConfig, f
         "mlp.fc1": ((2 if gated else 1) * mlp, width),
         "mlp.fc2": (width, mlp),
     }
-    found: dict[str, Tensor] = {}
+    deltas: dict[str, Tensor] = {}
     for module, (part, matrices) in pairs.items():
         if len(matrices) != 2:
-            raise refuse(folder / WEIGHTS, f"{module} has {' and '.join(matrices)} alone")
+            raise checkpoint_error(folder / WEIGHTS_FILE, f"{module} has only {' and '.join(matrices)}")
         a, b = matrices["lora_A"].double(), matrices["lora_B"].double()
         shape = shapes[part.ours.split(".", 2)[2]]
         if a.ndim != 2 or b.ndim != 2 or (b.shape[0], a.shape[1]) != (part.rows, shape[1]) or a.shape[0] != b.shape[1]:
-            raise refuse(
-                folder / WEIGHTS,
+            raise checkpoint_error(
+                folder / WEIGHTS_FILE,
                 f"{module} has A {list(a.shape)} and B {list(b.shape)}; this model's matrix is {part.rows}×{shape[1]}: "
                 "is the adapter for another size?",
             )
         if not len(a):
-            raise refuse(folder / WEIGHTS, f"{module} has A and B of rank 0: there is nothing to merge")
+            raise checkpoint_error(folder / WEIGHTS_FILE, f"{module} has A and B of rank 0")
         name = f"{part.ours}.weight"
-        whole = found.setdefault(name, torch.zeros(shape, dtype=torch.float64))
-        whole[part.start : part.start + part.rows] += scale(settings, module, len(a), folder) * (b @ a)
-    return found
+        whole = deltas.setdefault(name, torch.zeros(shape, dtype=torch.float64))
+        whole[part.start : part.start + part.rows] += compute_scale(settings, module, len(a), folder) * (b @ a)
+    return deltas
 
 
-def scale(settings: Mapping[str, Any], module: str, rank: int, folder: Path) -> float:
-    """lora_alpha / r, or / √r with use_rslora; a pattern may give a module an alpha of its own."""
+def compute_scale(settings: Mapping[str, Any], module: str, rank: int, folder: Path) -> float:
+    """Return lora_alpha / r, or lora_alpha / √r with use_rslora; a pattern may give a module its own alpha."""
     alpha = settings.get("lora_alpha", 8)
     for pattern, value in (settings.get("alpha_pattern") or {}).items():
         if not all(letter.isalnum() or letter in "._" for letter in pattern):
-            raise refuse(
-                folder / SETTINGS, f"the alpha_pattern {pattern!r} is not the end of a name: merge it with PEFT"
+            raise checkpoint_error(
+                folder / CONFIG_FILE, f"alpha_pattern {pattern!r} is not the end of a name: merge the adapter with PEFT"
             )
         if module == pattern or module.endswith(f".{pattern}"):
             alpha = value
             break
-    if type(alpha) not in (int, float) or not abs(alpha) <= LARGEST:
-        raise refuse(folder / SETTINGS, f"a lora_alpha of {str(alpha)[:40]!r}: a number is wanted")
+    if type(alpha) not in (int, float) or not abs(alpha) <= MAX_FLOAT:
+        raise checkpoint_error(folder / CONFIG_FILE, f"lora_alpha must be a number, got {str(alpha)[:40]!r}")
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)

@@ -1,143 +1,111 @@
-"""The model card that goes to the Hub with a model: what it is, what it was made from, and how others open it."""
+"""Model cards, and the upload of models to the Hub."""
 
 import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints import timm
-from vitrail.checkpoints.artifact import Contract
-from vitrail.checkpoints.convert import as_said, expressible
-from vitrail.models.build import Config
-from vitrail.models.sizes import RESNETS, SIZES
-from vitrail.models.vit import ViTConfig
-from vitrail.nn.embed import Patches
+from vitrail.checkpoints.artifact import CheckpointContract
+from vitrail.checkpoints.checkpoint import open_and_detect
+from vitrail.checkpoints.convert import check_expressible, restate_config
+from vitrail.checkpoints.formats import timm
+from vitrail.checkpoints.hub import format_error, import_hub, parse_address
+from vitrail.checkpoints.load import load, save
+from vitrail.models.base import Model, ModelConfig, TokenConfig
 
 
-def model_name(config: Config) -> str:
-    """ "B/16", "R50x1", or the sizes in words where they have no name."""
-    if not isinstance(config, ViTConfig):
-        depth = next((number for number, stages in RESNETS.items() if stages == config.stages), None)
-        return f"BiT R{depth}x{config.factor:g}" if depth else f"BiT {config.stages}, width ×{config.factor:g}"
-    size, patch = config.size, config.embed.stride
-    name = next((name for name, known in SIZES.items() if known == size), None)
-    kind = "" if isinstance(config.embed, Patches) else f"{type(config.embed).__name__} + "
-    if name:
-        return f"{kind}{name}/{patch}"
-    return f"{kind}width {size.width}, depth {size.depth}, {size.heads} heads, MLP {size.mlp}, patch {patch}"
-
-
-def architecture(config: Config) -> dict[str, str]:
-    """A model's slots, one line each."""
+def describe_architecture(config: ModelConfig) -> dict[str, str]:
+    """Return the facts of an architecture, one line each."""
     height, width = config.image_size
     image = f"{height}×{width}, {config.channels} channel{'s' if config.channels != 1 else ''}"
-    found = {"model": model_name(config), "image": image}
-    if isinstance(config, ViTConfig):
-        tokens = {0: "none", 1: "class", 2: "class and distillation"}[config.prefix.outputs]
-        registers = f", {config.prefix.registers} registers" if config.prefix.registers else ""
-        h, w = config.shape.grid
-        block = config.block
-        options = [
-            type(block.mlp).__name__,
-            *(["LayerScale"] if block.layer_scale is not None else []),
-            *(["q/k norm"] if block.qk_norm else []),
-            *(["no q/k/v bias"] if not block.qkv_bias else []),
-            *(["a norm on z_0"] if config.token_norm else []),
-        ]
-        found |= {
-            "patches": f"{h}×{w}",
-            "positions": str(config.position),
-            "prefix tokens": tokens + registers,
-            "blocks": f"{type(block).__name__}, {', '.join(options)}",
-            "pooling": str(config.pool),
-            "head": str(config.head),
-        }
-    found["classes"] = "none: it ends in features" if config.classes is None else f"{config.classes:,}"
-    return found
+    facts = {"model": config.describe(), "image": image, **config.facts()}
+    facts["classes"] = "none: returns features" if config.classes is None else f"{config.classes:,}"
+    return facts
 
 
-def card(contract: Contract, repo: str, params: int) -> str:
-    """README.md for the Hub."""
+def render_model_card(contract: CheckpointContract, repo: str, params: int) -> str:
+    """Return the README.md for the Hub."""
     config, about = contract.config, contract.card
     licence = str(about.get("licence") or "")
     task = "image-feature-extraction" if config.classes is None else "image-classification"
     name = repo.rpartition("/")[2]
     front = ["---", "library_name: vitrail", f"pipeline_tag: {task}", "tags:", "- vitrail", "- vision-transformer"]
     front += [f"license: {json.dumps(licence)}"] if licence else []
-    rows = [*architecture(config).items(), ("parameters", f"{params:,}")]
+    rows = [*describe_architecture(config).items(), ("parameters", f"{params:,}")]
     parts = [
         "\n".join([*front, "---"]),
         f"# {name}",
-        f"A Vision Transformer ({model_name(config)}) in one file that vitrail reads: "
-        "weights, labels and preprocessing together, with checksums.",
-        _table("Architecture", rows),
-        "## Preprocessing\n\n" + (contract.preprocessing.in_words() if contract.preprocessing else "Not recorded."),
-        _labels(contract),
-        _facts("Data", about.get("data")),
-        _facts("Recipe", about.get("recipe")),
-        _facts("Metrics", about.get("metrics")),
-        _facts("Provenance", about.get("provenance")),
-        "## Licence\n\n" + (licence or "Not recorded. Ask the author before you use it."),
-        use(contract, repo),
+        f"A Vision Transformer ({config.describe()}) in one vitrail file: "
+        "weights, labels and preprocessing, with checksums.",
+        _render_table("Architecture", rows),
+        "## Preprocessing\n\n" + (contract.preprocessing.describe() if contract.preprocessing else "Not recorded."),
+        _render_labels(contract),
+        _render_section("Data", about.get("data")),
+        _render_section("Recipe", about.get("recipe")),
+        _render_section("Metrics", about.get("metrics")),
+        _render_section("Provenance", about.get("provenance")),
+        "## Licence\n\n" + (licence or "Not recorded. Ask the author before using the model."),
+        render_usage(contract, repo),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
-    return f"## {title}\n\n| | |\n|---|---|\n" + "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows)
+def _render_table(title: str, rows: list[tuple[str, str]]) -> str:
+    return f"## {title}\n\n| | |\n|---|---|\n" + "\n".join(f"| {key} | {_escape_cell(value)} |" for key, value in rows)
 
 
-def _cell(value: Any) -> str:
+def _escape_cell(value: Any) -> str:
     return " ".join(str(value).replace("|", "\\|").split())
 
 
-def _facts(title: str, facts: Any) -> str:
+def _render_section(title: str, facts: Any) -> str:
     if not facts:
         return f"## {title}\n\nNot recorded."
     if isinstance(facts, dict) and not any(isinstance(value, dict | list) for value in facts.values()):
-        return _table(title, [(str(key), value) for key, value in facts.items()])
+        return _render_table(title, [(str(key), value) for key, value in facts.items()])
     return f"## {title}\n\n```json\n{json.dumps(facts, indent=2, ensure_ascii=False)}\n```"
 
 
-def _labels(contract: Contract) -> str:
+def _render_labels(contract: CheckpointContract) -> str:
     if contract.config.classes is None:
-        return "## Labels\n\nNone: the model ends in features."
+        return "## Labels\n\nNone: the model returns features."
     if contract.labels is None:
         return "## Labels\n\nNot recorded."
     more = len(contract.labels) - 20
-    names = ", ".join(f"{i} {_cell(label)}" for i, label in enumerate(contract.labels[:20]))
+    names = ", ".join(f"{i} {_escape_cell(label)}" for i, label in enumerate(contract.labels[:20]))
     return f"## Labels\n\n{names}" + (f", and {more:,} more" if more > 0 else "")
 
 
-def use(contract: Contract, repo: str) -> str:
-    """How to open the model in vitrail, timm and transformers: code that runs as it stands."""
+def render_usage(contract: CheckpointContract, repo: str) -> str:
+    """Return runnable code that opens the model in vitrail, timm and transformers."""
     parts = [
         "## Use\n\nIn vitrail:\n\n```python\nimport vitrail\nfrom PIL import Image\n\n"
         f'model = vitrail.load("hf://{repo}")\n'
-        'image = model.preprocessing(Image.open("picture.jpg")).unsqueeze(0)\n'
-        "answer = model(image)\n```"
+        'image = model.preprocessing(Image.open("image.jpg")).unsqueeze(0)\n'
+        "logits = model(image)\n```"
     ]
     for to, title in (("timm", "timm"), ("hf", "transformers")):
         try:
-            expressible(to, contract.config, contract.preprocessing)
+            check_expressible(to, contract.config, contract.preprocessing)
         except ValueError as error:
             parts.append(f"In {title}: not possible. {str(error)[:1].upper()}{str(error)[1:]}.")
             continue
-        parts.append(_timm(contract, repo) if to == "timm" else _transformers(contract, repo))
+        parts.append(_render_timm_usage(contract, repo) if to == "timm" else _render_transformers_usage(contract, repo))
     return "\n\n".join(parts)
 
 
-def _timm(contract: Contract, repo: str) -> str:
-    config = as_said("timm", contract.config)
-    arguments = timm.arguments(config)
+def _render_timm_usage(contract: CheckpointContract, repo: str) -> str:
+    config = restate_config("timm", contract.config)
+    arguments = timm.build_timm_arguments(config)
     text = f"In timm:\n\n```console\n$ vitrail convert hf://{repo} timm.safetensors --to timm\n```"
     if arguments is None:
-        return f"{text}\n\nand load it, strictly, into the timm model of the same architecture."
-    assert isinstance(config, ViTConfig)
+        return f"{text}\n\nand load it with strict=True into the timm model of the same architecture."
+    assert isinstance(config, TokenConfig)
     distilled = config.prefix.outputs == 2
-    home, kind = (
-        ("timm.models.deit", "VisionTransformerDistilled")
-        if distilled
-        else ("timm.models.vision_transformer", "VisionTransformer")
-    )
+    home, kind = ("timm.models.vision_transformer", "VisionTransformer")
+    if distilled:
+        home, kind = ("timm.models.deit", "VisionTransformerDistilled")
     given = [f"    {key}={value!r},\n" for key, value in arguments.items()]
     imports = f"from safetensors.torch import load_file\nfrom {home} import {kind}\n"
     if config.eps != 1e-6:
@@ -149,7 +117,7 @@ def _timm(contract: Contract, repo: str) -> str:
     )
 
 
-def _transformers(contract: Contract, repo: str) -> str:
+def _render_transformers_usage(contract: CheckpointContract, repo: str) -> str:
     body = "AutoModel" if contract.config.classes is None else "AutoModelForImageClassification"
     return (
         f"In transformers:\n\n```console\n$ vitrail convert hf://{repo} transformers --to hf\n```\n\n```python\n"
@@ -157,3 +125,41 @@ def _transformers(contract: Contract, repo: str) -> str:
         f'model = {body}.from_pretrained("transformers")\n'
         'processor = AutoImageProcessor.from_pretrained("transformers")\n```'
     )
+
+
+def push(
+    model: Model | str | Path,
+    address: str,
+    *,
+    private: bool = False,
+    message: str | None = None,
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    **about: Any,
+) -> str:
+    """Upload a model, or a checkpoint of any format, to `owner/name` on the Hub with a card. Return the commit's address.
+
+    `about` adds to the card: `licence`, `data`, `recipe`, `metrics`.
+    """
+    repo, revision = parse_address(address)
+    library = import_hub()
+    given = load(model, dtype=None, assume=assume, take=take) if isinstance(model, str | Path) else model
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save(given, folder / "model.safetensors", **about)
+        with open_and_detect(folder / "model.safetensors") as checkpoint:
+            contract = checkpoint.contract
+        params = sum(parameter.numel() for parameter in given.parameters())
+        (folder / "README.md").write_text(render_model_card(contract, repo, params), encoding="utf-8")
+        try:
+            api = library.HfApi()
+            api.create_repo(repo, private=private, exist_ok=True)
+            done = api.upload_folder(
+                repo_id=repo,
+                folder_path=folder,
+                revision=revision,
+                commit_message=message or "Model and card, written by vitrail",
+            )
+        except (OSError, ValueError) as error:
+            raise OSError(f"hf://{repo} was not written: {format_error(error)}") from None
+    return str(getattr(done, "commit_url", done))

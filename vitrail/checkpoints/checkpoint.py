@@ -1,4 +1,4 @@
-"""A checkpoint as a whole: the open file, what it was recognised as, and the data contract that comes with it."""
+"""An open checkpoint: the file, its detected format, and its labels and preprocessing."""
 
 import math
 import re
@@ -12,40 +12,39 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints import clip, timm, transformers
-from vitrail.checkpoints.artifact import Contract, digest, is_artifact, read_contract
-from vitrail.checkpoints.files.opened import open_checkpoint
-from vitrail.checkpoints.files.safetensors import SafetensorsFile
-from vitrail.checkpoints.files.source import Source, refuse
-from vitrail.checkpoints.keys import Key, keys_of, some
-from vitrail.checkpoints.look import FILE_NAME, GELUS
-from vitrail.checkpoints.recognise import FORMS, Reading, own, recognise
-from vitrail.data.preprocessing import CLIP, HALF, IMAGENET, Preprocessing
-from vitrail.models.build import POOLS, Config, build_from
-from vitrail.models.vit import ViTConfig
+from vitrail.checkpoints.architecture import FILE_NAME_KEY
+from vitrail.checkpoints.artifact import CheckpointContract, hash_tensor, is_artifact, read_contract
+from vitrail.checkpoints.detect import FORMATS, Detection, detect_format, match_artifact
+from vitrail.checkpoints.formats import clip, timm, transformers
+from vitrail.checkpoints.io.open import open_checkpoint
+from vitrail.checkpoints.io.safetensors import SafetensorsFile
+from vitrail.checkpoints.io.source import TensorFile, checkpoint_error
+from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
+from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
+from vitrail.models.registry import build_from
 from vitrail.nn.embed import Patches
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-COLOURS = {"imagenet": IMAGENET, "half": HALF, "clip": CLIP}
-ARCHITECTURE = ("heads", "gelu", "eps", "size", "pool", "channels")
-PIPELINE = ("mean", "std", "crop", "fit", "interpolation")
+ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
+NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
+ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels")
+PREPROCESSING_KEYS = ("mean", "std", "crop", "fit", "interpolation")
 
 
 def no_progress(done: int, total: int) -> None:
-    """Says nothing."""
+    """Report no progress."""
 
 
 @dataclass
 class Checkpoint:
-    """Open, recognised, not yet read. `state` reads it, and refuses what is not whole."""
+    """An open and detected checkpoint. `read_state` reads the tensors and raises if the checkpoint is incomplete."""
 
-    source: Source
-    reading: Reading
-    contract: Contract
+    source: TensorFile
+    detection: Detection
+    contract: CheckpointContract
     digests: dict[str, str] = field(default_factory=dict)  # of an artifact's tensors
     labels_from: str = "not in the file"
     preprocessing_from: str = "not in the file"
-    random: list[str] = field(default_factory=list)  # tensors of ours that were allowed to be missing
+    random_tensors: list[str] = field(default_factory=list)  # our tensors that were allowed to be missing
 
     def __enter__(self) -> Self:
         return self
@@ -55,78 +54,80 @@ class Checkpoint:
 
     @property
     def dtypes(self) -> list[torch.dtype]:
-        """The kinds of number that the weights are stored in."""
-        return sorted({self.source.specs[name].dtype for name in self.reading.loaded}, key=str)
+        """Return the dtypes of the stored weights."""
+        return sorted({self.source.specs[name].dtype for name in self.detection.loaded}, key=str)
 
-    def values(self, progress: Progress = no_progress) -> list[str]:
-        """The tensors with values that are not finite. Reads everything."""
-        found, done, total = [], 0, sum(self.source.specs[name].bytes for name in self.reading.loaded)
-        for name in self.reading.loaded:
-            if not finite(self._tensor(name, mapped=True)):
-                found.append(name)
-            done += self.source.specs[name].bytes
+    def find_nonfinite(self, progress: ByteProgress = no_progress) -> list[str]:
+        """Return the tensors with values that are not finite, after reading all of them."""
+        names, done, total = [], 0, sum(self.source.specs[name].nbytes for name in self.detection.loaded)
+        for name in self.detection.loaded:
+            if not is_finite(self._read_tensor(name, mmap=True)):
+                names.append(name)
+            done += self.source.specs[name].nbytes
             progress(done, total)
-        return found
+        return names
 
-    def state(
-        self, allow_missing: Iterable[str] = (), progress: Progress = no_progress, mapped: bool = False
+    def read_state(
+        self, allow_missing: Iterable[str] = (), progress: ByteProgress = no_progress, mmap: bool = False
     ) -> dict[str, Tensor]:
-        """Our tensors, as they are stored. Every one is there, of the right shape and finite; else an error that lists.
+        """Return our tensors as stored; raise with a list unless all are there, of the right shape and finite.
 
-        `allow_missing` takes names with `*`, theirs or ours: such tensors are made at random if they are missing.
-        `mapped` leaves tensors in the file's pages where nothing has to be rearranged.
+        `allow_missing` takes names with `*`, theirs or ours: such tensors get random values if they are missing. `mmap`
+        leaves tensors in the file's pages where nothing has to be rearranged.
         """
-        reading, keys = self.reading, keys_of(self.reading.table)
+        detection, keys = self.detection, select_mappings(self.detection.table)
         allowed = [allow_missing] if isinstance(allow_missing, str) else list(allow_missing)
-        lacking = [entry for entry in keys if any(name in reading.missing for name in entry.theirs)]
-        excused = [entry for entry in lacking if _matches(entry, allowed)]
-        forgiven = {name for entry in excused for name in entry.theirs}
-        reading = replace(reading, missing={n: s for n, s in reading.missing.items() if n not in forgiven})
-        if not reading.whole:
-            raise refuse_whole(self.source.path, reading)
-        found: dict[str, Tensor] = {}
-        wanted = [entry for entry in keys if entry not in excused]
-        done, total = 0, sum(self.source.specs[name].bytes for entry in wanted for name in entry.theirs)
+        lacking = [entry for entry in keys if any(name in detection.missing for name in entry.theirs)]
+        random = [entry for entry in lacking if _matches_any(entry, allowed)]
+        random_names = {name for entry in random for name in entry.theirs}
+        detection = replace(detection, missing={n: s for n, s in detection.missing.items() if n not in random_names})
+        if not detection.is_complete:
+            raise incomplete_error(self.source.path, detection)
+        state: dict[str, Tensor] = {}
+        wanted = [entry for entry in keys if entry not in random]
+        done, total = 0, sum(self.source.specs[name].nbytes for entry in wanted for name in entry.theirs)
         not_finite: list[str] = []
         for entry in wanted:
-            theirs, ours = self._tensors(entry, mapped)
-            not_finite += [name for name, tensor in zip(entry.theirs, theirs, strict=True) if not finite(tensor)]
-            found |= zip(entry.ours, ours, strict=True)
-            done += sum(self.source.specs[name].bytes for name in entry.theirs)
+            theirs, ours = self._read_tensors(entry, mmap)
+            not_finite += [name for name, tensor in zip(entry.theirs, theirs, strict=True) if not is_finite(tensor)]
+            state |= zip(entry.ours, ours, strict=True)
+            done += sum(self.source.specs[name].nbytes for name in entry.theirs)
             progress(done, total)
         if not_finite:
-            raise refuse(self.source.path, f"values that are not finite in {len(not_finite)}: {some(not_finite)}")
-        if excused:
+            raise checkpoint_error(
+                self.source.path, f"values that are not finite in {len(not_finite)}: {format_names(not_finite)}"
+            )
+        if random:
             fresh = build_from(self.contract.config).state_dict()
-            self.random = [name for entry in excused for name in entry.ours]
-            found |= {name: fresh[name] for name in self.random}
-        return found
+            self.random_tensors = [name for entry in random for name in entry.ours]
+            state |= {name: fresh[name] for name in self.random_tensors}
+        return state
 
-    def _tensors(self, entry: Key, mapped: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Their tensors and ours for one key. What only has to be put together is read to where it belongs."""
+    def _read_tensors(self, entry: KeyMapping, mmap: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Return their tensors and ours for one key. Row blocks of one tensor are read directly into it."""
         specs = [self.source.specs[name] for name in entry.theirs]
-        if entry.change.rows is None or len({spec.dtype for spec in specs}) > 1:
-            theirs = [self._tensor(name, mapped) for name in entry.theirs]
-            return theirs, entry.change.read(theirs)
-        whole = torch.empty((sum(entry.change.rows), *specs[0].shape[1:]), dtype=specs[0].dtype)
-        parts = list(whole.split(entry.change.rows))
+        if entry.transform.row_splits is None or len({spec.dtype for spec in specs}) > 1:
+            theirs = [self._read_tensor(name, mmap) for name in entry.theirs]
+            return theirs, entry.transform.read(theirs)
+        whole = torch.empty((sum(entry.transform.row_splits), *specs[0].shape[1:]), dtype=specs[0].dtype)
+        parts = list(whole.split(entry.transform.row_splits))
         for name, part in zip(entry.theirs, parts, strict=True):
             self.source.read_into(name, part)
         return parts, [whole]
 
-    def _tensor(self, name: str, mapped: bool) -> Tensor:
-        tensor = self.source.view(name) if mapped else self.source.read(name)
-        if self.digests and digest(tensor) != self.digests[name]:
-            raise refuse(self.source.path, f"damaged: {name} is not what was written (the checksum differs)")
+    def _read_tensor(self, name: str, mmap: bool) -> Tensor:
+        tensor = self.source.view(name) if mmap else self.source.read(name)
+        if self.digests and hash_tensor(tensor) != self.digests[name]:
+            raise checkpoint_error(self.source.path, f"damaged: the checksum of {name} differs")
         return tensor
 
 
-def _matches(entry: Key, patterns: list[str]) -> bool:
-    return any(fnmatchcase(name, one) for name in (*entry.theirs, *entry.ours) for one in patterns)
+def _matches_any(entry: KeyMapping, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (*entry.theirs, *entry.ours) for pattern in patterns)
 
 
-def finite(tensor: Tensor) -> bool:
-    """Whether every value is a number."""
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether every value is finite."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     if tensor.dtype.itemsize == 1:
@@ -135,161 +136,149 @@ def finite(tensor: Tensor) -> bool:
     return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
-def refuse_whole(path: Path, reading: Reading, most: int = 12) -> ValueError:
-    """The error for a checkpoint that is not whole: the form it comes closest to, and what would have to change."""
-    differences = reading.differences()
+def incomplete_error(path: Path, detection: Detection, limit: int = 12) -> ValueError:
+    """Return the error for an incomplete checkpoint: the closest format and the differing tensors."""
+    differences = detection.list_differences()
     lines = [
-        f"{path}: not loaded. It is closest to {reading.why}.",
-        f"{len(reading.loaded)} tensors have their place; {len(differences)} differ:",
-        *(f"  {line}" for line in differences[:most]),
+        f"{path}: not loaded. The closest format is {detection.reason}.",
+        f"{len(detection.loaded)} tensors match; {len(differences)} differ:",
+        *(f"  {line}" for line in differences[:limit]),
     ]
-    if len(differences) > most:
-        lines.append(f"  and {len(differences) - most} more")
-    if reading.missing and not reading.unexpected and not reading.misshapen:
-        lines.append("Missing tensors alone can be made at random: --allow-missing PATTERN")
+    if len(differences) > limit:
+        lines.append(f"  and {len(differences) - limit} more")
+    if detection.missing and not detection.unexpected and not detection.mismatched:
+        lines.append("Missing tensors can be initialised at random: --allow-missing PATTERN")
     return ValueError("\n".join(lines))
 
 
-def open_and_recognise(path: Path, assume: Mapping[str, Any] | None = None, take: str | None = None) -> Checkpoint:
-    """A file or directory, open and recognised from its header alone."""
-    assume = assumptions(assume or {})
+def open_and_detect(path: Path, assume: Mapping[str, Any] | None = None, take: str | None = None) -> Checkpoint:
+    """Open a file or directory and detect its format from its header."""
+    assume = parse_assumptions(assume or {})
     source = open_checkpoint(path, take)
     try:
         if strange := next((name for name in source.specs if not name.isprintable()), None):
-            raise refuse(source.path, f"the name {strange!a} is not that of a tensor")
-        return _recognised(source, assume)
+            raise checkpoint_error(source.path, f"invalid tensor name {strange!a}")
+        return _detect_checkpoint(source, assume)
     except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
-        source.close()  # numbers and settings that nobody could mean
-        raise refuse(source.path, f"its settings or sizes make no sense ({type(error).__name__}: {error})") from None
+        source.close()
+        raise checkpoint_error(source.path, f"invalid settings or sizes ({type(error).__name__}: {error})") from None
     except BaseException:
         source.close()
         raise
 
 
-def _recognised(source: Source, assume: dict[str, Any]) -> Checkpoint:
+def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint:
     shapes = {name: spec.shape for name, spec in source.specs.items()}
     if isinstance(source, SafetensorsFile) and is_artifact(source.metadata):
         contract, digests = read_contract(source)
         if assume:
-            raise refuse(source.path, f"an artifact says everything itself: leave out {', '.join(assume)}")
-        return Checkpoint(source, own(contract.config, shapes), contract, digests, "the artifact", "the artifact")
-    architecture = {name: value for name, value in assume.items() if name in ARCHITECTURE}
+            raise checkpoint_error(source.path, f"an artifact needs no assumptions: leave out {', '.join(assume)}")
+        return Checkpoint(
+            source, match_artifact(contract.config, shapes), contract, digests, "the artifact", "the artifact"
+        )
+    architecture = {name: value for name, value in assume.items() if name in ARCHITECTURE_KEYS}
     try:
-        settings = {**source.settings, FILE_NAME: source.path.stem}
-        reading = recognise(shapes, settings, architecture)
+        settings = {**source.settings, FILE_NAME_KEY: source.path.stem}
+        detection = detect_format(shapes, settings, architecture)
     except ValueError as error:
         raise ValueError(f"{source.path}: {error}") from None
-    if reading.config.image_size[0] > 65_536 or reading.config.image_size[1] > 65_536:
-        raise refuse(source.path, f"an image size of {reading.config.image_size} is not that of a model")
-    numbers = {source.specs[name].dtype for name in reading.loaded}
-    if strange := [kind for kind in numbers if not kind.is_floating_point]:
-        raise refuse(source.path, f"its weights are stored as {strange[0]}, not as floating-point numbers")
+    if max(detection.config.image_size) > 65_536:
+        raise checkpoint_error(source.path, f"image size must be at most 65536, got {detection.config.image_size}")
+    dtypes = {source.specs[name].dtype for name in detection.loaded}
+    if strange := [dtype for dtype in dtypes if not dtype.is_floating_point]:
+        raise checkpoint_error(source.path, f"its weights are stored as {strange[0]}, not as floating-point numbers")
     for name, value in architecture.items():
-        if name not in reading.facts and not agrees(reading.config, name, value):
-            raise refuse(source.path, f"{name}={value} was told, and the tensors tell otherwise: leave it out")
-    labels, labels_from = find_labels(source, reading)
-    pipeline, pipeline_from = find_preprocessing(source, reading, assume)
-    provenance = {"file": source.path.name, "form": reading.form, "container": source.container}
+        if name not in detection.assumptions and not detection.config.matches_option(name, value):
+            raise checkpoint_error(source.path, f"{name}={value} contradicts the tensors: leave it out")
+    labels, labels_from = find_labels(source, detection)
+    pipeline, pipeline_from = find_preprocessing(source, detection, assume)
+    provenance = {"file": source.path.name, "form": detection.format, "container": source.container}
     card: dict[str, Any] = {"provenance": provenance}
     if "license" in source.metadata:
         card["licence"] = source.metadata["license"]
-    contract = Contract(reading.config, labels, pipeline, card)
-    return Checkpoint(source, reading, contract, {}, labels_from, pipeline_from)
+    contract = CheckpointContract(detection.config, labels, pipeline, card)
+    return Checkpoint(source, detection, contract, {}, labels_from, pipeline_from)
 
 
-def agrees(config: Config, name: str, value: Any) -> bool:
-    """Whether what was told, though nobody asked, is so."""
-    if not isinstance(config, ViTConfig):
-        return (name, value) in (("size", config.image_size), ("channels", config.channels))
-    known = {
-        "heads": config.size.heads,
-        "eps": config.eps,
-        "size": config.image_size,
-        "channels": config.channels,
-        "gelu": next((name for name, slot in GELUS.items() if slot == config.block.mlp), None),
-        "pool": next((name for name, slot in POOLS.items() if slot == config.pool), None),
-    }
-    return known[name] == value
-
-
-def find_labels(source: Source, reading: Reading) -> tuple[tuple[str, ...] | None, str]:
-    """The class names that the format's settings hold, if they are as many as the classes."""
-    classes = reading.config.classes
+def find_labels(source: TensorFile, detection: Detection) -> tuple[tuple[str, ...] | None, str]:
+    """Return the class names in the format's settings, if their number is that of the classes, and their source."""
+    classes = detection.config.classes
     if classes is None:
         return None, "a model without classes"
-    labels = transformers.labels(source.settings)
+    labels = transformers.parse_labels(source.settings)
     if labels is None:
-        labels = timm.labels_and_pipeline(source.settings, reading.config.image_size)[0]
+        labels = timm.parse_labels_and_preprocessing(source.settings, detection.config.image_size)[0]
     if labels is None:
         return None, "not in the file"
     if len(labels) != classes:
-        return None, f"config.json has {len(labels)} for {classes} classes: not taken"
+        return None, f"config.json has {len(labels)} for {classes} classes: ignored"
     return labels, "config.json"
 
 
-def find_preprocessing(source: Source, reading: Reading, assume: dict[str, Any]) -> tuple[Preprocessing | None, str]:
-    """The pipeline of the format's settings, or its published default; what was told overrides either."""
-    form = next(form for form in FORMS if form.name == reading.form)
-    config, size = reading.config, reading.config.image_size
-    found, why = transformers.pipeline(source.settings, size), "preprocessor_config.json"
-    if found is None:
-        found, why = timm.labels_and_pipeline(source.settings, size)[1], "config.json"
-    if found is None:
-        found, why = clip.pipeline(source.settings, size), "open_clip_config.json"
-    if found is None:
-        found, why = form.preprocessing(config, source.path.stem)
+def find_preprocessing(
+    source: TensorFile, detection: Detection, assume: dict[str, Any]
+) -> tuple[Preprocessing | None, str]:
+    """Return the pipeline of the format's settings or its published default, and its source; `assume` overrides both."""
+    form = next(form for form in FORMATS if form.name == detection.format)
+    config, size = detection.config, detection.config.image_size
+    pipeline, why = transformers.parse_preprocessing(source.settings, size), "preprocessor_config.json"
+    if pipeline is None:
+        pipeline, why = timm.parse_labels_and_preprocessing(source.settings, size)[1], "config.json"
+    if pipeline is None:
+        pipeline, why = clip.parse_preprocessing(source.settings, size), "open_clip_config.json"
+    if pipeline is None:
+        pipeline, why = form.default_preprocessing(config, source.path.stem)
     stride = getattr(config, "embed", Patches(1)).stride
-    # Where the pipeline gives another size than the model's, positions are resampled to it, here as by its makers' code.
-    if found.size[0] % stride or found.size[1] % stride:
-        found, why = found.at(size), f"{why}, for the image size {size[0]}×{size[1]}"
-    if config.channels != found.channels:
-        found, why = found.with_channels(config.channels), f"{why}, for {config.channels} channels"
+    # If the pipeline's size is another one than the model's, positions are resampled to it, as the original code does.
+    if pipeline.size[0] % stride or pipeline.size[1] % stride:
+        pipeline, why = pipeline.with_size(size), f"{why}, for the image size {size[0]}×{size[1]}"
+    if config.channels != pipeline.channels:
+        pipeline, why = pipeline.with_channels(config.channels), f"{why}, for {config.channels} channels"
     changes: dict[str, Any] = {name: assume[name] for name in ("mean", "std", "fit", "interpolation") if name in assume}
     if "crop" in assume:
-        changes["resize"] = tuple(math.floor(side / assume["crop"]) for side in found.size)
+        changes["resize"] = tuple(math.floor(side / assume["crop"]) for side in pipeline.size)
     for name in ("mean", "std"):
-        if len(changes.get(name, found.mean)) != config.channels:
-            raise ValueError(f"{len(changes[name])} values for {name}, and the model takes {config.channels} channels")
+        if len(changes.get(name, pipeline.mean)) != config.channels:
+            raise ValueError(f"{name} must have {config.channels} values, one per channel, got {len(changes[name])}")
     if changes:
-        found, why = replace(found, **changes), f"{why}, with {', '.join(sorted(changes))} as told"
-    return found, why
+        pipeline, why = replace(pipeline, **changes), f"{why}, with {', '.join(sorted(changes))} as given"
+    return pipeline, why
 
 
-def assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told of a checkpoint, from text or values: heads=6, gelu=tanh, size=224x224, mean=imagenet, crop=0.9…"""
-    found: dict[str, Any] = {}
+def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parsed assumptions, from text or values: heads=6, gelu=tanh, size=224x224, mean=imagenet, crop=0.9…"""
+    parsed: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in (*ARCHITECTURE, *PIPELINE):
-            raise ValueError(f"nothing can be assumed of {name!r}: known are {', '.join((*ARCHITECTURE, *PIPELINE))}")
+        if name not in (known := (*ARCHITECTURE_KEYS, *PREPROCESSING_KEYS)):
+            raise ValueError(f"unknown assumption {name!r}: known are {', '.join(known)}")
         try:
             if name in ("heads", "channels"):
-                found[name] = int(value)
+                parsed[name] = int(value)
             elif name in ("eps", "crop"):
-                found[name] = float(value)
+                parsed[name] = float(value)
             elif name == "size":
-                sides = (
-                    re.split("[x×]", value) if isinstance(value, str) else [value] if isinstance(value, int) else value
-                )
-                found[name] = (int(sides[0]), int(sides[-1]))
+                value = [value] if isinstance(value, int) else value
+                sides = re.split("[x×]", value) if isinstance(value, str) else value
+                parsed[name] = (int(sides[0]), int(sides[-1]))
                 if len(sides) > 2:
                     raise ValueError("more than two sides")
             elif name in ("mean", "std"):
-                if isinstance(value, str) and value in COLOURS:
-                    found[name] = COLOURS[value][name]
-                    if "std" not in given:  # a word for the mean is one for both
-                        found["std"] = COLOURS[value]["std"]
+                if isinstance(value, str) and value in NORMALIZATIONS:
+                    parsed[name] = NORMALIZATIONS[value][name]
+                    if "std" not in given:  # a name for the mean sets both
+                        parsed["std"] = NORMALIZATIONS[value]["std"]
                 else:
                     parts = value.split(",") if isinstance(value, str) else value
-                    found[name] = tuple(float(part) for part in parts)
+                    parsed[name] = tuple(float(part) for part in parts)
             else:
-                found[name] = str(value)
+                parsed[name] = str(value)
         except (TypeError, ValueError, IndexError):
-            raise ValueError(f"{name}={value} cannot be read: see `vitrail describe --help`") from None
+            raise ValueError(f"invalid value {name}={given[name]}: see `vitrail describe --help`") from None
     for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1}.items():
-        if name in found and not 0 < found[name] <= most:
-            raise ValueError(f"{name}={given[name]}: it must be above 0 and at most {most:,}")
-    if 0 < found.get("crop", 1) < 0.01:
-        raise ValueError(f"crop={given['crop']}: it must be at least 0.01")
-    if min(found.get("size", (1,))) < 1:
-        raise ValueError(f"size={given['size']}: both sides must be at least 1 pixel")
-    return found
+        if name in parsed and not 0 < parsed[name] <= most:
+            raise ValueError(f"{name} must be above 0 and at most {most:,}, got {given[name]}")
+    if 0 < parsed.get("crop", 1) < 0.01:
+        raise ValueError(f"crop must be at least 0.01, got {given['crop']}")
+    if min(parsed.get("size", (1,))) < 1:
+        raise ValueError(f"both sides of size must be at least 1 pixel, got {given['size']}")
+    return parsed

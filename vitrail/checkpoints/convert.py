@@ -1,4 +1,4 @@
-"""Writing a model in another project's form, and proving that what was written is the same model."""
+"""Conversion of a model to another project's format, verified by reading the result back."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -10,73 +10,75 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.checkpoints import clip, google, timm, torchvision, transformers, vit_pytorch
-from vitrail.checkpoints.artifact import Contract, save_artifact
-from vitrail.checkpoints.checkpoint import Progress, no_progress, open_and_recognise
-from vitrail.checkpoints.files import npz, pickled, safetensors
-from vitrail.checkpoints.files.atomic import staged
-from vitrail.checkpoints.keys import Table, layout, some, write
-from vitrail.checkpoints.loading import KEEP, adapted, assembled, resolve, with_adapter
-from vitrail.checkpoints.look import GELUS
+from vitrail.checkpoints import TARGET_NAMES
+from vitrail.checkpoints.architecture import GELUS
+from vitrail.checkpoints.artifact import CheckpointContract, save_artifact
+from vitrail.checkpoints.checkpoint import ByteProgress, no_progress, open_and_detect
+from vitrail.checkpoints.formats import clip, google, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.io import npz, safetensors
+from vitrail.checkpoints.io import pytorch as pickled
+from vitrail.checkpoints.keys import KeyTable, build_meta_state, export_state, format_names
+from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_adapter, resolve_path
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
-from vitrail.models.bit import BiT, BiTConfig
-from vitrail.models.build import POOLS, Config
-from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.base import Model, ModelConfig, TokenConfig, refuse
+from vitrail.models.vit_config import POOLS
 from vitrail.nn.head import PreLogits
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean
 from vitrail.nn.position import Learned1D, Relative
+from vitrail.utils.files import stage_output
 
-PHOTOGRAPH = Path(__file__).parent / "photograph.jpg"
-TOLERANCE = 1e-4  # of the largest logit, between what was read and what was written
+SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
+LOGIT_TOLERANCE = 1e-4  # relative to the largest logit, between the model read and the model written
 State = dict[str, Tensor]
 
 
-def write_file(out: Path, theirs: Mapping[str, Tensor], contract: Contract) -> None:
-    """One file, of the kind that its name says."""
+def write_weights_file(out: Path, theirs: Mapping[str, Tensor], contract: CheckpointContract) -> None:
+    """Write one file of the kind that its extension names."""
     if out.suffix == ".safetensors":
-        safetensors.write(out, theirs, {"format": "pt"})
+        safetensors.save_safetensors(out, theirs, {"format": "pt"})
     else:
-        pickled.write(out, theirs)
+        pickled.save_pytorch(out, theirs)
 
 
-def write_arrays(out: Path, theirs: Mapping[str, Tensor], contract: Contract) -> None:
-    """NumPy's archive."""
-    npz.write(out, theirs)
+def write_npz_file(out: Path, theirs: Mapping[str, Tensor], contract: CheckpointContract) -> None:
+    """Write a NumPy archive."""
+    npz.save_npz(out, theirs)
 
 
-def write_directory(out: Path, theirs: Mapping[str, Tensor], contract: Contract) -> None:
-    """Weights with transformers' settings beside them."""
-    assert isinstance(contract.config, ViTConfig)
-    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in theirs.values()}
-    kind = kinds.pop() if len(kinds) == 1 else "float32"
+def write_transformers_directory(out: Path, theirs: Mapping[str, Tensor], contract: CheckpointContract) -> None:
+    """Write the weights and transformers' configuration files to a directory."""
+    assert isinstance(contract.config, TokenConfig)
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in theirs.values()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
     out.mkdir()
-    safetensors.write(out / "model.safetensors", theirs, {"format": "pt"})
-    for name, content in transformers.settings(contract.config, contract.labels, contract.preprocessing, kind).items():
+    safetensors.save_safetensors(out / "model.safetensors", theirs, {"format": "pt"})
+    settings = transformers.build_settings(contract.config, contract.labels, contract.preprocessing, dtype)
+    for name, content in settings.items():
         (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
-class Target:
-    """A form to write: what it cannot express, its key table, and how its files are made."""
+class ConversionTarget:
+    """A format to write: what it cannot express, its key table, and how its files are written."""
 
     title: str
-    reasons: Callable[[ViTConfig], list[str]]
-    table: Callable[[Any], Table]
-    positions: Callable[[ViTConfig], str] = lambda config: "outputs"  # the prefix tokens whose positions it has
+    list_unsupported: Callable[[TokenConfig], list[str]]
+    build_table: Callable[[Any], KeyTable]
+    position_prefix: Callable[[TokenConfig], str] = lambda config: "outputs"  # the prefix tokens with positions
     suffixes: tuple[str, ...] = (".safetensors", ".pth", ".pt", ".bin")  # none for a directory
-    write: Callable[[Path, Mapping[str, Tensor], Contract], None] = write_file
-    resnets: bool = False
-    gated: bool = False  # whether it has SwiGLU
-    projections: bool = True  # whether it can leave CLIP's projection without a bias
-    unused: Callable[[ViTConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # what its code wants and never reads
-    fixed_positions: bool = False  # whether it knows positions without a table
+    write: Callable[[Path, Mapping[str, Tensor], CheckpointContract], None] = write_weights_file
+    families: frozenset[str] = frozenset({"vit"})
+    supports_swiglu: bool = False
+    supports_projections: bool = True  # CLIP's projection without a bias
+    list_unused_tensors: Callable[[TokenConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # required, not used
+    supports_fixed_positions: bool = False  # positions without a table
 
 
 @dataclass
-class Proof:
-    """What was written, and what came back."""
+class ConversionReport:
+    """The result of a conversion and of its verification."""
 
     path: Path
     target: str
@@ -85,86 +87,86 @@ class Proof:
     largest_logit: float
     largest_difference: float
     notes: list[str] = field(default_factory=list)
-    compared: str = "logits"  # or features, where a new head is still zero
-    as_read_by_strangers: float | None = None  # the difference where nobody tells what the file does not say
+    compared: str = "logits"  # or features, if a new head is still zero
+    as_read_by_strangers: float | None = None  # the difference when read without the assumptions
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "path": str(self.path), "bit_for_bit": True}
 
 
-def timm_reasons(config: ViTConfig) -> list[str]:
-    """Why timm cannot express a model, beyond the names of its tensors."""
-    found = []
-    if not (isinstance(config.position, Learned1D) and config.position.at == "stem") and not isinstance(
-        config.position, Relative
-    ):
-        found.append("its positions are learned in one dimension at the stem, or relative")
+def list_timm_unsupported(config: TokenConfig) -> list[str]:
+    """Return why timm cannot express a model, apart from its tensor names."""
+    reasons, position = [], config.position
+    if not (isinstance(position, Learned1D) and position.at == "stem") and not isinstance(position, Relative):
+        reasons.append("it only has learned 1-D positions at the stem, or relative ones")
     if isinstance(config.pool, ClassAndMean):
-        found.append("it does not pool class token and mean side by side")
+        reasons.append("it has no pooling of class token and mean together")
     if isinstance(config.head, PreLogits):
-        found.append("it dropped the pre-logits layer")
+        reasons.append("it has no pre-logits layer")
     if config.size.head is not None:
-        found.append("its heads share the width among them")
-    return found
+        reasons.append("its heads divide the width evenly")
+    return reasons
 
 
-def dinov2_reasons(config: ViTConfig) -> list[str]:
-    """Why DINOv2's release cannot express a model, beyond the names of its tensors."""
-    found = [] if config.classes is None else ["its models have no classes: --classes none"]
+def list_dinov2_unsupported(config: TokenConfig) -> list[str]:
+    """Return why DINOv2's release cannot express a model, apart from its tensor names."""
+    reasons = [] if config.classes is None else ["its models have no classes: --classes none"]
     if config.block.layer_scale is None or config.prefix.outputs != 1:
-        found.append("its models have LayerScale and a class token")
+        reasons.append("its models have LayerScale and a class token")
     if not isinstance(config.pool, ClassToken):
-        found.append("its models read their class token")
-    return found
+        reasons.append("its models read their class token")
+    return reasons
 
 
-def _covered(config: ViTConfig) -> str:
-    """timm's: with registers, all prefix tokens have positions or none has."""
+def _timm_position_prefix(config: TokenConfig) -> str:
+    """Return timm's prefix tokens with positions: with registers, all of them or none."""
     assert isinstance(config.position, Learned1D)
     return "none" if config.prefix.registers and config.position.prefix == "outputs" else config.position.prefix
 
 
-TARGETS: dict[str, Target] = {
-    "timm": Target(
+TARGETS: dict[str, ConversionTarget] = {
+    "timm": ConversionTarget(
         "timm",
-        timm_reasons,
-        lambda config: timm.bit(config) if isinstance(config, BiTConfig) else timm.vit(config),
-        positions=_covered,
-        resnets=True,
-        gated=True,
-        projections=False,
+        list_timm_unsupported,
+        timm.table_for,
+        position_prefix=_timm_position_prefix,
+        families=frozenset({"vit", "bit"}),
+        supports_swiglu=True,
+        supports_projections=False,
     ),
-    "hf": Target(
+    "hf": ConversionTarget(
         "transformers",
-        transformers.reasons,
-        lambda config: transformers.vit(config, transformers.family_of(config)),
-        positions=lambda config: "all" if transformers.family_of(config) == "deit" else "outputs",
+        transformers.list_unsupported,
+        lambda config: transformers.map_vit(config, transformers.choose_family(config)),
+        position_prefix=lambda config: "all" if transformers.choose_family(config) == "deit" else "outputs",
         suffixes=(),
-        write=write_directory,
-        gated=True,
-        unused=transformers.unused,
+        write=write_transformers_directory,
+        supports_swiglu=True,
+        list_unused_tensors=transformers.list_unused_tensors,
     ),
-    "big_vision": Target(
+    "big_vision": ConversionTarget(
         "Google's .npz",
-        google.reasons,
-        lambda config: google.vit(config, google.spelling_of(config)),
-        positions=lambda config: getattr(config.position, "prefix", "none"),
+        google.list_unsupported,
+        lambda config: google.map_vit(config, google.choose_naming(config)),
+        position_prefix=lambda config: getattr(config.position, "prefix", "none"),
         suffixes=(".npz",),
-        write=write_arrays,
-        fixed_positions=True,
+        write=write_npz_file,
+        supports_fixed_positions=True,
     ),
-    "torchvision": Target("torchvision", torchvision.reasons, torchvision.vit),
-    "vit-pytorch": Target("vit-pytorch", vit_pytorch.reasons, vit_pytorch.table_for, fixed_positions=True),
-    "clip": Target("CLIP", clip.reasons, clip.vit),
-    "dinov2": Target(
+    "torchvision": ConversionTarget("torchvision", torchvision.list_unsupported, torchvision.map_vit),
+    "vit-pytorch": ConversionTarget(
+        "vit-pytorch", vit_pytorch.list_unsupported, vit_pytorch.build_table, supports_fixed_positions=True
+    ),
+    "clip": ConversionTarget("CLIP", clip.list_unsupported, clip.map_vit),
+    "dinov2": ConversionTarget(
         "DINOv2",
-        dinov2_reasons,
-        lambda config: timm.vit(config, timm.DINOV2),
-        gated=True,
-        unused=lambda config: {"mask_token": (1, config.size.width)},
+        list_dinov2_unsupported,
+        lambda config: timm.map_vit(config, timm.DINOV2),
+        supports_swiglu=True,
+        list_unused_tensors=lambda config: {"mask_token": (1, config.size.width)},
     ),
 }
-NAMES = ("vitrail", *TARGETS)
+assert ("vitrail", *TARGETS) == TARGET_NAMES
 
 
 def convert(
@@ -181,292 +183,297 @@ def convert(
     labels: tuple[str, ...] | None = None,
     licence: str | None = None,
     adapter: str | Path | None = None,
-    picture: Path = PHOTOGRAPH,
-    progress: Progress = no_progress,
-) -> Proof:
-    """A checkpoint of any known form to one of `NAMES`, reloaded and compared before this returns.
+    image_path: Path = SAMPLE_IMAGE,
+    progress: ByteProgress = no_progress,
+) -> ConversionReport:
+    """Convert a checkpoint of any known format to one of `TARGET_NAMES`, then reload and compare it.
 
-    `adapter` is a directory of PEFT's, whose low-rank additions are merged first.
+    `adapter` is a PEFT directory whose low-rank additions are merged first.
     """
-    if to not in NAMES:
-        raise ValueError(f"unknown form {to!r}: use {', '.join(NAMES)}")
+    if to not in TARGET_NAMES:
+        raise ValueError(f"unknown format {to!r}: use {', '.join(TARGET_NAMES)}")
     out = Path(out)
-    with open_and_recognise(resolve(source), assume, take) as checkpoint:
-        changed = _changed(checkpoint.contract, classes, image_size, channels)
-        expressible(to, changed.config, changed.preprocessing)
-        check_name(to, out)
-        state = checkpoint.state(allow_missing, progress)
+    with open_and_detect(resolve_path(source), assume, take) as checkpoint:
+        changed = _adapt_contract(checkpoint.contract, classes, image_size, channels)
+        check_expressible(to, changed.config, changed.preprocessing)
+        check_output_name(to, out)
+        state = checkpoint.read_state(allow_missing, progress)
         contract = checkpoint.contract
     notes = []
-    if checkpoint.random:
-        notes.append(f"random, because they were allowed to be missing: {', '.join(checkpoint.random)}")
-        contract = replace(contract, card=contract.card | {"random": checkpoint.random})
+    if checkpoint.random_tensors:
+        notes.append(f"random values, allowed to be missing: {', '.join(checkpoint.random_tensors)}")
+        contract = replace(contract, card=contract.card | {"random": checkpoint.random_tensors})
     if adapter is not None:
-        contract, state = with_adapter(contract, state, adapter)
-        notes.append(f"with the low-rank additions of {adapter} merged")
-    contract, state = adapted(contract, state, classes, image_size, channels)
+        contract, state = merge_adapter(contract, state, adapter)
+        notes.append(f"low-rank additions of {adapter} merged")
+    contract, state = adapt_state(contract, state, classes, image_size, channels)
     if labels is not None:
         if len(labels) != contract.config.classes:
             raise ValueError(f"{len(labels)} labels for a model of {contract.config.classes} classes")
         contract = replace(contract, labels=labels)
     if licence is not None:
         contract = replace(contract, card=contract.card | {"licence": licence})
-    return write_and_prove(contract, state, out, to, picture, notes)
+    return write_and_verify(contract, state, out, to, image_path, notes)
 
 
-def _changed(contract: Contract, classes: Any, image_size: Any, channels: Any) -> Contract:
-    """The contract as it will be, from shapes alone: so that what cannot be written is refused before anything is read."""
-    empty = {name: torch.empty_like(tensor) for name, tensor in layout(contract.config).items()}
-    return adapted(contract, empty, classes, image_size, channels)[0]
+def _adapt_contract(contract: CheckpointContract, classes: Any, image_size: Any, channels: Any) -> CheckpointContract:
+    """Return the adapted contract from shapes only, so that unsupported models are refused before reading."""
+    empty = {name: torch.empty_like(tensor) for name, tensor in build_meta_state(contract.config).items()}
+    return adapt_state(contract, empty, classes, image_size, channels)[0]
 
 
-def check_name(to: str, out: Path) -> None:
-    """The name fits what is to be written."""
+def check_output_name(to: str, out: Path) -> None:
+    """Raise if the output name does not fit the format."""
     suffixes = (".safetensors",) if to == "vitrail" else TARGETS[to].suffixes
     if suffixes and out.suffix not in suffixes:
-        raise ValueError(f"{out}: a file for {to} is called {' or '.join('*' + suffix for suffix in suffixes)}")
+        raise ValueError(f"{out}: a file for {to} must be named {' or '.join('*' + suffix for suffix in suffixes)}")
     if not suffixes and out.suffix in (".safetensors", ".bin", ".pth", ".npz"):
-        raise ValueError(f"{out}: for {to} give the name of a new directory, it holds several files")
+        raise ValueError(f"{out}: {to} writes several files, give the name of a new directory")
 
 
-def expressible(to: str, config: Config, pipeline: Preprocessing | None = None) -> None:
-    """Nothing, or an error with the reasons why this form cannot say what the model is."""
+def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | None = None) -> None:
+    """Raise with the reasons if the format cannot express the model."""
     if to == "vitrail":
         return
     if to == "hf" and pipeline is not None:
-        transformers.processor(pipeline)
+        transformers.build_processor_config(pipeline)
     target = TARGETS[to]
-    if isinstance(config, BiTConfig):
-        if not target.resnets:
-            raise ValueError(f"{target.title} cannot express this model: it has no BiT ResNet")
-        target.table(config)
+    if config.family not in target.families:
+        raise refuse(config, f"the format of {target.title}", "use --to vitrail")
+    if not isinstance(config, TokenConfig):
+        target.build_table(config)
         return
-    config, _ = _restated(target, config, None)
-    reasons = [*unsayable(config), *target.reasons(config)]
-    if isinstance(config.block.mlp, SwiGLU) and not target.gated:
+    config, _ = _restate(target, config, None)
+    reasons = [*list_vitrail_only(config), *target.list_unsupported(config)]
+    if isinstance(config.block.mlp, SwiGLU) and not target.supports_swiglu:
         reasons.append("it has no SwiGLU")
     if reasons:
         raise ValueError(f"{target.title} cannot express this model: {'; '.join(reasons)}")
-    target.table(config)
+    target.build_table(config)
 
 
-def as_said(to: str, config: Config) -> Config:
-    """The configuration of the same model as a form says it."""
-    if to == "vitrail" or not isinstance(config, ViTConfig):
+def restate_config(to: str, config: ModelConfig) -> ModelConfig:
+    """Return the configuration of the same model as a format expresses it."""
+    if to == "vitrail" or not isinstance(config, TokenConfig):
         return config
-    return _restated(TARGETS[to], config, None)[0]
+    return _restate(TARGETS[to], config, None)[0]
 
 
-def unsayable(config: ViTConfig) -> list[str]:
-    """What no form but our own can say."""
-    found = []
+def list_vitrail_only(config: TokenConfig) -> list[str]:
+    """Return why only vitrail's own format can express a model."""
+    reasons = []
     mlp = config.block.mlp
     if not isinstance(mlp, SwiGLU) and mlp not in GELUS.values():
-        found.append(f"it has no {type(mlp).__name__}")
+        reasons.append(f"it has no {type(mlp).__name__}")
     if isinstance(config.pool, MAP) and config.pool.mlp != mlp:
-        found.append("its attention pooling has the activation of its blocks")
+        reasons.append("its attention pooling has the activation of its blocks")
     if config.classes is None and config.prefix.outputs == 2:
-        found.append("its distilled models have their two heads")
-    return found
+        reasons.append("its distilled models have their two heads")
+    return reasons
 
 
-def _restated(target: Target, config: ViTConfig, state: State | None) -> tuple[ViTConfig, State]:
-    """The same model as the form would say it: positions in a table, and for the prefix tokens that have them there."""
+def _restate(target: ConversionTarget, config: TokenConfig, state: State | None) -> tuple[TokenConfig, State]:
+    """Return the same model as the format expresses it: positions as a table, for the prefix tokens it covers."""
     if state is None:
         with torch.device("meta"):
-            return _restated(target, config, dict(layout(config)))
-    if not target.fixed_positions:
+            return _restate(target, config, dict(build_meta_state(config)))
+    if not target.supports_fixed_positions:
         config, state = with_learned_positions(config, state)
-    if not target.projections:
+    if not target.supports_projections:
         config, state = with_projection_as_classes(config, state)
     if isinstance(config.position, Learned1D) and config.position.at == "stem":
-        config, state = with_positions_for(config, state, target.positions(config))
+        config, state = with_positions_for(config, state, target.position_prefix(config))
     return config, state
 
 
-def write_and_prove(
-    contract: Contract, state: State, out: Path, to: str, picture: Path = PHOTOGRAPH, notes: list[str] | None = None
-) -> Proof:
-    """Writes a model in a form, reads it back, and compares every tensor bit for bit and the logits on a photograph.
+def write_and_verify(
+    contract: CheckpointContract,
+    state: State,
+    out: Path,
+    to: str,
+    image_path: Path = SAMPLE_IMAGE,
+    notes: list[str] | None = None,
+) -> ConversionReport:
+    """Write a model in a format, read it back, and compare every tensor bit for bit and the logits on a photograph.
 
-    Only what passed takes the name `out`.
+    Only a verified file is moved to `out`.
     """
-    expressible(to, contract.config, contract.preprocessing)
-    check_name(to, out)
-    image = prepared(picture, contract)
-    with staged(out) as place:
-        proof = _prove(contract, state, place, to, image, list(notes or []))
-    return replace(proof, path=out)
+    check_expressible(to, contract.config, contract.preprocessing)
+    check_output_name(to, out)
+    image = prepare_image(image_path, contract)
+    with stage_output(out) as path:
+        report = _write_and_compare(contract, state, path, to, image, list(notes or []))
+    return replace(report, path=out)
 
 
-def _prove(contract: Contract, state: State, out: Path, to: str, image: Tensor, notes: list[str]) -> Proof:
+def _write_and_compare(
+    contract: CheckpointContract, state: State, out: Path, to: str, image: Tensor, notes: list[str]
+) -> ConversionReport:
     original, first = contract, state
     if to == "vitrail":
         save_artifact(out, state, contract)
         assume: dict[str, Any] = {}
     else:
         target = TARGETS[to]
-        if isinstance(contract.config, ViTConfig):
+        if isinstance(contract.config, TokenConfig):
             before = contract.config
-            config, stated = _restated(target, before, state)
-            notes += _restatements(before, config)
+            config, stated = _restate(target, before, state)
+            notes += _describe_restatements(before, config)
             contract = replace(contract, config=config)
         else:
             stated = state
-        theirs = write(target.table(contract.config), stated)
-        if isinstance(contract.config, ViTConfig):
-            kind = next(iter(theirs.values())).dtype
-            theirs |= {n: torch.zeros(shape, dtype=kind) for n, shape in target.unused(contract.config).items()}
+        theirs = export_state(target.build_table(contract.config), stated)
+        if isinstance(contract.config, TokenConfig):
+            dtype, unused = next(iter(theirs.values())).dtype, target.list_unused_tensors(contract.config)
+            theirs |= {name: torch.zeros(shape, dtype=dtype) for name, shape in unused.items()}
         target.write(out, theirs, contract)
-        assume = untold(contract.config)
+        assume = collect_assumptions(contract.config)
         state = stated
-    with open_and_recognise(out, assume) as again:
-        back = again.state()
+    with open_and_detect(out, assume) as again:
+        back = again.read_state()
         read_as, count = again.contract, len(again.source.specs)
-    _same(out, state, back)
+    check_identical(out, state, back)
     if to == "vitrail" and read_as != contract:
-        raise ValueError("the artifact did not bring back its contract: please report this")
-    expected = logits(assembled(original, first, torch.float32), image)
+        raise ValueError("the artifact was read back with another contract: please report this")
+    expected = compute_logits(assemble_model(original, first, torch.float32), image)
     compared = "logits"
-    if not expected.any():  # a new head, which is zero: what comes to it tells more
+    if not expected.any():  # a new head is zero: compare its input instead
         compared, bare = "features", replace(original, labels=None)
-        expected = features(assembled(bare, first, torch.float32), image)
-    answer = logits if compared == "logits" else features
-    found = answer(
-        assembled(replace(contract, config=_told(read_as.config, contract.config)), back, torch.float32), image
-    )
-    proof = Proof(
+        expected = compute_features(assemble_model(bare, first, torch.float32), image)
+    compute = compute_logits if compared == "logits" else compute_features
+    read_contract = replace(contract, config=_copy_training_fields(read_as.config, contract.config))
+    outputs = compute(assemble_model(read_contract, back, torch.float32), image)
+    report = ConversionReport(
         out,
         to,
         count,
         sum(tensor.numel() * tensor.element_size() for tensor in back.values()),
         float(expected.abs().max()),
-        float((found - expected).abs().max()),
+        float((outputs - expected).abs().max()),
         notes,
         compared=compared,
     )
-    if not proof.largest_difference <= TOLERANCE * max(1.0, proof.largest_logit):
+    if not report.largest_difference <= LOGIT_TOLERANCE * max(1.0, report.largest_logit):
         raise ValueError(
-            f"not written: read back, the logits differ by {proof.largest_difference:.3g} of {proof.largest_logit:.3g}"
+            f"not written: read back, the logits differ by {report.largest_difference:.3g} of {report.largest_logit:.3g}"
         )
     if to != "vitrail":
-        _strangers(proof, out, contract, expected, image)
-    return proof
+        _compare_without_assumptions(report, out, contract, expected, image)
+    return report
 
 
-def _told(read: Config, wanted: Config) -> Config:
-    """What came back, with what no tensor and no file tells put as it was: how weights begin, and rates for training."""
+def _copy_training_fields(read: ModelConfig, wanted: ModelConfig) -> ModelConfig:
+    """Return the configuration that was read, with the training fields that no file stores."""
     names = ("dropout", "stochastic_depth", "init")
-    if isinstance(read, ViTConfig) and isinstance(wanted, ViTConfig):
+    if isinstance(read, TokenConfig) and isinstance(wanted, TokenConfig):
         return replace(read, **{name: getattr(wanted, name) for name in names})
     return read
 
 
-def _restatements(before: ViTConfig, after: ViTConfig) -> list[str]:
-    found = []
+def _describe_restatements(before: TokenConfig, after: TokenConfig) -> list[str]:
+    notes = []
     if type(before.position) is not type(after.position):
-        found.append("fixed positions are written as a table")
+        notes.append("fixed positions are written as a table")
     elif before.position != after.position and before.prefix.count:
-        found.append("positions of the prefix tokens are added to the tokens, or zero where there were none")
+        notes.append("positions of the prefix tokens are added to the tokens, or zero if there were none")
     if before.head != after.head:
-        found.append(f"the projection is written as a head of {after.classes} classes whose bias is zero")
-    return found
+        notes.append(f"the projection is written as a head of {after.classes} classes with zero bias")
+    return notes
 
 
-def untold(config: Config) -> dict[str, Any]:
-    """The facts of a model that tensors do not tell, as assumptions for reading it back."""
-    told: dict[str, Any] = {"size": config.image_size}
-    if isinstance(config, ViTConfig):
-        told |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
+def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
+    """Return the facts of a model that tensors do not determine, as assumptions for reading it back."""
+    facts: dict[str, Any] = {"size": config.image_size}
+    if isinstance(config, TokenConfig):
+        facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
-        told |= {"gelu": gelu} if gelu else {}
-        told |= {"pool": pool} if pool else {}
-    return told
+        facts |= {"gelu": gelu} if gelu else {}
+        facts |= {"pool": pool} if pool else {}
+    return facts
 
 
-def _same(path: Path, written: State, back: State) -> None:
-    """Every tensor came back with the same bytes."""
+def check_identical(path: Path, written: State, back: State) -> None:
+    """Raise unless every tensor was read back with the same bytes."""
     differ = [
         name
         for name in sorted(set(written) | set(back))
-        if name not in written or name not in back or not same_bits(written[name], back[name])
+        if name not in written or name not in back or not is_bit_identical(written[name], back[name])
     ]
     if differ:
-        raise ValueError(f"{path.name}: {len(differ)} tensors did not come back as they were written: {some(differ)}")
+        raise ValueError(f"{path.name}: {len(differ)} tensors differ when read back: {format_names(differ)}")
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """The same shape, kind and bytes: -0 is not 0 here, and NaN equals itself."""
+def is_bit_identical(one: Tensor, other: Tensor) -> bool:
+    """Return whether shape, dtype and bytes are the same: -0 is not 0, and NaN equals itself."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     flat = (tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
     return torch.equal(*flat)
 
 
-def _strangers(proof: Proof, out: Path, contract: Contract, expected: Tensor, image: Tensor) -> None:
-    """What a reader misses who is told nothing, and how much that changes."""
+def _compare_without_assumptions(
+    report: ConversionReport, out: Path, contract: CheckpointContract, expected: Tensor, image: Tensor
+) -> None:
+    """Note the facts that a reader without assumptions misses, and how much they change the logits."""
     try:
-        with open_and_recognise(out) as checkpoint:
+        with open_and_detect(out) as checkpoint:
             config, pipeline = checkpoint.contract.config, checkpoint.contract.preprocessing
-            missed = _missed(config, contract.config)
-            if missed and proof.compared == "features":
-                proof.notes.append(f"the file does not say {', '.join(missed)}: whoever opens it must")
-            elif missed:
-                proof.notes.append(f"the file does not say {', '.join(missed)}: whoever opens it must")
-                stranger = replace(checkpoint.contract, config=config)
-                found = logits(assembled(stranger, checkpoint.state(), torch.float32), image)
-                proof.as_read_by_strangers = float((found - expected).abs().max())
+            missed = _list_unrecorded(config, contract.config)
+            if missed:
+                report.notes.append(f"the file does not record {', '.join(missed)}: give it when loading")
+            if missed and report.compared != "features":
+                logits = compute_logits(
+                    assemble_model(checkpoint.contract, checkpoint.read_state(), torch.float32), image
+                )
+                report.as_read_by_strangers = float((logits - expected).abs().max())
     except ValueError as error:
-        proof.notes.append(f"without being told, it cannot be read: {str(error).split(': ', 1)[-1]}")
+        report.notes.append(f"it cannot be read without assumptions: {str(error).split(': ', 1)[-1]}")
         return
     if contract.preprocessing is not None and pipeline != contract.preprocessing:
-        if proof.target != "hf" or pipeline is None:
-            other = "the file does not say all of it"
-        else:
-            names = [
-                f.name for f in fields(pipeline) if getattr(pipeline, f.name) != getattr(contract.preprocessing, f.name)
-            ]
-            other = "transformers does otherwise: " + ", ".join(f"{name} {getattr(pipeline, name)}" for name in names)
-        proof.notes.append(f"preprocessing is {contract.preprocessing.in_words()}; {other}")
-    if contract.labels is not None and proof.target != "hf":
-        proof.notes.append(f"the {len(contract.labels)} labels are not in the file, which has no place for them")
+        other = "the file does not record all of it"
+        if report.target == "hf" and pipeline is not None:
+            names = [f.name for f in fields(pipeline)]
+            names = [name for name in names if getattr(pipeline, name) != getattr(contract.preprocessing, name)]
+            other = "transformers differs: " + ", ".join(f"{name} {getattr(pipeline, name)}" for name in names)
+        report.notes.append(f"preprocessing is {contract.preprocessing.describe()}; {other}")
+    if contract.labels is not None and report.target != "hf":
+        report.notes.append(f"the format does not store labels: {len(contract.labels)} labels are left out")
 
 
-def _missed(read: Config, wanted: Config) -> list[str]:
-    if not isinstance(read, ViTConfig) or not isinstance(wanted, ViTConfig):
+def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
+    if not isinstance(read, TokenConfig) or not isinstance(wanted, TokenConfig):
         return []
     facts = {
         f"{wanted.size.heads} heads": read.size == wanted.size,
         f"{type(wanted.block.mlp).__name__}": read.block.mlp == wanted.block.mlp,
         f"eps {wanted.eps:g}": read.eps == wanted.eps,
-        "pooling by the mean": isinstance(read.pool, Mean) == isinstance(wanted.pool, Mean),
+        "mean pooling": isinstance(read.pool, Mean) == isinstance(wanted.pool, Mean),
         f"the image size {wanted.image_size[0]}×{wanted.image_size[1]}": read.image_size == wanted.image_size,
     }
     return [fact for fact, same in facts.items() if not same]
 
 
-def prepared(picture: Path, contract: Contract) -> Tensor:
-    """The photograph as the model takes it, [1, C, H, W]."""
+def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
+    """Return the photograph preprocessed for the model, [1, C, H, W]."""
     config = contract.config
     pipeline = contract.preprocessing or Preprocessing(config.image_size, config.image_size)
     if pipeline.channels not in (1, 3, 4):
         pipeline = pipeline.with_channels(3)
     try:
-        with Image.open(picture) as image:
+        with Image.open(image_path) as image:
             x = pipeline(image)
     except Image.DecompressionBombError as error:
-        raise ValueError(f"{picture}: {error}") from None
+        raise ValueError(f"{image_path}: {error}") from None
     return x.repeat(-(-config.channels // x.shape[0]), 1, 1)[: config.channels].unsqueeze(0)
 
 
 @torch.inference_mode()
-def logits(model: ViT | BiT, image: Tensor) -> Tensor:
+def compute_logits(model: Model, image: Tensor) -> Tensor:
     return model(image)
 
 
 @torch.inference_mode()
-def features(model: ViT | BiT, image: Tensor) -> Tensor:
-    """What comes to the head."""
-    model.head = torch.nn.Identity()
-    return model(image)
+def compute_features(model: Model, image: Tensor) -> Tensor:
+    """Return the input of the head."""
+    return model.forward_head(model.forward_features(image), pre_logits=True)

@@ -1,28 +1,28 @@
-"""The Hugging Face Hub, through `huggingface_hub`: its cache, its revisions, its offline mode, its tokens."""
+"""Downloads from the Hugging Face Hub through `huggingface_hub`: its cache, revisions, offline mode and tokens."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints.files.opened import BY_SAFETY, INDEXES, WHOLE
+from vitrail.checkpoints.io.open import FILES_BY_SAFETY, INDEX_FILES, WEIGHT_FILES
 
-ADDRESS = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")
+ADDRESS_PATTERN = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+CONFIG_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")
 
 
-def parse(address: str, revision: str | None = None) -> tuple[str, str | None]:
-    """`hf://owner/name` or `hf://owner/name@revision`."""
-    match = ADDRESS.fullmatch(address)
+def parse_address(address: str, revision: str | None = None) -> tuple[str, str | None]:
+    """Return the repository and revision of `hf://owner/name` or `hf://owner/name@revision`."""
+    match = ADDRESS_PATTERN.fullmatch(address)
     if match is None:
-        raise ValueError(f"{address!r} is no address on the Hub: use hf://owner/name or hf://owner/name@revision")
+        raise ValueError(f"invalid Hub address {address!r}: use hf://owner/name or hf://owner/name@revision")
     if revision and match["revision"] and revision != match["revision"]:
-        raise ValueError(f"{address} and the revision {revision}: say one of them")
+        raise ValueError(f"{address} and --revision {revision} differ: give one of them")
     return match["repo"], revision or match["revision"]
 
 
-def hub() -> Any:
-    """The library, or an error that says how to get it."""
+def import_hub() -> Any:
+    """Return the library; raise with the install command if it is missing."""
     try:
         import huggingface_hub
         import huggingface_hub.constants
@@ -31,10 +31,10 @@ def hub() -> Any:
     return huggingface_hub
 
 
-def choose(files: Iterable[str]) -> str:
-    """Of a repository's files, the weights: the safest form that is there."""
+def choose_weights(files: Iterable[str]) -> str:
+    """Return the weights among a repository's files, in the safest available format."""
     files = list(files)
-    for name in BY_SAFETY:
+    for name in FILES_BY_SAFETY:
         if name in files:
             return name
     for suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"):
@@ -42,33 +42,33 @@ def choose(files: Iterable[str]) -> str:
         if len(found) == 1:
             return found[0]
         if found:
-            raise ValueError(f"several files of weights, {', '.join(sorted(found)[:6])}: download the one you mean")
-    raise ValueError("no weights among its files: neither safetensors, nor PyTorch's, nor NumPy's")
+            raise ValueError(f"several weights files, {', '.join(sorted(found)[:6])}: download one of them")
+    raise ValueError("no weights among its files: no safetensors, PyTorch or NumPy file")
 
 
-def download(address: str, revision: str | None = None) -> Path:
-    """The weights of a repository in the Hub's cache, with the settings beside them. Only what is needed is fetched."""
-    repo, revision = parse(address, revision)
-    library = hub()
+def download_weights(address: str, revision: str | None = None) -> Path:
+    """Download the weights of a repository and their settings to the Hub's cache, and return their path."""
+    repo, revision = parse_address(address, revision)
+    library = import_hub()
     try:
         if library.constants.HF_HUB_OFFLINE:
-            folder = cached(library, repo, revision)
-            weights = choose(path.name for path in folder.iterdir() if path.is_file())
+            folder = find_cached(library, repo, revision)
+            weights = choose_weights(path.name for path in folder.iterdir() if path.is_file())
         else:
-            weights = choose(library.HfApi().list_repo_files(repo, revision=revision))
+            weights = choose_weights(library.HfApi().list_repo_files(repo, revision=revision))
             shards = weights.replace(".index.json", "").rpartition(".")
-            wanted = [weights, *BESIDE, *([f"{shards[0]}-*.{shards[2]}"] if weights in INDEXES else [])]
+            wanted = [weights, *CONFIG_FILES, *([f"{shards[0]}-*.{shards[2]}"] if weights in INDEX_FILES else [])]
             folder = Path(library.snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except ValueError as error:
-        raise ValueError(f"hf://{repo}: {first_line(error)}") from None
+        raise ValueError(f"hf://{repo}: {format_error(error)}") from None
     except OSError as error:
-        raise OSError(f"hf://{repo}: {first_line(error)}") from None
-    return folder if weights in (*WHOLE, *INDEXES) else folder / weights
+        raise OSError(f"hf://{repo}: {format_error(error)}") from None
+    return folder if weights in (*WEIGHT_FILES, *INDEX_FILES) else folder / weights
 
 
-def cached(library: Any, repo: str, revision: str | None) -> Path:
-    """The folder of the cache that holds a repository, without asking the Hub."""
-    for name in (*WHOLE, *INDEXES, *BESIDE):
+def find_cached(library: Any, repo: str, revision: str | None) -> Path:
+    """Return the cache folder of a repository, without network access."""
+    for name in (*WEIGHT_FILES, *INDEX_FILES, *CONFIG_FILES):
         found = library.try_to_load_from_cache(repo, name, revision=revision)
         if isinstance(found, str):
             return Path(found).parent
@@ -80,7 +80,7 @@ def cached(library: Any, repo: str, revision: str | None) -> Path:
     raise FileNotFoundError("not in the cache, and the Hub's offline mode is on (HF_HUB_OFFLINE)")
 
 
-def first_line(error: Exception) -> str:
-    """The first sentence of the Hub's answer."""
+def format_error(error: Exception) -> str:
+    """Return the first line of the Hub's error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,4 +1,4 @@
-"""The command line: one thin module per command. Nothing here imports PyTorch before a command needs it."""
+"""Command line: one module per command. Nothing here imports PyTorch before a command runs."""
 
 import argparse
 import os
@@ -8,45 +8,45 @@ from importlib import import_module
 import vitrail
 
 COMMANDS = {
-    "train": "a folder of pictures to a model that can be trusted",
-    "pretrain": "pictures without labels to a model with good features: masked patches, MAE, DINO, a teacher",
-    "transfer": "what a model is worth on your pictures: probes, head, LoRA and all of it, in one table",
-    "paper": "the paper's studies as programs: run one at your scale, and see whether it agrees",
-    "recipes": "the recipes that training follows, and what to expect of them",
-    "check": "what is wrong with a dataset, before it is trained on",
-    "evaluate": "how good a model is, with the uncertainty of every number",
-    "predict": "what a model says of pictures: files, folders, shards, a million of them",
-    "embed": "what a model makes of pictures before its head: a vector of features for each",
-    "search": "embed a folder once, then find the pictures nearest to a picture",
-    "export": "a model to a file for another runtime, proven beside the original",
-    "serve": "a model as a service: many clients at once, and a page to try it on",
-    "inspect": "what a model looks at: figures, arrays and a page to explore",
-    "report": "a run's page anew, or several runs side by side",
-    "describe": "what a checkpoint is; or what a model is made of and costs, before it exists",
-    "convert": "a checkpoint to another project's form, proven bit for bit",
-    "push": "a model to the Hugging Face Hub, with its card",
+    "train": "train or fine-tune a classifier on a folder of images",
+    "pretrain": "train without labels: masked patches, MAE, DINO, features of a teacher",
+    "transfer": "compare probes, head, LoRA and full fine-tuning of a checkpoint on your data",
+    "paper": "run a study of the ViT paper at your scale and compare the finding",
+    "recipes": "list the training recipes and their expected results",
+    "check": "find defects in a dataset before training",
+    "evaluate": "measure a model with confidence intervals, or probe its features",
+    "predict": "write the predicted label of every image",
+    "embed": "write the feature vector of every image",
+    "search": "index a folder of images and find nearest neighbours",
+    "export": "export a model to ONNX, OpenVINO or torch.export, and verify the file",
+    "serve": "serve models over HTTP, with a web page",
+    "inspect": "write attention maps, rollout, distances and other figures of a model",
+    "report": "write the report page of a run, or compare several runs",
+    "describe": "describe a checkpoint, or the shapes and cost of an architecture",
+    "convert": "convert a checkpoint to another project's format, and verify it",
+    "push": "upload a model with its card to the Hugging Face Hub",
 }
 
 EPILOG = """\
 examples:
-  vitrail check photos                            what is wrong with a folder, before it is trained on
+  vitrail check photos                            find defects in a folder
   vitrail train photos --init deit_tiny.safetensors
-  vitrail train fashion-mnist                     from scratch; `vitrail recipes` says what to expect
-  vitrail describe B/16                           the way through ViT-B/16, with its cost
+  vitrail train fashion-mnist                     from scratch; see `vitrail recipes`
+  vitrail describe B/16                           shapes and cost of ViT-B/16
   vitrail describe S/16 --size 160x224 --pool mean --registers 4
-  vitrail describe G/14 --json                    the same for machines
-  vitrail describe deit_tiny.safetensors          what a checkpoint is, and whether it is whole
+  vitrail describe G/14 --json
+  vitrail describe deit_tiny.safetensors          format, architecture and completeness of a checkpoint
   vitrail convert deit_tiny.safetensors deit --to hf
 
-`vitrail COMMAND --help` teaches each command. VITRAIL_TRACEBACK=1 shows where an error comes from.
+`vitrail COMMAND --help` shows the options of a command. VITRAIL_TRACEBACK=1 shows the traceback of an error.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The commands and, for the one that is asked for, its options."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     main_parser = argparse.ArgumentParser(
         prog="vitrail",
-        description="Vision Transformers, from the paper to a model that ships.",
+        description="Vision Transformers, from the paper to deployment.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,26 +55,23 @@ def parser() -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = import_module(f"vitrail.cli.{name}")
         sub = commands.add_parser(
-            name,
-            help=summary,
-            description=command.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=summary, description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        sub.add_argument("--traceback", action="store_true", help="show where an error comes from")
+        sub.add_argument("--traceback", action="store_true", help="show the traceback of an error")
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
     return main_parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command. A mistake of the user's is one line and exit code 2; Ctrl-C is 130."""
-    for name in ("stdout", "stderr"):  # a daemon may have closed them, and not every terminal can show every letter
+    """Run a command and return its exit code. A user error prints one line and returns 2; Ctrl-C returns 130."""
+    for name in ("stdout", "stderr"):  # a daemon may have closed them; a terminal may lack some characters
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (to the end)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    options = parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return options.run(options)

@@ -1,25 +1,25 @@
-"""What is wrong with a dataset, found before it is trained on.
+"""Find defects in a dataset before training.
 
-Every picture is read to its end, on all cores, and compared with all others. What was seen is remembered by path, size and
-time, so a second look is quick. Exit code 1 if something would hurt: pictures that cannot be used, classes that are empty or
-differ between splits, one picture with different labels, the same picture to train on and to test on.
+Every image is decoded completely, on all cores, and compared with all others. Results are cached by path, size and time, so
+that a second run is fast. The exit code is 1 if there are errors: unusable images, classes that are empty or differ between
+splits, one image with different labels, the same image in the training and the test split.
 """
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.findings import text
-from vitrail.cli.progress import cleared, counted
+from vitrail.cli.options import parse_count, print_json
+from vitrail.cli.text.check import format_audit
+from vitrail.cli.text.progress import clear_progress, count_progress
 
 if TYPE_CHECKING:
     from vitrail.data.audit import Audit
 
 
-def bits(text: str) -> int | None:
-    """How many bits may differ, or none."""
+def parse_bits(text: str) -> int | None:
+    """Return a number of bits from 0 to 32, or None for "none"."""
     if text in ("none", "off"):
         return None
     if not text.isdecimal() or int(text) > 32:
@@ -27,15 +27,8 @@ def bits(text: str) -> int | None:
     return int(text)
 
 
-def whole(text: str) -> int:
-    """A number from 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
-
-
-def ratio(text: str) -> float:
-    """A number above 1."""
+def parse_ratio(text: str) -> float:
+    """Return a number > 1."""
     try:
         value = float(text)
     except ValueError:
@@ -46,77 +39,73 @@ def ratio(text: str) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to look at, and how closely."""
+    """Add the options of `vitrail check`."""
     parser.epilog = (
         "examples:\n"
         "  vitrail check photos\n"
         "  vitrail check photos --quarantine bad.txt    then: vitrail train photos --quarantine bad.txt\n"
         "  vitrail check labels.csv --json\n"
-        "  vitrail check photos --near none             copies byte for byte, and no look-alikes\n"
+        "  vitrail check photos --near none             only byte-identical copies, no near-duplicates\n"
     )
-    parser.add_argument("data", metavar="DATA", help="a folder, a manifest, Parquet, tar shards, or a name: digits")
-    parser.add_argument("--json", action="store_true", help="everything for machines, on standard output")
+    parser.add_argument("data", metavar="DATA", help="folder, manifest, Parquet file, tar shards, or name (digits)")
+    parser.add_argument("--json", action="store_true", help="print all findings as JSON")
     parser.add_argument(
-        "--quarantine", type=Path, metavar="FILE", help="write the pictures to leave out: a path, a tab, the reason"
+        "--quarantine", type=Path, metavar="FILE", help="list of the images to leave out: path, tab, reason"
     )
-    parser.add_argument("--examples", type=whole, default=3, metavar="N", help="paths shown of a kind (default 3)")
-    parser.add_argument("--workers", type=whole, metavar="N", help="processes (default: one for each core)")
-    parser.add_argument("--no-cache", action="store_true", help="remember nothing, and look at every picture again")
+    parser.add_argument("--examples", type=parse_count, default=3, metavar="N", help="paths shown per finding [3]")
+    parser.add_argument("--workers", type=parse_count, metavar="N", help="worker processes [one per core]")
+    parser.add_argument("--no-cache", action="store_true", help="read every image again and store no results")
     parser.add_argument(
         "--near",
-        type=bits,
+        type=parse_bits,
         default=12,
         metavar="BITS",
-        help="of 128 that may differ between pictures that look the same (default 12); none compares bytes alone",
+        help="bits of 128 that may differ between near-duplicates [12]; none compares bytes only",
     )
-    parser.add_argument("--tiny", type=whole, default=8, metavar="N", help="a side below N pixels is tiny (default 8)")
+    parser.add_argument("--tiny", type=parse_count, default=8, metavar="N", help="smallest accepted side in pixels [8]")
     parser.add_argument(
-        "--imbalance",
-        type=ratio,
-        default=10.0,
-        metavar="X",
-        help="largest class to smallest that is named (default 10)",
+        "--imbalance", type=parse_ratio, default=10.0, metavar="X", help="ratio of class sizes that is reported [10]"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Looks, and prints what was found."""
-    from vitrail.data.audit import audit
-    from vitrail.data.sources import read
+    """Audit the dataset and print the findings."""
+    from vitrail.data.audit import audit_dataset
+    from vitrail.data.sources import load_dataset
 
-    show = counted()
+    show = count_progress()
     try:
-        found = audit(
-            read(options.data, progress=show),
+        audit = audit_dataset(
+            load_dataset(options.data, progress=show),
             cache=not options.no_cache,
             workers=options.workers,
             progress=show,
-            near=options.near,
-            tiny=options.tiny,
-            imbalance=options.imbalance,
+            max_hash_distance=options.near,
+            min_side=options.tiny,
+            max_imbalance=options.imbalance,
         )
     finally:
-        cleared()
-    held = write_quarantine(found, options.quarantine) if options.quarantine else None
+        clear_progress()
+    n_quarantined = write_quarantine(audit, options.quarantine) if options.quarantine else None
     if options.json:
-        print(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+        print_json(audit.to_dict())
     else:
-        print(text(found, options.examples))
-        if held is not None:
-            print(f"{options.quarantine}: {held:,} to leave out")
-    return 0 if found.ok else 1
+        print(format_audit(audit, options.examples))
+        if n_quarantined is not None:
+            print(f"{options.quarantine}: {n_quarantined:,} to leave out")
+    return 0 if audit.is_ok else 1
 
 
-def write_quarantine(found: "Audit", file: Path) -> int:
-    """The list of what to leave out, whole or not at all; how many there are."""
-    from vitrail.data.audit.quarantine import written
+def write_quarantine(audit: "Audit", file: Path) -> int:
+    """Write the list of images to leave out, atomically, and return its length."""
+    from vitrail.data.audit.quarantine import format_quarantine
 
-    held = found.quarantine()
+    quarantined = audit.list_quarantine()
     partial = file.with_name(f".{file.name}.partial")
     try:
-        partial.write_text(written(held), encoding="utf-8")
+        partial.write_text(format_quarantine(quarantined), encoding="utf-8")
         os.replace(partial, file)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise OSError(f"{file} was not written: {error.strerror or error}") from None
-    return len(held)
+    return len(quarantined)

@@ -1,63 +1,40 @@
-"""What a checkpoint is, or what a model would cost.
+"""Describe a checkpoint, or the cost of an architecture before any weight exists.
 
-MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16") or a BiT ResNet ("R50x1"): the way
-through it, with shapes, parameters, multiply-adds and bytes of each stage, before any weight exists. Multiply-adds and
-activation bytes are for the whole batch, in 32-bit floats; attention's are for one image.
+MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16") or a BiT ResNet ("R50x1"). The table has
+the shape, parameters, multiply-adds and bytes of each stage. Multiply-adds and activation bytes are for the whole batch, in
+32-bit floats; those of attention are for one image.
 
-FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name): which form it has and why, the architecture,
-whether every tensor has its place, where labels and preprocessing come from, and whether all values are finite.
+FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name). The report has its format and the evidence for
+it, the architecture, missing and unused tensors, the origin of labels and preprocessing, and whether all values are finite.
 """
 
 import argparse
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli import reading
-from vitrail.cli.progress import progress
+from vitrail.cli.options import (
+    add_checkpoint_options,
+    given_options,
+    parse_assumptions,
+    parse_classes,
+    parse_size,
+    print_json,
+)
+from vitrail.cli.text.progress import byte_progress
+from vitrail.models.sizes import SLOT_NAMES
+from vitrail.utils.text import format_table
 
 if TYPE_CHECKING:
-    from vitrail.models.cost import Cost, Stage
+    from vitrail.models.flops import Cost, Stage
 
-# The same names as in vitrail.models.build, kept here too so that --help need not import PyTorch; a test compares them.
-SLOTS = {
-    "embed": (("patches", "conv-stem"), "how patches become tokens"),
-    "prefix": (("none", "class", "class+distillation"), "tokens before the patches"),
-    "pool": (("class", "mean", "mean-norm", "class+mean", "map"), "how tokens become one vector"),
-    "block": (("pre", "post", "parallel"), "order of norm, attention and MLP"),
-    "mlp": (("gelu", "gelu-tanh", "gelu-quick", "relu", "swiglu"), "kind of MLP"),
-    "head": (("linear", "pre-logits"), "what follows the pooling"),
-}
-SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
-POSITIONS = ("none", "learned1d", "learned2d", "relative", "sincos2d", "sinusoid1d", "rotary2d")
-
-
-def size(text: str) -> tuple[int, int]:
-    """ "384" or "160x224", height first."""
-    parts = text.lower().replace("×", "x").split("x")
-    try:
-        numbers = [int(part) for part in parts]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (1, 2):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: use 384, or HEIGHTxWIDTH like 160x224")
-    return numbers[0], numbers[-1]
-
-
-def classes(text: str) -> int | None:
-    """A number of classes, or "none"."""
-    if text == "none":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of classes: use 1000, or none") from None
+CHECKPOINT_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
+SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Each slot of the model is an option."""
+    """Add the options of `vitrail describe`: one for each slot of a model."""
     parser.epilog = (
         "examples:\n"
         "  vitrail describe B/16 --size 384 --batch 8\n"
@@ -69,86 +46,82 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail describe hf://google/vit-base-patch16-224 --header\n"
     )
     parser.add_argument(
-        "model", metavar="MODEL|FILE", help='"B/16", "R50+B/16", "R50x1"; or a file, a directory, hf://owner/name'
+        "model",
+        metavar="MODEL|FILE",
+        help='architecture ("B/16", "R50+B/16", "R50x1"), or checkpoint: file, directory, hf://owner/name',
     )
-    parser.add_argument("--size", type=size, default=(224, 224), metavar="N|HxW", help="image size (default 224)")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at once (default 1)")
-    parser.add_argument("--classes", type=classes, default=1000, metavar="N", help="or none, for features")
-    parser.add_argument("--channels", type=int, default=3, metavar="N", help="of the image (default 3)")
-    parser.add_argument("--json", action="store_true", help="everything for machines, on standard output")
+    parser.add_argument("--size", type=parse_size, default=(224, 224), metavar="N|HxW", help="image size [224]")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images per batch [1]")
+    parser.add_argument(
+        "--classes",
+        type=parse_classes,
+        default=1000,
+        metavar="N",
+        help="number of classes, or none for features [1000]",
+    )
+    parser.add_argument("--channels", type=int, default=3, metavar="N", help="channels of the image [3]")
+    parser.add_argument("--json", action="store_true", help="print the description as JSON")
     slots = parser.add_argument_group("slots of a Vision Transformer")
-    slots.add_argument(
-        "--position",
-        metavar="NAME[@PLACE]",
-        help=f"{', '.join(POSITIONS)}; @every or @shared adds them at every layer (default learned1d)",
-    )
-    for name, (names, what) in SLOTS.items():
-        slots.add_argument(f"--{name}", metavar="NAME", help=f"{what}: {', '.join(names)}")
-    slots.add_argument("--registers", type=int, metavar="N", help="register tokens")
-    slots.add_argument("--layer-scale", type=float, metavar="X", help="LayerScale that begins at X")
+    for name, (names, meaning) in SLOT_NAMES.items():
+        at = "; @every or @shared adds it at every layer [learned1d]" if name == "position" else ""
+        metavar = "NAME[@every|@shared]" if name == "position" else "NAME"
+        slots.add_argument(f"--{name}", metavar=metavar, help=f"{meaning}: {', '.join(names)}{at}")
+    slots.add_argument("--registers", type=int, metavar="N", help="number of register tokens [0]")
+    slots.add_argument("--layer-scale", type=float, metavar="X", help="initial value of LayerScale [no LayerScale]")
     slots.add_argument("--qk-norm", action="store_true", default=None, help="normalise queries and keys")
-    for name in ("patch", "width", "depth", "heads", "mlp-width"):
-        slots.add_argument(f"--{name}", type=int, metavar="N", help="instead of the named size's")
-    reading.add_arguments(parser.add_argument_group("for a checkpoint"))
-    parser.add_argument("--header", action="store_true", help="of a checkpoint, read no values: quick for large files")
+    for name in SIZE_OPTIONS:
+        words = name.replace("_", " ")
+        slots.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{words} [the named size's]")
+    add_checkpoint_options(parser.add_argument_group("checkpoint"))
+    parser.add_argument("--header", action="store_true", help="do not read the values of a checkpoint: fast")
     resnet = parser.add_argument_group("slots of a ResNet")
-    resnet.add_argument("--root", choices=("large", "small"), help="small suits images of 32² (default large)")
+    resnet.add_argument("--root", choices=("large", "small"), help="stem; small suits images of 32×32 [large]")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Counts, then prints a table or JSON; or reports on a checkpoint."""
+    """Print the cost table of an architecture, or the report on a checkpoint."""
     if is_checkpoint(options.model):
-        return checkpoint(options)
-    from vitrail.models.build import configure
-    from vitrail.models.cost import count
+        return describe_checkpoint(options)
+    from vitrail.models.flops import count
+    from vitrail.models.registry import configure
 
-    names = (
-        *SLOTS,
-        "position",
-        "registers",
-        "layer_scale",
-        "qk_norm",
-        "patch",
-        "width",
-        "depth",
-        "heads",
-        "mlp_width",
-        "root",
-    )
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = given_options(options, (*SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, "root"))
     config = configure(
         options.model, image_size=options.size, classes=options.classes, channels=options.channels, **given
     )
     cost = count(config, options.batch)
     if options.json:
-        print(json.dumps({"model": options.model, **cost.as_dict()}, indent=2))
+        print_json({"model": options.model, **cost.as_dict()})
     else:
-        print(table(options.model, cost))
+        print(format_cost_table(options.model, cost))
     return 0
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a path is meant and not a model's name."""
+    """Return whether `name` is a checkpoint and not the name of an architecture."""
     if re.fullmatch(r"(R\d*\+)?[A-Za-z]+/\d+", name):
         return False
-    return name.startswith("hf://") or name.endswith(SUFFIXES) or Path(name).exists()
+    return name.startswith("hf://") or name.endswith(CHECKPOINT_SUFFIXES) or Path(name).exists()
 
 
-def checkpoint(options: argparse.Namespace) -> int:
-    """The report on a checkpoint. Exit code 1 if it would not be loaded."""
-    from vitrail.checkpoints.loading import describe
-    from vitrail.checkpoints.report import report, text
+def describe_checkpoint(options: argparse.Namespace) -> int:
+    """Print the report on a checkpoint and return 1 if it cannot be loaded."""
+    from vitrail.checkpoints.describe import build_report, format_report
+    from vitrail.checkpoints.load import inspect_checkpoint
 
-    with describe(options.model, reading.assumed(options), options.take) as found:
-        made = report(found, None if options.header else progress("reading"))
-    print(json.dumps(made, indent=2, ensure_ascii=False) if options.json else text(made))
-    return 0 if made["loads"] else 1
+    with inspect_checkpoint(options.model, parse_assumptions(options), options.take) as checkpoint:
+        report = build_report(checkpoint, None if options.header else byte_progress("reading"))
+    if options.json:
+        print_json(report)
+    else:
+        print(format_report(report))
+    return 0 if report["loads"] else 1
 
 
-def table(name: str, cost: "Cost") -> str:
-    """The way through the model, and its totals, for people. Equal layers share a line."""
+def format_cost_table(name: str, cost: "Cost") -> str:
+    """Return the stages of a model with their cost as a table. Equal consecutive layers share a line."""
     rows = [("stage", "shape", "parameters", "multiply-adds", "kept for backward")]
-    for stages in _runs(cost.stages):
+    for stages in _group_equal_layers(cost.stages):
         first, count = stages[0], len(stages)
         label = first.name if count == 1 else first.name.replace("layer 1", f"layers 1 to {count}")
         rows.append(
@@ -156,83 +129,70 @@ def table(name: str, cost: "Cost") -> str:
                 label,
                 f"[{', '.join(map(str, first.shape))}]",
                 f"{count * first.params:,}",
-                number(count * first.macs),
-                bytes_of(count * first.activation_bytes),
+                format_count(count * first.macs),
+                format_bytes(count * first.activation_bytes),
             )
         )
-    rows.append(("total", "", f"{cost.params:,}", number(cost.macs), bytes_of(cost.activation_bytes)))
-    lines = _aligned(rows)
-    rule = "─" * max(map(len, lines))
+    rows.append(("total", "", f"{cost.params:,}", format_count(cost.macs), format_bytes(cost.activation_bytes)))
     height, width = cost.image_size
     images = "1 image" if cost.batch == 1 else f"{cost.batch} images"
     return "\n".join(
         [
             f"{name}: {images} of {height}×{width}, 32-bit floats",
             "",
-            *(lines[0], rule, *lines[1:-1], rule, lines[-1]),
+            *format_table(rows, right=(2, 3, 4), rules=(1, len(rows) - 1)),
             "",
-            *(f"{label:<12}{fact}" for label, fact in _facts(cost)),
+            *(f"{label:<12}{fact}" for label, fact in _cost_facts(cost)),
         ]
     )
 
 
-def _facts(cost: "Cost") -> list[tuple[str, str]]:
+def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
     facts = [
-        ("inference", f"{bytes_of(cost.inference_bytes)}: weights, and what is alive at once"),
+        ("inference", f"{format_bytes(cost.inference_bytes)}: weights, and activations alive at the same time"),
         (
             "training",
-            f"{bytes_of(cost.training_bytes)}: weights, gradients, Adam's two moments, what is kept for backward",
+            f"{format_bytes(cost.training_bytes)}: weights, gradients, two Adam moments, activations for backward",
         ),
     ]
     if cost.macs_every_token > cost.macs:
-        every = number(cost.macs_every_token)
+        every = format_count(cost.macs_every_token)
         facts.append(
-            ("last layer", f"computes the tokens that are read; with every token, {every} multiply-adds in all")
+            ("last layer", f"only the tokens that the head reads are computed; with all tokens {every} multiply-adds")
         )
     if cost.tokens:
-        matrix, total = bytes_of(cost.attention_bytes_per_matrix), bytes_of(cost.attention_bytes_total)
+        matrix, total = format_bytes(cost.attention_bytes_per_matrix), format_bytes(cost.attention_bytes_total)
         facts += [
-            ("tokens", f"{cost.tokens:,} for each image"),
-            ("attention", f"{cost.attention_entries:,} entries, {matrix}, in each matrix between patches;"),
-            ("", f"{cost.attention_matrices} of them, {total} for each image, are computed and never stored"),
+            ("tokens", f"{cost.tokens:,} per image"),
+            ("attention", f"{cost.attention_entries:,} entries, {matrix}, per attention matrix between patches;"),
+            ("", f"{cost.attention_matrices} matrices, {total} per image, computed and never stored"),
         ]
     return facts
 
 
-def _runs(stages: "list[Stage]") -> "list[list[Stage]]":
-    """Consecutive layers that do the same, together."""
-    runs: list[list[Stage]] = []
+def _group_equal_layers(stages: "list[Stage]") -> "list[list[Stage]]":
+    """Return the stages with equal consecutive layers grouped."""
+    groups: list[list[Stage]] = []
     for stage in stages:
-        before = runs[-1][-1] if runs else stage
+        before = groups[-1][-1] if groups else stage
         both_layers = stage.name.startswith("layer ") and before.name.startswith("layer ")
-        if runs and both_layers and replace(stage, name="") == replace(before, name=""):
-            runs[-1].append(stage)
+        if groups and both_layers and replace(stage, name="") == replace(before, name=""):
+            groups[-1].append(stage)
         else:
-            runs.append([stage])
-    return runs
+            groups.append([stage])
+    return groups
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
-def number(value: int) -> str:
-    """1,234, 5.7 M, 16.46 G."""
+def format_count(value: int) -> str:
+    """Return a count as 1,234, 5.70 M or 16.46 G."""
     for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= scale:
             return f"{value / scale:.2f} {unit}"
     return f"{value:,}" if value else "–"
 
 
-def bytes_of(value: int) -> str:
-    """150.1 KB, 192.0 MB: powers of 1,024."""
+def format_bytes(value: int) -> str:
+    """Return a number of bytes as 150.1 KB or 192.0 MB, in powers of 1,024."""
     for unit, scale in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
         if value >= scale:
             return f"{value / scale:.1f} {unit}"

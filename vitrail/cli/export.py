@@ -1,142 +1,152 @@
-"""A model to a file for another runtime, with proof.
+"""Export a model for another runtime, and verify the file.
 
-MODEL is a checkpoint of any known form or a run of vitrail train. The file carries labels and preprocessing, so that vitrail
-predict, evaluate and serve take it directly. After writing, it is run beside the model on pictures (--verify DATA, or generated
-ones): largest difference, answers that changed, accuracy with intervals where labels are known, size, latency and throughput.
-What differs by more than the tolerance is not put in its place. Logits may differ by 1e-3 in float, and no answer may change;
-with --int8, --fp16 and --bf16 accuracy may fall by one point, or five of a hundred answers may change where labels are not known.
+MODEL is a checkpoint of any known format or a run of `vitrail train`. The file contains labels and preprocessing, so that
+`vitrail predict`, `evaluate` and `serve` accept it directly. It is compared with the model on images (--verify DATA, or
+generated ones): largest difference, changed predictions, accuracy with intervals where labels exist, size, latency and
+throughput. A file beyond the tolerance is not kept. In float, logits may differ by 1e-3 and no prediction may change; with
+--int8, --fp16 and --bf16 accuracy may fall by one point, or 5 % of the predictions may change where there are no labels.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vitrail.cli import reading
-from vitrail.cli.describe import size
-from vitrail.cli.progress import cleared, counted
+from vitrail.cli.options import (
+    add_checkpoint_options,
+    add_size_option,
+    check_at_least,
+    option_flag,
+    parse_assumptions,
+    print_json,
+)
+from vitrail.cli.text.progress import clear_progress, count_progress
+from vitrail.deploy import RUNTIME_SUFFIXES
 
-# The same endings as in vitrail.deploy.export, kept here too so that --help need not import PyTorch; a test compares.
-ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
-LIMIT, CALIBRATION, GENERATED = 500, 64, 32  # pictures
+if TYPE_CHECKING:
+    from vitrail.deploy.export.comparison import VerificationReport
+
+DEFAULT_VERIFY_IMAGES, DEFAULT_CALIBRATION_IMAGES, MAX_GENERATED_IMAGES = 500, 64, 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is written, what it is held against, and what it may lose."""
+    """Add the options of `vitrail export`."""
     parser.epilog = (
         "examples:\n"
         "  vitrail export deit_tiny.safetensors deit.onnx --verify photos\n"
-        "  vitrail export runs/photos-finetune-1 photos.xml --uint8            OpenVINO, with the normalisation inside\n"
-        "  vitrail export deit_tiny.safetensors deit.onnx --dynamic-size       positions resampled inside the graph\n"
+        "  vitrail export runs/photos-finetune-1 photos.xml --uint8            OpenVINO, normalisation in the graph\n"
+        "  vitrail export deit_tiny.safetensors deit.onnx --dynamic-size       positions resampled in the graph\n"
         "  vitrail export deit_tiny.safetensors fast.xml --merge 8 --verify photos\n"
-        "  vitrail export runs/photos-finetune-1 small.onnx --int8 --verify photos   layers that int8 harms stay in float\n"
-        "  vitrail export deit_tiny.safetensors deit.pt2                       PyTorch's own exported program\n"
+        "  vitrail export runs/photos-finetune-1 small.onnx --int8 --verify photos   sensitive layers stay in float\n"
+        "  vitrail export deit_tiny.safetensors deit.pt2                       torch.export program\n"
     )
-    parser.add_argument("model", metavar="MODEL", help="a file, a directory, a run, hf://owner/name")
-    parser.add_argument("out", type=Path, metavar="OUT", help="a file: .onnx, .xml (with its .bin beside it), .pt2")
-    parser.add_argument("--to", choices=tuple(ENDINGS), help="what is to run it; as OUT ends unless given")
-    parser.add_argument("--json", action="store_true", help="the proof for machines")
-    graph = parser.add_argument_group("the graph")
-    graph.add_argument("--uint8", action="store_true", help="takes pixels as bytes, and normalises them inside")
-    graph.add_argument(
-        "--dynamic-size", action="store_true", help="takes pictures of every size that the patches divide"
-    )
-    graph.add_argument("--size", type=size, metavar="N|HxW", help="another size than the model's own")
-    graph.add_argument("--merge", type=int, default=0, metavar="R", help="merge R tokens in each layer")
-    narrow = graph.add_mutually_exclusive_group()
-    narrow.add_argument("--int8", action="store_true", help="8-bit integers, calibrated on pictures (onnx, openvino)")
-    narrow.add_argument("--fp16", action="store_true", help="weights in half precision")
-    narrow.add_argument("--bf16", action="store_true", help="weights in bfloat16")
-    proof = parser.add_argument_group("the proof")
+    parser.add_argument("model", metavar="MODEL", help="checkpoint file or directory, run, hf://owner/name")
+    parser.add_argument("out", type=Path, metavar="OUT", help="output file: .onnx, .xml (with a .bin beside it), .pt2")
+    parser.add_argument("--to", choices=tuple(RUNTIME_SUFFIXES.values()), help="target runtime [by the suffix of OUT]")
+    parser.add_argument("--json", action="store_true", help="print the verification as JSON")
+    graph = parser.add_argument_group("graph")
+    graph.add_argument("--uint8", action="store_true", help="take uint8 pixels and normalise them in the graph")
+    graph.add_argument("--dynamic-size", action="store_true", help="take images of any size divisible by the patch")
+    add_size_option(graph)
+    graph.add_argument("--merge", type=int, default=0, metavar="R", help="tokens merged per layer [0]")
+    precision = graph.add_mutually_exclusive_group()
+    precision.add_argument("--int8", action="store_true", help="8-bit integers with calibration (onnx, openvino)")
+    precision.add_argument("--fp16", action="store_true", help="weights in half precision")
+    precision.add_argument("--bf16", action="store_true", help="weights in bfloat16")
+    proof = parser.add_argument_group("verification")
+    proof.add_argument("--verify", metavar="DATA", help="images to compare on, labelled or not [generated images]")
+    proof.add_argument("--split", metavar="NAME", help="split of DATA [test, else validation, else all]")
+    proof.add_argument("--map", metavar="FILE", help="class mapping of DATA, as for vitrail evaluate")
+    proof.add_argument("--label-from", metavar="REGEX", help="regular expression that finds the class in a file name")
     proof.add_argument(
-        "--verify",
-        metavar="DATA",
-        help="pictures, with labels as for vitrail evaluate or without; generated ones unless given",
+        "--limit",
+        type=int,
+        default=DEFAULT_VERIFY_IMAGES,
+        metavar="N",
+        help=f"maximum images [{DEFAULT_VERIFY_IMAGES}]",
     )
-    proof.add_argument("--split", metavar="NAME", help="of DATA (test, else validation, else all)")
-    proof.add_argument(
-        "--map", metavar="FILE", help="which class of DATA is which of the model, as for vitrail evaluate"
-    )
-    proof.add_argument("--label-from", metavar="REGEX", help="the class is what this finds in a file's name")
-    proof.add_argument("--limit", type=int, default=LIMIT, metavar="N", help=f"pictures at most ({LIMIT})")
     proof.add_argument(
         "--calibrate",
         metavar="DATA",
-        help="pictures for --int8 to measure ranges on (those of --verify that do not judge, or generated ones)",
+        help="images for the calibration of --int8 [images of --verify that are not compared, or generated ones]",
     )
     proof.add_argument(
-        "--calibration", type=int, default=CALIBRATION, metavar="N", help=f"how many of them ({CALIBRATION})"
+        "--calibration",
+        type=int,
+        default=DEFAULT_CALIBRATION_IMAGES,
+        metavar="N",
+        help=f"calibration images [{DEFAULT_CALIBRATION_IMAGES}]",
     )
     proof.add_argument(
-        "--tolerance", type=float, metavar="X", help="of logits in float (0.001); else points of accuracy (1)"
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="in float: difference of logits [0.001]; else points of accuracy [1]",
     )
-    proof.add_argument("--force", action="store_true", help="put the file in its place, whatever the proof says")
-    proof.add_argument("--threads", type=int, metavar="N", help="of model and file while they are compared")
-    reading.add_arguments(parser.add_argument_group("of MODEL's file"))
+    proof.add_argument("--force", action="store_true", help="keep the file even if it is beyond the tolerance")
+    proof.add_argument("--threads", type=int, metavar="N", help="threads of model and file in the comparison")
+    add_checkpoint_options(parser.add_argument_group("checkpoint"))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exports, proves, and prints the proof, whether the file passed or not."""
-    to = target(options)
+    """Export, verify and print the verification, also if it fails."""
+    target = target_runtime(options)
     for name in ("limit", "calibration"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name} {getattr(options, name)}: at least 1 picture")
-    if options.threads is not None and options.threads < 1:
-        raise ValueError(f"--threads {options.threads}: at least 1")
+        check_at_least(1, getattr(options, name), f"--{name}")
+    if options.threads is not None:
+        check_at_least(1, options.threads, "--threads")
     if options.calibrate is not None and not options.int8:
-        raise ValueError("--calibrate is for --int8: add it, or leave this out")
+        raise ValueError("--calibrate needs --int8: add it, or leave this out")
     for name in ("split", "map", "label_from"):
         if getattr(options, name) is not None and options.verify is None:
-            raise ValueError(f"--{name.replace('_', '-')} is of the pictures for --verify: give them, or leave it out")
-    from vitrail.deploy.proving import Refused
+            raise ValueError(f"{option_flag(name)} needs --verify DATA: add it, or leave this out")
+    from vitrail.deploy.export.verify import VerificationError
 
     try:
-        proof = proven(options, to)
-    except Refused as refused:
-        cleared()
-        show(options, refused.proof)
+        report = export_from_options(options, target)
+    except VerificationError as refused:
+        clear_progress()
+        print_report(options, refused.report)
         raise
     finally:
-        cleared()
-    show(options, proof)
+        clear_progress()
+    print_report(options, report)
     return 0
 
 
-def target(options: argparse.Namespace) -> str:
-    """What is to run the file: as it is said, or as its name ends."""
-    known = {ending: name for name, ending in ENDINGS.items()}
-    if options.to is None and options.out.suffix not in known:
-        raise ValueError(f"{options.out} ends in none of {', '.join(known)}: give one of them, or --to")
-    return options.to or known[options.out.suffix]
+def target_runtime(options: argparse.Namespace) -> str:
+    """Return the runtime of --to, or that of the suffix of OUT."""
+    if options.to is None and options.out.suffix not in RUNTIME_SUFFIXES:
+        raise ValueError(f"{options.out}: unknown suffix, use {', '.join(RUNTIME_SUFFIXES)}, or give --to")
+    return options.to or RUNTIME_SUFFIXES[options.out.suffix]
 
 
-def proven(options: argparse.Namespace, to: str) -> Any:
-    """The export with its proof."""
+def export_from_options(options: argparse.Namespace, target: str) -> "VerificationReport":
+    """Return the verification of the export that the options describe."""
     import torch
 
-    from vitrail.cli.shown import calibrating, shown
-    from vitrail.deploy.opening import of_checkpoint
-    from vitrail.deploy.proving import Asked, export_with_proof
-    from vitrail.run.opening import weights_of
+    from vitrail.checkpoints.load import find_weights
+    from vitrail.cli.export_images import load_calibration_images, load_verification_images
+    from vitrail.deploy.export.verify import ExportRequest, export_and_verify
+    from vitrail.deploy.runtimes.open import open_checkpoint
 
-    told = counted()
+    progress = count_progress()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    found = of_checkpoint(
+    deployed = open_checkpoint(
         options.model,
         torch.device("cpu"),
         None,
         options.merge,
         options.size,
-        reading.assumed(options),
+        parse_assumptions(options),
         options.take,
         "fp32",
     )
-    assert found.model is not None
+    assert deployed.model is not None
     precision = next((name for name in ("int8", "fp16", "bf16") if getattr(options, name)), "fp32")
-    asked = Asked(
-        to,
+    request = ExportRequest(
+        target,
         options.uint8,
         options.dynamic_size,
         options.merge,
@@ -145,36 +155,35 @@ def proven(options: argparse.Namespace, to: str) -> Any:
         options.force,
         options.threads,
     )
-    pictures, notes, names = shown(options, found, told)
+    images, notes, names = load_verification_images(options, deployed, progress)
     calibration = None
     if options.int8:
-        calibration, more = calibrating(options, found, names, told)
+        calibration, more = load_calibration_images(options, deployed, names, progress)
         notes = [*notes, *more]
-    for note in (*found.notes, *notes):
+    for note in (*deployed.notes, *notes):
         print(f"note: {note}", file=sys.stderr)
-    weights = weights_of(options.model)
-    return export_with_proof(
-        found.model,
-        found.contract,
+    return export_and_verify(
+        deployed.model,
+        deployed.contract,
         options.out,
-        asked,
-        pictures,
+        request,
+        images,
         calibration=calibration,
-        bytes_before=sum(file.stat().st_size for file in files_of(weights)),
-        told=told,
+        bytes_before=sum(file.stat().st_size for file in weight_files(find_weights(options.model))),
+        progress=progress,
     )
 
 
-def files_of(path: Path) -> list[Path]:
-    """The weights' files."""
+def weight_files(path: Path) -> list[Path]:
+    """Return the files of a checkpoint file or directory."""
     return [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
 
 
-def show(options: argparse.Namespace, proof: Any) -> None:
-    """The proof, for a person or for machines."""
+def print_report(options: argparse.Namespace, report: "VerificationReport") -> None:
+    """Print the verification as text or JSON."""
     if options.json:
-        print(json.dumps(proof.as_dict(), indent=2, ensure_ascii=False))
+        print_json(report.as_dict())
         return
-    from vitrail.cli.proof import text
+    from vitrail.cli.text.export import format_report
 
-    print(text(options.model, proof))
+    print(format_report(options.model, report))

@@ -1,263 +1,333 @@
-"""What a model looks at, and what it has learnt: figures, arrays and a page to explore.
+"""Write attention maps, rollout, attention distances and other figures of a model, with a page to explore them.
 
-MODEL is any checkpoint of a Vision Transformer or a hybrid that vitrail reads (`vitrail describe FILE` says whether). Each
-IMAGE, or each picture in a folder, is looked at as the model's own preprocessing prepares it.
+MODEL is any checkpoint of a Vision Transformer or a hybrid that vitrail reads (check with `vitrail describe FILE`). Each IMAGE,
+or each image in a folder, goes through the preprocessing of the model.
 
-DIR/index.html is one page that needs no network: hover a patch, or move it with the arrow keys, and every head's attention
-from it is drawn. Beside it are distance.png, positions.png, filters.png and model.npz; for each picture a folder has a figure
-for each view and arrays.npz. Pictures that cannot be read are named and left out; the exit code is then 1, and 2 if none was
-left.
+DIR/index.html is one page that needs no network: it draws the attention of every head from the patch under the pointer, or the
+one selected with the arrow keys. Beside it are distance.png, positions.png, filters.png and model.npz; each image has a folder
+with a figure for each view and arrays.npz. Unreadable images are listed and skipped; the exit code is then 1, and 2 if none
+is left.
 
-With --compare the first two are models, and what follows are pictures: both go over the same ones, and their layers are held
-against each other as Park et al. 2023 do ("What Do Self-Supervised Vision Transformers Learn?"): how far attention reaches,
-how unlike heads and queries are, which frequencies the tokens keep and, for one folder of class folders or another data set with
-labels, what a linear probe reads from each layer. A table is printed; DIR gets a page, figures and all numbers.
+With --compare the first two arguments are models, the rest are images. Both models see the same images, and their layers are
+compared as in Park et al. 2023 ("What Do Self-Supervised Vision Transformers Learn?"): attention distance, diversity of heads
+and queries, frequencies of the tokens and, for a folder of class folders or another labelled dataset, a linear probe of each
+layer. A table is printed; DIR gets a page, figures and all numbers.
 """
 
 import argparse
-import json
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli import reading
-from vitrail.cli.describe import size
-from vitrail.cli.progress import cleared, counted, progress
+from vitrail.cli.options import (
+    add_checkpoint_options,
+    add_device_option,
+    add_size_option,
+    option_flag,
+    parse_assumptions,
+    parse_positive,
+    print_json,
+)
+from vitrail.cli.text.progress import byte_progress, clear_progress, count_progress
 
 if TYPE_CHECKING:
+    from vitrail.analysis.comparison import ModelComparison
+    from vitrail.analysis.inspect import ModelInspector
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.models.vit import ViT
-    from vitrail.views.inspecting import Looker
+    from vitrail.models.base import TokenModel
 
-# The same names as in vitrail.views, kept here too so that --help need not import PyTorch; a test compares them.
+# The names of vitrail.analysis.figures, repeated so that --help does not import PyTorch; a test compares them.
 VIEWS = ("attention", "rollout", "distance", "positions", "filters", "tokens", "heads", "patches")
-IN_TERMINAL = ("attention", "rollout", "relevance", *VIEWS[2:])
-LIMIT, FILTERS = 12, 28
+TERMINAL_VIEWS = ("attention", "rollout", "relevance", *VIEWS[2:])
+SINGLE_MODEL_OPTIONS = ("view", "terminal", "at", "layers", "target")
+DEFAULT_IMAGES, DEFAULT_FILTERS = 12, 28
 
 
-def pixel(text: str) -> tuple[int, int]:
-    """ "120,80": to the right, and down."""
+def parse_pixel(text: str) -> tuple[int, int]:
+    """Return "120,80" as (x, y)."""
     x, comma, y = text.partition(",")
     if not comma or not x.strip().isdecimal() or not y.strip().isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a pixel: write x,y, like 120,80")
     return int(x), int(y)
 
 
-def numbers(text: str) -> list[int]:
-    """ "1,6,10-12": layers from 1."""
-    found: list[int] = []
+def parse_layers(text: str) -> list[int]:
+    """Return "1,6,10-12" as sorted layer numbers, counted from 1."""
+    layers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise argparse.ArgumentTypeError(f"{text!r} is no list of layers: write 1,6,12 or 1-4,12")
-        found += range(int(first), int(last if dash else first) + 1)
-    return sorted(set(found))
-
-
-def positive(text: str) -> int:
-    """A number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of layers: write 1,6,12 or 1-4,12")
+        layers += range(int(first), int(last if dash else first) + 1)
+    return sorted(set(layers))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to look at, how, and where it goes."""
+    """Add the options of `vitrail inspect`."""
     parser.epilog = (
         "examples:\n"
         "  vitrail inspect deit_tiny.safetensors cat.jpg --out cat\n"
-        "  vitrail inspect runs/photos/model.safetensors photos/validation --limit 20 --out looked\n"
+        "  vitrail inspect runs/photos/model.safetensors photos/validation --limit 20 --out figures\n"
         "  vitrail inspect deit_tiny.safetensors cat.jpg --at 120,80 --target 281 --out cat\n"
         "  vitrail inspect deit_tiny.safetensors cat.jpg --size 384 --view attention --layers 1,6,12 --out large\n"
         "  vitrail inspect hf://facebook/dinov2-base cat.jpg --terminal tokens\n"
         "  vitrail inspect --compare runs/mae runs/dino photos --out mae-and-dino\n"
         "  vitrail inspect --compare mae.safetensors dino.safetensors cat.jpg dog.jpg --json\n"
     )
-    parser.add_argument("model", metavar="MODEL", help="a file, a directory, hf://owner/name")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="pictures, or folders of them")
+    parser.add_argument("model", metavar="MODEL", help="checkpoint file or directory, run, hf://owner/name")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="images, or folders of images")
+    parser.add_argument("--compare", action="store_true", help="compare two models: --compare MODEL MODEL IMAGE…")
     parser.add_argument(
-        "--compare", action="store_true", help="two models, layer by layer: --compare MODEL MODEL IMAGE…"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="a new or empty directory, or one of an earlier inspection"
+        "--out", type=Path, metavar="DIR", help="output directory: new, empty, or of an earlier inspection"
     )
     parser.add_argument(
         "--view",
         action="append",
         choices=VIEWS,
         metavar="NAME",
-        help=f"again and again: {', '.join(VIEWS)} (default all); rollout has relevance beside it",
+        help=f"view to draw (repeatable): {', '.join(VIEWS)} [all]; rollout includes relevance",
     )
     parser.add_argument(
         "--terminal",
         nargs="?",
         const="rollout",
-        choices=IN_TERMINAL,
+        choices=TERMINAL_VIEWS,
         metavar="NAME",
-        help="draw a view here (default rollout); the same names, and relevance. --out is then not needed",
+        help="draw one view in the terminal [rollout]: the names of --view, or relevance; --out is then optional",
     )
     parser.add_argument(
         "--at",
-        type=pixel,
+        type=parse_pixel,
         metavar="X,Y",
-        help="a pixel of the picture as the model sees it: attention and likeness of its patch",
+        help="pixel of the preprocessed image: attention and similarity of its patch",
     )
-    parser.add_argument("--layers", type=numbers, metavar="N,…", help="draw these in figures (1,6,10-12), not all")
-    parser.add_argument("--target", metavar="CLASS", help="explain this class, by name or index, not the predicted one")
     parser.add_argument(
-        "--size", type=size, metavar="N|HxW", help="look at another resolution: positions are resampled"
+        "--layers", type=parse_layers, metavar="N,…", help="layers to draw, for example 1,6,10-12 [all]"
     )
+    parser.add_argument("--target", metavar="CLASS", help="class to explain, by name or index [the predicted class]")
+    add_size_option(parser)
     parser.add_argument(
         "--limit",
-        type=positive,
+        type=parse_positive,
         metavar="N",
-        help=f"pictures that are drawn, spread evenly over those given (default {LIMIT}); distances take 128, or N if more. "
-        "With --compare: measured are N (default 128), probes take N of each split (default 1,024)",
+        help=f"images to draw, evenly spaced [{DEFAULT_IMAGES}]; distances use 128, or N if larger. "
+        "With --compare: images to measure [128], and images per split for the probes [1,024]",
     )
     parser.add_argument(
         "--filters",
-        type=positive,
-        default=FILTERS,
+        type=parse_positive,
+        default=DEFAULT_FILTERS,
         metavar="N",
-        help=f"principal filters that are drawn (default {FILTERS}, as in the paper)",
+        help=f"principal filters to draw [{DEFAULT_FILTERS}, as in the paper]",
     )
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="auto unless given")
-    parser.add_argument("--json", action="store_true", help="what was written and predicted, for machines")
-    reading.add_arguments(parser.add_argument_group("how the checkpoint is read"))
+    add_device_option(parser)
+    parser.add_argument("--json", action="store_true", help="print the written files and the predictions as JSON")
+    add_checkpoint_options(parser.add_argument_group("checkpoint"))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Looks, draws and writes; says where. With --compare, measures two models instead."""
+    """Inspect one model, or compare two with --compare."""
     if options.compare:
-        from vitrail.cli.comparing import run_comparison
-
         return run_comparison(options)
-    options.limit = options.limit or LIMIT
+    options.limit = options.limit or DEFAULT_IMAGES
     if options.out is None and options.terminal is None:
-        raise ValueError("where to? Give --out DIR, or --terminal to draw here")
+        raise ValueError("no output: give --out DIR, or --terminal")
     if options.json and options.terminal is not None:
-        raise ValueError("--json and --terminal would both write to standard output: leave one of them out")
+        raise ValueError("--json and --terminal both write to standard output: leave one of them out")
     if options.json and options.out is None:
-        raise ValueError("--json tells what was written: give --out DIR too")
-    from vitrail.views.folder import earlier
-    from vitrail.views.pictures import listed
+        raise ValueError("--json lists the written files: give --out DIR too")
+    from vitrail.analysis.inputs import list_images
+    from vitrail.analysis.output import list_previous_files
 
-    files = listed(options.images)
+    files = list_images(options.images)
     if options.out is not None:
-        earlier(options.out)  # refused before a model is loaded for it
-    looker = made(options)
+        list_previous_files(options.out)  # raises before a model is loaded
+    inspector = build_inspector(options)
     skipped: list[str] = []
     if options.terminal is not None:
-        skipped = in_terminal(looker, files, options)
+        skipped = draw_in_terminal(inspector, files, options)
     if options.out is not None:
-        skipped += written(looker, files, options)
-    for problem in dict.fromkeys(skipped):  # each once, also where both were asked for
+        skipped += write_inspection(inspector, files, options)
+    return print_skipped(list(dict.fromkeys(skipped)))
+
+
+def print_skipped(skipped: list[str]) -> int:
+    """Print the skipped images and return the exit code."""
+    for problem in skipped:
         print(f"vitrail inspect: skipped {problem}", file=sys.stderr)
     return 1 if skipped else 0
 
 
-def made(options: argparse.Namespace) -> "Looker":
-    """The model, on its device and at its size, with what is asked of it."""
-    from vitrail.views.inspecting import Looker
-    from vitrail.views.naming import target_of
+def run_comparison(options: argparse.Namespace) -> int:
+    """Compare two models, print the table or JSON, and write page, figures and arrays to --out."""
+    first, (second, *paths) = options.model, options.images
+    for name in SINGLE_MODEL_OPTIONS:
+        if getattr(options, name) is not None:
+            raise ValueError(f"{option_flag(name)} applies to one model: leave it out with --compare")
+    if not paths:
+        raise ValueError(
+            f"no images: write vitrail inspect --compare {first} {second} IMAGES (files, folders or a dataset)"
+        )
+    from vitrail.analysis.output import OutputFolder, list_previous_files
 
-    vit, preprocessing, name = opened(options, options.model)
-    return Looker(
-        vit,
+    if options.out is None:
+        comparison = compare_from_options(options, paths)
+    else:
+        list_previous_files(options.out)  # raises before models are loaded
+        folder = OutputFolder(options.out)
+        try:
+            from vitrail.analysis.compare_models import write_comparison
+
+            comparison = compare_from_options(options, paths)
+            write_comparison(comparison, folder)
+        except BaseException:
+            folder.discard_if_empty()
+            raise
+    print_comparison(options, comparison)
+    return print_skipped(comparison.skipped)
+
+
+def compare_from_options(options: argparse.Namespace, paths: list[str]) -> "ModelComparison":
+    """Load the images, then the models, and compare them."""
+    from vitrail.analysis.compare_models import ComparedModel, compare_models, gather_images
+
+    try:
+        images = gather_images(paths, options.limit, count_progress())
+        clear_progress()
+        models = []
+        for path in (options.model, options.images[0]):
+            try:
+                models.append(ComparedModel(*load_inspected_model(options, path)))
+            except ValueError as error:  # name the model that failed
+                raise error if path in str(error) else ValueError(f"{path}: {error}") from error
+        return compare_models(models, images, count_progress(), count_progress("layers"))
+    finally:
+        clear_progress()
+
+
+def print_comparison(options: argparse.Namespace, comparison: "ModelComparison") -> None:
+    """Print the comparison as text or JSON."""
+    from vitrail.analysis.comparison import comparison_to_dict
+    from vitrail.analysis.page.comparison import format_model_comparison
+
+    page = None if options.out is None else options.out / "index.html"
+    if options.json:
+        written = {} if page is None else {"directory": str(options.out), "page": str(page)}
+        print_json(comparison_to_dict(comparison) | written)
+        return
+    print("\n".join(format_model_comparison(comparison)))
+    if page is not None:
+        print(page)
+
+
+def build_inspector(options: argparse.Namespace) -> "ModelInspector":
+    """Return the inspector of the model that the options describe."""
+    from vitrail.analysis.inputs import resolve_target
+    from vitrail.analysis.inspect import ModelInspector
+
+    model, preprocessing, name = load_inspected_model(options, options.model)
+    return ModelInspector(
+        model,
         preprocessing,
         name,
         tuple(options.view or VIEWS),
         options.layers,
         options.at,
-        None if options.target is None else target_of(vit, options.target),
+        None if options.target is None else resolve_target(model, options.target),
         options.filters,
     )
 
 
-def opened(options: argparse.Namespace, where: str) -> "tuple[ViT, Preprocessing, str]":
-    """A model on its device and at the size that is asked for, its pipeline, and what to call it."""
-    from vitrail.analysis.inside import vit_in
-    from vitrail.checkpoints.loading import load
-    from vitrail.engine.distributed import pick_device
-    from vitrail.evaluation.opening import pipeline_of, weights_of
+def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[TokenModel, Preprocessing, str]":
+    """Load a model on its device and at --size; return it with its preprocessing and its name."""
+    from vitrail.analysis.record import find_vit
+    from vitrail.checkpoints.load import load
+    from vitrail.evaluation.loading import find_weights, require_preprocessing
+    from vitrail.training.distributed import pick_device
 
     device = pick_device(options.device)
     try:
         model = load(
-            where if where.startswith("hf://") else weights_of(where),
-            assume=reading.assumed(options),
+            path if path.startswith("hf://") else find_weights(path),
+            assume=parse_assumptions(options),
             take=options.take,
             image_size=options.size,
-            progress=progress("reading"),
+            progress=byte_progress("reading"),
             device=device,
         )
     finally:
-        cleared()
-    vit = vit_in(model)
-    name = where if where.startswith("hf://") else Path(where).name
+        clear_progress()
+    vit = find_vit(model)
+    name = path if path.startswith("hf://") else Path(path).name
     if name == "model.safetensors":
-        name = Path(where).resolve().parent.name
-    return vit, pipeline_of(where, vit), name.removesuffix(".safetensors")
+        name = Path(path).resolve().parent.name
+    return vit, require_preprocessing(path, vit), name.removesuffix(".safetensors")
 
 
-def written(looker: "Looker", files: list[Path], options: argparse.Namespace) -> list[str]:
-    """Writes the directory; gives what was skipped."""
-    from vitrail.views.inspecting import inspect
+def write_inspection(inspector: "ModelInspector", files: list[Path], options: argparse.Namespace) -> list[str]:
+    """Write the output directory and return the skipped images."""
+    from vitrail.analysis.inspect import inspect_images
 
     try:
-        result = inspect(looker, files, options.out, options.limit, counted(), counted("layers"))
-    finally:
-        cleared()
-    if options.json:
-        told = {"page": str(options.out / "index.html"), "directory": str(options.out), "pictures": result.pictures}
-        print(json.dumps(told | {"skipped": result.skipped, "files": result.files}, indent=2))
-        return result.skipped
-    for each in result.pictures:
-        sure = "".join(f"  {p['name']} {100 * p['probability']:.0f} %" for p in each["predicted"][:1])
-        patch = (
-            f"  patch in row {each['patch']['row'] + 1}, column {each['patch']['column'] + 1}"
-            if "patch" in each
-            else ""
+        result = inspect_images(
+            inspector, files, options.out, options.limit, count_progress(), count_progress("layers")
         )
-        print(f"{options.out / each['folder']}{sure}{patch}")
-    if result.pictures and len(files) > options.limit:
-        print(f"{options.limit} of {len(files):,} pictures are drawn: --limit {len(files)} draws all")
+    finally:
+        clear_progress()
+    if options.json:
+        record = {"page": str(options.out / "index.html"), "directory": str(options.out), "pictures": result.images}
+        print_json(record | {"skipped": result.skipped, "files": result.files})
+        return result.skipped
+    for image in result.images:
+        prediction = "".join(f"  {p['name']} {100 * p['probability']:.0f} %" for p in image["predicted"][:1])
+        patch = image.get("patch")
+        position = f"  patch in row {patch['row'] + 1}, column {patch['column'] + 1}" if patch else ""
+        print(f"{options.out / image['folder']}{prediction}{position}")
+    if result.images and len(files) > options.limit:
+        print(f"{options.limit} of {len(files):,} images are drawn: --limit {len(files)} draws all")
     print(options.out / "index.html")
     return result.skipped
 
 
-def in_terminal(looker: "Looker", files: list[Path], options: argparse.Namespace) -> list[str]:
-    """Draws one view here, of each picture or of the model; gives what was skipped."""
-    from vitrail.report.markup import plain
-    from vitrail.views import in_terminal as lines
-    from vitrail.views.drawn import OF_MODELS, OF_PICTURES
-    from vitrail.views.inspecting import measured
-    from vitrail.views.pictures import Unusable, evenly, none_read
-    from vitrail.views.terminal import columns, depth_of
+def draw_in_terminal(inspector: "ModelInspector", files: list[Path], options: argparse.Namespace) -> list[str]:
+    """Draw one view of each image or of the model in the terminal and return the skipped images."""
+    from vitrail.analysis.figures.registry import IMAGE_VIEWS, MODEL_VIEWS
+    from vitrail.analysis.figures.terminal import (
+        detect_colour_depth,
+        get_terminal_width,
+        render_image_view,
+        render_model_view,
+    )
+    from vitrail.analysis.inputs import UnusableImageError, make_no_images_error, sample_evenly
+    from vitrail.analysis.inspect import select_distance_files
+    from vitrail.reports.html import clean_text
 
-    view, wide, depth = options.terminal, columns(), depth_of(sys.stdout)
+    view, width, depth = options.terminal, get_terminal_width(), detect_colour_depth(sys.stdout)
     skipped: list[str] = []
-    if view in OF_MODELS:
-        far = partial(looker.distances, measured(files, options.limit), skipped.append, counted())
+    if view in MODEL_VIEWS:
+        distance = partial(
+            inspector.measure_distances, select_distance_files(files, options.limit), skipped.append, count_progress()
+        )
+        measure = {"distance": distance, "positions": inspector.extract_positions, "filters": inspector.extract_filters}
         try:
-            found = {"distance": far, "positions": looker.positions, "filters": looker.filters}[view]()
+            result = measure[view]()
         finally:
-            cleared()
-        print("\n".join(lines.of_model(found, wide, depth)))
+            clear_progress()
+        print("\n".join(render_model_view(result, width, depth)))
         return skipped
-    chosen = evenly(files, options.limit)
-    needs = OF_PICTURES.get(view, ("relevance",))
-    for path in chosen:
+    selected = sample_evenly(files, options.limit)
+    traces = IMAGE_VIEWS.get(view, ("relevance",))
+    for path in selected:
         try:
-            shown = looker.shown(path, asked=needs)
-        except Unusable as problem:
+            image_view = inspector.view_image(path, views=traces)
+        except UnusableImageError as problem:
             skipped.append(str(problem))
             continue
-        if view == "relevance" and shown.seen.relevance is None:
-            raise ValueError("this model ends in features and has no classes to explain: use --terminal rollout")
-        print("\n".join(lines.of_picture(shown, view, wide, depth, looker.layers)))
-        print(plain(f"{shown.name}{f': {shown.verdict}' if shown.verdict else ''}"))
-    if len(skipped) == len(chosen):
-        raise none_read(skipped)
+        if view == "relevance" and image_view.trace.relevance is None:
+            raise ValueError("the model has no classes to explain: use --terminal rollout")
+        print("\n".join(render_image_view(image_view, view, width, depth, inspector.layers)))
+        print(clean_text(f"{image_view.name}{f': {image_view.prediction_text}' if image_view.prediction_text else ''}"))
+    if len(skipped) == len(selected):
+        raise make_no_images_error(skipped)
     return skipped

@@ -1,216 +1,213 @@
-"""The paper's studies as programs, at any scale.
+"""Run the studies of the ViT paper at any scale.
 
-`vitrail paper list` says what each asks, what the authors found and how long it takes. `vitrail paper run NAME --scale laptop`
-runs one: kill it at any time, and the same command goes on. Its directory ends with report.html and study.json: the table
-with intervals, our finding beside the paper's, and what the scale cannot show. Several runners may share a directory: with
---jobs on one machine, or with torchrun or SLURM array tasks on a file system that all of them see.
+`vitrail paper list` shows the question of each study, the authors' finding and the duration. `vitrail paper run NAME --scale
+laptop` runs one; after an interruption, the same command continues. The directory receives report.html and study.json: the
+table with intervals, the finding beside the paper's, and the limits of the scale. Several runners may share a directory: with
+--jobs on one machine, or with torchrun or SLURM array tasks on a shared file system.
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail import studies
-from vitrail.cli.train import fractions
+from vitrail.cli.options import add_device_option, check_at_least, parse_fractions, print_json
 
 if TYPE_CHECKING:
     from vitrail.studies.study import Study
-    from vitrail.studies.sweep import State, Sweep
+    from vitrail.studies.sweep import Sweep, SweepState
 
-PROGRAM = (sys.executable, "-m", "vitrail")  # how a runner of the same kind is started
+PROGRAM = (sys.executable, "-m", "vitrail")  # command that starts another runner
 SCALES = ("test", "laptop", "gpu", "cluster")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """list, run, show or page, each with its own options."""
+    """Add the subcommands list, run, show and page."""
     parser.epilog = (
         "examples:\n"
-        "  vitrail paper list                                      every study\n"
-        "  vitrail paper run positions --scale laptop --jobs 2     an hour or so on two cores\n"
-        "  vitrail paper run positions --scale test                the same in seconds, to see it work\n"
-        "  vitrail paper run head --scale gpu --data photos        on your own pictures\n"
-        "  vitrail paper show studies/positions-laptop             its table and finding, as far as it is\n"
-        "  vitrail paper page studies/positions-laptop --out docs  docs/positions.md, with its pictures\n"
+        "  vitrail paper list                                      all studies\n"
+        "  vitrail paper run positions --scale laptop --jobs 2     about an hour on two cores\n"
+        "  vitrail paper run positions --scale test                the same in seconds, as a test\n"
+        "  vitrail paper run head --scale gpu --data photos        on your own images\n"
+        "  vitrail paper show studies/positions-laptop             table and finding so far\n"
+        "  vitrail paper page studies/positions-laptop --out docs  docs/positions.md with its figures\n"
         "  torchrun --nproc-per-node 8 -m vitrail paper run shape --scale cluster --out studies/shape\n"
     )
-    whats = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    listing = whats.add_parser("list", help="every study: its question, where it is in the paper, what it takes")
-    running = whats.add_parser("run", help="run a study, or go on with it")
-    showing = whats.add_parser("show", help="the table and the finding of a study's directory")
-    paging = whats.add_parser("page", help="a study's directory as a page of documentation: Markdown and SVG")
+    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    listing = commands.add_parser("list", help="list the studies: question, section of the paper, duration")
+    running = commands.add_parser("run", help="run or continue a study")
+    showing = commands.add_parser("show", help="print the table and the finding of a study")
+    paging = commands.add_parser("page", help="write a study as a documentation page: Markdown and SVG")
     for sub in (listing, running, showing, paging):
         sub.add_argument(
-            "--traceback", action="store_true", default=argparse.SUPPRESS, help="show where an error comes from"
+            "--traceback", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
-        sub.add_argument("--json", action="store_true", help="the same for machines")
-    running.add_argument("name", metavar="NAME", help=f"one of {', '.join(studies.NAMES)}")
-    running.add_argument("--scale", choices=SCALES, required=True, help="how large")
-    running.add_argument("--data", metavar="DATA", help="your own pictures, as `vitrail train` takes them")
+        sub.add_argument("--json", action="store_true", help="print the result as JSON")
+    running.add_argument("name", metavar="NAME", help=f"one of {', '.join(studies.STUDY_NAMES)}")
+    running.add_argument("--scale", choices=SCALES, required=True, help="size of the study")
+    running.add_argument("--data", metavar="DATA", help="your own images, as for `vitrail train` [the scale's dataset]")
     running.add_argument(
         "--split",
-        type=fractions,
+        type=parse_fractions,
         metavar="A,B,C",
-        help="train, validation, test, where DATA has no splits (0.8,0.1,0.1)",
+        help="fractions of train, validation, test, if DATA has no splits [0.8,0.1,0.1]",
     )
-    running.add_argument("--init", metavar="FILE", help="the model that `transfer` begins with, instead of its own")
-    running.add_argument("--out", metavar="STUDY", help="the study's directory; studies/NAME-SCALE unless given")
+    running.add_argument("--init", metavar="FILE", help="checkpoint for the study `transfer` [pretrained by the study]")
+    running.add_argument("--out", metavar="STUDY", help="directory of the study [studies/NAME-SCALE]")
     running.add_argument(
-        "--seeds", type=int, metavar="N", help="of every final cell; the scale's unless given, and may be raised later"
+        "--seeds", type=int, metavar="N", help="seeds per final cell, may be raised later [the scale's]"
     )
     running.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="change every cell's recipe: steps=50"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="field of every recipe (repeatable): steps=50"
     )
-    running.add_argument("--jobs", type=int, default=1, metavar="N", help="processes on this machine (1)")
-    running.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="auto unless given")
-    running.add_argument("--workers", type=int, metavar="N", help="processes that prepare pictures, for each job")
+    running.add_argument("--jobs", type=int, default=1, metavar="N", help="processes on this machine [1]")
+    add_device_option(running)
+    running.add_argument("--workers", type=int, metavar="N", help="processes per job that decode images")
     running.add_argument(
-        "--save-seconds", type=float, default=120.0, metavar="N", help="a checkpoint at least this often (120)"
+        "--save-seconds", type=float, default=120.0, metavar="N", help="seconds between checkpoints [120]"
     )
-    running.add_argument("--quiet", action="store_true", help="say nothing but errors")
-    running.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # one of --jobs
+    running.add_argument("--quiet", action="store_true", help="print errors only")
+    running.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # a process of --jobs
     for sub in (showing, paging):
-        sub.add_argument("study", metavar="STUDY", help="a study's directory")
-    paging.add_argument("--out", required=True, metavar="DIR", help="where the page goes, and its pictures beside it")
+        sub.add_argument("study", metavar="STUDY", help="directory of a study")
+    paging.add_argument("--out", required=True, metavar="DIR", help="directory of the page and its figures")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Lists, runs, shows, or makes a page."""
-    return {"list": listed, "run": ran, "show": shown, "page": paged}[options.what](options)
+    """Run the subcommand."""
+    return {"list": list_studies, "run": run_study, "show": show_study, "page": write_docs_page}[options.what](options)
 
 
-def listed(options: argparse.Namespace) -> int:
-    """Every study."""
-    from vitrail.cli.answered import described
+def list_studies(options: argparse.Namespace) -> int:
+    """Print all studies."""
+    from vitrail.cli.text.study import format_study
 
-    found = [studies.study_named(name) for name in studies.NAMES]
+    loaded = [studies.load_study(name) for name in studies.STUDY_NAMES]
     if options.json:
-        print(json.dumps([as_table(each) for each in found], indent=2, ensure_ascii=False))
+        print_json([study_as_dict(study) for study in loaded])
     else:
-        print("\n\n".join(described(each) for each in found))
+        print("\n\n".join(format_study(study) for study in loaded))
     return 0
 
 
-def as_table(each: "Study") -> dict[str, Any]:
-    """A study for machines."""
+def study_as_dict(study: "Study") -> dict[str, Any]:
+    """Return a study as values for JSON."""
     scales = {
         name: {
             "data": scale.data,
             "minutes": scale.minutes,
-            "on": scale.on,
+            "on": scale.hardware,
             "seeds": scale.seeds,
-            "measured": scale.measured,
+            "measured": scale.is_measured,
         }
-        for name, scale in each.scales.items()
+        for name, scale in study.scales.items()
     }
     return {
-        "name": each.name,
-        "question": each.question,
-        "where": each.where,
-        "found": each.found,
+        "name": study.name,
+        "question": study.question,
+        "where": study.reference,
+        "found": study.paper_finding,
         "scales": scales,
     }
 
 
-def shown(options: argparse.Namespace) -> int:
-    """What a study's directory says by now, with its report written again."""
+def show_study(options: argparse.Namespace) -> int:
+    """Print the results of a study so far and write its report again."""
     from vitrail.studies.sweep import open_sweep
 
     sweep = open_sweep(options.study)
-    return concluded(sweep, sweep.state(), options, "")
+    return report_study(sweep, sweep.read_state(), options, "")
 
 
-def paged(options: argparse.Namespace) -> int:
-    """A page of documentation, of what a study's directory says."""
+def write_docs_page(options: argparse.Namespace) -> int:
+    """Write a study as a documentation page."""
     from vitrail.studies.page import write_page
 
     path = write_page(options.study, options.out)
-    print(json.dumps({"page": str(path)}) if options.json else path)
+    print_json({"page": str(path)}) if options.json else print(path)
     return 0
 
 
-def ran(options: argparse.Namespace) -> int:
-    """Runs what is missing, and says what came of it."""
-    asked = studies.study_named(options.name)
-    if options.jobs < 1:
-        raise ValueError(f"--jobs {options.jobs}: use 1 or more")
+def run_study(options: argparse.Namespace) -> int:
+    """Run the missing cells of a study and print the results."""
+    study = studies.load_study(options.name)
+    check_at_least(1, options.jobs, "--jobs")
     if options.split and not options.data:
-        raise ValueError("--split is about DATA: give --data too")
-    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if together and options.jobs > 1:
+        raise ValueError("--split needs DATA: give --data too")
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1 and options.jobs > 1:
         raise ValueError("torchrun starts the processes: leave out --jobs")
     quiet = options.quiet or os.environ.get("RANK", "0") != "0"
 
-    from vitrail.cli.answered import announced
-    from vitrail.cli.sweeping import Sweeping
-    from vitrail.engine.distributed import pick_device
-    from vitrail.engine.loop import Stopped
-    from vitrail.recipe import Data, Machine
-    from vitrail.studies.jobs import by_itself, run_jobs, tell
-    from vitrail.studies.runner import Runner
+    from vitrail.cli.text.study import SweepDisplay, format_plan
+    from vitrail.studies.runner import Runner, leave_process_group, print_record, run_jobs
     from vitrail.studies.sweep import begin_sweep
+    from vitrail.training.distributed import pick_device
+    from vitrail.training.recipe import Data, Machine
+    from vitrail.training.trainer import Stopped
 
-    runners = max(options.jobs, int(os.environ.get("WORLD_SIZE", "1")))
-    by_itself()
-    pick_device(options.device)  # refuses one that is not there before anything is written
-    live = Sweeping(quiet or options.worker, runners)
+    leave_process_group()
+    pick_device(options.device)  # raises before anything is written
+    display = SweepDisplay(quiet or options.worker, max(options.jobs, world))
     sweep = begin_sweep(
         options.out or Path("studies") / f"{options.name}-{options.scale}",
-        asked,
+        study,
         options.scale,
         Data(options.data, fractions=options.split) if options.data else None,
         options.seeds,
         options.set,
-        live.progress,
+        display.progress,
         options.init,
     )
     machine = Machine(device=options.device, workers=options.workers, save_seconds=options.save_seconds)
-    again = f"the same command goes on; vitrail paper show {shortest(sweep.directory)} shows what is there"
+    remedy = f"the same command continues; vitrail paper show {shorten_path(sweep.directory)} shows the results so far"
     try:
         if options.worker:
-            Runner(sweep, machine, tell).run()
+            Runner(sweep, machine, print_record).run()
             return 0
-        for line in announced(sweep, sweep.state()):
-            live.say(line)
+        for line in format_plan(sweep, sweep.read_state()):
+            display.print_line(line)
         if options.jobs > 1:
-            codes = run_jobs((*PROGRAM, *options.arguments, "--worker"), options.jobs, live.hear)
-            died = [code for code in codes if code]
+            codes = run_jobs((*PROGRAM, *options.arguments, "--worker"), options.jobs, display.on_record)
+            failed = [code for code in codes if code]
         else:
-            Runner(sweep, machine, live.hear).run()
-            died = []
+            Runner(sweep, machine, display.on_record).run()
+            failed = []
     except Stopped as stopped:
-        live.say(f"stopped; {again}")
+        display.print_line(f"stopped; {remedy}")
         return 128 + stopped.number
     except (KeyboardInterrupt, SystemExit):
-        live.say(f"stopped; {again}")
+        display.print_line(f"stopped; {remedy}")
         raise
-    live.clear()
-    lost = f"{len(died)} of {options.jobs} runners died, the first with exit code {died[0]}" if died else ""
-    return concluded(sweep, sweep.state(), options, lost, quiet)
+    display.clear()
+    failure = f"{len(failed)} of {options.jobs} runners failed, the first with exit code {failed[0]}" if failed else ""
+    return report_study(sweep, sweep.read_state(), options, failure, quiet)
 
 
-def concluded(sweep: "Sweep", state: "State", options: argparse.Namespace, lost: str, quiet: bool = False) -> int:
-    """Writes the report and says what it says. Exit code 1 where something is missing that was to be run."""
-    from vitrail.cli.answered import answered, left_over
-    from vitrail.studies.report import write
+def report_study(
+    sweep: "Sweep", state: "SweepState", options: argparse.Namespace, failure: str, quiet: bool = False
+) -> int:
+    """Write the report and print it. The exit code is 1 if `run` left cells without a result."""
+    from vitrail.cli.text.study import format_answer, format_missing
+    from vitrail.studies.report import write_report
 
     results, failed = list(state.results.values()), list(state.failed.values())
-    answer = write(sweep.study, sweep.setup, results, failed, sweep.directory, sweep.settings)
-    short = [*left_over(state), *([lost] if lost else [])]
-    place = shortest(sweep.directory)
+    answer = write_report(sweep.study, sweep.setup, results, failed, sweep.directory, sweep.settings)
+    problems = [*format_missing(state), *([failure] if failure else [])]
+    directory = shorten_path(sweep.directory)
     if options.json:
         print((sweep.directory / "study.json").read_text(encoding="utf-8").rstrip())
     elif not quiet:
-        paths = [f"report        {place / 'report.html'}", f"numbers       {place / 'study.json'}"]
-        print("\n".join([*answered(sweep.study, answer), *short, *paths]))
-    if quiet and short:
-        print("\n".join(short), file=sys.stderr)
+        paths = [f"report        {directory / 'report.html'}", f"numbers       {directory / 'study.json'}"]
+        print("\n".join([*format_answer(sweep.study, answer), *problems, *paths]))
+    if quiet and problems:
+        print("\n".join(problems), file=sys.stderr)
     return 1 if options.what == "run" and state.missing else 0
 
 
-def shortest(path: Path) -> Path:
-    """A path from here, where that is shorter."""
-    near = Path(os.path.relpath(path))
-    return near if len(str(near)) < len(str(path)) else path
+def shorten_path(path: Path) -> Path:
+    """Return the relative path if it is shorter."""
+    relative = Path(os.path.relpath(path))
+    return relative if len(str(relative)) < len(str(path)) else path

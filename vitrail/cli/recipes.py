@@ -1,33 +1,34 @@
-"""The recipes that come with vitrail, and what to expect of each.
+"""List the training recipes with their expected results.
 
-`vitrail recipes NAME` shows one in full; `vitrail train DATA --recipe NAME` runs it. Those without labels (mpp, mae,
-dino) are run by `vitrail pretrain DATA --method NAME`.
+`vitrail recipes NAME` shows one in full; `vitrail train DATA --recipe NAME` runs it. `vitrail pretrain DATA --method NAME`
+runs the methods without labels (mpp, mae, dino, features).
 """
 
 import argparse
-import json
 import textwrap
+
+from vitrail.cli.options import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which one, if one."""
+    """Add the options of `vitrail recipes`."""
     parser.epilog = "examples:\n  vitrail recipes\n  vitrail recipes finetune\n"
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show this one in full")
-    parser.add_argument("--json", action="store_true", help="the same for machines")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="recipe to show in full [list all]")
+    parser.add_argument("--json", action="store_true", help="print the recipes as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Lists them, or shows one."""
-    from vitrail.recipes import METHODS, NAMES, described
+    """Print the list of recipes, or one recipe."""
+    from vitrail.training.recipes import METHODS, NAMES, describe_recipe
 
     names = [options.name] if options.name else [*NAMES, *METHODS]
     if options.json:
-        print(json.dumps([{"name": name, "text": described(name)[1]} for name in names], indent=2, ensure_ascii=False))
+        print_json([{"name": name, "text": describe_recipe(name)[1]} for name in names])
     elif options.name:
-        print(described(options.name)[1])
+        print(describe_recipe(options.name)[1])
     else:
         for name in names:
-            line, text = described(name)
+            line, text = describe_recipe(name)
             expected = " ".join(text[text.index("Expected") :].split())
             print(f"{name:<16}{line}")
             print(textwrap.fill(expected, 110, initial_indent=" " * 16, subsequent_indent=" " * 16), end="\n\n")

@@ -1,28 +1,40 @@
-"""Embed a folder once, then find the pictures nearest to a picture.
+"""Index a folder of images once, then find the nearest neighbours of an image.
 
-`vitrail search index MODEL FOLDER --out DIR` makes a vector of every picture below FOLDER and keeps them in DIR, with the name
-and the checksum of the model. `vitrail search find DIR PICTURE` looks PICTURE up: what comes to the model's head is compared by
-cosine with every picture of the index, exactly. A picture that is in the index is not found by itself.
+`vitrail search index MODEL FOLDER --out DIR` computes the feature vector of every image below FOLDER and stores them in DIR,
+with the name and the checksum of the model. `vitrail search find DIR IMAGE` compares the features of IMAGE, the input of the
+model's head, with every vector by cosine similarity, exactly. An image of the index does not find itself.
 
-When pictures come, go or change, `--update` computes what is new. Pictures that cannot be read are listed and left out.
-With --index faiss a graph is built as well, which compares few of very many pictures; how many of the true neighbours it finds is
-measured and said.
+--update computes the vectors of new and changed images and drops those of deleted ones. Unreadable images are listed and left
+out. --index faiss also builds a graph for approximate search in very large folders; its recall is measured and reported.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitrail.cli import computing, reading
-from vitrail.cli.progress import cleared, counted
+from vitrail.cli.options import (
+    MODEL_HELP,
+    add_checkpoint_options,
+    add_compute_options,
+    add_runtime_options,
+    check_at_least,
+    inference_options,
+    parse_assumptions,
+    print_json,
+)
+from vitrail.cli.text.progress import clear_progress, count_progress
+from vitrail.utils.text import format_table
 
-MOST_NAMED = 5  # unreadable pictures in the terminal
+if TYPE_CHECKING:
+    from vitrail.deploy.search.index import SearchIndex
+    from vitrail.deploy.search.search import SearchResult
+
+MAX_NAMED_FILES = 5  # unreadable images listed in the terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Two commands in one: make, and ask."""
+    """Add the subcommands index and find."""
     parser.epilog = (
         "examples:\n"
         "  vitrail search index deit_tiny.safetensors photos --out photos.index\n"
@@ -34,148 +46,155 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parts = parser.add_subparsers(dest="part", metavar="index|find", required=True)
     index = parts.add_parser(
-        "index", help="embed a folder", description="Every picture below FOLDER, as MODEL sees it."
+        "index", help="embed a folder", description="Compute the feature vector of every image below FOLDER."
     )
-    index.add_argument("model", metavar="MODEL", help="a file, a directory, a run, hf://owner/name, .onnx, .xml, .pt2")
-    index.add_argument("folder", type=Path, metavar="FOLDER", help="pictures, in it and in all folders below it")
+    index.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    index.add_argument("folder", type=Path, metavar="FOLDER", help="folder of images (recursive)")
     index.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="a new directory; with --update, the index"
+        "--out", type=Path, required=True, metavar="DIR", help="new directory; with --update an existing index"
     )
-    index.add_argument("--update", action="store_true", help="compute what is new or changed, drop what is gone")
+    index.add_argument("--update", action="store_true", help="add new, recompute changed and drop deleted images")
     index.add_argument(
-        "--index", choices=("exact", "faiss"), default="exact", help="faiss: a graph as well, for very many pictures"
+        "--index",
+        choices=("exact", "faiss"),
+        default="exact",
+        help="faiss also builds a graph for large folders [exact]",
     )
-    index.add_argument("--json", action="store_true", help="what was done, for machines")
-    computing.add_arguments(index)
+    index.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_compute_options(index)
 
     find = parts.add_parser(
-        "find", help="the nearest pictures to a picture", description="The pictures nearest to PICTURE."
+        "find", help="find the nearest images", description="Find the images that are nearest to IMAGE."
     )
-    find.add_argument("index", type=Path, metavar="DIR", help="what vitrail search index wrote")
-    find.add_argument("pictures", type=Path, nargs="+", metavar="PICTURE", help="to look for, one or several")
-    find.add_argument("--top", type=int, default=10, metavar="K", help="neighbours of each (10)")
-    find.add_argument("--out", type=Path, metavar="FILE.html", help="a contact sheet: one page that needs nothing else")
-    find.add_argument("--exact", action="store_true", help="compare every picture, also where there is a graph")
-    find.add_argument("--json", action="store_true", help="the answers for machines")
-    find.add_argument("--model", metavar="MODEL", help="where the model is now, or an export of it")
-    computing.add_runtime(find)
-    reading.add_arguments(find.add_argument_group("of MODEL's file"))
+    find.add_argument("index", type=Path, metavar="DIR", help="directory of vitrail search index")
+    find.add_argument("pictures", type=Path, nargs="+", metavar="IMAGE", help="query image")
+    find.add_argument("--top", type=int, default=10, metavar="K", help="neighbours per query [10]")
+    find.add_argument("--out", type=Path, metavar="FILE.html", help="contact sheet: one self-contained page")
+    find.add_argument("--exact", action="store_true", help="compare with every image, even if there is a graph")
+    find.add_argument("--json", action="store_true", help="print the neighbours as JSON")
+    find.add_argument("--model", metavar="MODEL", help="new location of the model, or an export of it")
+    add_runtime_options(find)
+    add_checkpoint_options(find.add_argument_group("checkpoint"))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Makes an index, or asks one."""
+    """Build or query an index."""
     try:
-        return made(options) if options.part == "index" else asked(options)
+        return build_index_from_options(options) if options.part == "index" else search_from_options(options)
     finally:
-        cleared()
+        clear_progress()
 
 
-def made(options: argparse.Namespace) -> int:
-    """Embeds the folder and says what came of it."""
-    from vitrail.cli.writing import noted
-    from vitrail.deploy.nearest import faiss_module
-    from vitrail.deploy.searching import make_index
+def build_index_from_options(options: argparse.Namespace) -> int:
+    """Build or update the index and print a summary."""
+    from vitrail.cli.output import print_note
+    from vitrail.deploy.search.neighbours import import_faiss
+    from vitrail.deploy.search.search import build_index
 
     if options.index == "faiss":
-        faiss_module()  # refused before anything is computed
-    found = make_index(
+        import_faiss()  # raises before any computation if it is not installed
+    result = build_index(
         options.model,
         options.folder,
         options.out,
-        how=computing.chosen(options),
+        options=inference_options(options),
         update=options.update,
         graph=options.index == "faiss",
-        progress=counted(),
-        tell=noted,
+        progress=count_progress(),
+        report=print_note,
     )
-    cleared()
+    clear_progress()
     if options.json:
-        print(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+        print_json(result.as_dict())
         return 0
-    index = found.index
-    for note in found.notes:
+    index = result.index
+    for note in result.notes:
         print(note)
-    named = list(index.unreadable.items())
-    for path, reason in named[:MOST_NAMED]:
+    unreadable = list(index.unreadable.items())
+    for path, reason in unreadable[:MAX_NAMED_FILES]:
         print(f"left out: {path}: {reason}", file=sys.stderr)
-    if len(named) > MOST_NAMED:
-        print(f"and {len(named) - MOST_NAMED:,} more, all in {options.out / 'index.json'}", file=sys.stderr)
+    if len(unreadable) > MAX_NAMED_FILES:
+        print(
+            f"and {len(unreadable) - MAX_NAMED_FILES:,} more, listed in {options.out / 'index.json'}", file=sys.stderr
+        )
     if options.update:
-        print(f"{found.added:,} new, {found.changed:,} changed, {found.removed:,} gone, {found.kept:,} as before")
-    print(f"{len(index.pictures):,} pictures by {index.model.name}, {index.vectors.shape[1]} values each")
+        print(
+            f"{result.added:,} new, {result.changed:,} changed, {result.removed:,} deleted, {result.kept:,} unchanged"
+        )
+    print(f"{len(index.images):,} images by {index.model.name}, {index.vectors.shape[1]} values each")
     if index.recall is not None:
-        print(f"faiss: {index.recall.in_words()}")
+        print(f"faiss: {index.recall.describe()}")
     print(options.out)
     return 0
 
 
-def asked(options: argparse.Namespace) -> int:
-    """Looks pictures up, as a table, as JSON, as a sheet."""
-    from vitrail.deploy.search_index import read_index
-    from vitrail.deploy.searching import find, opened_for
+def search_from_options(options: argparse.Namespace) -> int:
+    """Find the neighbours of the queries and print them as tables or JSON."""
+    from vitrail.deploy.search.index import read_index
+    from vitrail.deploy.search.search import find_neighbours, open_query_model
 
-    if options.top < 1:
-        raise ValueError(f"--top {options.top}: at least 1 neighbour")
+    check_at_least(1, options.top, "--top")
     if options.out is not None and options.out.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--out {options.out}: a contact sheet is a page, so its name ends in .html")
+        raise ValueError(f"--out {options.out}: the name of a contact sheet must end in .html")
     index = read_index(options.index)
-    deployed = opened_for(
+    deployed = open_query_model(
         index,
         options.model,
         runtime=options.runtime,
         device=options.device,
-        assume={name: str(value) for name, value in reading.assumed(options).items()},
+        assume={name: str(value) for name, value in parse_assumptions(options).items()},
         take=options.take,
-        pictures=len(options.pictures),
+        n_images=len(options.pictures),
     )
-    answers = find(index, deployed, options.pictures, options.top, options.exact)
+    results = find_neighbours(index, deployed, options.pictures, options.top, options.exact)
     exact = options.exact or index.recall is None
-    how = "exactly" if exact else "through faiss's graph"
+    method = "exactly" if exact else "with a faiss graph"
     if options.out is not None:
-        from vitrail.deploy.sheet import write_sheet
+        from vitrail.deploy.search.contact_sheet import write_sheet
 
-        write_sheet(index, answers, how, options.out)
+        write_sheet(index, results, method, options.out)
     if options.json:
-        print(json.dumps(as_dict(index, answers, exact, options.out), indent=2, ensure_ascii=False))
+        print_json(results_as_dict(index, results, exact, options.out))
         return 0
-    for line in told(index, answers, how):
-        print(line)
+    print("\n".join(format_results(index, results, method)))
     if options.out is not None:
         print(options.out)
     return 0
 
 
-def as_dict(index: Any, answers: list[Any], exact: bool, out: Path | None) -> dict[str, Any]:
-    """The answers in JSON's own kinds of value."""
-    from vitrail.data.sources.files import printable
+def results_as_dict(
+    index: "SearchIndex", results: "list[SearchResult]", exact: bool, out: Path | None
+) -> dict[str, Any]:
+    """Return the results as values for JSON."""
+    from vitrail.data.sources.files import printable_path
 
     return {
         "index": str(index.directory),
         "model": index.model.name,
-        "pictures": len(index.pictures),
+        "pictures": len(index.images),
         "exact": exact,
         "answers": [
             {
-                "query": printable(str(answer.query)),
+                "query": printable_path(str(result.query)),
                 "neighbours": [
-                    {"rank": rank, "cosine": round(each.cosine, 6), "path": printable(str(each.path))}
-                    for rank, each in enumerate(answer.neighbours, 1)
+                    {"rank": rank, "cosine": round(neighbour.cosine, 6), "path": printable_path(str(neighbour.path))}
+                    for rank, neighbour in enumerate(result.neighbours, 1)
                 ],
             }
-            for answer in answers
+            for result in results
         ],
         **({} if out is None else {"sheet": str(out)}),
     }
 
 
-def told(index: Any, answers: list[Any], how: str) -> list[str]:
-    """The answers as tables."""
-    from vitrail.data.sources.files import printable
+def format_results(index: "SearchIndex", results: "list[SearchResult]", method: str) -> list[str]:
+    """Return the results as one table per query."""
+    from vitrail.data.sources.files import printable_path
 
     lines = []
-    for answer in answers:
-        query = printable(str(answer.query))
-        lines.append(f"nearest to {query} of {len(index.pictures):,} pictures in {index.folder}, {how}")
-        lines.append("  rank  cosine  picture")
-        lines += [f"  {rank:>4}  {each.cosine:6.3f}  {each.shown}" for rank, each in enumerate(answer.neighbours, 1)]
+    for result in results:
+        query = printable_path(str(result.query))
+        lines.append(f"nearest to {query} of {len(index.images):,} images in {index.folder}, {method}")
+        rows = [(str(rank), f"{n.cosine:.3f}", n.relative_path) for rank, n in enumerate(result.neighbours, 1)]
+        lines += [f"  {line}" for line in format_table([("rank", "cosine", "image"), *rows], right=(0, 1))]
     return lines

@@ -1,23 +1,29 @@
-"""A model as a service, with a page to try it on.
+"""Serve models over HTTP, with a web page.
 
-MODEL is a checkpoint of any known form (a file, a directory, a run of vitrail train, hf://owner/name) or a file that vitrail
-export wrote. Several are served by name: NAME=MODEL. Pictures are sent to POST /predict, /embed and /attention; GET / is a page
-for people, /openapi.json describes it all, /metrics is for Prometheus.
+MODEL is a checkpoint of any known format (a file, a directory, a run of `vitrail train`, hf://owner/name) or a file of
+`vitrail export`. Several models are served by name: NAME=MODEL. Send images to POST /predict, /embed and /attention; GET / is
+the web page, /openapi.json the description, /metrics the metrics for Prometheus.
 
-It listens on this machine alone unless --host says otherwise. Requests of many clients are answered together; what would wait too
-long is refused at once (503, with Retry-After). SIGTERM finishes what was taken; SIGHUP opens the models' files anew.
+The service listens on 127.0.0.1 unless --host is given. Concurrent requests are batched; a request that would wait too long is
+refused at once (503 with Retry-After). SIGTERM finishes accepted requests; SIGHUP reloads the models' files.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from vitrail.cli import reading
-from vitrail.cli.describe import size
+from vitrail.cli.options import (
+    RUNTIMES,
+    add_checkpoint_options,
+    add_device_option,
+    add_size_option,
+    check_at_least,
+    parse_assumptions,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is served, where, to whom, and how much of it."""
+    """Add the options of `vitrail serve`."""
     parser.epilog = (
         "examples:\n"
         "  vitrail serve runs/photos-finetune-1                        then open http://127.0.0.1:8000\n"
@@ -25,134 +31,125 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  curl -F pictures=@cat.jpg -F pictures=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'\n"
         "  vitrail serve small=deit.safetensors other=model.onnx       several: /predict?model=other\n"
         "  vitrail serve model.safetensors --host 0.0.0.0 --token-file tokens.txt\n"
-        "  vitrail serve deit.safetensors --runtime auto --merge 8     as fast as this machine can\n"
+        "  vitrail serve deit.safetensors --runtime auto --merge 8     fastest runtime, with token merging\n"
     )
-    parser.add_argument("models", nargs="+", metavar="[NAME=]MODEL", help="the first answers where none is named")
-    parser.add_argument("--host", default="127.0.0.1", help="127.0.0.1 unless given: this machine alone")
-    parser.add_argument("--port", type=int, default=8000, help="8000 unless given; 0 takes a free one")
-    who = parser.add_argument_group("who may ask")
-    who.add_argument(
+    parser.add_argument(
+        "models", nargs="+", metavar="[NAME=]MODEL", help="model to serve; the first is the default model"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1: this machine only]")
+    parser.add_argument("--port", type=int, default=8000, help="port, 0 for a free one [8000]")
+    access = parser.add_argument_group("access")
+    access.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="tokens, one a line: requests must bring one as Authorization: Bearer",
+        help="accepted tokens, one per line; clients send one as Authorization: Bearer",
     )
-    who.add_argument(
+    access.add_argument(
         "--token",
         action="append",
         default=[],
         metavar="TOKEN",
-        help="one more; others on this machine can see it, VITRAIL_TOKEN not",
+        help="accepted token (repeatable); visible in the process list, unlike VITRAIL_TOKEN",
     )
-    how = parser.add_argument_group("how it is computed")
-    how.add_argument(
-        "--runtime",
-        choices=("auto", "torch", "onnx", "openvino"),
-        default="auto",
-        help="auto: what is fastest here, measured once",
+    compute = parser.add_argument_group("compute")
+    compute.add_argument(
+        "--runtime", choices=RUNTIMES, default="auto", help="inference runtime [auto: the fastest here, measured once]"
     )
-    how.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="auto unless given")
-    how.add_argument(
-        "--merge", type=int, default=0, metavar="R", help="merge R tokens in each layer: faster, a little less accurate"
+    add_device_option(compute)
+    compute.add_argument(
+        "--merge", type=int, default=0, metavar="R", help="tokens merged per layer: faster, slightly less accurate [0]"
     )
-    how.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures; positions are resampled")
-    how.add_argument(
-        "--workers", type=int, metavar="N", help="threads that run the model (on a CPU one for each core, up to 4)"
-    )
-    how.add_argument("--threads", type=int, metavar="N", help="cores for each of them (what is left over)")
-    how.add_argument("--max-batch", type=int, default=8, metavar="N", help="pictures in a batch (8)")
-    how.add_argument(
-        "--batch-ms", type=float, default=5.0, metavar="MS", help="to wait for pictures that are on their way (5)"
+    add_size_option(compute)
+    compute.add_argument("--workers", type=int, metavar="N", help="model threads [on a CPU one per core, at most 4]")
+    compute.add_argument("--threads", type=int, metavar="N", help="cores per model thread [cores / workers]")
+    compute.add_argument("--max-batch", type=int, default=8, metavar="N", help="images per batch [8]")
+    compute.add_argument(
+        "--batch-ms", type=float, default=5.0, metavar="MS", help="milliseconds to wait for a batch to fill [5]"
     )
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-body", type=float, default=32.0, metavar="MB", help="of a request (32)")
-    limits.add_argument("--max-pixels", type=float, default=50.0, metavar="MILLIONS", help="of a picture (50)")
-    limits.add_argument("--max-pictures", type=int, default=64, metavar="N", help="in a request (64)")
+    limits.add_argument("--max-body", type=float, default=32.0, metavar="MB", help="size of a request [32]")
+    limits.add_argument("--max-pixels", type=float, default=50.0, metavar="MILLIONS", help="pixels of an image [50]")
+    limits.add_argument("--max-pictures", type=int, default=64, metavar="N", help="images per request [64]")
     limits.add_argument(
-        "--queue", type=int, default=256, metavar="N", help="pictures that wait, before others are sent away (256)"
+        "--queue", type=int, default=256, metavar="N", help="waiting images before requests get 503 [256]"
     )
-    limits.add_argument("--timeout", type=float, default=30.0, metavar="S", help="for an answer (30)")
-    limits.add_argument("--body-timeout", type=float, default=30.0, metavar="S", help="for a body to come (30)")
+    limits.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds for a response [30]")
+    limits.add_argument("--body-timeout", type=float, default=30.0, metavar="S", help="seconds for a request body [30]")
     limits.add_argument(
-        "--drain", type=float, default=1.0, metavar="S", help="not ready, but still answering, before it ends (1)"
+        "--drain", type=float, default=1.0, metavar="S", help="seconds of reporting not ready before the end [1]"
     )
-    reading.add_arguments(parser.add_argument_group("of MODEL's file"))
+    add_checkpoint_options(parser.add_argument_group("checkpoint"))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Opens the models and answers until it is told to stop."""
-    from vitrail.serve.installed import check_installed
+    """Load the models and serve them until a signal ends the process."""
+    from vitrail.serve import check_installed
 
     check_installed()
 
     import logging
 
-    from vitrail.serve.limits import MEGABYTE, Limits
-    from vitrail.serve.models import named
-    from vitrail.serve.opening import Opening
-    from vitrail.serve.running import How, address, bound, server, service
-    from vitrail.serve.tokens import tokens_from
+    from vitrail.serve.auth import load_tokens
+    from vitrail.serve.limits import MEGABYTE, RequestLimits
+    from vitrail.serve.models import ModelOpener, parse_model_sources
+    from vitrail.serve.server import ServerOptions, bind_socket, create_server, create_service, format_address
 
-    limits = Limits(
+    limits = RequestLimits(
         body=int(options.max_body * MEGABYTE),
         pixels=int(options.max_pixels * 1e6),
-        pictures=options.max_pictures,
+        images=options.max_pictures,
         queue=options.queue,
         seconds=options.timeout,
         body_seconds=options.body_timeout,
     )
-    workers, threads = shared(options)
-    how = How(workers, at_least(1, options.max_batch, "--max-batch"), options.batch_ms / 1000, options.drain, limits)
-    models, tokens = named(options.models), tokens_from(options.token, options.token_file)
+    workers, threads = choose_workers(options)
+    max_batch = check_at_least(1, options.max_batch, "--max-batch")
+    server_options = ServerOptions(workers, max_batch, options.batch_ms / 1000, options.drain, limits)
+    models, tokens = parse_model_sources(options.models), load_tokens(options.token, options.token_file)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are of what strangers send, line after line
-    opening = Opening(
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
+    opener = ModelOpener(
         threads,
         {
             "runtime": options.runtime,
             "device": options.device,
             "merge": options.merge,
             "size": options.size,
-            "assume": reading.assumed(options),
+            "assume": parse_assumptions(options),
             "take": options.take,
-            "tell": lambda line: print(line, file=sys.stderr, flush=True),
+            "report": lambda line: print(line, file=sys.stderr, flush=True),
         },
     )
-    with bound(options.host, options.port) as listening:
-        served = service(models, opening, how, tokens)
-        for each in served.models.served.values():
-            h, w = each.contract.preprocessing.size
-            print(f"{each.name}: {each.where}, {h}×{w} pixels, runs in {each.deployed.runtime.name}")
-            for note in each.deployed.notes:
+    with bind_socket(options.host, options.port) as listening:
+        service = create_service(models, opener, server_options, tokens)
+        for model in service.models.served.values():
+            h, w = model.contract.preprocessing.size
+            print(f"{model.name}: {model.where}, {h}×{w} pixels, runtime {model.deployed.runtime.name}")
+            for note in model.deployed.notes:
                 print(f"  {note}")
         if options.host not in ("127.0.0.1", "localhost", "::1") and not tokens:
-            print("Whoever reaches this address can use it: --token-file asks for tokens.", file=sys.stderr)
-        print(f"{address(listening)} (Ctrl-C ends it)", flush=True)
-        running = server(served, how)
-        running.run([listening])
+            print("warning: anyone who reaches this address can use the service: see --token-file", file=sys.stderr)
+        print(f"{format_address(listening)} (stop with Ctrl-C)", flush=True)
+        create_server(service, server_options).run([listening])
     return 0
 
 
-def shared(options: argparse.Namespace) -> tuple[int, int | None]:
-    """Workers, and cores for each: on a CPU, models of one thread each do more together than one of many threads."""
+def choose_workers(options: argparse.Namespace) -> tuple[int, int | None]:
+    """Return the number of workers and the cores of each: on a CPU, several single-threaded models are the fastest."""
     import os
 
     cores = os.cpu_count() or 1
-    on_cpu = options.device == "cpu" or (options.device == "auto" and not accelerated())
+    on_cpu = options.device == "cpu" or (options.device == "auto" and not has_accelerator())
     workers = options.workers if options.workers is not None else (min(4, cores) if on_cpu else 1)
-    at_least(1, workers, "--workers")
+    check_at_least(1, workers, "--workers")
     if options.threads is not None:
-        return workers, at_least(1, options.threads, "--threads")
+        return workers, check_at_least(1, options.threads, "--threads")
     return workers, max(1, cores // workers) if on_cpu else None
 
 
-def accelerated() -> bool:
+def has_accelerator() -> bool:
+    """Return whether PyTorch sees a GPU."""
     import torch
 
     return torch.cuda.is_available() or torch.backends.mps.is_available()
-
-
-def at_least(least: int, value: int, name: str) -> int:
-    if value < least:
-        raise ValueError(f"{name} {value}: give at least {least}")
-    return value

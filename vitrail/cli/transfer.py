@@ -1,81 +1,66 @@
-"""What a trained model is worth on your pictures: probes, its head, LoRA and full fine-tuning, in one table.
+"""Compare probes, head, LoRA and full fine-tuning of a checkpoint on your data, in one table.
 
-The time is shared out: features are computed once for the probes; each training is then measured for a few steps and gets as many
-as fit into an equal part of what is left, or as many as the recipe would choose. What there is no time for is named. Every run is
-kept under --out; the same command started again goes on with what is missing.
+The time budget is divided: features are computed once for the probes; each training is then timed for a few steps and gets an
+equal share of the remaining time, or as many steps as the recipe would choose. Methods without time are listed. Every run is
+kept under --out; the same command continues an interrupted comparison.
 """
 
 import argparse
-import json
-from typing import Any
+from functools import partial
 
-from vitrail.cli.describe import size
-from vitrail.cli.live import Live
-from vitrail.cli.train import DATA, FIELDS, add_few, fractions, told
+from vitrail.cli.options import add_device_option, given_options, parse_names, parse_size, print_json
+from vitrail.cli.text.training import TrainingDisplay
+from vitrail.cli.train import DATA_OPTIONS, RECIPE_FIELDS, add_data_options
 
-# The same names as in vitrail.transfer.table, kept here too so that --help need not import PyTorch; a test compares.
+# The names of vitrail.evaluation.transfer, repeated so that --help does not import PyTorch; a test compares them.
 METHODS = ("knn", "linear", "head", "lora", "full")
 
-
-def methods(text: str) -> tuple[str, ...]:
-    """knn,linear as names."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if unknown := [name for name in names if name not in METHODS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no method: use {', '.join(METHODS)}")
-    if not names:
-        raise argparse.ArgumentTypeError(f"which methods? Use {', '.join(METHODS)}")
-    return names
+parse_methods = partial(parse_names, known=METHODS, kind="method")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Model, data, time and methods."""
+    """Add the options of `vitrail transfer`."""
     parser.epilog = (
         "examples:\n"
         "  vitrail transfer deit_tiny.safetensors photos                   ten minutes, all methods\n"
         "  vitrail transfer hf://facebook/dinov2-small photos --minutes 60 --out runs/dinov2\n"
         "  vitrail transfer deit_tiny.safetensors photos --methods knn,linear,lora --json\n"
     )
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint: a file, a directory, hf://owner/name")
-    parser.add_argument("data", metavar="DATA", help="a folder, a file or a name, as for `vitrail train`")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="N", help="for everything together (10)")
+    parser.add_argument("model", metavar="MODEL", help="checkpoint: file, directory, hf://owner/name")
+    parser.add_argument("data", metavar="DATA", help="folder, file or dataset name, as for `vitrail train`")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="N", help="time budget of all methods [10]")
     parser.add_argument(
         "--methods",
-        type=methods,
+        type=parse_methods,
         default=METHODS,
         metavar="NAME,…",
-        help="knn, linear (probes), head, lora, full (trainings); all of them unless given",
+        help="knn, linear (probes), head, lora, full (training) [all]",
     )
-    parser.add_argument("--out", metavar="DIR", help="runs and table.json; runs/DATA-transfer-N unless given")
-    parser.add_argument("--size", type=size, metavar="N|HxW", help="of the pictures as the model sees them")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--no-cache", action="store_true", help="compute features anew, and keep none")
-    data = parser.add_argument_group("data")
-    data.add_argument("--split", type=fractions, metavar="A,B,C", help="train, validation, test, where there are none")
-    data.add_argument("--task", choices=("auto", "single", "multi"), help="one label each, or several")
-    data.add_argument("--balance", choices=("none", "weights", "sampling"), help="for classes with few pictures")
-    data.add_argument("--allow-class-mismatch", action="store_true", default=None, help="warn, do not refuse")
-    data.add_argument("--quarantine", metavar="FILE", help="pictures to leave out")
-    add_few(data)
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="auto unless given")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes that prepare pictures")
-    parser.add_argument("--quiet", action="store_true", help="say nothing but the table")
-    parser.add_argument("--json", action="store_true", help="the table for machines")
+    parser.add_argument("--out", metavar="DIR", help="directory of the runs and table.json [runs/DATA-transfer-N]")
+    parser.add_argument("--size", type=parse_size, metavar="N|HxW", help="input size in pixels [the model's]")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed [0]")
+    parser.add_argument("--no-cache", action="store_true", help="compute the features again and do not store them")
+    add_data_options(parser.add_argument_group("data"))
+    add_device_option(parser)
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that decode and augment images")
+    parser.add_argument("--quiet", action="store_true", help="print the table only")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compares, and prints the table."""
-    from vitrail.engine.loop import Stopped
-    from vitrail.recipe import Data, Machine
-    from vitrail.training import unused
-    from vitrail.transfer import transfer
+    """Run the comparison and print the table."""
+    from vitrail.evaluation.transfer import transfer
+    from vitrail.training.recipe import Data, Machine
+    from vitrail.training.train import choose_directory
+    from vitrail.training.trainer import Stopped
 
-    about: dict[str, Any] = {FIELDS.get(name, name): given for name, given in told(options, DATA).items()}
-    out = options.out or unused(options.data, "transfer")
-    live = Live(options.quiet)
+    fields = {RECIPE_FIELDS.get(name, name): value for name, value in given_options(options, DATA_OPTIONS).items()}
+    out = options.out or choose_directory(options.data, "transfer")
+    display = TrainingDisplay(options.quiet)
     try:
         table = transfer(
             options.model,
-            Data(options.data, **about),
+            Data(options.data, **fields),
             minutes=options.minutes,
             methods=options.methods,
             out=out,
@@ -83,15 +68,15 @@ def run(options: argparse.Namespace) -> int:
             size=options.size,
             machine=Machine(device=options.device, workers=options.workers),
             cache=not options.no_cache,
-            listeners=(live.hear,),
-            progress=live.progress,
+            listeners=(display.on_record,),
+            progress=display.progress,
         )
     except Stopped as stopped:
-        live.say(f"{stopped}. The same command with --out {out} goes on")
+        display.print_line(f"{stopped}. Continue with the same command and --out {out}")
         return 128 + stopped.number
-    live.clear()
+    display.clear()
     if options.json:
-        print(json.dumps(table.as_dict() | {"out": str(out)}, indent=2, ensure_ascii=False))
+        print_json(table.as_dict() | {"out": str(out)})
     else:
-        print("\n".join([*table.lines(), f"runs    {out}"]))
+        print("\n".join([*table.format_lines(), f"runs    {out}"]))
     return 0

@@ -1,1 +1,1 @@
-"""From files to what a model takes."""
+"""Datasets: sources, labels, preprocessing, augmentation, loading and checks."""

@@ -1,29 +1,99 @@
-"""From an opened picture to the pixels of a crop, decoding no more than the crop needs.
+"""Decode images to uint8 tensors, no larger than the crop needs.
 
-A JPEG can be decoded at a half, a quarter or an eighth of its size for little more than the price of reading its bits. The
-crop is chosen from the header alone; then the file is decoded at the smallest scale at which the crop still has as many
-pixels as are wanted of it. Where a camera was held upright, the crop is meant in the turned picture and cut from the stored one.
+A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size at little cost. The crop is chosen from the header; then the file is
+decoded at the smallest scale at which the crop has as many pixels as wanted. With an EXIF orientation, the crop is defined
+in the upright image and cut from the stored one.
 """
 
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import BinaryIO
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitrail.data.preprocessing import FILTERS, Pair, plain
+from vitrail.data.preprocessing import FILTERS, ImageSize, convert_image
 
-# What can be wrong with a picture, once `opening.named` has sorted it.
-UNREADABLE = (OSError, ValueError, MemoryError, Image.DecompressionBombError)
-ORIENTATION = 0x0112  # EXIF's tag
-REDUCTIONS = (8, 4, 2)
+# Accepted formats and suffixes. Other formats that Pillow opens are excluded: some start external programs.
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp", ".dib"),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2", ".j2k", ".jpf", ".jpx"),
+}
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+
+# Exceptions that Pillow's decoders raise on corrupt files.
+DECODER_ERRORS = (SyntaxError, struct.error, zlib.error, EOFError, IndexError, KeyError, TypeError, AttributeError)
+DECODER_ERRORS += (OverflowError, ZeroDivisionError, NotImplementedError, RuntimeError, AssertionError)
+
+
+@cache
+def supported_formats() -> tuple[str, ...]:
+    """Return the accepted formats that this build of Pillow supports."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@contextmanager
+def name_image_errors(name: str) -> Iterator[None]:
+    """Convert decoding errors to an OSError, ValueError or DecompressionBombError that names the image."""
+    try:
+        yield
+    except Image.DecompressionBombError as error:
+        raise Image.DecompressionBombError(f"{name}: too large to decode safely ({error})") from None
+    except UnidentifiedImageError:
+        raise UnidentifiedImageError(f"{name}: not an image, or none of {', '.join(FORMATS)}") from None
+    except OSError as error:
+        if name in str(error) and not error.strerror:
+            raise
+        raise _name_os_error(error, name) from None
+    except ValueError as error:
+        raise ValueError(str(error) if name in str(error) else f"{name}: {error}") from None
+    except DECODER_ERRORS as error:
+        raise OSError(f"{name}: broken ({type(error).__name__}: {error})") from error
+
+
+def _name_os_error(error: OSError, name: str) -> OSError:
+    """Return the error with the name, keeping errno, so that a missing file stays a FileNotFoundError."""
+    if error.strerror:
+        return OSError(error.errno, error.strerror, name)
+    return OSError(f"{name}: {error}")
+
+
+def open_image(source: str | BinaryIO, name: str) -> Image.Image:
+    """Open an image and read only its header."""
+    with name_image_errors(name):
+        return Image.open(source, formats=supported_formats())
+
+
+def format_image_error(error: BaseException, name: str) -> str:
+    """Return the error in one line without the image's name."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.removeprefix(f"{name}: ")
+
+
+# Errors of an image inside `name_image_errors`.
+IMAGE_ERRORS = (OSError, ValueError, MemoryError, Image.DecompressionBombError)
+EXIF_ORIENTATION = 0x0112  # EXIF tag
+DRAFT_SCALES = (8, 4, 2)
 
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a picture in whole pixels."""
+    """A rectangle in whole pixels."""
 
     top: int
     left: int
@@ -32,175 +102,174 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """A picture in memory, as it was stored: pixels uint8 [H, W, C], and how it is to be turned."""
+class DecodedImage:
+    """An image in memory: stored pixels uint8 [H, W, C] and the EXIF orientation."""
 
     pixels: Tensor
     orientation: int = 1
 
     @property
-    def stored(self) -> Pair:
+    def stored_size(self) -> ImageSize:
         return self.pixels.shape[0], self.pixels.shape[1]
 
     @property
-    def size(self) -> Pair:
-        """Height and width when turned."""
-        return turned(self.stored, self.orientation)
+    def size(self) -> ImageSize:
+        """Return the upright height and width."""
+        return orient_size(self.stored_size, self.orientation)
 
-    def part(self, box: Box, size: Pair) -> tuple[Tensor, Box]:
+    def read_region(self, box: Box, size: ImageSize) -> tuple[Tensor, Box]:
         return self.pixels, box
 
 
 @dataclass(frozen=True)
-class Reduced(Decoded):
-    """A picture in memory that was decoded at a smaller scale, for crops that are meant in the whole one."""
+class ReducedImage(DecodedImage):
+    """An image in memory, decoded at a reduced scale; boxes refer to the full scale."""
 
-    whole: Pair = (0, 0)  # height and width at full scale, as stored
+    full_size: ImageSize = (0, 0)  # height and width at full scale, as stored
     scale: int = 1
 
     @property
-    def stored(self) -> Pair:
-        return self.whole
+    def stored_size(self) -> ImageSize:
+        return self.full_size
 
-    def part(self, box: Box, size: Pair) -> tuple[Tensor, Box]:
+    def read_region(self, box: Box, size: ImageSize) -> tuple[Tensor, Box]:
         frame = (self.pixels.shape[0], self.pixels.shape[1])
-        return self.pixels, reduced(box, self.scale, frame, size)
+        return self.pixels, scale_box(box, self.scale, frame, size)
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A picture of which only the header is read, so that a JPEG can be decoded at the scale that a crop needs."""
+class LazyImage:
+    """An image of which only the header is read, so that a JPEG can be decoded at the scale a crop needs."""
 
     image: Image.Image
     channels: int
     orientation: int = 1
 
     @property
-    def stored(self) -> Pair:
+    def stored_size(self) -> ImageSize:
         return self.image.height, self.image.width
 
     @property
-    def size(self) -> Pair:
-        """Height and width when turned."""
-        return turned(self.stored, self.orientation)
+    def size(self) -> ImageSize:
+        """Return the upright height and width."""
+        return orient_size(self.stored_size, self.orientation)
 
-    def decoded(self) -> Decoded:
-        """All of it."""
-        return Decoded(as_tensor(plain(self.image, self.channels)), self.orientation)
+    def decode(self) -> DecodedImage:
+        """Decode the whole image."""
+        return DecodedImage(image_to_tensor(convert_image(self.image, self.channels)), self.orientation)
 
-    def reduced_for(self, parts: list[tuple[Box, Pair]]) -> Decoded:
-        """All of it, decoded once, no larger than is needed for the most demanding of several crops and their sizes."""
-        stored, image = self.stored, self.image
+    def decode_for_crops(self, crops: list[tuple[Box, ImageSize]]) -> DecodedImage:
+        """Decode the image once, at the smallest scale that suffices for all (box, size) crops."""
+        stored, image = self.stored_size, self.image
         scale = min(
-            self.reduction(stored_box(box, stored, self.orientation), turned(size, self.orientation))
-            for box, size in parts
+            self.find_draft_scale(to_stored_box(box, stored, self.orientation), orient_size(size, self.orientation))
+            for box, size in crops
         )
         if scale == 1:
-            return self.decoded()
+            return self.decode()
         image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
-        return Reduced(as_tensor(plain(image, self.channels)), self.orientation, stored, scale)
+        return ReducedImage(image_to_tensor(convert_image(image, self.channels)), self.orientation, stored, scale)
 
-    def part(self, box: Box, size: Pair) -> tuple[Tensor, Box]:
-        """Pixels [H, W, C] that hold at least the box, and where it is in them. Both are in the stored frame."""
-        image, scale = self.image, self.reduction(box, size)
+    def read_region(self, box: Box, size: ImageSize) -> tuple[Tensor, Box]:
+        """Return pixels [H, W, C] that contain the box, and the box within them, both as stored."""
+        image, scale = self.image, self.find_draft_scale(box, size)
         if scale > 1:
             image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
-            box = reduced(box, scale, (image.height, image.width), size)
-        image = plain(image, self.channels)
-        return as_tensor(image.crop((box.left, box.top, box.left + box.width, box.top + box.height))), Box(
-            0, 0, box.height, box.width
-        )
+            box = scale_box(box, scale, (image.height, image.width), size)
+        image = convert_image(image, self.channels)
+        region = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+        return image_to_tensor(region), Box(0, 0, box.height, box.width)
 
-    def reduction(self, box: Box, size: Pair) -> int:
-        """How many times smaller the file can be decoded, with a crop that is not smaller than the size wanted."""
-        if not reducible(self.image):
+    def find_draft_scale(self, box: Box, size: ImageSize) -> int:
+        """Return the largest scale divisor at which the crop has at least the wanted size."""
+        if not is_reducible(self.image):
             return 1
-        fits = (s for s in REDUCTIONS if box.height // s >= size[0] and box.width // s >= size[1])
+        fits = (s for s in DRAFT_SCALES if box.height // s >= size[0] and box.width // s >= size[1])
         return next(fits, 1)
 
 
-def opened(image: Image.Image, channels: int, turn: bool) -> Opened:
-    """A picture that a store has opened."""
+def start_decoding(image: Image.Image, channels: int, turn: bool) -> LazyImage:
+    """Wrap an opened image."""
     if not image.height or not image.width:
-        raise ValueError(f"a picture of {image.width}×{image.height} pixels")
-    return Opened(image, channels, orientation(image) if turn else 1)
+        raise ValueError(f"empty image: {image.width}×{image.height} pixels")
+    return LazyImage(image, channels, read_orientation(image) if turn else 1)
 
 
-def orientation(image: Image.Image) -> int:
-    """How the camera was held, as EXIF counts it: 1 is upright, and so is what makes no sense."""
+def read_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation; 1 (upright) if it is missing or invalid."""
     if "exif" not in image.info and image.format in ("JPEG", "MPO", "PNG", "WEBP", None):
         return 1
-    value = image.getexif().get(ORIENTATION, 1)
+    value = image.getexif().get(EXIF_ORIENTATION, 1)
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def reducible(image: Image.Image) -> bool:
-    """Whether this file can be decoded at a smaller scale: it is a JPEG and has not been decoded yet."""
+def is_reducible(image: Image.Image) -> bool:
+    """Return True if the file can be decoded at a reduced scale: a JPEG that is not decoded yet."""
     return image.format in ("JPEG", "MPO") and bool(getattr(image, "tile", None))
 
 
-def turned(size: Pair, orientation: int) -> Pair:
-    """Height and width after turning."""
+def orient_size(size: ImageSize, orientation: int) -> ImageSize:
+    """Return the height and width after applying the EXIF orientation."""
     return (size[1], size[0]) if orientation >= 5 else size
 
 
-# Turning is mirroring the stored rows, the stored columns, or both, and then, from 5 on, letting them change places.
-_ROWS, _COLUMNS = (3, 4, 6, 7), (2, 3, 7, 8)
+# An orientation flips the stored rows, the stored columns or both; from 5 on it also transposes.
+_FLIPPED_ROWS, _FLIPPED_COLUMNS = (3, 4, 6, 7), (2, 3, 7, 8)
 
 
-def stored_box(box: Box, stored: Pair, orientation: int) -> Box:
-    """Where a box of the turned picture is in the stored one."""
+def to_stored_box(box: Box, stored_size: ImageSize, orientation: int) -> Box:
+    """Convert a box of the upright image to the stored image."""
     if orientation >= 5:
         box = Box(box.left, box.top, box.width, box.height)
-    top = stored[0] - box.top - box.height if orientation in _ROWS else box.top
-    left = stored[1] - box.left - box.width if orientation in _COLUMNS else box.left
+    top = stored_size[0] - box.top - box.height if orientation in _FLIPPED_ROWS else box.top
+    left = stored_size[1] - box.left - box.width if orientation in _FLIPPED_COLUMNS else box.left
     return Box(top, left, box.height, box.width)
 
 
-def turn(pixels: Tensor, orientation: int) -> Tensor:
-    """Stored pixels [C, h, w] as they are to be seen."""
-    mirrored = [axis for axis, which in ((1, _ROWS), (2, _COLUMNS)) if orientation in which]
-    pixels = pixels.flip(mirrored) if mirrored else pixels
+def orient_pixels(pixels: Tensor, orientation: int) -> Tensor:
+    """Apply the EXIF orientation to stored pixels [C, h, w]."""
+    flipped = [axis for axis, values in ((1, _FLIPPED_ROWS), (2, _FLIPPED_COLUMNS)) if orientation in values]
+    pixels = pixels.flip(flipped) if flipped else pixels
     return pixels.transpose(1, 2) if orientation >= 5 else pixels
 
 
-def reduced(box: Box, scale: int, frame: Pair, size: Pair) -> Box:
-    """The box in a frame that was decoded so many times smaller, in whole pixels and never smaller than the size."""
+def scale_box(box: Box, scale: int, frame: ImageSize, size: ImageSize) -> Box:
+    """Convert a box to a frame decoded at 1/scale, in whole pixels and at least as large as `size`."""
     height = min(frame[0], max(size[0], round(box.height / scale)))
     width = min(frame[1], max(size[1], round(box.width / scale)))
     top, left = min(round(box.top / scale), frame[0] - height), min(round(box.left / scale), frame[1] - width)
     return Box(top, left, height, width)
 
 
-def cut(source: Opened | Decoded, box: Box, size: Pair, interpolation: str) -> Tensor:
-    """The box of the turned picture at this size, uint8 [C, h, w]."""
-    stored_size = turned(size, source.orientation)
-    pixels, inside = source.part(stored_box(box, source.stored, source.orientation), stored_size)
+def crop_and_resize(source: LazyImage | DecodedImage, box: Box, size: ImageSize, interpolation: str) -> Tensor:
+    """Return the box of the upright image at this size, uint8 [C, h, w]."""
+    stored_size = orient_size(size, source.orientation)
+    pixels, inside = source.read_region(to_stored_box(box, source.stored_size, source.orientation), stored_size)
     pixels = pixels[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
     resized = resize(pixels, stored_size, interpolation)
-    return resized if source.orientation == 1 else turn(resized, source.orientation).contiguous()
+    return resized if source.orientation == 1 else orient_pixels(resized, source.orientation).contiguous()
 
 
-def resize(pixels: Tensor, size: Pair, interpolation: str) -> Tensor:
-    """uint8 [..., H, W, C] to uint8 [..., C, h, w], averaging what it shrinks.
+def resize(pixels: Tensor, size: ImageSize, interpolation: str) -> Tensor:
+    """Resize uint8 [..., H, W, C] to uint8 [..., C, h, w] with antialiasing.
 
-    torch's kernels for bytes do what Pillow's do, to 1 of 255 mostly, several times faster.
+    torch's uint8 kernels match Pillow's mostly within 1 of 255 and are several times faster.
     """
-    first = pixels.movedim(-1, -3)
-    if tuple(first.shape[-2:]) == tuple(size):
-        return first.contiguous()
+    channels_first = pixels.movedim(-1, -3)
+    if tuple(channels_first.shape[-2:]) == tuple(size):
+        return channels_first.contiguous()
     if interpolation in ("bilinear", "bicubic"):
-        images = first if first.ndim == 4 else first.unsqueeze(0)
+        images = channels_first if channels_first.ndim == 4 else channels_first.unsqueeze(0)
         resized = F.interpolate(images, size=size, mode=interpolation, antialias=True)
-        return (resized if first.ndim == 4 else resized[0]).contiguous()
+        return (resized if channels_first.ndim == 4 else resized[0]).contiguous()
     if pixels.ndim == 4:
-        return torch.stack([resize(each, size, interpolation) for each in pixels])
+        return torch.stack([resize(image, size, interpolation) for image in pixels])
     array = pixels[..., 0].numpy() if pixels.shape[2] == 1 else np.ascontiguousarray(pixels.numpy())
     image = Image.fromarray(array).resize((size[1], size[0]), FILTERS[interpolation])
-    return as_tensor(image).permute(2, 0, 1).contiguous()
+    return image_to_tensor(image).permute(2, 0, 1).contiguous()
 
 
-def as_tensor(image: Image.Image) -> Tensor:
-    """A grey, RGB or RGBA picture as uint8 [H, W, C]."""
+def image_to_tensor(image: Image.Image) -> Tensor:
+    """Convert a grey, RGB or RGBA image to uint8 [H, W, C]."""
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(image.height, image.width, len(image.getbands()))

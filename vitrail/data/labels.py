@@ -1,8 +1,8 @@
-"""The contract of labels: made once, from the training split, and held against everything that comes later.
+"""Class names: the map from names to outputs, made from the training split and checked against every other split.
 
-labels = LabelMap.of(dataset["train"])
-validation = labels.apply(dataset["validation"])   # its targets are now the map's indices
-LabelMap(model.labels).apply(pictures)             # the same for a model that was loaded
+labels = LabelMap.from_images(dataset["train"])
+validation = labels.apply(dataset["validation"]).images   # targets in the map's indices
+LabelMap(model.labels).apply(images)                       # the same for a loaded model
 """
 
 import re
@@ -14,122 +14,122 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from vitrail.data.pictures import Pictures
+from vitrail.data.dataset import Images
 
-MADE_UP = re.compile(r"LABEL_\d+")  # what transformers calls classes that nobody named
+PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+")  # transformers' default names
 
 
-def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Class names in their order: sorted, or by value where all are whole numbers, so that 10 comes after 9."""
+def sort_class_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the unique class names sorted, by value if all are integers, so that 10 comes after 9."""
     names = sorted(set(names))
     if all(name.isascii() and name.removeprefix("-").isdecimal() for name in names):
         names.sort(key=int)
     return tuple(names)
 
 
-def normal(name: str) -> str:
-    """A class name without spaces around it, and with accents written the one way that every system agrees on."""
+def normalise_class_name(name: str) -> str:
+    """Strip the name and apply Unicode NFC, so that accents are written the same way on every system."""
     return unicodedata.normalize("NFC", name.strip())
 
 
-def named(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    """A model's names for its classes, unless they are made up."""
-    if labels is None or all(MADE_UP.fullmatch(label) for label in labels):
+def drop_placeholder_labels(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return a model's class names, or None if they are missing or placeholders."""
+    if labels is None or all(PLACEHOLDER_LABEL.fullmatch(label) for label in labels):
         return None
-    return tuple(map(normal, labels))
+    return tuple(map(normalise_class_name, labels))
 
 
 @dataclass(frozen=True)
-class Applied:
-    """A split in the indices of a label map."""
+class MappedImages:
+    """A split with targets in the indices of a label map."""
 
-    pictures: Pictures  # its classes are the map's
-    warnings: tuple[str, ...] = ()  # what was allowed, in words
-    left_out: int = 0  # pictures of classes that the map does not know
+    images: Images  # with the classes of the map
+    warnings: tuple[str, ...] = ()  # allowed differences, in words
+    n_dropped: int = 0  # images whose classes are not in the map
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """The names of a model's classes; a name's place is the index of its output."""
+    """The class names of a model; the position of a name is the index of its output."""
 
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.names))
         if not self.names:
-            raise ValueError("no classes: a label map needs one at least")
-        if twice := sorted(name for name, count in Counter(self.names).items() if count > 1):
-            raise ValueError(f"classes named twice: {listed(twice)}")
+            raise ValueError("a label map needs at least one class")
+        if repeated := sorted(name for name, count in Counter(self.names).items() if count > 1):
+            raise ValueError(f"duplicate class names: {format_names(repeated)}")
 
     @classmethod
-    def of(cls, pictures: Pictures, *, allow: bool = False) -> "LabelMap":
-        """The map of a training split. A class without a picture is an error; allowed, it keeps its place in the map."""
-        if not len(pictures):
-            raise ValueError(f"the {pictures.split} split holds no pictures")
-        empty = [name for name, count in zip(pictures.classes, pictures.counts(), strict=True) if not count]
-        if empty and not allow:
+    def from_images(cls, images: Images, *, allow_mismatch: bool = False) -> "LabelMap":
+        """Return the map of a training split. A class without images is an error, unless `allow_mismatch` keeps it."""
+        if not len(images):
+            raise ValueError(f"the {images.split} split has no images")
+        empty = [name for name, count in zip(images.classes, images.count_classes(), strict=True) if not count]
+        if empty and not allow_mismatch:
             raise ValueError(
-                f"the {pictures.split} split has no picture of {listed(empty)}: add some, remove the class, "
-                f"or allow classes that differ"
+                f"the {images.split} split has no images of {format_names(empty)}: add some, or remove the class"
             )
-        return cls(pictures.classes)
+        return cls(images.classes)
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def index(self, name: str) -> int:
-        """The place of a class."""
+    def find_index(self, name: str) -> int:
+        """Return the index of a class."""
         if name not in self.names:
-            raise ValueError(f"{self.unknown(name)}: not one of the {len(self)} classes")
+            raise ValueError(f"unknown class {self.format_unknown(name)}: not one of the {len(self)} classes")
         return self.names.index(name)
 
-    def apply(self, pictures: Pictures, *, allow: bool = False) -> Applied:
-        """A split with its targets in this map's indices, matched by name.
+    def apply(self, images: Images, *, allow_mismatch: bool = False) -> MappedImages:
+        """Return the split with its targets in this map's indices, matched by name.
 
-        Classes that are new in it, or missing from it, are an error that names them. Allowed, they are warnings: pictures that
-        have new classes only are left out and counted.
+        New and missing classes are an error that names them. With `allow_mismatch` they are warnings, and images that have
+        new classes only are dropped and counted.
         """
-        counts = dict(zip(pictures.classes, pictures.counts().tolist(), strict=True))
+        counts = dict(zip(images.classes, images.count_classes().tolist(), strict=True))
         known = set(self.names)
-        new = [name for name in pictures.classes if name not in known]
+        new = [name for name in images.classes if name not in known]
         missing = [name for name in self.names if not counts.get(name)]
         differences = []
         if new:
-            differences.append(f"has classes that training did not: {listed(new, self.unknown)}")
+            differences.append(f"has classes not in training: {format_names(new, self.format_unknown)}")
         if missing:
-            differences.append(f"has no picture of {listed(missing)}")
-        if differences and not allow:
+            differences.append(f"has no images of {format_names(missing)}")
+        if differences and not allow_mismatch:
             raise ValueError(
-                f"the {pictures.split} split {' and '.join(differences)}: mend the data, or allow classes that differ"
+                f"the {images.split} split {' and '.join(differences)}: fix the data, or allow mismatched classes"
             )
-        targets, keep = self._targets(pictures)
-        left_out = int((~keep).sum())
-        kept = pictures if not left_out else pictures.only(keep)
-        warnings = [f"the {pictures.split} split {difference}" for difference in differences]
-        if left_out:
-            warnings.append(f"{left_out:,} pictures of the {pictures.split} split are left out: their classes are new")
-        return Applied(replace(kept, targets=targets[keep], classes=self.names), tuple(warnings), left_out)
+        targets, keep = self._map_targets(images)
+        n_dropped = int((~keep).sum())
+        kept = images.select(keep) if n_dropped else images
+        warnings = [f"the {images.split} split {difference}" for difference in differences]
+        if n_dropped:
+            warnings.append(f"{n_dropped:,} images of the {images.split} split are dropped: their classes are new")
+        return MappedImages(replace(kept, targets=targets[keep], classes=self.names), tuple(warnings), n_dropped)
 
-    def _targets(self, pictures: Pictures) -> tuple[np.ndarray, np.ndarray]:
-        """The targets in this map's indices, and which pictures have one."""
-        places = {name: place for place, name in enumerate(self.names)}
-        table = np.array([places.get(name, -1) for name in pictures.classes], dtype=np.int64)
-        if not pictures.several:
-            targets = table[pictures.targets] if len(pictures) else pictures.targets
+    def _map_targets(self, images: Images) -> tuple[np.ndarray, np.ndarray]:
+        """Return the targets in this map's indices, and which images have one."""
+        index = {name: i for i, name in enumerate(self.names)}
+        table = np.array([index.get(name, -1) for name in images.classes], dtype=np.int64)
+        if not images.is_multi_label:
+            targets = table[images.targets] if len(images) else images.targets
             return targets, targets >= 0
-        targets = np.zeros((len(pictures), len(self)), dtype=np.uint8)
-        targets[:, table[table >= 0]] = pictures.targets[:, table >= 0]
-        # A picture with no label at all is an example of none; one with new labels alone is an example of nothing known.
-        return targets, np.logical_or(targets.any(1), np.logical_not(pictures.targets.any(1)))
+        targets = np.zeros((len(images), len(self)), dtype=np.uint8)
+        targets[:, table[table >= 0]] = images.targets[:, table >= 0]
+        # An image without labels is a negative example of every class; one with only new labels is dropped.
+        return targets, np.logical_or(targets.any(1), np.logical_not(images.targets.any(1)))
 
-    def unknown(self, name: str) -> str:
-        """A name that is not in the map, with the one that was perhaps meant."""
+    def format_unknown(self, name: str) -> str:
+        """Return an unknown name with the closest known one."""
         folded = {known.casefold(): known for known in self.names}
         near = get_close_matches(name.casefold(), folded, n=1, cutoff=0.8)
         return f"{name!r} (like {folded[near[0]]!r}?)" if near else repr(name)
 
 
-def listed(names: Iterable[str], say: Callable[[str], str] = repr, most: int = 8) -> str:
-    """The first of some names, and how many more there are."""
+def format_names(names: Iterable[str], format_name: Callable[[str], str] = repr, limit: int = 8) -> str:
+    """Return the first names, and how many more there are."""
     names = list(names)
-    return ", ".join(map(say, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(format_name, names[:limit])) + more

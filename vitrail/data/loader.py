@@ -1,4 +1,4 @@
-"""Batches of pictures: the same ones in the same order, whatever the number of workers and processes."""
+"""Batches of images in an order that does not depend on the number of workers or processes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,197 +8,196 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.maps import Maps
-from vitrail.data.memory import Progress, budget
-from vitrail.data.order import balanced, checked
-from vitrail.data.pictures import Pictures
-from vitrail.data.pipeline import Evaluation, Prepare, Training
-from vitrail.data.places import places
-from vitrail.data.work import FEW, Prepared, Request, Work
-from vitrail.data.workers import Crew
+from vitrail.data.cache import ScoreMaps
+from vitrail.data.dataset import Images
+from vitrail.data.image_cache import CacheProgress, default_cache_bytes
+from vitrail.data.sampling import compute_balanced_weights, resolve_weights
+from vitrail.data.transforms.pipeline import EvalPipeline, Pipeline, TrainPipeline, compute_crop_transforms
+from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, PreparedBatch, WorkerPool
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some pictures, ready for a model."""
+    """Images and targets, ready for a model."""
 
-    pixels: Tensor  # uint8 [B, C, H, W]; or rows of bytes [B, n], where a picture gives several crops
-    targets: Tensor  # int64 [B]; or float32 [B, K], where a picture has several labels; [B, 1 + …] with `maps`
-    indices: Tensor  # int64 [B]: places in the Pictures
+    pixels: Tensor  # uint8 [B, C, H, W]; with several crops per image: rows of bytes [B, n]
+    targets: Tensor  # int64 [B]; multi-label: float32 [B, K]; with `maps`: [B, 1 + n_columns]
+    indices: Tensor  # int64 [B]: indices into the Images
 
 
 class Loader:
-    """Pictures of one split in batches, for training epoch by epoch or once for evaluation.
+    """Loader of one split: `iter_epoch` for training, `iter_once` for evaluation.
 
-    `batch_size` counts the pictures of all processes together; each gets its part of every batch. `weights` for each
-    picture or each class, or "balanced", draw with replacement. `memory` is how many bytes of decoded pictures may be kept;
-    None for two gigabytes, or a quarter of what is free, over all processes. Only `weights` change what a batch holds.
-    `unreadable` has the names of pictures that could not be read, with the reason: in an epoch another takes their place.
-    More than `few` of one batch, and more than half of it, are an error: the data has gone away.
-    With a teacher's `maps`, targets are the label, the place of the sample in its picture, and the picture's map, in columns.
+    `batch_size` is the global batch size; each of `world_size` processes gets its share of every batch. `weights` per
+    image or per class, or "balanced", sample with replacement. `cache_bytes` limits the memory for decoded images (default:
+    2 GiB or a quarter of the free memory, over all processes); it never changes a batch. `unreadable` maps the names of
+    unreadable images to the reason; in an epoch they are replaced by others. More than `max_unreadable` in one batch, and
+    more than half of it, is an error. With score `maps` of a teacher, the target columns are the label, the transform of
+    the sample within its image, and the map of the image.
     """
 
     def __init__(
         self,
-        pictures: Pictures,
+        images: Images,
         targets: np.ndarray | Tensor | None,
-        prepare: Prepare,
+        pipeline: Pipeline,
         *,
         batch_size: int,
         seed: int = 0,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         workers: int = 0,
         weights: np.ndarray | Literal["balanced"] | None = None,
-        memory: int | None = None,
+        cache_bytes: int | None = None,
         epochs: int | None = None,
         start_method: str | None = None,
-        progress: Progress | None = None,
-        maps: Maps | None = None,
-        few: int = FEW,
+        progress: CacheProgress | None = None,
+        maps: ScoreMaps | None = None,
+        max_unreadable: int = MAX_UNREADABLE,
     ) -> None:
-        found = np.asarray(pictures.targets if targets is None else targets)
-        if len(found) != len(pictures):
-            raise ValueError(f"{len(found)} targets for {len(pictures)} pictures: give one for each")
+        targets_array = np.asarray(images.targets if targets is None else targets)
+        if len(targets_array) != len(images):
+            raise ValueError(f"got {len(targets_array)} targets for {len(images)} images")
         if batch_size < 1:
-            raise ValueError(f"batch size {batch_size}: use 1 or more")
-        if not 0 <= rank < world:
-            raise ValueError(f"process {rank} of {world}: the first is 0")
-        if batch_size % world:
-            raise ValueError(f"batch size {batch_size} over {world} processes: use a multiple of {world}")
+            raise ValueError(f"batch size must be >= 1, got {batch_size}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be 0 to {world_size - 1}, got {rank}")
+        if batch_size % world_size:
+            raise ValueError(f"batch size must be a multiple of the {world_size} processes, got {batch_size}")
         if workers < 0:
-            raise ValueError(f"{workers} workers: use 0 or more")
+            raise ValueError(f"workers must be >= 0, got {workers}")
         if isinstance(weights, str):
             if weights != "balanced":
-                raise ValueError(f"sampling weights {weights!r}: use 'balanced', or numbers")
-            weights = balanced(found)
+                raise ValueError(f"unknown sampling weights {weights!r}: use 'balanced' or a list of numbers")
+            weights = compute_balanced_weights(targets_array)
         elif weights is not None:
-            weights = checked(weights, found)
-        if maps is not None and len(maps) != len(pictures):
-            raise ValueError(f"{len(maps)} score maps for {len(pictures)} pictures: give one for each")
-        if maps is not None and found.ndim != 1:
-            raise ValueError("pictures with several labels: score maps go with one label for each")
+            weights = resolve_weights(weights, targets_array)
+        if maps is not None and len(maps) != len(images):
+            raise ValueError(f"got {len(maps)} score maps for {len(images)} images")
+        if maps is not None and targets_array.ndim != 1:
+            raise ValueError("score maps require one label per image: the targets are multi-label")
         self.maps = maps
-        self.pictures, self.batch_size, self.rank, self.world = pictures, batch_size, rank, world
-        self.targets = torch.from_numpy(found.astype(np.int64 if found.ndim == 1 else np.float32))
+        self.images, self.batch_size, self.rank, self.world_size = images, batch_size, rank, world_size
+        self.targets = torch.from_numpy(targets_array.astype(np.int64 if targets_array.ndim == 1 else np.float32))
         self.unreadable: dict[str, str] = {}
-        most = budget() // world if memory is None else memory  # the processes of a machine each keep their own
-        self._work = Work(pictures, prepare, seed, weights, most, few)
-        self._shares = _Shares(self._work, batch_size, rank, world, epochs)
-        self._workers, self._method, self._progress = workers, start_method, progress
-        self._running: _Running | None = None
-        self._crew: Crew | None = None
-        self._evaluated: list[Prepared] | None = None
+        if cache_bytes is None:
+            cache_bytes = default_cache_bytes() // world_size
+        self._preparer = BatchPreparer(images, pipeline, seed, weights, cache_bytes, max_unreadable)
+        self._requests = _RankRequests(self._preparer, batch_size, rank, world_size, epochs)
+        self._workers, self._start_method, self._progress = workers, start_method, progress
+        self._cursor: _EpochCursor | None = None
+        self._pool: WorkerPool | None = None
+        self._cached: list[PreparedBatch] | None = None
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     @property
-    def steps(self) -> int:
-        """Whole batches in an epoch; what is left over waits for another epoch's order."""
-        return len(self.pictures) // self.batch_size
+    def steps_per_epoch(self) -> int:
+        """Return the number of full batches in an epoch; the remainder is dropped."""
+        return len(self.images) // self.batch_size
 
-    def order(self, epoch: int) -> np.ndarray:
-        """The epoch's pictures in order, int64 [n]."""
-        return self._work.order(epoch) % max(1, len(self))
+    def epoch_order(self, epoch: int) -> np.ndarray:
+        """Return the images of an epoch in order, int64 [n]."""
+        return self._preparer.epoch_order(epoch) % max(1, len(self))
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This process's part of every batch of a training epoch, from step `start` on; skipped steps are not read."""
-        if not self.steps:
-            raise ValueError(f"a batch of {self.batch_size} of {len(self)} pictures: use a smaller batch size")
-        if self._running is None or (self._running.epoch, self._running.step) != (epoch, start):
-            self._running = _Running(self._made(self._shares.training(epoch, start)), epoch, start)
-        running = self._running
-        for _ in range(start, self.steps):
-            if running is not self._running:
-                raise RuntimeError("another epoch was begun while this one was being read")
-            prepared = next(running.made)
-            running.step += 1
-            if running.step == self.steps:
-                running.epoch, running.step = running.epoch + 1, 0
-            yield self._batch(prepared)
+    def iter_epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield this process's share of every training batch, from step `start` on; skipped steps are not read."""
+        if not self.steps_per_epoch:
+            raise ValueError(f"batch size {self.batch_size} exceeds the {len(self)} images: use a smaller batch size")
+        if self._cursor is None or (self._cursor.epoch, self._cursor.step) != (epoch, start):
+            self._cursor = _EpochCursor(self._prepare(self._requests.iter_training(epoch, start)), epoch, start)
+        cursor = self._cursor
+        for _ in range(start, self.steps_per_epoch):
+            if cursor is not self._cursor:
+                raise RuntimeError("another epoch was started while this one was being read")
+            prepared = next(cursor.batches)
+            cursor.step += 1
+            if cursor.step == self.steps_per_epoch:
+                cursor.epoch, cursor.step = cursor.epoch + 1, 0
+            yield self._make_batch(prepared)
 
-    def once(self) -> Iterator[Batch]:
-        """Every picture once, in order, this process's part of every batch; the last batch is smaller.
+    def iter_once(self) -> Iterator[Batch]:
+        """Yield every image once, in order, this process's share of every batch; the last batch may be smaller.
 
-        All processes get as many batches, so in the last one a process may get none: pixels of [0, C, H, W]. What cannot
-        be read is left out, and named.
+        All processes get the same number of batches, so the last one may be empty: pixels of [0, C, H, W]. Unreadable
+        images are left out and listed in `unreadable`.
         """
-        if self._evaluated is None:
-            kept: list[Prepared] | None = []
-            taken = 0
-            for prepared in self._made(self._shares.once()):
-                yield self._batch(prepared)
-                taken += prepared.pixels.numel()
-                if taken > self._work.most:
-                    kept = None
-                elif kept is not None:
-                    kept.append(prepared)
-            if kept is not None and isinstance(self._work.prepare, Evaluation):
-                self._evaluated = kept  # nothing is left to chance, so the next time is the same
+        if self._cached is None:
+            batches: list[PreparedBatch] | None = []
+            n_bytes = 0
+            for prepared in self._prepare(self._requests.iter_once()):
+                yield self._make_batch(prepared)
+                n_bytes += prepared.pixels.numel()
+                if n_bytes > self._preparer.max_bytes:
+                    batches = None
+                elif batches is not None:
+                    batches.append(prepared)
+            if batches is not None and isinstance(self._preparer.pipeline, EvalPipeline):
+                self._cached = batches  # evaluation is deterministic: reuse the batches
                 self.close()
         else:
-            yield from map(self._batch, self._evaluated)
+            yield from map(self._make_batch, self._cached)
 
     def close(self) -> None:
-        """Ends the worker processes; asking for more starts others."""
-        self._running = None
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        """Stop the worker processes; reading again starts new ones."""
+        self._cursor = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
-    def _batch(self, prepared: Prepared) -> Batch:
+    def _make_batch(self, prepared: PreparedBatch) -> Batch:
         self.unreadable.update(prepared.unreadable)
         if prepared.failure is not None:
             raise OSError(prepared.failure)
         indices = torch.from_numpy(prepared.indices)
-        targets, prepare, chances = self.targets[indices], self._work.prepare, prepared.chances
-        if self.maps is not None and chances is not None and isinstance(prepare, Training):
-            where = places(prepare, self.maps.sizes(prepared.indices), chances)
-            targets = torch.cat((targets[:, None].float(), self.maps.columns(prepared.indices, where)), 1)
+        targets, pipeline, rng = self.targets[indices], self._preparer.pipeline, prepared.rng
+        if self.maps is not None and rng is not None and isinstance(pipeline, TrainPipeline):
+            transforms = compute_crop_transforms(pipeline, self.maps.image_sizes(prepared.indices), rng)
+            targets = torch.cat((targets[:, None].float(), self.maps.target_columns(prepared.indices, transforms)), 1)
         return Batch(prepared.pixels, targets, indices)
 
-    def _made(self, requests: Iterator[Request]) -> Iterator[Prepared]:
-        self._running = None  # what else was under way loses its workers
-        self._work.ready(self._progress)
+    def _prepare(self, requests: Iterator[BatchRequest]) -> Iterator[PreparedBatch]:
+        self._cursor = None  # ends any iteration in progress
+        self._preparer.fill_cache(self._progress)
         if not self._workers:
-            return map(self._work.alone, requests)
-        if self._crew is None:
-            self._crew = Crew(self._work, self._workers, self._method)
-        return self._crew.run(requests)
+            return map(self._preparer.make_batch_single_threaded, requests)
+        if self._pool is None:
+            self._pool = WorkerPool(self._preparer, self._workers, self._start_method)
+        return self._pool.run(requests)
 
 
 @dataclass(frozen=True)
-class _Shares:
-    """Which pictures make up this process's part of every batch."""
+class _RankRequests:
+    """The requests for this process's share of every batch."""
 
-    work: Work
+    preparer: BatchPreparer
     batch_size: int
     rank: int
-    world: int
+    world_size: int
     epochs: int | None
 
-    def training(self, epoch: int, start: int) -> Iterator[Request]:
-        """From this step on over all epochs, so that workers need not wait for a new one to begin."""
-        part, first = self.batch_size // self.world, epoch
+    def iter_training(self, epoch: int, start: int) -> Iterator[BatchRequest]:
+        """Yield requests from this step on, over all epochs, so that workers prefetch across epoch boundaries."""
+        share, first = self.batch_size // self.world_size, epoch
         while epoch == first or self.epochs is None or epoch < self.epochs:
-            order = self.work.order(epoch)
-            for step in range(start, self.work.count // self.batch_size):
-                place = step * self.batch_size + self.rank * part
-                yield Request(order[place : place + part], epoch, place)
+            order = self.preparer.epoch_order(epoch)
+            for step in range(start, self.preparer.count // self.batch_size):
+                position = step * self.batch_size + self.rank * share
+                yield BatchRequest(order[position : position + share], epoch, position)
             epoch, start = epoch + 1, 0
 
-    def once(self) -> Iterator[Request]:
-        """All pictures in order."""
-        for start in range(0, self.work.count, self.batch_size):
-            batch = np.arange(start, min(start + self.batch_size, self.work.count))
-            yield Request(np.array_split(batch, self.world)[self.rank])
+    def iter_once(self) -> Iterator[BatchRequest]:
+        """Yield requests for all images in order."""
+        for start in range(0, self.preparer.count, self.batch_size):
+            batch = np.arange(start, min(start + self.batch_size, self.preparer.count))
+            yield BatchRequest(np.array_split(batch, self.world_size)[self.rank])
 
 
 @dataclass
-class _Running:
-    """Batches that are being made, and which comes next."""
+class _EpochCursor:
+    """An iterator over batches, and the epoch and step of the next one."""
 
-    made: Iterator[Prepared]
+    batches: Iterator[PreparedBatch]
     epoch: int
     step: int

@@ -1,4 +1,4 @@
-"""Resize, crop, normalise: the one definition, stored with the model and used wherever an image meets it."""
+"""Preprocessing of images for a model: resize, crop, normalise. Stored with the model and used everywhere."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,52 +10,45 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
-Pair = tuple[int, int]  # height, width
+ImageSize = tuple[int, int]  # height, width
 
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "box": Image.Resampling.BOX,
-    "bilinear": Image.Resampling.BILINEAR,
-    "hamming": Image.Resampling.HAMMING,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+FILTER_NAMES = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+FILTERS = {name: Image.Resampling[name.upper()] for name in FILTER_NAMES}
 FITS, ENGINES, CENTRES = ("cover", "squash"), ("pillow", "torch"), ("even", "down")
-MOST_PIXELS = 2**26  # of an image before it is cropped
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of the image, by channels
+MAX_PIXELS = 2**26  # of the resized image before cropping
+PIL_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # image mode by number of channels
 
 
-class Colours(TypedDict):
-    """What a value between 0 and 1 is normalised with, a number for each channel."""
+class NormalisationStats(TypedDict):
+    """Mean and standard deviation of each channel, for values in [0, 1]."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
-IMAGENET: Colours = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-HALF: Colours = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-CLIP: Colours = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+IMAGENET_STATS: NormalisationStats = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+INCEPTION_STATS: NormalisationStats = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP_STATS: NormalisationStats = {"mean": CLIP_MEAN, "std": CLIP_STD}
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What is done to an image before the model sees it. Called with a PIL image, it gives the tensor [C, H, W].
+    """Preprocessing of an image for a model. Calling it with a PIL image returns the tensor [C, H, W].
 
-    The image is resized to `resize`, either so that it covers it with its proportions kept (for a square: the smaller side
-    gets that length, and the longer one is rounded down), or squashed to exactly that. `size` is then cut from the middle;
-    where an odd number of pixels is left over, `centre` says how half of it is rounded: to the nearest even number, as
-    torchvision and timm do, or down, as transformers does. Values go to 0…1, minus `mean`, divided by `std`.
+    `fit` "cover" resizes the image to cover `resize`, keeping its aspect ratio (for a square: the shorter side gets that
+    length, and the longer one is rounded down); "squash" resizes to exactly `resize`. Then `size` is cropped from the centre.
+    `centre` rounds half of an odd margin: "even" as torchvision and timm do, "down" as transformers does. Values are scaled
+    to [0, 1], minus `mean`, divided by `std`.
 
-    `engine` is whose arithmetic resizes: Pillow's, which timm uses, or torch's, which transformers uses. They differ by 1 of
-    255 mostly, and bicubic at sharp edges by ten. Without `antialias`, torch looks at the nearest pixels alone, however much
-    it shrinks, as TensorFlow does.
+    `engine` resizes with Pillow, as timm does, or with torch, as transformers does. They differ mostly by 1 of 255, by up to
+    10 for bicubic at sharp edges. Without `antialias`, torch interpolates the nearest pixels only, as TensorFlow does.
 
-    `turn` honours the EXIF orientation that cameras write. timm's and transformers' pipelines do not, so what comes from
-    their checkpoints has it off.
+    `turn` applies the EXIF orientation. timm and transformers do not, so it is off for their checkpoints.
     """
 
-    size: Pair = (224, 224)
-    resize: Pair = (224, 224)
+    size: ImageSize = (224, 224)
+    resize: ImageSize = (224, 224)
     fit: Literal["cover", "squash"] = "cover"
     interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bicubic"
     antialias: bool = True
@@ -67,100 +60,99 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         for name in ("size", "resize"):
-            if min(getattr(self, name)) < 1 or max(getattr(self, name)) > 65_536:
-                raise ValueError(f"preprocessing {name} {getattr(self, name)}: each side is 1 to 65,536 pixels")
+            size = getattr(self, name)
+            if min(size) < 1 or max(size) > 65_536:
+                raise ValueError(f"preprocessing {name}: each side must be 1 to 65,536 pixels, got {size}")
         for name, known in {"interpolation": FILTERS, "fit": FITS, "engine": ENGINES, "centre": CENTRES}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}: use {', '.join(known)}")
         if self.engine == "torch" and self.interpolation not in ("nearest", "bilinear", "bicubic"):
-            raise ValueError(f"torch cannot resize by {self.interpolation}: use the engine 'pillow'")
+            raise ValueError(f"engine 'torch' has no {self.interpolation} interpolation: use engine 'pillow'")
         if self.engine == "pillow" and not self.antialias:
-            raise ValueError("Pillow always averages what it shrinks: without antialias, use the engine 'torch'")
+            raise ValueError("engine 'pillow' always antialiases: use engine 'torch' for antialias=False")
         if len(self.mean) != len(self.std) or not self.mean:
-            raise ValueError(f"{len(self.mean)} means and {len(self.std)} deviations: give one of each for a channel")
+            raise ValueError(f"mean and std need one value per channel, got {len(self.mean)} and {len(self.std)}")
         if not all(math.isfinite(m) for m in self.mean):
-            raise ValueError(f"mean {self.mean}: every mean must be a number")
+            raise ValueError(f"mean must be finite, got {self.mean}")
         if not all(0 < s < math.inf for s in self.std):
-            raise ValueError(f"std {self.std}: every deviation must be above 0")
+            raise ValueError(f"std must be finite and > 0, got {self.std}")
 
     @property
     def channels(self) -> int:
         return len(self.mean)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """A PIL image to the normalised float32 tensor [C, H, W]."""
-        return self.normalise(self.pixels(image))
+        """Convert a PIL image to the normalised float32 tensor [C, H, W]."""
+        return self.normalise(self.to_pixels(image))
 
-    def pixels(self, image: Image.Image) -> Tensor:
-        """The image resized and cropped, as bytes: uint8, [C, H, W]."""
-        image = plain(ImageOps.exif_transpose(image) if self.turn else image, self.channels)
+    def to_pixels(self, image: Image.Image) -> Tensor:
+        """Resize and crop the image, uint8 [C, H, W]."""
+        image = convert_image(ImageOps.exif_transpose(image) if self.turn else image, self.channels)
         if not image.height or not image.width:
-            raise ValueError(f"a picture of {image.width}×{image.height} pixels")
-        height, width = self.resized(image.height, image.width)
-        if height * width > MOST_PIXELS:
-            raise ValueError(
-                f"a picture of {image.width}×{image.height} pixels is too thin: with its proportions kept, it would be "
-                f"resized to {width}×{height}"
-            )
+            raise ValueError(f"empty image: {image.width}×{image.height} pixels")
+        height, width = self.resized_size(image.height, image.width)
+        if height * width > MAX_PIXELS:
+            old = f"{image.width}×{image.height}"
+            raise ValueError(f"image of {old} pixels is too elongated: resized, it would have {width}×{height} pixels")
         if (image.height, image.width) == (height, width):
             pixels = np.asarray(image)
         elif self.engine == "pillow":
             pixels = np.asarray(image.resize((width, height), FILTERS[self.interpolation]))
         else:
             pixels = interpolate(np.asarray(image), (height, width), self.interpolation, self.antialias)
-        return torch.from_numpy(np.array(self.cropped(channels_first(pixels)), order="C"))
+        return torch.from_numpy(np.array(self.crop_centre(to_channels_first(pixels)), order="C"))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """uint8 [..., C, H, W] to what the model takes, on the tensor's own device."""
+        """Normalise uint8 [..., C, H, W] to float32, on the tensor's device."""
         mean, std = (torch.tensor(v, device=pixels.device).view(-1, 1, 1) for v in (self.mean, self.std))
         return (pixels.float() / 255 - mean) / std
 
-    def resized(self, height: int, width: int) -> Pair:
-        """The size that an image of this size is resized to, before the crop."""
+    def resized_size(self, height: int, width: int) -> ImageSize:
+        """Return the size that an image of this size is resized to, before the crop."""
         h, w = self.resize
         if self.fit == "squash":
             return h, w
         if h == w:
-            short, long = min(height, width), max(height, width)
-            longer = int(h * long / short)
+            shorter, longer = min(height, width), max(height, width)
+            longer = int(h * longer / shorter)
             return (h, longer) if height <= width else (longer, h)
         scale = max(h / height, w / width)
         return max(h, round(height * scale)), max(w, round(width * scale))
 
-    def cropped(self, pixels: np.ndarray) -> np.ndarray:
-        """The middle of [C, h, w]; black around it where the image is smaller."""
-        for axis, want in zip((1, 2), self.size, strict=True):
-            spare = pixels.shape[axis] - want
-            if spare < 0:
-                around = [(0, 0)] * 3
-                around[axis] = (-spare // 2, (1 - spare) // 2)
-                pixels = np.pad(pixels, around)
-            elif spare:
-                start = round(spare / 2) if self.centre == "even" else spare // 2
-                pixels = pixels[(slice(None),) * axis + (slice(start, start + want),)]  # a view, until all is cut
+    def crop_centre(self, pixels: np.ndarray) -> np.ndarray:
+        """Crop the centre of [C, h, w]; pad with zeros where the image is smaller."""
+        for axis, length in zip((1, 2), self.size, strict=True):
+            margin = pixels.shape[axis] - length
+            if margin < 0:
+                padding = [(0, 0)] * 3
+                padding[axis] = (-margin // 2, (1 - margin) // 2)
+                pixels = np.pad(pixels, padding)
+            elif margin:
+                start = round(margin / 2) if self.centre == "even" else margin // 2
+                pixels = pixels[(slice(None),) * axis + (slice(start, start + length),)]
         return pixels
 
-    def in_words(self) -> str:
-        """The pipeline in a line."""
+    def describe(self) -> str:
+        """Return the pipeline in one line."""
         (h, w), (rh, rw) = self.size, self.resize
-        how = f"squashed to {rh}×{rw}" if self.fit == "squash" else f"over {rh}×{rw}"
-        how = f"smaller side to {rh}" if self.fit == "cover" and rh == rw else how
-        crop = "" if self.fit == "squash" and (h, w) == (rh, rw) else f", middle {h}×{w}"
+        resize = f"resize to {rh}×{rw}" if self.fit == "squash" else f"resize to cover {rh}×{rw}"
+        resize = f"resize shorter side to {rh}" if self.fit == "cover" and rh == rw else resize
+        crop = "" if self.fit == "squash" and (h, w) == (rh, rw) else f", centre crop {h}×{w}"
         filter = self.interpolation + ("" if self.antialias else " without antialias")
         mean, std = (", ".join(f"{v:g}" for v in values) for values in (self.mean, self.std))
-        return f"{how} {filter} ({self.engine}){crop}; mean {mean}; std {std}"
+        return f"{resize}, {filter} ({self.engine}){crop}; mean {mean}; std {std}"
 
-    def at(self, size: Pair) -> "Preprocessing":
-        """The same for a model of another image size: as much of the image is seen."""
+    def with_size(self, size: ImageSize) -> "Preprocessing":
+        """Return the preprocessing for another image size, with the same share of the image cropped."""
         resize = (round(self.resize[0] * size[0] / self.size[0]), round(self.resize[1] * size[1] / self.size[1]))
         return replace(self, size=size, resize=(max(size[0], resize[0]), max(size[1], resize[1])))
 
-    def larger(self, factor: float) -> "Preprocessing":
-        """The same size cut from an image resized to so much more."""
+    def with_resize_factor(self, factor: float) -> "Preprocessing":
+        """Return the preprocessing with the same size cropped from an image resized to `factor` times it."""
         return replace(self, resize=(round(self.size[0] * factor), round(self.size[1] * factor)))
 
     def with_channels(self, channels: int) -> "Preprocessing":
-        """The same for another number of channels: one takes the mean of all, more begin again from the first."""
+        """Return the preprocessing for another number of channels: one takes the mean, more repeat from the first."""
         if channels == self.channels:
             return self
         if channels == 1:
@@ -169,31 +161,32 @@ class Preprocessing:
         return replace(self, mean=mean, std=std)
 
 
-def plain(image: Image.Image, channels: int) -> Image.Image:
-    """Any kind of picture as 8-bit grey, RGB or RGBA: 16-bit values are scaled, not cut off."""
-    if channels not in MODES:
-        raise ValueError(f"a picture has 1, 3 or 4 channels and the model takes {channels}: give it tensors instead")
-    mode = MODES[channels]
+def convert_image(image: Image.Image, channels: int) -> Image.Image:
+    """Convert any image to 8-bit grey, RGB or RGBA; 16-bit values are scaled, not clipped."""
+    if channels not in PIL_MODES:
+        raise ValueError(f"images have 1, 3 or 4 channels, the model takes {channels}: pass tensors instead")
+    mode = PIL_MODES[channels]
     if image.mode == mode:
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image, dtype=np.float64)
-        top = 65_535 if image.mode != "F" else max(1.0, float(values.max(initial=0.0)))
+        peak = 65_535 if image.mode != "F" else max(1.0, float(values.max(initial=0.0)))
         if image.mode == "I" and values.max(initial=0.0) <= 255:
-            top = 255
-        image = Image.fromarray((values.clip(0, top) * (255 / top)).round().astype(np.uint8))
+            peak = 255
+        image = Image.fromarray((values.clip(0, peak) * (255 / peak)).round().astype(np.uint8))
     elif "transparency" in image.info and image.mode in ("P", "L", "RGB"):
         image = image.convert("RGBA")
     return image.convert(mode)
 
 
-def channels_first(pixels: np.ndarray) -> np.ndarray:
+def to_channels_first(pixels: np.ndarray) -> np.ndarray:
+    """Convert [H, W] or [H, W, C] to [C, H, W]."""
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def interpolate(pixels: np.ndarray, size: Pair, mode: str, antialias: bool) -> np.ndarray:
-    """Resizing by torch: its arithmetic for bytes with antialiasing, in floating point without."""
-    image = torch.from_numpy(np.array(channels_first(pixels))).unsqueeze(0)
+def interpolate(pixels: np.ndarray, size: ImageSize, mode: str, antialias: bool) -> np.ndarray:
+    """Resize with torch: in uint8 arithmetic with antialiasing, in floating point without."""
+    image = torch.from_numpy(np.array(to_channels_first(pixels))).unsqueeze(0)
     if mode == "nearest":
         out = F.interpolate(image, size=size, mode="nearest")
     elif antialias:

@@ -1,92 +1,291 @@
-"""One set of worker processes for a whole run, and what to do when one of them dies."""
+"""Preparation of batches, in this process or in worker processes."""
 
 import atexit
 import os
 import signal
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from vitrail.data.work import Prepared, Request, Work
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
-GRACE = 30  # seconds that a worker works on after it was asked to end, while its parent saves
+from vitrail.data import image_cache
+from vitrail.data.dataset import Images
+from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, format_image_error, name_image_errors, start_decoding
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.rng import BatchRandom, SampleRandom
+from vitrail.data.sampling import sample_with_replacement, shuffle_indices
+from vitrail.data.sources.arrays import ArrayStore
+from vitrail.data.transforms.pipeline import EvalPipeline, Pipeline, convert_channels
+
+MAX_TRIES = 50  # consecutive unreadable images after which the data is considered lost
+MAX_UNREADABLE = 4  # per batch; an error is raised above this and above half of the batch
 
 
-class Crew:
-    """Worker processes that make batches ahead of time, in the order of the requests."""
+@dataclass(frozen=True)
+class BatchRequest:
+    """The images of a batch as draws: index + n * (number of earlier draws of that image in this epoch)."""
 
-    def __init__(self, work: Work, workers: int, method: str | None = None) -> None:
+    draws: np.ndarray  # [B]
+    epoch: int | None = None  # None for evaluation, where unreadable images are not replaced
+    position: int = 0  # of the first draw in the epoch's order
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """A batch without targets, with its errors."""
+
+    pixels: Tensor  # uint8 [B, C, H, W]; with several crops per image: rows of bytes [B, n]
+    indices: np.ndarray  # [B]
+    unreadable: tuple[tuple[str, str], ...] = ()
+    failure: str | None = None
+    rng: BatchRandom | None = None  # random numbers of the training samples
+
+
+class BatchPreparer:
+    """Builder of batches, small enough to be sent to a worker; large arrays are in shared memory."""
+
+    def __init__(
+        self,
+        images: Images,
+        pipeline: Pipeline,
+        seed: int,
+        weights: np.ndarray | None,
+        max_bytes: int,
+        max_unreadable: int = MAX_UNREADABLE,
+    ) -> None:
+        self.pipeline, self.seed, self.weights, self.max_unreadable = pipeline, seed, weights, max_unreadable
+        self.count, self.shards = len(images), images.shards
+        self.array: Tensor | None = None  # [N, H, W, c], if the store is an array
+        self.items: np.ndarray | None = None
+        self.images: Images | None = images
+        self.cache: image_cache.ImageCache | None = None
+        self.max_bytes = max_bytes
+        self._order: tuple[int, np.ndarray] | None = None
+        self._cache_filled = False
+        if isinstance(images.store, ArrayStore):
+            pixels = images.store.pixels
+            pixels = pixels if pixels.flags.writeable and pixels.flags.c_contiguous else pixels.copy()
+            array = torch.from_numpy(pixels)
+            self.array, self.items, self.images = array if array.ndim == 4 else array[..., None], images.items, None
+
+    def fill_cache(self, progress: image_cache.CacheProgress | None = None) -> None:
+        """Decode a small set of images into memory once, before the workers start, so that they share it."""
+        if self._cache_filled:
+            return
+        self._cache_filled = True
+        pipeline = self.pipeline
+        if self.images is not None and not isinstance(pipeline, EvalPipeline) and self.max_bytes > 0:
+            self.cache = image_cache.cache_images(
+                self.images, pipeline.channels, pipeline.size, pipeline.turn, self.max_bytes, progress
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_order": None}
+
+    def epoch_order(self, epoch: int) -> np.ndarray:
+        """Return the draws of an epoch, [n]."""
+        if self._order is None or self._order[0] != epoch:
+            if self.weights is None:
+                order = shuffle_indices(self.count, self.seed, epoch, self.shards)
+            else:
+                order = sample_with_replacement(self.weights, self.seed, epoch)
+            self._order = (epoch, order)
+        return self._order[1]
+
+    def __getitem__(self, request: BatchRequest) -> PreparedBatch:
+        return self.make_batch(request)
+
+    def make_batch_single_threaded(self, request: BatchRequest) -> PreparedBatch:
+        """Prepare a batch in the main process with one thread: PyTorch's threads slow down small operations."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self.make_batch(request)
+        finally:
+            torch.set_num_threads(threads)
+
+    def make_batch(self, request: BatchRequest) -> PreparedBatch:
+        """Prepare the batch of a request."""
+        pipeline, indices = self.pipeline, request.draws % self.count
+        epoch = request.epoch or 0
+        rng = BatchRandom(self.seed, epoch, request.draws)
+        by_batch = not isinstance(pipeline, EvalPipeline) and pipeline.augments_batches
+        if isinstance(pipeline, EvalPipeline):
+            if self._needs_no_resize(pipeline.preprocessing):
+                return PreparedBatch(self._gather(indices).permute(0, 3, 1, 2).contiguous(), indices)
+        elif by_batch and self.array is not None and pipeline.crops_batches:
+            pixels = pipeline.augment_batch(pipeline.crop_batch(self._gather(indices), rng), rng)
+            return PreparedBatch(pixels, indices, rng=rng)
+        pixels = torch.empty((len(indices), *pipeline.shape), dtype=torch.uint8)
+        kept: list[int] = []
+        unreadable: dict[str, str] = {}
+        for row, draw in enumerate(request.draws.tolist()):
+            image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
+            if isinstance(image, tuple):
+                unreadable |= (image,)
+                if request.epoch is None:
+                    continue
+                for further in range(1, min(MAX_TRIES, self.count)):
+                    order = self.epoch_order(request.epoch)
+                    indices[row] = order[(request.position + row + further) % self.count] % self.count
+                    image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
+                    if isinstance(image, Tensor):
+                        break
+                    unreadable |= (image,)
+            if isinstance(image, Tensor):
+                pixels[row] = image
+                kept.append(row)
+        lost = len(unreadable)
+        all_lost = bool(lost) and not kept and request.epoch is not None  # of a training batch
+        too_many = all_lost or lost > max(self.max_unreadable, len(indices) // 2)
+        failure = format_unreadable_error(unreadable) if too_many else None
+        if len(kept) < len(indices):
+            pixels, indices = pixels[kept], indices[kept]
+        rng = BatchRandom(self.seed, epoch, request.draws[kept])
+        if by_batch and not failure:
+            assert not isinstance(pipeline, EvalPipeline)
+            pixels = pipeline.augment_batch(pixels, rng)
+        return PreparedBatch(pixels, indices, tuple(unreadable.items()), failure, rng)
+
+    def _needs_no_resize(self, preprocessing: Preprocessing) -> bool:
+        """Return True if the array's images already have the size after resizing and cropping."""
+        if self.array is None:
+            return False
+        size = (self.array.shape[1], self.array.shape[2])
+        return preprocessing.resized_size(*size) == size == tuple(preprocessing.size)
+
+    def _gather(self, indices: np.ndarray) -> Tensor:
+        """Return whole images of the array, [B, H, W, C]."""
+        assert self.array is not None
+        assert self.items is not None
+        pixels = self.array[torch.from_numpy(self.items[indices])]
+        if pixels.shape[-1] == self.pipeline.channels:
+            return pixels
+        return convert_channels(pixels.movedim(-1, -3), self.pipeline.channels).movedim(-3, -1)
+
+    def _prepare_image(self, index: int, rng: SampleRandom) -> Tensor | tuple[str, str]:
+        """Return one image, or its name and the error. Batch-wise augmentations are applied later."""
+        pipeline = self.pipeline
+        if isinstance(pipeline, EvalPipeline):
+            if self.array is not None and self.items is not None:
+                return pipeline(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
+            return self._read_image(index, pipeline)
+        decoded = self._get_cached(index, pipeline.channels)
+        if decoded is not None:
+            cropped = pipeline.crop_image(decoded, rng)
+        else:
+            cropped = self._read_image(
+                index, lambda image: pipeline.crop_image(start_decoding(image, pipeline.channels, pipeline.turn), rng)
+            )
+        if isinstance(cropped, tuple) or pipeline.augments_batches:
+            return cropped
+        return pipeline.augment_image(cropped, rng)
+
+    def _read_image(self, index: int, make: Callable[[Image.Image], Tensor]) -> Tensor | tuple[str, str]:
+        assert self.images is not None
+        name = self.images.name(index)
+        try:
+            with name_image_errors(name), self.images.open(index) as image:
+                return make(image)
+        except IMAGE_ERRORS as error:
+            return name, format_image_error(error, name)
+
+    def _get_cached(self, index: int, channels: int) -> DecodedImage | None:
+        if self.array is not None and self.items is not None:
+            pixels = self.array[int(self.items[index])]
+            if pixels.shape[-1] != channels:
+                pixels = convert_channels(pixels.permute(2, 0, 1), channels).permute(1, 2, 0)
+            return DecodedImage(pixels)
+        return self.cache.get(index) if self.cache is not None else None
+
+
+def format_unreadable_error(unreadable: dict[str, str]) -> str:
+    """Return the message for a batch with too many unreadable images."""
+    name, why = next(iter(unreadable.items()))
+    return f"{len(unreadable)} images of one batch are unreadable, first {name} ({why}): check that the data is still there"
+
+
+WORKER_GRACE_SECONDS = 30  # time for the parent process to save before a terminated worker exits
+
+
+class WorkerPool:
+    """Worker processes that prepare batches ahead of time, in the order of the requests."""
+
+    def __init__(self, preparer: BatchPreparer, workers: int, start_method: str | None = None) -> None:
         from torch.utils.data import DataLoader
 
-        self._requests = _Requests()
+        self._requests = _RequestSource()
         self._loader: Any = DataLoader(
-            work,  # pyright: ignore[reportArgumentType]
+            preparer,  # pyright: ignore[reportArgumentType]
             batch_size=None,
             sampler=self._requests,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             persistent_workers=True,
             prefetch_factor=2,
-            worker_init_fn=_begin,
-            multiprocessing_context=method or ("fork" if sys.platform == "linux" else "spawn"),
+            worker_init_fn=_init_worker,
+            multiprocessing_context=start_method or ("fork" if sys.platform == "linux" else "spawn"),
         )
 
-        # Also when the program ends: before multiprocessing asks the workers to, which they would take their time for.
-        self.close = weakref.finalize(self, _end, self._loader)
+        # Runs at exit too, before multiprocessing terminates the workers, which would take WORKER_GRACE_SECONDS.
+        self.close = weakref.finalize(self, _stop_workers, self._loader)
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Prepared]:
-        """The batches for these requests. What an earlier run had under way is dropped."""
-        self._requests.now = requests
+    def run(self, requests: Iterable[BatchRequest]) -> Iterator[PreparedBatch]:
+        """Yield the batches of these requests; unfinished batches of an earlier run are dropped."""
+        self._requests.current = requests
         try:
             yield from self._loader
         except (RuntimeError, OSError, EOFError) as error:
-            if str(error).startswith("Caught "):  # raised by the work itself
+            if str(error).startswith("Caught "):  # raised inside the worker
                 raise
-            died = isinstance(error, (ConnectionError, EOFError, FileNotFoundError)) or "DataLoader worker" in str(
-                error
-            )
-            if not died:
+            connection_lost = isinstance(error, (ConnectionError, EOFError, FileNotFoundError))
+            if not connection_lost and "DataLoader worker" not in str(error):
                 raise
             why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             raise OSError(
-                f"a worker process that loads pictures died ({why}): often for lack of memory; use fewer workers"
+                f"a data-loading worker process died ({why}), often for lack of memory: use fewer workers"
             ) from error
 
 
-class _Requests:
-    """What the loader takes its requests from, now."""
+class _RequestSource:
+    """The sampler of the DataLoader: iterates over the current requests."""
 
     def __init__(self) -> None:
-        self.now: Iterable[Request] = ()
+        self.current: Iterable[BatchRequest] = ()
 
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.now)
-
-
-def _end(loader: Any) -> None:
-    loader._iterator = None  # its end sends the workers home
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return iter(self.current)
 
 
-def _as_it_is(made: Any) -> Any:
-    return made
+def _stop_workers(loader: Any) -> None:
+    loader._iterator = None  # deleting the iterator stops the workers
 
 
-def _begin(_worker: int) -> None:
-    """Signals to the whole group are the main process's affair: it saves, and then lets its workers go."""
-    atexit.register(_leave)
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _init_worker(_worker: int) -> None:
+    """Ignore signals sent to the process group: the main process saves first, then stops its workers."""
+    atexit.register(_exit_worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGTERM, _later)
+        signal.signal(signal.SIGTERM, _schedule_exit)
 
 
-def _leave() -> None:
-    """Ends a spawned worker that has nothing left to do, without PyTorch's destructors: they abort where threads still wait."""
+def _exit_worker() -> None:
+    """Exit a spawned worker without PyTorch's destructors, which abort while threads are waiting."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _later(_signal: int, _frame: object) -> None:
+def _schedule_exit(_signal: int, _frame: object) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(GRACE)
+    signal.alarm(WORKER_GRACE_SECONDS)

@@ -1,6 +1,6 @@
-"""`vitrail evaluate`: a model's file and pictures in; numbers, predictions and a page out."""
+"""Evaluation of models: metrics, predictions and a report; probes and transfer."""
 
-from vitrail.evaluation.choosing import Wanted
-from vitrail.evaluation.evaluating import evaluate
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.selection import EvaluationData
 
-__all__ = ["Wanted", "evaluate"]
+__all__ = ["EvaluationData", "evaluate"]

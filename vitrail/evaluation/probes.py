@@ -1,22 +1,29 @@
-"""The probes of features: each is a function from features to rows, and an entry in KINDS."""
+"""Probe the features of a frozen model on a dataset: k-NN, linear and few-shot classifiers."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from vitrail.evaluate import measures, score_name
-from vitrail.evaluate.few_shot import DRAWS, SHOTS, FewShot, few_shot
-from vitrail.evaluate.knn import NEIGHBOURS, TEMPERATURE, knn
-from vitrail.evaluate.linear_probe import linear_probe
-from vitrail.run.features import Features
+from vitrail.data.sources.splits import TRAIN_ONLY_FRACTIONS
+from vitrail.evaluation.loading import load_model
+from vitrail.metrics import compute_metrics, score_name
+from vitrail.metrics.few_shot import DRAWS, SHOTS, FewShotResult, evaluate_few_shot
+from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, predict_knn
+from vitrail.metrics.linear import fit_linear_probe
+from vitrail.models.sizes import closest
+from vitrail.training.distributed import pick_device
+from vitrail.training.features import Features, extract_features, hash_model
+from vitrail.training.recipe import Data
+from vitrail.training.runs.prepare import Prepared, audit_and_split, load_data
+from vitrail.utils.progress import ProgressCallback
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the probes can be told."""
+class ProbeSettings:
+    """Options of the probes."""
 
     neighbours: int = NEIGHBOURS
     temperature: float = TEMPERATURE
@@ -26,17 +33,17 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table."""
+class ProbeResult:
+    """Result of one probe."""
 
-    key: tuple[str, ...]  # the probe's name, and which of its rows where there are several
-    about: str  # what it was told, or chose
-    score: float  # top-1; mAP with several labels
+    key: tuple[str, ...]  # name of the probe, and of its row if it has several
+    description: str  # of its settings
+    score: float  # top-1; mAP for multi-label data
     interval: tuple[float, float] | None
-    seconds: float  # without those of the features
-    parameters: int  # that were fitted
+    seconds: float  # without the computation of features
+    parameters: int  # fitted
     details: dict[str, Any] = field(default_factory=dict)
-    spread: str = ""  # what the interval is over, or why there is none
+    spread: str = ""  # origin of the interval, or the reason why there is none
     notes: tuple[str, ...] = ()
 
     @property
@@ -45,86 +52,226 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A probe, and what it is for."""
+class ProbeKind:
+    """A probe and its supported data."""
 
-    rows: Callable[[Features, Features, int, Settings], Iterator[Row]]  # from training features, judged ones and K
-    several: bool = True  # whether pictures may have several labels
+    run: Callable[[Features, Features, int, ProbeSettings], Iterator[ProbeResult]]  # of train, test, classes
+    supports_multilabel: bool = True
 
 
-def by_neighbours(train: Features, judged: Features, classes: int, settings: Settings) -> Iterator[Row]:
-    began = time.monotonic()
+def probe_knn(train: Features, test: Features, classes: int, settings: ProbeSettings) -> Iterator[ProbeResult]:
+    """Yield the result of a k-NN classifier."""
+    start = time.monotonic()
     k = min(settings.neighbours, len(train.values))
-    logits = knn(train.values, train.targets, judged.values, classes, k, settings.temperature)
-    small = 1e-12  # no class is out of the question
-    against = np.log1p(small - logits.clip(max=1.0)) if train.targets.ndim == 2 else 0.0
+    logits = predict_knn(train.values, train.targets, test.values, classes, k, settings.temperature)
+    small = 1e-12  # keeps the logarithm finite
+    negative = np.log1p(small - logits.clip(max=1.0)) if train.targets.ndim == 2 else 0.0
     logits += small
-    np.log(logits, out=logits)  # in place: of many pictures and classes there is no second array
-    logits -= against
-    score, interval, details = scored(logits, judged.targets)
+    np.log(logits, out=logits)  # in place, to save memory
+    logits -= negative
+    score, interval, details = score_logits(logits, test.targets)
     details |= {"neighbours": k, "temperature": settings.temperature}
-    yield Row(("knn",), f"k {k}", score, interval, time.monotonic() - began, 0, details)
+    yield ProbeResult(("knn",), f"k {k}", score, interval, time.monotonic() - start, 0, details)
 
 
-def by_line(train: Features, judged: Features, classes: int, settings: Settings) -> Iterator[Row]:
-    began = time.monotonic()
-    fitted = linear_probe(train.values, train.targets, judged.values, classes, seed=settings.seed)
-    score, interval, details = scored(fitted.logits, judged.targets)
-    details |= {"c": fitted.c, "tried": {f"{c:g}": value for c, value in fitted.tried.items()}}
-    seconds = time.monotonic() - began
-    yield Row(("linear",), f"C {fitted.c:g}", score, interval, seconds, fitted.parameters, details, notes=fitted.notes)
+def probe_linear(train: Features, test: Features, classes: int, settings: ProbeSettings) -> Iterator[ProbeResult]:
+    """Yield the result of a linear classifier."""
+    start = time.monotonic()
+    fitted = fit_linear_probe(train.values, train.targets, test.values, classes, seed=settings.seed)
+    score, interval, details = score_logits(fitted.logits, test.targets)
+    details |= {"c": fitted.c, "tried": {f"{c:g}": value for c, value in fitted.score_by_c.items()}}
+    seconds = time.monotonic() - start
+    yield ProbeResult(
+        ("linear",), f"C {fitted.c:g}", score, interval, seconds, fitted.parameters, details, notes=fitted.notes
+    )
 
 
-def by_few(train: Features, judged: Features, classes: int, settings: Settings) -> Iterator[Row]:
+def probe_few_shot(train: Features, test: Features, classes: int, settings: ProbeSettings) -> Iterator[ProbeResult]:
+    """Yield the result of a linear classifier for each number of shots."""
     for shots in settings.shots:
-        began = time.monotonic()
-        one = few_shot(
-            train.values,
-            train.targets,
-            judged.values,
-            judged.targets,
-            classes,
-            shots,
-            settings.draws,
-            settings.seed,
+        start = time.monotonic()
+        result = evaluate_few_shot(
+            train.values, train.targets, test.values, test.targets, classes, shots, settings.draws, settings.seed
         )
-        scarce = f", all of the {len(one.scarce)} classes that have fewer" if one.scarce else ""
+        scarce = f", all images of {len(result.scarce_classes)} smaller classes" if result.scarce_classes else ""
         details = {
             "shots": shots,
-            "draws": len(one.accuracies),
-            "accuracies": list(one.accuracies),
-            "pictures": one.pictures,
-            "scarce_classes": len(one.scarce),
+            "draws": len(result.accuracies),
+            "accuracies": list(result.accuracies),
+            "pictures": result.images,
+            "scarce_classes": len(result.scarce_classes),
         }
-        yield Row(
+        yield ProbeResult(
             ("few-shot", str(shots)),
-            f"{shots} of each class{scarce}",
-            one.mean,
-            one.interval,
-            time.monotonic() - began,
+            f"{shots} per class{scarce}",
+            result.mean,
+            result.interval,
+            time.monotonic() - start,
             classes * (train.values.shape[1] + 1),
             details,
-            spread_of(one, len(train.values)),
+            describe_spread(result, len(train.values)),
         )
 
 
-def spread_of(one: FewShot, pictures: int) -> str:
-    """What the interval of few shots is over, or why there is none."""
-    if one.pictures == pictures:
-        return "none: every picture is drawn"
-    return "one draw" if one.interval is None else f"over {len(one.accuracies)} draws"
+def describe_spread(result: FewShotResult, n_images: int) -> str:
+    """Return the origin of the few-shot interval, or the reason why there is none."""
+    if result.images == n_images:
+        return "none: every image is drawn"
+    return "one draw" if result.interval is None else f"over {len(result.accuracies)} draws"
 
 
-KINDS = {
-    "knn": Kind(by_neighbours),
-    "linear": Kind(by_line),
-    "few-shot": Kind(by_few, several=False),
+PROBES = {
+    "knn": ProbeKind(probe_knn),
+    "linear": ProbeKind(probe_linear),
+    "few-shot": ProbeKind(probe_few_shot, supports_multilabel=False),
 }
 
 
-def scored(logits: np.ndarray, targets: np.ndarray) -> tuple[float, tuple[float, float], dict[str, Any]]:
-    """Score, interval and what else is worth telling."""
-    told = measures(logits, targets)
-    score = told[score_name(targets.ndim == 2)]
-    low, high = told["interval"]
-    return score, (low, high), {name: told[name] for name in ("top5", "balanced_accuracy") if name in told}
+def score_logits(logits: np.ndarray, targets: np.ndarray) -> tuple[float, tuple[float, float], dict[str, Any]]:
+    """Return score, interval and further metrics of logits."""
+    metrics = compute_metrics(logits, targets)
+    score = metrics[score_name(targets.ndim == 2)]
+    low, high = metrics["interval"]
+    return score, (low, high), {name: metrics[name] for name in ("top5", "balanced_accuracy") if name in metrics}
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """Results of the probes, with the model and the data."""
+
+    model: str
+    data: str
+    split: str
+    measure: str  # "top1" or "map"
+    classes: int
+    train: int
+    images: int
+    width: int  # of the features
+    seconds: float  # for the features
+    cached: bool
+    results: tuple[ProbeResult, ...]
+    unreadable: dict[str, str]  # name and reason
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report for JSON, with each row under its key; a single row also at the top level."""
+        probes: dict[str, Any] = {}
+        for row in self.results:
+            *outer, last = row.key
+            node = probes
+            for part in outer:
+                node = node.setdefault(part, {})
+            node[last] = self.result_as_dict(row)
+        return {
+            "model": self.model,
+            "data": self.data,
+            "split": self.split,
+            "classes": self.classes,
+            "train": self.train,
+            "n": self.images,
+            **(self.result_as_dict(self.results[0]) if len(self.results) == 1 else {}),
+            "features": {"width": self.width, "seconds": round(self.seconds, 3), "cached": self.cached},
+            "probes": probes,
+            "unreadable": self.unreadable,
+            "notes": list(self.notes),
+        }
+
+    def result_as_dict(self, result: ProbeResult) -> dict[str, Any]:
+        """Return one row for JSON."""
+        return {
+            self.measure: result.score,
+            "interval": result.interval and list(result.interval),
+            "n": self.images,
+            "seconds": round(result.seconds, 3),
+            "parameters": result.parameters,
+            **result.details,
+            **({"notes": list(result.notes)} if result.notes else {}),
+        }
+
+
+def probe(
+    model: str,
+    data: Data,
+    probes: Sequence[str] = tuple(PROBES),
+    settings: ProbeSettings = ProbeSettings(),  # noqa: B008
+    *,
+    device: str = "auto",
+    workers: int | None = None,
+    cache: bool = True,
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    size: tuple[int, int] | None = None,
+    prepared: Prepared | None = None,
+    progress: ProgressCallback | None = None,
+) -> ProbeReport:
+    """Compute the features of a model without its head, and fit and evaluate the probes.
+
+    Probes are fitted on the training split and evaluated on the test split, or on validation if there is no test split.
+    """
+    check_probe_names(probes)
+    prepared = prepared or prepare_for_probes(data, progress)
+    multilabel, classes = prepared.train.is_multi_label, len(prepared.labels)
+    if multilabel:
+        check_multilabel(probes)
+    loaded = load_model(model, size=size, assume=assume, take=take, classes=None)
+    split = "test" if "test" in prepared.splits else "validation"
+    identity = hash_model(loaded.model, loaded.preprocessing) if cache else None
+    target = pick_device(device)
+    train, test = (
+        extract_features(
+            loaded.model,
+            loaded.preprocessing,
+            prepared.splits[name],
+            identity=identity,
+            device=target,
+            workers=workers,
+            cache=cache,
+            progress=progress,
+        )
+        for name in ("train", split)
+    )
+    rows = [row for name in probes for row in PROBES[name].run(train, test, classes, settings)]
+    skipped = dict(prepared.skipped) | train.unreadable | test.unreadable
+    return ProbeReport(
+        model=model,
+        data=data.where,
+        split=split,
+        measure=score_name(multilabel),
+        classes=classes,
+        train=len(train.values),
+        images=len(test.values),
+        width=train.values.shape[1],
+        seconds=train.seconds + test.seconds,
+        cached=train.cached and test.cached,
+        results=tuple(rows),
+        unreadable=skipped,
+        notes=(*prepared.dataset.notes, *prepared.warnings, *train.notes, *test.notes),
+    )
+
+
+def prepare_for_probes(data: Data, progress: ProgressCallback | None = None) -> Prepared:
+    """Prepare data with a test or validation split; training data is split only if there is neither."""
+    dataset = load_data(data, data.fractions or TRAIN_ONLY_FRACTIONS, progress)
+    if data.fractions is None and not {"test", "validation"} & set(dataset.splits):
+        dataset = load_data(data, None, progress)
+    prepared = audit_and_split(data, dataset, progress)
+    if not {"test", "validation"} & set(prepared.splits):
+        raise ValueError(f"{data.where} has no test images: add a test folder, or more than one image per class")
+    return prepared
+
+
+def check_probe_names(probes: Sequence[str]) -> None:
+    """Raise ValueError for unknown probes."""
+    for name in probes:
+        if name not in PROBES:
+            raise ValueError(f"unknown probe {name!r}: {closest(name, list(PROBES))}")
+    if not probes:
+        raise ValueError(f"no probe given: use {', '.join(PROBES)}")
+
+
+def check_multilabel(probes: Sequence[str]) -> None:
+    """Raise ValueError for probes without multi-label support."""
+    for name in probes:
+        if not PROBES[name].supports_multilabel:
+            supported = " or ".join(other for other, kind in PROBES.items() if kind.supports_multilabel)
+            raise ValueError(f"{name} does not support multi-label data: use --probe {supported}")

@@ -1,1 +1,1 @@
-"""The model family: Vision Transformers of every published size, hybrids, and the ResNets they are compared with."""
+"""Model families: Vision Transformers of every published size, hybrids, and BiT ResNets."""

@@ -1,86 +1,52 @@
-"""A trained model for another task: other classes, another image size, other channels. And the same model said otherwise.
+"""Adaptation of trained models to other classes, image sizes or channels, and equivalent models with other parts.
 
-Each function takes a configuration and its tensors and gives both anew; nothing is changed in place.
+Each function takes a configuration and its tensors and returns new ones; nothing is changed in place.
 """
 
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitrail.models.bit import BiTConfig
-from vitrail.models.build import Config, build_from
-from vitrail.models.hybrid import Hybrid
-from vitrail.models.vit import ViTConfig
-from vitrail.nn.embed import ConvStem, Patches
+from vitrail.models.base import Model, ModelConfig, State, TokenConfig
+from vitrail.models.registry import build_from, lay_out
 from vitrail.nn.head import Linear, Projection
-from vitrail.nn.position import Added, Learned1D, Learned2D, Relative, SinCos2D, Sinusoid1D, resample
+from vitrail.nn.position import AddedPositionEmbedding, Learned1D, SinCos2D, Sinusoid1D, count_covered
 
-State = dict[str, Tensor]
+KEEP: Any = object()  # leave unchanged
 
 
-def with_classes(config: Config, state: State, classes: int | None) -> tuple[Config, State]:
-    """A new head for so many classes, zero as the paper begins fine-tuning (section 3.2); None leaves features.
+def with_classes(config: ModelConfig, state: State, classes: int | None) -> tuple[ModelConfig, State]:
+    """Return the model with a new zero head for this number of classes (section 3.2); None returns features.
 
-    CLIP's projection is replaced: classes are read from the features before it.
+    CLIP's projection is replaced: the new head reads the features before it.
     """
-    changes: dict[str, Any] = {"classes": classes}
-    if isinstance(config, ViTConfig) and isinstance(config.head, Projection):
-        changes["head"] = Linear()
-    new = replace(config, **changes)
+    new = config.with_classes(classes)
     with torch.device("meta"):
         wanted = build_from(new).state_dict()
     one = next(iter(state.values()))
-    made: State = {}
+    tensors: State = {}
     for name, like in wanted.items():
         old = state.get(name)
         last = name.startswith("head.") and not name.startswith("head.pre_logits")
         keep = old is not None and old.shape == like.shape and not last
-        made[name] = old if keep and old is not None else one.new_zeros(like.shape)
+        tensors[name] = old if keep and old is not None else one.new_zeros(like.shape)
         assert keep or last, name
-    return new, made
+    return new, tensors
 
 
-def with_size(config: Config, state: State, size: tuple[int, int]) -> tuple[Config, State]:
-    """Positions resampled to the grid of another image size (section 3.2), for good."""
-    new = replace(config, image_size=size)
-    if isinstance(config, BiTConfig) or isinstance(new, BiTConfig):
-        return new, state
-    old_grid, grid = config.shape.grid, new.shape.grid
-    state = dict(state)
-    if isinstance(config.position, Learned1D):
-        covered = covered_by(config)
-        table = state["position.weight"]
-        prefix, patches = table[:, :covered], table[:, covered:]
-        patches = resample(patches.transpose(1, 2).unflatten(2, old_grid), grid).flatten(2).transpose(1, 2)
-        state["position.weight"] = torch.cat((prefix, patches), 1)
-    elif isinstance(config.position, Learned2D):
-        for name, length in (("rows_weight", (grid[0], 1)), ("columns_weight", (grid[1], 1))):
-            table = state[f"position.{name}"].transpose(1, 2).unsqueeze(-1)
-            state[f"position.{name}"] = resample(table, length).squeeze(-1).transpose(1, 2).contiguous()
-    elif isinstance(config.position, Relative):
-        state["position.offsets"] = resample(state["position.offsets"], (2 * grid[0] - 1, 2 * grid[1] - 1))
-    return new, state
+def with_size(config: ModelConfig, state: State, size: tuple[int, int]) -> tuple[ModelConfig, State]:
+    """Return the model for another image size, positions resampled to its grid (section 3.2)."""
+    new = replace(config, image_size=size)  # type: ignore[call-arg]
+    return new, config.resize_state(state, size)
 
 
-def with_channels(config: Config, state: State, channels: int) -> tuple[Config, State]:
-    """The first projection for other channels: summed for one, else begun again from the first and scaled down.
+def with_channels(config: ModelConfig, state: State, channels: int) -> tuple[ModelConfig, State]:
+    """Return the model for other channels: input weights are summed for one channel, else repeated and scaled down.
 
-    A grey model then does with a grey image what the old one did with its three equal channels.
+    A grey model then gives for a grey image what the old model gave for three equal channels.
     """
-    new = replace(config, channels=channels)
-    if isinstance(config, BiTConfig):
-        name = "root.weight"
-    elif isinstance(config.embed, Patches):
-        if config.embed.normed:
-            raise ValueError("patches that are normed before they are projected cannot take other channels")
-        name = "embed.projection.weight"
-    elif isinstance(config.embed, ConvStem):
-        name = "embed.layers.0.weight"
-    else:
-        assert isinstance(config.embed, Hybrid)
-        name = "embed.trunk.root.weight"
+    name = config.input_weight()
     weight = state[name]
     old = weight.unflatten(1, (config.channels, -1)) if weight.ndim == 2 else weight
     if channels == 1:
@@ -89,14 +55,43 @@ def with_channels(config: Config, state: State, channels: int) -> tuple[Config, 
         repeated = old.float().repeat(1, -(-channels // config.channels), *[1] * (old.ndim - 2))[:, :channels]
         fresh = repeated * (config.channels / channels)
     fresh = fresh.to(weight.dtype)
+    new = replace(config, channels=channels)  # type: ignore[call-arg]
     return new, state | {name: fresh.flatten(1) if weight.ndim == 2 else fresh}
 
 
-# --- the same model said otherwise ---
+def adapt_state(
+    config: ModelConfig,
+    state: State,
+    classes: int | None = KEEP,
+    image_size: tuple[int, int] = KEEP,
+    channels: int = KEEP,
+) -> tuple[ModelConfig, State]:
+    """Return the configuration and tensors with the given changes."""
+    if channels is not KEEP and channels != config.channels:
+        config, state = with_channels(config, state, channels)
+    if image_size is not KEEP and image_size != config.image_size:
+        config, state = with_size(config, state, image_size)
+    if classes is not KEEP and classes != config.classes:
+        config, state = with_classes(config, state, classes)
+    return config, state
 
 
-def with_projection_as_classes(config: ViTConfig, state: State) -> tuple[ViTConfig, State]:
-    """CLIP's projection as a linear head whose bias is zero, for formats that know no other."""
+def adapt_model(model: Model, **changes: Any) -> Model:
+    """Return a copy of a model for other classes, another image size or other channels; see `adapt_state`."""
+    config, state = adapt_state(model.config, dict(model.state_dict()), **changes)
+    with torch.device("meta"):
+        adapted = lay_out(config)
+    adapted.load_state_dict(state, assign=True)
+    adapted.labels = model.labels if config.classes == model.config.classes else None
+    adapted.preprocessing, adapted.card = model.preprocessing, model.card
+    return adapted.train(model.training)
+
+
+# --- equivalent Vision Transformers with other parts, for formats that lack some ---
+
+
+def with_projection_as_classes(config: TokenConfig, state: State) -> tuple[TokenConfig, State]:
+    """Return CLIP's projection as a linear head with zero bias, for formats without projections."""
     if not isinstance(config.head, Projection):
         return config, state
     weight = state["head.weight"]
@@ -104,30 +99,23 @@ def with_projection_as_classes(config: ViTConfig, state: State) -> tuple[ViTConf
     return new, state | {"head.bias": weight.new_zeros(weight.shape[0])}
 
 
-def covered_by(config: ViTConfig) -> int:
-    """Prefix tokens that have a position of their own in a learned table."""
-    if not isinstance(config.position, Learned1D):
-        return 0
-    return {"outputs": config.prefix.outputs, "none": 0, "all": config.prefix.count}[config.position.prefix]
-
-
-def with_learned_positions(config: ViTConfig, state: State) -> tuple[ViTConfig, State]:
-    """Fixed positions at the stem written down as a table, for formats that know no other."""
+def with_learned_positions(config: TokenConfig, state: State) -> tuple[TokenConfig, State]:
+    """Return fixed stem positions as a learned table, for formats without fixed positions."""
     if not isinstance(config.position, SinCos2D | Sinusoid1D) or config.position.at != "stem":
         return config, state
     position = config.position.build(config.shape)
-    assert isinstance(position, Added)
-    rows = position.rows(0, config.shape.grid, None).to(next(iter(state.values())).dtype)  # [1, T, D]
+    assert isinstance(position, AddedPositionEmbedding)
+    rows = position.gather_rows(0, config.shape.grid, None).to(next(iter(state.values())).dtype)  # [1, T, D]
     return replace(config, position=Learned1D(prefix="all")), state | {"position.weight": rows}
 
 
-def with_positions_for(config: ViTConfig, state: State, which: Any) -> tuple[ViTConfig, State]:
-    """Positions for these prefix tokens alone: what others had is added to the tokens; what is new is zero."""
+def with_positions_for(config: TokenConfig, state: State, which: Any) -> tuple[TokenConfig, State]:
+    """Return the model with positions for these prefix tokens; dropped ones are added to the tokens, new ones are zero."""
     position = config.position
     if not isinstance(position, Learned1D) or position.at != "stem" or position.prefix == which:
         return config, state
     new = replace(config, position=replace(position, prefix=which))
-    before, after = covered_by(config), covered_by(new)
+    before, after = count_covered(config.position, config.prefix), count_covered(new.position, new.prefix)
     if before == after:
         return new, state
     state, table = dict(state), state["position.weight"]

@@ -1,129 +1,31 @@
-"""BiT ResNets (Kolesnikov et al. 2020): the baseline of every comparison in the paper, and the trunk of its hybrids.
+"""BiT ResNets (Kolesnikov et al. 2020): the baseline of the paper's comparisons, and the trunk of its hybrids.
 
 ResNets with GroupNorm in place of BatchNorm and with standardised convolution weights.
 """
 
-import math
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.init import initialise, made
-from vitrail.models.model import Model
-from vitrail.nn.recompute import Stack
-
-
-class StdConv(nn.Conv2d):
-    """A convolution whose weights have mean 0 and variance 1 for each output channel.
-
-    `same` pads as TensorFlow does, more at the right and the bottom: the hybrids were trained so. BiT pads evenly.
-    """
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, same: bool = False) -> None:
-        super().__init__(inputs, outputs, kernel, stride, padding=0 if same else (kernel - 1) // 2, bias=False)
-        self.same = same
-
-    def forward(self, input: Tensor) -> Tensor:
-        flat = self.weight.reshape(1, self.out_channels, -1)
-        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-8).reshape_as(self.weight)
-        x = pad_same(input, self.kernel_size[0], self.stride[0], 0.0) if self.same else input
-        return F.conv2d(x, weight, None, self.stride, self.padding)
-
-
-def pad_same(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
-    """Pads so that a window with this stride gives ceil(size / stride) values, the odd one to the right and below."""
-    vertical, horizontal = (max((math.ceil(n / stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:])
-    if vertical == 0 and horizontal == 0:
-        return x
-    left, top = horizontal // 2, vertical // 2
-    return F.pad(x, (left, horizontal - left, top, vertical - top), value=value)
-
-
-def group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(math.gcd(32, channels), channels)
-
-
-class PreActBottleneck(nn.Module):
-    """BiT's block: norm and ReLU before each convolution, the sum left as it is."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, project: bool) -> None:
-        super().__init__()
-        middle = outputs // 4
-        self.norm1 = group_norm(inputs)
-        self.conv1 = StdConv(inputs, middle, 1)
-        self.norm2 = group_norm(middle)
-        self.conv2 = StdConv(middle, middle, 3, stride)
-        self.norm3 = group_norm(middle)
-        self.conv3 = StdConv(middle, outputs, 1)
-        self.shortcut = StdConv(inputs, outputs, 1, stride) if project else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(x))
-        shortcut = x if self.shortcut is None else self.shortcut(y)
-        y = self.conv1(y)
-        y = self.conv2(F.relu(self.norm2(y)))
-        return shortcut + self.conv3(F.relu(self.norm3(y)))
-
-
-class Bottleneck(nn.Module):
-    """The hybrids' block: norm after each convolution, ReLU after the sum."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, project: bool) -> None:
-        super().__init__()
-        middle = outputs // 4
-        self.conv1 = StdConv(inputs, middle, 1, same=True)
-        self.norm1 = group_norm(middle)
-        self.conv2 = StdConv(middle, middle, 3, stride, same=True)
-        self.norm2 = group_norm(middle)
-        self.conv3 = StdConv(middle, outputs, 1, same=True)
-        self.norm3 = group_norm(outputs)
-        self.shortcut = StdConv(inputs, outputs, 1, stride, same=True) if project else None
-        self.shortcut_norm = group_norm(outputs) if project else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x
-        if self.shortcut is not None and self.shortcut_norm is not None:
-            shortcut = self.shortcut_norm(self.shortcut(x))
-        y = F.relu(self.norm1(self.conv1(x)))
-        y = F.relu(self.norm2(self.conv2(y)))
-        return F.relu(shortcut + self.norm3(self.conv3(y)))
-
-
-def stages(block: type[nn.Module], depths: tuple[int, ...], inputs: int, factor: float) -> tuple[nn.Sequential, int]:
-    """The ResNet's stages, each but the first halving the grid, and the channels that come out."""
-    made_stages = []
-    for index, depth in enumerate(depths):
-        outputs = round(256 * 2**index * factor)
-        blocks = []
-        for position in range(depth):
-            stride = 2 if index and position == 0 else 1
-            blocks.append(block(inputs, outputs, stride, project=position == 0))
-            inputs = outputs
-        made_stages.append(Stack(*blocks))
-    return nn.Sequential(*made_stages), inputs
-
-
-class RootedTrunk(nn.Module):
-    """The hybrids' ResNet: 7×7 root, norm, ReLU, max-pooling, then stages, with TensorFlow's padding throughout."""
-
-    def __init__(self, depths: tuple[int, ...], channels: int) -> None:
-        super().__init__()
-        self.root = StdConv(channels, 64, 7, stride=2, same=True)
-        self.norm = group_norm(64)
-        self.stages, self.channels = stages(Bottleneck, depths, 64, 1.0)
-        self.stride = 4 * 2 ** max(0, len(depths) - 1)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.root(image)))
-        x = F.max_pool2d(pad_same(x, 3, 2, -math.inf), 3, 2)
-        return self.stages(x)  # [B, channels, H / stride, W / stride]
+from vitrail.models.base import Layer, Model, ModelConfig, Step, check_common, image_sides
+from vitrail.models.sizes import RESNETS, closest
+from vitrail.models.tracing import fold_convolutions
+from vitrail.nn.resnet import PreActBottleneck, StdConv, build_stages, group_norm
+from vitrail.nn.shape import Grid
 
 
 @dataclass(frozen=True)
-class BiTConfig:
+class BiTConfig(ModelConfig):
     """A ResNet by its stages and a factor on its width. The root "small" is one 3×3 convolution, for images of 32²."""
+
+    family: ClassVar[str] = "bit"
+    title: ClassVar[str] = "BiT ResNets"
+    init: ClassVar[str] = "vit"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     stages: tuple[int, ...] = (3, 4, 6, 3)
     factor: float = 1.0
@@ -133,23 +35,42 @@ class BiTConfig:
     root: Literal["large", "small"] = "large"
 
     def __post_init__(self) -> None:
-        if self.classes is not None and self.classes < 1:
-            raise ValueError(f"{self.classes} classes: give at least 1, or None for a model that ends in features")
-        if self.channels < 1:
-            raise ValueError(f"{self.channels} channels: an image has at least 1")
+        check_common(self)
         if not self.stages or min(self.stages) < 1:
-            raise ValueError(f"stages {self.stages}: give at least one, each of at least one block")
+            raise ValueError(f"stages must be at least one, each of at least one block, got {self.stages}")
         if self.factor <= 0 or (64 * self.factor) % 16:
             near = max(1, round(4 * self.factor)) / 4
-            raise ValueError(f"width factor {self.factor:g}: it must be a multiple of 0.25, {near:g} is the nearest")
-        if min(self.image_size) < 1:
             raise ValueError(
-                f"image size {self.image_size[0]}×{self.image_size[1]}: both sides must be at least 1 pixel"
+                f"the width factor must be a multiple of 0.25, got {self.factor:g}: {near:g} is the nearest"
             )
+
+    @property
+    def depth(self) -> int:
+        return sum(self.stages)
+
+    @property
+    def stride(self) -> int:
+        return (4 if self.root == "large" else 1) * 2 ** (len(self.stages) - 1)
+
+    @property
+    def size_rule(self) -> tuple[int, int]:
+        return 1, self.stride + 1
+
+    def grid_of(self, size: tuple[int, ...]) -> Grid:
+        return tuple(-(-side // self.stride) for side in size)
+
+    def describe(self) -> str:
+        depth = next((number for number, stages in RESNETS.items() if stages == self.stages), None)
+        return f"BiT R{depth}x{self.factor:g}" if depth else f"BiT {self.stages}, width ×{self.factor:g}"
+
+    def input_weight(self) -> str:
+        return "root.weight"
 
 
 class BiT(Model):
     """A BiT ResNet: image to logits, or to features without classes."""
+
+    STEM: ClassVar[tuple[str, ...]] = ("root.",)
 
     def __init__(self, config: BiTConfig) -> None:
         super().__init__()
@@ -157,31 +78,123 @@ class BiT(Model):
         root = round(64 * config.factor)
         kernel, stride = (7, 2) if config.root == "large" else (3, 1)
         self.root = StdConv(config.channels, root, kernel, stride)
-        self.stages, channels = stages(PreActBottleneck, config.stages, root, config.factor)
+        self.stages, channels = build_stages(PreActBottleneck, config.stages, root, config.factor)
         self.norm = group_norm(channels)
         self.head = nn.Identity() if config.classes is None else nn.Linear(channels, config.classes)
-        self.features_width = channels
+        self.width, self.has_large_root = channels, config.root == "large"
+        self.pad_with_zeros = pad_with_zeros
 
-    def rooted(self, image: Tensor) -> Tensor:
-        """The first convolution and its pooling."""
-        x = self.root(image)
+    def embed_root(self, images: Tensor) -> Tensor:
+        """Return what the first convolution and its pooling give."""
+        if images.ndim != 4 or images.shape[1] != self.config.channels:
+            raise ValueError(f"the model takes [B, {self.config.channels}, H, W], got {list(images.shape)}")
+        x = self.root(images)
         # the pooling is padded with zeros, as BiT was trained
-        return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2) if self.config.root == "large" else x
+        return F.max_pool2d(self.pad_with_zeros(x), 3, 2) if self.has_large_root else x
 
-    def pooled(self, x: Tensor) -> Tensor:
-        """The mean of the normalised feature map, [B, features]."""
-        return F.relu(self.norm(x)).mean((2, 3))
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the feature map of the last stage, [B, width, h, w], before its norm."""
+        return self.stages(self.embed_root(images))
 
-    def grids(self, image: Tensor) -> Tensor:
-        """The feature map of the last stage, [B, features, h, w], before its norm."""
-        if image.ndim != 4 or image.shape[1] != self.config.channels:
-            raise ValueError(f"the model takes [B, {self.config.channels}, H, W], got {list(image.shape)}")
-        return self.stages(self.rooted(image))
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        y = F.relu(self.norm(features)).mean((2, 3))
+        return y if pre_logits else self.head(y)
 
-    def forward(self, image: Tensor) -> Tensor:
-        return self.head(self.pooled(self.grids(image)))
+    def dense_logits(self, images: Tensor) -> Tensor:
+        return self.head(F.relu(self.norm(self.forward_features(images))).permute(0, 2, 3, 1))
+
+    def feature_maps(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
+        """Return the maps after these layers, [B, C, h, w] each: 0 is the root, 1 to L the blocks, -1 the last."""
+        depth = self.config.depth
+        wanted = [layer + depth + 1 if layer < 0 else layer for layer in layers]
+        for given, layer in zip(layers, wanted, strict=True):
+            if not 0 <= layer <= depth:
+                raise ValueError(f"layer {given} of {depth}: use 0 (the root) to {depth}, or -1 for the last")
+        maps = {0: self.embed_root(images)}
+        x = maps[0]
+        for index, layer in enumerate(self.layers(), start=1):
+            x = maps[index] = layer.module(x)
+        return [maps[layer] for layer in wanted]
+
+    @property
+    def feature_dim(self) -> int:
+        return self.width
+
+    def steps(self, images: Tensor, every_token: bool = False) -> Iterator[Step]:
+        """Run the model stage by stage."""
+        yield Step("image", images)
+        x = self.embed_root(images)
+        yield Step("root", x, (self.root,))
+        for index, stage in enumerate(self.stages, start=1):
+            x = stage(x)
+            yield Step(f"stage {index}", x, (stage,))
+        y = self.forward_head(x, pre_logits=True)
+        yield Step("pooling", y, (self.norm,))
+        yield Step("head" if self.config.classes is not None else "features", self.head(y), (self.head,))
+
+    def layers(self) -> list[Layer]:
+        return [
+            Layer(f"stages.{stage}.{index}", block)
+            for stage, blocks in enumerate(self.stages)
+            for index, block in enumerate(cast(nn.Sequential, blocks))
+        ]
+
+    def for_tracing(self, any_size: bool = False) -> "BiT":
+        model = super().for_tracing(any_size)
+        model.pad_with_zeros = concatenate_zeros
+        return model
+
+    def with_constants(self, any_size: bool = False, size: tuple[int, ...] | None = None) -> "BiT":
+        return fold_convolutions(self.for_tracing(any_size))
 
 
-def build_bit(config: BiTConfig) -> BiT:
-    """A BiT with fresh weights."""
-    return made(lambda: BiT(config), lambda model: initialise(model, "vit"))
+def pad_with_zeros(x: Tensor) -> Tensor:
+    """Return a map with one row or column of zeros on each side."""
+    return F.pad(x, (1, 1, 1, 1))
+
+
+def concatenate_zeros(x: Tensor) -> Tensor:
+    """Return the same as `pad_with_zeros` without a padding operator.
+
+    ONNX Runtime (1.31) merges a padding with zeros into the pooling that follows, where the border then never is the maximum.
+    """
+    row = torch.zeros_like(x[:, :, :1])
+    x = torch.cat((row, x, row), 2)
+    column = torch.zeros_like(x[:, :, :, :1])
+    return torch.cat((column, x, column), 3)
+
+
+BIT_NAME = re.compile(r"(?:BiT-)?R(?P<resnet>\d+)x(?P<factor>\d+(?:\.\d+)?)")
+
+
+def configure_bit(
+    name: str | None = None,
+    *,
+    stages: tuple[int, ...] | None = None,
+    factor: float = 1.0,
+    classes: int | None = 1000,
+    image_size: int | tuple[int, ...] = 224,
+    channels: int = 3,
+    root: str = "large",
+) -> BiTConfig:
+    """Return the configuration of a BiT ResNet from its name, "R50x1" or "R152x4", or from its stages and width factor.
+
+    Factors below 1 make small ones, and `root="small"` suits images of 32².
+    """
+    if name is not None:
+        match = BIT_NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"unknown ResNet {name!r}: use a depth and a width factor, like 'R50x1'")
+        if int(match["resnet"]) not in RESNETS:
+            raise ValueError(f"unknown ResNet depth in {name!r}: use R{', R'.join(map(str, RESNETS))}")
+        stages, factor = RESNETS[int(match["resnet"])], float(match["factor"])
+    if root not in ("large", "small"):
+        raise ValueError(f"unknown root {root!r}: {closest(root, ['large', 'small'])}")
+    return BiTConfig(
+        stages=RESNETS[50] if stages is None else stages,
+        factor=factor,
+        channels=channels,
+        classes=classes,
+        image_size=image_sides(image_size),
+        root=cast(Any, root),
+    )

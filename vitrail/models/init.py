@@ -1,4 +1,4 @@
-"""How weights begin: the published references' initialisations, in one place.
+"""Weight initialisation after the published references.
 
 | scheme | after | what it does |
 |---|---|---|
@@ -18,22 +18,21 @@ from torch import Tensor, nn
 
 from vitrail.nn.attention import MSA
 from vitrail.nn.block import LayerScale
-from vitrail.nn.embed import Embedding
+from vitrail.nn.embed import Embedding, PrefixTokens
 from vitrail.nn.head import DistilledHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
 from vitrail.nn.pool import AttentionPool
-from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativeBias
-from vitrail.nn.prefix import PrefixTokens
+from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativePositionBias
 
 SCHEMES = ("vit", "deit")
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def made(build: Callable[[], M], fill: Callable[[M], None]) -> M:
-    """A module whose weights are written once: laid out without memory, given memory, then filled.
+def build_and_fill(build: Callable[[], M], fill: Callable[[M], None]) -> M:
+    """Return a module whose weights are written once: built on the meta device, allocated, then filled.
 
-    Under `torch.device("meta")` the module stays without memory, which is how costs are counted.
+    Under `torch.device("meta")` the module is not allocated, which is used to count costs.
     """
     target = torch.get_default_device()
     if target.type == "meta":
@@ -47,7 +46,7 @@ def made(build: Callable[[], M], fill: Callable[[M], None]) -> M:
 
 @torch.no_grad()
 def initialise(model: nn.Module, scheme: str) -> None:
-    """Fills every parameter and buffer of a model, each kind of module after its reference."""
+    """Fill every parameter and buffer of a model, each kind of module after its reference."""
     assert scheme in SCHEMES, scheme
     linear = _xavier if scheme == "vit" else _truncated
     head = _zero if scheme == "vit" else _truncated
@@ -59,7 +58,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
             if scheme == "vit":
                 _lecun(module.weight, module.weight[0].numel())
                 _bias(module)
-        elif isinstance(module, nn.Linear):  # what the cases below do not make more precise
+        elif isinstance(module, nn.Linear):  # unless a case below is more precise
             linear(module.weight)
             _bias(module)
         elif isinstance(module, LayerScale):
@@ -67,7 +66,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
         elif isinstance(module, (Learned1DTable, Learned2DTable)):
             for weight in module.parameters(recurse=False):
                 (nn.init.normal_ if scheme == "vit" else _truncated)(weight, std=0.02)
-        elif isinstance(module, RelativeBias):
+        elif isinstance(module, RelativePositionBias):
             for weight in module.parameters(recurse=False):
                 _truncated(weight)
         elif isinstance(module, PrefixTokens):
@@ -83,7 +82,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
                 if scheme == "vit":
                     _lecun(projection.weight, projection.in_features)
                 else:
-                    projection.reset_parameters()  # the same numbers as a convolution's
+                    projection.reset_parameters()  # the same values as a convolution's
         elif isinstance(module, MSA) and scheme == "vit":
             for part in module.qkv.weight.chunk(3):  # three D×D matrices to Xavier, not one of 3D×D
                 _xavier(part)
@@ -123,7 +122,7 @@ def _zero(weight: Tensor) -> None:
 
 
 def _lecun(weight: Tensor, fan_in: int) -> None:
-    """Normal with variance 1/fan_in, cut at two deviations and widened to keep that variance."""
+    """Fill from a normal distribution of variance 1/fan_in, truncated at two deviations and widened to that variance."""
     std = math.sqrt(1 / fan_in) / 0.87962566103423978
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 

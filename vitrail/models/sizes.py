@@ -1,4 +1,4 @@
-"""The sizes of the family as a table: "B/16" is parsed, never a function of its own."""
+"""Published model sizes as tables, from which names such as "B/16" and "R50x1" are parsed."""
 
 import difflib
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """Table 1 of the paper: layers, hidden size D, MLP size, heads. A head has D/heads values unless `head` says more."""
+    """A row of the paper's table 1: layers, width D, MLP width, heads. `head` overrides the head width D/heads."""
 
     depth: int
     width: int
@@ -33,16 +33,31 @@ RESNETS = {  # blocks in each stage
     152: (3, 8, 36, 3),
 }
 
+# The names of each slot of a Vision Transformer, and what the slot decides. `vit_config.py` gives each name its object;
+# the help texts of the command line read the names without importing PyTorch.
+SLOT_NAMES = {
+    "embed": (("patches", "conv-stem"), "patch embedding"),
+    "prefix": (("none", "class", "class+distillation"), "tokens before the patch tokens"),
+    "pool": (("class", "mean", "mean-norm", "class+mean", "map"), "pooling of the tokens into one vector"),
+    "block": (("pre", "post", "parallel"), "order of norm, attention and MLP in a block"),
+    "mlp": (("gelu", "gelu-tanh", "gelu-quick", "relu", "swiglu"), "MLP and its activation"),
+    "head": (("linear", "pre-logits"), "classifier after the pooling"),
+    "position": (
+        ("none", "learned1d", "learned2d", "relative", "sincos2d", "sinusoid1d", "rotary2d"),
+        "position embedding",
+    ),
+}
+
 
 def closest(name: str, known: list[str]) -> str:
-    """Known names for an error message, the likeliest first."""
+    """Return the known names for an error message, with the most likely one first."""
     likely = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     likely = likely or [k for k in known if k.lower() == name.lower()]
     return (f"did you mean {likely[0]!r}? " if likely else "") + f"Known: {', '.join(known)}"
 
 
-def named_size(name: str) -> Size:
-    """A row of the table."""
+def get_size(name: str) -> Size:
+    """Return a row of the table; raise ValueError for an unknown name."""
     if name not in SIZES:
         raise ValueError(f"unknown size {name!r}: {closest(name, list(SIZES))}")
     return SIZES[name]

@@ -1,75 +1,27 @@
 """The Vision Transformer of "An Image is Worth 16x16 Words", equations 1 to 4.
 
-B images, C channels, T tokens (N patches in a grid of h×w, and what stands before them), D width, L layers, K classes.
+B images, C channels, T tokens (N patches in a grid of h×w, after the prefix tokens), D width, L layers, K classes.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from vitrail.models.hybrid import Hybrid
-from vitrail.models.init import SCHEMES, initialise, made
-from vitrail.models.model import Model
-from vitrail.models.sizes import Size
-from vitrail.nn.block import BlockSlot, PreNorm
-from vitrail.nn.embed import ConvStem, Patches, divide
-from vitrail.nn.head import HeadSlot, Linear
-from vitrail.nn.pool import ClassToken, PoolSlot
-from vitrail.nn.position import Learned1D, PositionSlot
-from vitrail.nn.prefix import Prefix
-from vitrail.nn.recompute import run
-from vitrail.nn.shape import Grid, Shape
-
-EmbedSlot = Patches | ConvStem | Hybrid
+from vitrail.models.base import Layer, Step, TokenModel
+from vitrail.models.tracing import ConstantPositions, fold_convolutions, resample_in_graph
+from vitrail.models.vit_config import ViTConfig
+from vitrail.nn.block import run_block
+from vitrail.nn.head import Projection, TanhHead
+from vitrail.nn.shape import Grid
 
 
-@dataclass(frozen=True)
-class ViTConfig:
-    """A model as a value: its size, and what stands in each slot. The defaults are the paper's."""
-
-    size: Size
-    embed: EmbedSlot = Patches(16)
-    position: PositionSlot = Learned1D()
-    prefix: Prefix = Prefix()
-    block: BlockSlot = PreNorm()
-    pool: PoolSlot = ClassToken()
-    head: HeadSlot = Linear()
-    classes: int | None = 1000  # None for a model that ends in features
-    image_size: tuple[int, int] = (224, 224)
-    channels: int = 3
-    dropout: float = 0.0
-    stochastic_depth: float = 0.0  # of the last layer; rises linearly from 0 at the first
-    eps: float = 1e-6  # of every LayerNorm
-    token_norm: bool = False  # a LayerNorm on z_0 too, as in CLIP
-    init: str = "vit"
-
-    def __post_init__(self) -> None:
-        if self.classes is not None and self.classes < 1:
-            raise ValueError(f"{self.classes} classes: give at least 1, or None for a model that ends in features")
-        if self.channels < 1:
-            raise ValueError(f"{self.channels} channels: an image has at least 1")
-        for name in ("dropout", "stochastic_depth"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}: a rate is at least 0 and below 1")
-        if self.pool.needs > self.prefix.outputs:
-            raise ValueError("this pooling reads the class token and there is none: use prefix='class', or pool='mean'")
-        if self.init not in SCHEMES:
-            raise ValueError(f"unknown initialisation {self.init!r}: use {' or '.join(SCHEMES)}")
-        _ = self.shape
-
-    @property
-    def shape(self) -> Shape:
-        """What the parts have to agree on; an error where they cannot."""
-        grid = divide(self.image_size, self.embed.stride)
-        size, prefix = self.size, self.prefix
-        return Shape(
-            size.width, size.depth, size.heads, grid, size.mlp, prefix.outputs, prefix.registers, self.eps, size.head
-        )
-
-
-class ViT(Model):
+class ViT(TokenModel):
     """Image to logits: patches, tokens, encoder, pooling, head."""
+
+    STEM: ClassVar[tuple[str, ...]] = ("embed.", "prefix.", "position.", "token_norm.")
+    UNDECAYED: ClassVar[tuple[str, ...]] = ("position.", "prefix.")
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -84,61 +36,114 @@ class ViT(Model):
         self.blocks = nn.ModuleList(config.block.module(shape, config.block, config.dropout, rate) for rate in rates)
         norm = nn.LayerNorm(shape.width, eps=config.eps) if config.block.final_norm else nn.Identity()
         self.pool = config.pool.build(shape, norm)
-        self.head = config.head.build(self.pool.features, config.classes, self.pool.vectors)
+        self.head = config.head.build(self.pool.feature_dim, config.classes, self.pool.n_vectors)
 
-    def tokens(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
-        """z_0 of equation 1, [B, T, D].
+    def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.head(self.pool_tokens(images, keep))  # eq. 1 to 4, then K logits
 
-        `keep`, [B, n], selects patches for each image: masked autoencoders and patch dropout need no more.
+    def tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return z_0 of equation 1, [B, T, D].
+
+        `keep`, [B, n], selects patches for each image, for masked autoencoders and patch dropout.
         """
-        grid = self.embed.grid(image)
-        z = self.prefix.before(self.embed(image, keep))  # [x_class; x_p E]
-        e_pos = self.position.stem(grid, keep)
+        grid = self.embed.grid(images)  # raises for an unsupported shape
+        return self.add_positions(self.embed(images, keep), grid, keep)
+
+    def add_positions(self, x: Tensor, grid: Grid, keep: Tensor | None = None) -> Tensor:
+        """Return [x_class; x_p E] + E_pos of patches x, [B, n, D]."""
+        z = self.prefix.prepend_to(x)
+        e_pos = self.position.stem_embedding(grid, keep)
         return self.token_norm(self.dropout(z if e_pos is None else z + e_pos))  # eq. 1
 
-    def encode(
-        self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None
-    ) -> Tensor:
-        """z_L of equations 2 and 3: [B, T, D], or [B, read, D] where only the first tokens are wanted.
-
-        Positions inside the layers (relative, rotary, at every layer) must know where the tokens come from: `grid` is
-        that of the configured image size unless given, `keep` as for `tokens`.
-        """
-        for z_l in self.states(z, grid, keep, read):
-            z = z_l
-        return z
-
     def states(
-        self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, read: int | None = None
+        self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, n_outputs: int | None = None
     ) -> Iterator[Tensor]:
-        """z_1 to z_L, one after the other. Only the last layer is spared the tokens that are not read."""
-        places = self.position.layers(grid or self.config.shape.grid, keep)
-        for layer, (block, place) in enumerate(zip(self.blocks, places, strict=True), start=1):
-            z = place.enter(z)
-            z = run(block, self.recompute, z, place, read if layer == len(self.blocks) else None)  # eq. 2, 3
+        """Yield z_1 to z_L. The last layer computes the first `n_outputs` tokens only.
+
+        Positions inside the layers (relative, rotary, at every layer) depend on the grid: `grid` defaults to that of the
+        configured image size; `keep` is the one given to `tokens`.
+        """
+        positions = self.position.layer_positions(grid or self.config.shape.grid, keep)
+        for layer, (block, position) in enumerate(zip(self.blocks, positions, strict=True), start=1):
+            z, last = position.add_to(z), layer == len(self.blocks)
+            z = run_block(block, self.recompute, z, position, n_outputs if last else None)  # eq. 2, 3
             yield z
 
-    def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
-        z = self.encode(self.tokens(image, keep), self.embed.grid(image), keep, read=self.pool.reads)
-        return self.head(self.pool(z))  # eq. 4, then K logits
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return z_L, [B, T, D], before the norm of equation 4."""
+        return self.encode(self.tokens(images), self.embed.grid(images))
 
-    def features(self, image: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
-        """The tokens z_l after these layers, [B, T, D] each: 0 is the embedding, L or -1 the last, before its norm."""
-        depth, grid = len(self.blocks), self.embed.grid(image)
-        wanted = [layer + depth + 1 if layer < 0 else layer for layer in layers]
-        for given, layer in zip(layers, wanted, strict=True):
-            if not 0 <= layer <= depth:
-                raise ValueError(f"layer {given} of {depth}: use 0 (the embedding) to {depth}, or -1 for the last")
-        z = self.tokens(image)
-        found = {0: z, **dict(zip(range(1, max(wanted, default=0) + 1), self.states(z, grid), strict=False))}
-        return [found[layer] for layer in wanted]
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool z_L (equation 4), then apply the head; a distilled model pools to two vectors."""
+        y = self.pool(features)
+        return self.pre_logits(y) if pre_logits else self.head(y)
 
-    def grids(self, image: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
-        """The patch tokens after these layers as maps, [B, D, h, w] each: the model as a backbone."""
-        grid, prefix = self.embed.grid(image), self.config.prefix.count
-        return [z[:, prefix:].transpose(1, 2).unflatten(2, grid) for z in self.features(image, layers)]
+    def pre_logits(self, y: Tensor) -> Tensor:
+        """Return the input of the classifier: y after the tanh layer or the projection, if there is one."""
+        if isinstance(self.head, TanhHead):
+            return torch.tanh(self.head.pre_logits(y))
+        return self.head(y) if isinstance(self.config.head, Projection) else y
 
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head.linear(features) if isinstance(self.head, TanhHead) else self.head(features)
 
-def build_vit(config: ViTConfig) -> ViT:
-    """A model with fresh weights."""
-    return made(lambda: ViT(config), lambda model: initialise(model, config.init))
+    def compute_pre_logits(self, images: Tensor) -> Tensor:
+        return self.pre_logits(self.pool_tokens(images))
+
+    def dense_logits(self, images: Tensor) -> Tensor:
+        """Return logits for every patch, [B, h, w, K]: each patch is pooled as if it were the whole image."""
+        prefix, patches = self.config.prefix.count, self.forward_features(images)[:, self.config.prefix.count :]
+        alone = patches.reshape(-1, 1, patches.shape[-1]).expand(-1, prefix + 1, -1)  # the patch as all tokens
+        return self.head(self.pool(alone)).unflatten(0, (len(images), *self.embed.grid(images)))
+
+    def feature_maps(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
+        """Return the patch tokens after these layers as maps, [B, D, h, w] each."""
+        grid, prefix = self.embed.grid(images), self.config.prefix.count
+        return [z[:, prefix:].transpose(1, 2).unflatten(2, grid) for z in self.hidden_states(images, layers)]
+
+    @property
+    def feature_dim(self) -> int:
+        if isinstance(self.head, TanhHead):
+            return self.head.pre_logits.out_features
+        if isinstance(self.config.head, Projection):
+            return self.config.head.width
+        return self.pool.n_vectors * self.pool.feature_dim
+
+    def steps(self, images: Tensor, every_token: bool = False) -> Iterator[Step]:
+        """Run the model equation by equation."""
+        grid = self.embed.grid(images)
+        yield Step("image", images)
+        x = self.embed(images)
+        yield Step("patches x_p E", x, (self.embed,))
+        z = self.add_positions(x, grid)
+        yield Step("tokens z_0 (eq. 1)", z, (self.prefix, self.position, self.token_norm))
+        states = self.states(z, grid, n_outputs=None if every_token else self.pool.n_inputs)
+        for layer, (block, z_l) in enumerate(zip(self.blocks, states, strict=True), start=1):
+            yield Step(f"layer {layer} (eq. 2, 3)", z_l, (block,))
+            z = z_l
+        y = self.pool(z)
+        yield Step("pooling y (eq. 4)", y, (self.pool,))
+        yield Step("head" if self.config.classes is not None else "features", self.head(y), (self.head,))
+
+    def layers(self) -> list[Layer]:
+        return [Layer(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
+
+    def lora_modules(self) -> list[nn.Linear]:
+        return [module for module in self.blocks.modules() if isinstance(module, nn.Linear)]
+
+    def merge_tokens(self, r: int) -> nn.Module:
+        from vitrail.models.token_merging import merge_model
+
+        return merge_model(self, r)
+
+    def for_tracing(self, any_size: bool = False) -> "ViT":
+        model = super().for_tracing(any_size)
+        if any_size:
+            model.position = resample_in_graph(model.position)
+        return model
+
+    def with_constants(self, any_size: bool = False, size: tuple[int, ...] | None = None) -> "ViT":
+        model = fold_convolutions(self.for_tracing(any_size))
+        if not any_size:
+            model.position = ConstantPositions(model.position, self.config.grid_of(size or self.config.image_size))
+        return model

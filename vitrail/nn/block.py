@@ -1,41 +1,77 @@
-"""One encoder layer: equations 2 and 3, and the other orders in which its parts have been put.
+"""Encoder layers: equations 2 and 3, other orders of the same parts, and activation checkpointing.
 
-B images, N tokens, D width. With `read`, a layer gives the first tokens alone: what the last layer computes for tokens that
-nobody reads would be thrown away.
+B images, N tokens, D width. With `n_outputs`, a layer computes its output for the first tokens only: the last layer skips
+tokens that the pooling does not read.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitrail.nn.attention import MSA
 from vitrail.nn.mlp import GELU, MLPSlot, ReLU
-from vitrail.nn.position import NOWHERE, Place
-from vitrail.nn.shape import Shape
+from vitrail.nn.position import NO_POSITION, LayerPosition
+from vitrail.nn.shape import EncoderShape
+
+
+def run_block(block: nn.Module, recompute: bool, *arguments: object) -> Tensor:
+    """Run one block; with `recompute`, the backward pass computes its activations again."""
+    if recompute and torch.is_grad_enabled():
+        return cast(Tensor, checkpoint(block, *arguments, use_reentrant=False))
+    return block(*arguments)
+
+
+class RecomputeSequential(nn.Sequential):
+    """A sequence of blocks with optional activation checkpointing of each."""
+
+    recompute = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        for block in self:
+            input = run_block(block, self.recompute, input)
+        return input
+
+
+class RecomputeModule(nn.Module):
+    """A module with one switch for the activation checkpointing of all its blocks."""
+
+    recompute = False
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Compute activations again in the backward pass instead of storing them: less memory, more time."""
+        return self.recompute
+
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, value: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, (RecomputeModule, RecomputeSequential)):
+                module.recompute = value
 
 
 class StochasticDepth(nn.Module):
-    """Drops a residual branch for whole images at random while training (Huang et al. 2016)."""
+    """Random dropping of a residual branch for whole images during training (Huang et al. 2016)."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, drop_rate: float) -> None:
         super().__init__()
-        self.rate = rate
+        self.drop_rate = drop_rate
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0.0:
+        if not self.training or self.drop_rate == 0.0:
             return x
-        kept = 1.0 - self.rate
-        mask = torch.empty(x.shape[0], *[1] * (x.ndim - 1), dtype=x.dtype, device=x.device).bernoulli_(kept)
-        return x * mask.div_(kept)
+        keep_rate = 1.0 - self.drop_rate
+        mask = torch.empty(x.shape[0], *[1] * (x.ndim - 1), dtype=x.dtype, device=x.device).bernoulli_(keep_rate)
+        return x * mask.div_(keep_rate)
 
     def extra_repr(self) -> str:
-        return f"rate={self.rate:g}"
+        return f"rate={self.drop_rate:g}"
 
 
 class LayerScale(nn.Module):
-    """A learned factor for each channel of a residual branch, small at first (CaiT, Touvron et al. 2021)."""
+    """A learned factor per channel of a residual branch, small at initialisation (CaiT, Touvron et al. 2021)."""
 
     def __init__(self, width: int, initial: float) -> None:
         super().__init__()
@@ -46,28 +82,28 @@ class LayerScale(nn.Module):
         return x * self.weight
 
 
-class Branch(nn.Module):
-    """What a residual branch passes before it is added; nothing at all in the paper's model at inference."""
+class ResidualBranch(nn.Module):
+    """Dropout, LayerScale and stochastic depth of a residual branch; the identity in the paper's model at inference."""
 
-    def __init__(self, width: int, dropout: float, layer_scale: float | None, depth_rate: float) -> None:
+    def __init__(self, width: int, dropout: float, layer_scale: float | None, stochastic_depth: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.scale = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
-        self.depth = StochasticDepth(depth_rate)
+        self.depth = StochasticDepth(stochastic_depth)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.depth(self.scale(self.dropout(x)))
 
 
-def first(z: Tensor, read: int | None) -> Tensor:
-    """The tokens that are read: all of them, or the first few."""
-    return z if read is None else z[:, :read]
+def take_first_tokens(z: Tensor, n_outputs: int | None) -> Tensor:
+    """Return all tokens, or the first `n_outputs`."""
+    return z if n_outputs is None else z[:, :n_outputs]
 
 
 class EncoderBlock(nn.Module):
-    """The parts that every order of layer has. Subclasses say in which order z goes through them."""
+    """The parts that all layers share. Subclasses define the order in which z passes them."""
 
-    def __init__(self, shape: Shape, spec: "BlockSlot", dropout: float, depth_rate: float) -> None:
+    def __init__(self, shape: EncoderShape, spec: "BlockSlot", dropout: float, stochastic_depth: float) -> None:
         super().__init__()
         d, eps = shape.width, shape.eps
         self.norm1 = nn.LayerNorm(d, eps=eps)
@@ -81,47 +117,47 @@ class EncoderBlock(nn.Module):
             dropout=spec.attention_dropout,
             eps=eps,
         )
-        self.branch1 = Branch(d, dropout, spec.layer_scale, depth_rate)
+        self.branch1 = ResidualBranch(d, dropout, spec.layer_scale, stochastic_depth)
         self.mlp = spec.mlp.build(d, shape.mlp, dropout)
-        self.branch2 = Branch(d, dropout, spec.layer_scale, depth_rate)
+        self.branch2 = ResidualBranch(d, dropout, spec.layer_scale, stochastic_depth)
 
 
 class TwoNormBlock(EncoderBlock):
-    """A layer with a norm for each of its two branches."""
+    """A layer with one norm per branch."""
 
-    def __init__(self, shape: Shape, spec: "BlockSlot", dropout: float, depth_rate: float) -> None:
-        super().__init__(shape, spec, dropout, depth_rate)
+    def __init__(self, shape: EncoderShape, spec: "BlockSlot", dropout: float, stochastic_depth: float) -> None:
+        super().__init__(shape, spec, dropout, stochastic_depth)
         self.norm2 = nn.LayerNorm(shape.width, eps=shape.eps)
 
 
 class PreNormBlock(TwoNormBlock):
     """One encoder layer, equations 2 and 3."""
 
-    def forward(self, z: Tensor, place: Place = NOWHERE, read: int | None = None) -> Tensor:  # [B, N, D]
-        z = first(z, read) + self.branch1(self.msa(self.norm1(z), place, read))  # eq. 2
+    def forward(self, z: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
+        z = take_first_tokens(z, n_outputs) + self.branch1(self.msa(self.norm1(z), position, n_outputs))  # eq. 2
         return z + self.branch2(self.mlp(self.norm2(z)))  # eq. 3
 
 
 class PostNormBlock(TwoNormBlock):
-    """One encoder layer of the 2017 Transformer: the norm comes after the sum."""
+    """One encoder layer of the 2017 Transformer: the norm follows the sum."""
 
-    def forward(self, z: Tensor, place: Place = NOWHERE, read: int | None = None) -> Tensor:
-        z = self.norm1(first(z, read) + self.branch1(self.msa(z, place, read)))
+    def forward(self, z: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
+        z = self.norm1(take_first_tokens(z, n_outputs) + self.branch1(self.msa(z, position, n_outputs)))
         return self.norm2(z + self.branch2(self.mlp(z)))
 
 
 class ParallelBlock(EncoderBlock):
-    """MSA and MLP side by side on one norm (GPT-J; ViT-22B, Dehghani et al. 2023)."""
+    """MSA and MLP in parallel on one norm (GPT-J; ViT-22B, Dehghani et al. 2023)."""
 
-    def forward(self, z: Tensor, place: Place = NOWHERE, read: int | None = None) -> Tensor:
+    def forward(self, z: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
         y = self.norm1(z)
-        mixed = self.branch1(self.msa(y, place, read)) + self.branch2(self.mlp(first(y, read)))
-        return first(z, read) + mixed
+        mixed = self.branch1(self.msa(y, position, n_outputs)) + self.branch2(self.mlp(take_first_tokens(y, n_outputs)))
+        return take_first_tokens(z, n_outputs) + mixed
 
 
 @dataclass(frozen=True)
 class PreNorm:
-    """The paper's layer, with the options that its follow-ups added."""
+    """The paper's layer, with the options of its successors."""
 
     mlp: MLPSlot = GELU()
     layer_scale: float | None = None  # initial value; None for no LayerScale
@@ -130,12 +166,12 @@ class PreNorm:
     out_bias: bool = True
     attention_dropout: float = 0.0
     module: ClassVar[type[EncoderBlock]] = PreNormBlock
-    final_norm: ClassVar[bool] = True  # whether equation 4's LN is still to be done after the last layer
+    final_norm: ClassVar[bool] = True  # whether equation 4's LN follows the last layer
 
 
 @dataclass(frozen=True)
 class PostNorm(PreNorm):
-    """The 2017 Transformer's layer, whose output is normalised already."""
+    """The 2017 Transformer's layer, whose output is already normalised."""
 
     mlp: MLPSlot = ReLU()
     module: ClassVar[type[EncoderBlock]] = PostNormBlock
@@ -144,7 +180,7 @@ class PostNorm(PreNorm):
 
 @dataclass(frozen=True)
 class Parallel(PreNorm):
-    """MSA and MLP at once, on one norm."""
+    """MSA and MLP in parallel, on one norm."""
 
     module: ClassVar[type[EncoderBlock]] = ParallelBlock
 

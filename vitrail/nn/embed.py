@@ -1,58 +1,76 @@
-"""From an image to N patch tokens: the x_p E of equation 1.
+"""Patch embeddings and prefix tokens: x_p E and x_class of equation 1.
 
 B images, C channels, P pixels along a patch, N patches, D width.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn.shape import Grid
 
 
 class Embedding(nn.Module):
-    """What every patch embedding is: it knows how many pixels a token covers, and gives one token for each patch."""
+    """The interface of a patch embedding: one token per cell of the image's grid."""
 
-    stride: int
+    stride: int  # pixels from one patch to the next
     channels: int
 
-    def grid(self, image: Tensor) -> Grid:
-        """Rows and columns of patches in this image, or an error that says which sizes would do."""
-        if image.ndim != 4:
-            raise ValueError(f"an image batch has the shape [B, C, H, W], got {list(image.shape)}")
-        _, channels, height, width = image.shape
+    def __init__(self, slot: "PatchSlot", channels: int) -> None:
+        super().__init__()
+        self.slot, self.stride, self.channels = slot, slot.stride, channels
+
+    def grid(self, images: Tensor) -> Grid:
+        """Return the rows and columns of patches in these images; raise ValueError for an unsupported shape."""
+        if images.ndim != 4:
+            raise ValueError(f"an image batch must have the shape [B, C, H, W], got {list(images.shape)}")
+        _, channels, height, width = images.shape
         if channels != self.channels:
-            raise ValueError(f"the image has {channels} channels and the model takes {self.channels}")
-        return divide((height, width), self.stride)
+            raise ValueError(f"the model takes {self.channels} channels, got images of {channels}")
+        return self.slot.grid_of((height, width))
 
 
-def divide(size: tuple[int, int], stride: int) -> Grid:
-    """The grid of patches of an image, which must hold a whole number of them."""
+class PatchSlot(Protocol):
+    """The interface of the slots of patch embeddings."""
+
+    @property
+    def stride(self) -> int: ...
+
+    def grid_of(self, size: tuple[int, ...]) -> Grid: ...
+
+
+def compute_grid(size: tuple[int, ...], stride: int, overlap: int = 0) -> Grid:
+    """Return the grid of patches of an image; raise ValueError unless whole patches cover it."""
     for side in size:
-        if side < 1 or side % stride:
-            below, above = side // stride * stride, max(1, side // stride + 1) * stride
-            remedy = f"{below} or {above}" if below > 0 else f"{above}"
+        if side - overlap < 1 or (side - overlap) % stride:
+            below, above = (((side - overlap) // stride + step) * stride + overlap for step in (0, 1))
+            above = max(stride + overlap, above)
+            remedy = f"{below} or {above}" if below > overlap else f"{above}"
             raise ValueError(
-                f"image size {size[0]}×{size[1]} is not divisible by the patch size {stride}: use {remedy} for {side}"
+                f"image size {'×'.join(map(str, size))} is not divisible by the patch size {stride + overlap}: "
+                f"use {remedy} for {side}"
             )
-    return size[0] // stride, size[1] // stride
+    return tuple((side - overlap) // stride for side in size)
 
 
-def choose(tokens: Tensor, keep: Tensor | None) -> Tensor:
-    """The tokens that `keep`, [B, n], names in each image; all where it is None."""
+def select_tokens(tokens: Tensor, keep: Tensor | None) -> Tensor:
+    """Return the tokens that `keep`, [B, n], selects in each image; all tokens if it is None."""
     if keep is None:
         return tokens
     b, n, _ = tokens.shape
-    rows = keep + torch.arange(0, b * n, n, device=keep.device).unsqueeze(
-        1
-    )  # whole rows: ten times quicker than gather
+    # index_select of whole rows is ten times faster than gather
+    rows = keep + torch.arange(0, b * n, n, device=keep.device).unsqueeze(1)
     return tokens.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (b, -1))
 
 
-def patchify(image: Tensor, patch: int) -> Tensor:
-    """x_p: the N patches in reading order, each flattened channel by channel."""
+def patchify(image: Tensor, patch: int, stride: int | None = None) -> Tensor:
+    """Return x_p: N patches in reading order, each flattened channel by channel. They overlap if `stride` < `patch`."""
+    if stride not in (None, patch):
+        return F.unfold(image, patch, stride=stride).transpose(1, 2)
     b, c, height, width = image.shape
     h, w = height // patch, width // patch
     x_p = image.view(b, c, h, patch, w, patch).permute(0, 2, 4, 1, 3, 5)  # [B, h, w, C, P, P]
@@ -60,29 +78,28 @@ def patchify(image: Tensor, patch: int) -> Tensor:
 
 
 class PatchEmbedding(Embedding):
-    """The paper's patches: each one flattened and projected by the matrix E, which equals a convolution of stride P."""
+    """The paper's linear patches: each is flattened and projected by the matrix E, as a convolution of stride P would."""
 
-    def __init__(self, patch: int, channels: int, width: int, normed: bool, bias: bool) -> None:
-        super().__init__()
-        self.stride, self.channels = patch, channels
-        values = channels * patch * patch
-        self.norm_in = nn.LayerNorm(values) if normed else nn.Identity()
-        self.projection = nn.Linear(values, width, bias=bias)  # E
-        self.norm_out = nn.LayerNorm(width) if normed else nn.Identity()
+    def __init__(self, slot: "Patches", channels: int, width: int) -> None:
+        super().__init__(slot, channels)
+        self.patch = slot.patch
+        values = channels * slot.patch**2
+        self.norm_in = nn.LayerNorm(values) if slot.normed else nn.Identity()
+        self.projection = nn.Linear(values, width, bias=slot.bias)  # E
+        self.norm_out = nn.LayerNorm(width) if slot.normed else nn.Identity()
 
     def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
-        x_p = choose(patchify(image, self.stride), keep)  # [B, N, C·P²]
+        x_p = select_tokens(patchify(image, self.patch, self.stride), keep)  # [B, N, C·P²]
         return self.norm_out(self.projection(self.norm_in(x_p)))  # [B, N, D]
 
 
 class ConvStemEmbedding(Embedding):
-    """Convolutions of stride 2, each doubling the channels, then one of 1×1 ("Early Convolutions Help Transformers See
-    Better", Xiao et al. 2021)."""
+    """Convolutions of stride 2, each doubling the channels, then a 1×1 convolution (Xiao et al. 2021, "Early
+    Convolutions Help Transformers See Better")."""
 
-    def __init__(self, patch: int, channels: int, width: int) -> None:
-        super().__init__()
-        self.stride, self.channels = patch, channels
-        steps = patch.bit_length() - 1
+    def __init__(self, slot: "ConvStem", channels: int, width: int) -> None:
+        super().__init__(slot, channels)
+        steps = slot.patch.bit_length() - 1
         layers: list[nn.Module] = []
         for step in reversed(range(steps)):
             out = width // 2**step
@@ -92,31 +109,38 @@ class ConvStemEmbedding(Embedding):
 
     def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
         first, *rest = self.layers
-        x = first(image).contiguous(memory_format=torch.channels_last)  # quicker on a CPU
+        x = first(image).contiguous(memory_format=torch.channels_last)  # faster on a CPU
         for layer in rest:
             x = layer(x)
-        return choose(x.flatten(2).transpose(1, 2), keep)  # [B, N, D]
+        return select_tokens(x.flatten(2).transpose(1, 2), keep)  # [B, N, D]
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Linear patches of `patch`² pixels; `normed` puts a LayerNorm before and after, as vit-pytorch does, and CLIP's have
-    no bias."""
+    """Linear patches of `patch`² pixels. `normed` adds a LayerNorm before and after (vit-pytorch); CLIP has no bias."""
 
     patch: int = 16
     normed: bool = False
     bias: bool = True
+    # pixels that neighbouring patches share, as spectrogram models have
+    overlap: int = field(default=0, metadata={"omit_default": True})
+    input_weight: ClassVar[str] = "projection.weight"
 
     def __post_init__(self) -> None:
         if self.patch < 1:
-            raise ValueError(f"patch size {self.patch}: it must be at least 1 pixel")
+            raise ValueError(f"patch size must be at least 1 pixel, got {self.patch}")
+        if not 0 <= self.overlap < self.patch:
+            raise ValueError(f"overlap must be at least 0 and below the patch size {self.patch}, got {self.overlap}")
 
     @property
     def stride(self) -> int:
-        return self.patch
+        return self.patch - self.overlap
+
+    def grid_of(self, size: tuple[int, ...]) -> Grid:
+        return compute_grid(size, self.stride, self.overlap)
 
     def build(self, channels: int, width: int) -> Embedding:
-        return PatchEmbedding(self.patch, channels, width, self.normed, self.bias)
+        return PatchEmbedding(self, channels, width)
 
 
 @dataclass(frozen=True)
@@ -124,24 +148,64 @@ class ConvStem:
     """A stack of stride-2 convolutions in place of the linear patches."""
 
     patch: int = 16
+    input_weight: ClassVar[str] = "layers.0.weight"
 
     def __post_init__(self) -> None:
         if self.patch < 2 or self.patch & (self.patch - 1):
             near = 2 ** max(1, round(math.log2(max(self.patch, 2))))
             raise ValueError(
-                f"a convolutional stem halves the image again and again, so its patch size is a power of two: "
-                f"use {near} instead of {self.patch}"
+                f"the patch size of a convolutional stem must be a power of two, got {self.patch}: use {near}"
             )
 
     @property
     def stride(self) -> int:
         return self.patch
 
+    def grid_of(self, size: tuple[int, ...]) -> Grid:
+        return compute_grid(size, self.patch)
+
     def build(self, channels: int, width: int) -> Embedding:
         narrowest = self.patch // 2
         if width % narrowest:
+            near = max(1, round(width / narrowest)) * narrowest
             raise ValueError(
-                f"a convolutional stem for patches of {self.patch} needs a width divisible by {narrowest}, got {width}: "
-                f"use {max(1, round(width / narrowest)) * narrowest}"
+                f"conv-stem with patch {self.patch} needs a width divisible by {narrowest}, got {width}: use {near}"
             )
-        return ConvStemEmbedding(self.patch, channels, width)
+        return ConvStemEmbedding(self, channels, width)
+
+
+class PrefixTokens(nn.Module):
+    """Learned tokens, the same for every image: those that the pooling reads, then registers."""
+
+    def __init__(self, outputs: int, registers: int, width: int) -> None:
+        super().__init__()
+        self.outputs = nn.Parameter(torch.empty(1, outputs, width)) if outputs else None
+        self.registers = nn.Parameter(torch.empty(1, registers, width)) if registers else None
+
+    def prepend_to(self, x: Tensor) -> Tensor:
+        """Return the sequence [prefix; x], [B, T, D]."""
+        parts = [part.expand(x.shape[0], -1, -1) for part in (self.outputs, self.registers) if part is not None]
+        return torch.cat((*parts, x), 1) if parts else x
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The number of tokens before the patches."""
+
+    outputs: int = 1  # 1: class token; 2: class token and DeiT's distillation token
+    registers: int = 0  # "Vision Transformers Need Registers": tokens that the pooling ignores
+
+    def __post_init__(self) -> None:
+        if self.outputs not in (0, 1, 2):
+            raise ValueError(
+                f"output tokens must be 0 (none), 1 (class) or 2 (class, distillation), got {self.outputs}"
+            )
+        if self.registers < 0:
+            raise ValueError(f"registers must be at least 0, got {self.registers}")
+
+    @property
+    def count(self) -> int:
+        return self.outputs + self.registers
+
+    def build(self, width: int) -> PrefixTokens:
+        return PrefixTokens(self.outputs, self.registers, width)

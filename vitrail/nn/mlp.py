@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """fc2(activation(fc1(x))), applied to each token alone: the same as two 1×1 convolutions."""
+    """fc2(activation(fc1(x))) for each token, equal to two 1×1 convolutions."""
 
     def __init__(self, width: int, hidden: int, activation: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class GatedMLP(nn.Module):
 
 @dataclass(frozen=True)
 class GELU:
-    """The paper's: exact GELU, x Φ(x)."""
+    """The paper's MLP with exact GELU, x Φ(x)."""
 
     def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
         return MLP(width, hidden, nn.GELU(), dropout)
@@ -44,13 +44,13 @@ class GELU:
 
 @dataclass(frozen=True)
 class TanhGELU:
-    """GELU by its tanh approximation, which is what Flax computes: big_vision's models, and SigLIP."""
+    """GELU in its tanh approximation, as Flax computes it: big_vision's models and SigLIP."""
 
     def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
         return MLP(width, hidden, nn.GELU(approximate="tanh"), dropout)
 
 
-class Quick(nn.Module):
+class QuickGELUActivation(nn.Module):
     """x σ(1.702 x)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,15 +59,15 @@ class Quick(nn.Module):
 
 @dataclass(frozen=True)
 class QuickGELU:
-    """GELU by a sigmoid, as in OpenAI's CLIP."""
+    """GELU in its sigmoid approximation, as in OpenAI's CLIP."""
 
     def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
-        return MLP(width, hidden, Quick(), dropout)
+        return MLP(width, hidden, QuickGELUActivation(), dropout)
 
 
 @dataclass(frozen=True)
 class ReLU:
-    """The 2017 Transformer's."""
+    """The MLP of the 2017 Transformer."""
 
     def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
         return MLP(width, hidden, nn.ReLU(), dropout)
@@ -75,7 +75,7 @@ class ReLU:
 
 @dataclass(frozen=True)
 class SwiGLU:
-    """Gated, as in DINOv2's giant; `hidden` is the width after the gate."""
+    """The gated MLP of DINOv2's giant; `hidden` is the width after the gate."""
 
     def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
         return GatedMLP(width, hidden, dropout)

@@ -1,7 +1,7 @@
-"""From L layers' tokens to one vector for the image: equation 4 and its alternatives.
+"""Pooling of the last layer's tokens to one vector per image: equation 4 and its alternatives.
 
-B images, N patches after the prefix tokens, D width. Where tokens were merged, the pools that read patches are told how many
-patches each token stands for, so that every patch counts once.
+B images, N patches after the prefix tokens, D width. After token merging, pools that read patches receive the number of
+patches that each token represents, so that every patch has the same weight.
 """
 
 from dataclasses import dataclass
@@ -12,72 +12,72 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn.mlp import GELU, MLPSlot
-from vitrail.nn.shape import Shape
+from vitrail.nn.shape import EncoderShape
 
 
 class Pool(nn.Module):
-    """Norm and pooling together, so that each can say which comes first and which tokens it reads."""
+    """The final norm and the pooling, in one module: their order and the tokens that are read depend on the pool."""
 
-    reads: int | None = None  # how many of the first tokens are read; None for all
-    vectors: int = 1  # that it gives for an image: two with a distillation token
-    features: int  # values in a vector
+    n_inputs: int | None = None  # number of first tokens that are read; None for all
+    n_vectors: int = 1  # vectors per image: two with a distillation token
+    feature_dim: int  # values per vector
 
-    def __init__(self, shape: Shape, norm: nn.Module) -> None:
+    def __init__(self, shape: EncoderShape, norm: nn.Module) -> None:
         super().__init__()
         self.norm = norm
         self.prefix = shape.prefix
-        self.features = shape.width
+        self.feature_dim = shape.width
 
 
-def mean(patches: Tensor, size: Tensor | None) -> Tensor:
-    """The mean of the patch tokens [B, N, D], where each stands for `size` [B, N] patches: [B, D]."""
+def average_patches(patches: Tensor, size: Tensor | None) -> Tensor:
+    """Return the mean of the patch tokens [B, N, D], weighted by `size` [B, N], the patches per token: [B, D]."""
     if size is None:
         return patches.mean(1)
     return (patches * size.unsqueeze(-1)).sum(1) / size.sum(1, keepdim=True)
 
 
 class ClassTokenPool(Pool):
-    """y = LN(z_L⁰), equation 4. With a distillation token, both: [B, 2, D]."""
+    """y = LN(z_L⁰), equation 4. With a distillation token, both vectors: [B, 2, D]."""
 
-    def __init__(self, shape: Shape, norm: nn.Module) -> None:
+    def __init__(self, shape: EncoderShape, norm: nn.Module) -> None:
         super().__init__(shape, norm)
-        self.reads = self.vectors = shape.outputs
+        self.n_inputs = self.n_vectors = shape.outputs
 
     def forward(self, z: Tensor) -> Tensor:
-        y = self.norm(z[:, : self.reads])  # eq. 4
-        return y[:, 0] if self.reads == 1 else y
+        y = self.norm(z[:, : self.n_inputs])  # eq. 4
+        return y[:, 0] if self.n_inputs == 1 else y
 
 
 class MeanPool(Pool):
     """The mean of the patch tokens."""
 
     def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
-        return mean(self.norm(z)[:, self.prefix :], size)
+        return average_patches(self.norm(z)[:, self.prefix :], size)
 
 
 class MeanThenNormPool(Pool):
-    """The mean of the patch tokens, normalised afterwards (MAE's and timm's `fc_norm`)."""
+    """The mean of the patch tokens, then the norm (MAE's and timm's `fc_norm`)."""
 
     def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
-        return self.norm(mean(z[:, self.prefix :], size))
+        return self.norm(average_patches(z[:, self.prefix :], size))
 
 
 class ClassAndMeanPool(Pool):
-    """Class token and mean of the patches side by side, as DINOv2's linear classifiers take them: [B, 2D]."""
+    """The class token and the mean of the patches, concatenated as in DINOv2's linear classifiers: [B, 2D]."""
 
-    def __init__(self, shape: Shape, norm: nn.Module) -> None:
+    def __init__(self, shape: EncoderShape, norm: nn.Module) -> None:
         super().__init__(shape, norm)
-        self.features = 2 * shape.width
+        self.feature_dim = 2 * shape.width
 
     def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
         y = self.norm(z)
-        return torch.cat((y[:, 0], mean(y[:, self.prefix :], size)), -1)
+        return torch.cat((y[:, 0], average_patches(y[:, self.prefix :], size)), -1)
 
 
 class AttentionPool(Pool):
-    """A learned probe attends to the patches, and an MLP follows: the MAP head of "Scaling Vision Transformers"."""
+    """Attention of a learned probe to the patches, then an MLP: the MAP head of "Scaling Vision Transformers"."""
 
-    def __init__(self, shape: Shape, norm: nn.Module, mlp: MLPSlot) -> None:
+    def __init__(self, shape: EncoderShape, norm: nn.Module, mlp: MLPSlot) -> None:
         super().__init__(shape, norm)
         d = shape.width
         self.heads = shape.heads
@@ -92,50 +92,50 @@ class AttentionPool(Pool):
         patches = self.norm(z)[:, self.prefix :]
         q = self.q(self.probe).expand(z.shape[0], -1, -1)
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, *self.kv(patches).chunk(2, -1)))
-        bias = None if size is None else size.log()[:, None, None]  # as if each patch were there by itself
+        bias = None if size is None else size.log()[:, None, None]  # equals attention to the unmerged patches
         y = self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))  # [B, 1, D]
         return (y + self.mlp(self.norm2(y)))[:, 0]
 
 
 @dataclass(frozen=True)
 class ClassToken:
-    """The paper's: the class token is the image."""
+    """The paper's pooling: the class token."""
 
-    needs: ClassVar[int] = 1  # prefix tokens it reads
+    required_tokens: ClassVar[int] = 1  # output tokens that it reads
 
-    def build(self, shape: Shape, norm: nn.Module) -> Pool:
+    def build(self, shape: EncoderShape, norm: nn.Module) -> Pool:
         return ClassTokenPool(shape, norm)
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over patches. `norm_after` moves the LayerNorm behind the mean."""
+    """The mean over patches. `norm_after` applies the LayerNorm after the mean."""
 
     norm_after: bool = False
-    needs: ClassVar[int] = 0
+    required_tokens: ClassVar[int] = 0
 
-    def build(self, shape: Shape, norm: nn.Module) -> Pool:
+    def build(self, shape: EncoderShape, norm: nn.Module) -> Pool:
         return (MeanThenNormPool if self.norm_after else MeanPool)(shape, norm)
 
 
 @dataclass(frozen=True)
 class ClassAndMean:
-    """Class token beside the mean over patches."""
+    """The class token concatenated with the mean over patches."""
 
-    needs: ClassVar[int] = 1
+    required_tokens: ClassVar[int] = 1
 
-    def build(self, shape: Shape, norm: nn.Module) -> Pool:
+    def build(self, shape: EncoderShape, norm: nn.Module) -> Pool:
         return ClassAndMeanPool(shape, norm)
 
 
 @dataclass(frozen=True)
 class MAP:
-    """Multi-head attention pooling with a learned probe, and an MLP of its own."""
+    """Multi-head attention pooling with a learned probe and its own MLP."""
 
     mlp: MLPSlot = GELU()
-    needs: ClassVar[int] = 0
+    required_tokens: ClassVar[int] = 0
 
-    def build(self, shape: Shape, norm: nn.Module) -> Pool:
+    def build(self, shape: EncoderShape, norm: nn.Module) -> Pool:
         return AttentionPool(shape, norm, self.mlp)
 
 

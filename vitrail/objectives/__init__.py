@@ -1,1 +1,1 @@
-"""What is learnt: each objective turns a model and a batch into a loss."""
+"""Objectives: each turns a model and a batch into a loss."""

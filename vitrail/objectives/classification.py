@@ -1,103 +1,148 @@
-"""Learning labels: one for each picture, or several.
+"""Classification with one label per image, or several.
 
-B pictures, K classes, N patches.
+B images, K classes, N patches.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.models.bit import BiT
-from vitrail.models.vit import ViT
-from vitrail.objectives.draw import Draw
-from vitrail.objectives.mixing import mix
-from vitrail.objectives.task import Task
+from vitrail.data.rng import StepRandom
+from vitrail.models.base import Model
+from vitrail.objectives.base import Objective, Task, TaskInputs
 
-KEEP = 4  # stream of chance
+MIX_KIND_STREAM, MIX_RATIO_STREAM, BOX_CENTRE_STREAM, KEEP_STREAM = 1, 2, 3, 4  # random streams
+
+
+def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw: StepRandom) -> tuple[Tensor, Tensor]:
+    """Return images [B, C, H, W] and soft targets [B, K], each mixed with its neighbour in the batch.
+
+    With both alphas above 0, each pair gets mixup or CutMix with equal probability. A last image without a partner is unchanged.
+    """
+    if not mixup and not cutmix:
+        return images, targets
+    b, _, height, width = images.shape
+    pair = torch.arange(b, device=images.device) // 2 * 2  # both of a pair use the numbers of the first
+    partner = (torch.arange(b, device=images.device) ^ 1).clamp(max=b - 1)
+    cut = draw.uniform(1, MIX_KIND_STREAM)[pair, 0] < (0.5 if mixup and cutmix else float(cutmix > 0))
+    share = torch.ones(b, device=images.device)  # of the image itself
+    for alpha, chosen in ((mixup, ~cut), (cutmix, cut)):
+        if alpha:
+            share = torch.where(chosen, draw.beta(alpha, MIX_RATIO_STREAM)[pair], share)
+
+    # A box of (1 - share) of the image around a random point, clipped at the border, as in CutMix.
+    centre = draw.uniform(2, BOX_CENTRE_STREAM)[pair]
+    side = (1 - share).sqrt() / 2
+    y = (torch.arange(height, device=images.device) + 0.5) / height
+    x = (torch.arange(width, device=images.device) + 0.5) / width
+    in_rows = (y - centre[:, :1]).abs() < side[:, None]  # [B, H]
+    in_columns = (x - centre[:, 1:]).abs() < side[:, None]  # [B, W]
+    box = in_rows[:, :, None] & in_columns[:, None, :] & cut[:, None, None]  # [B, H, W]
+    share = torch.where(cut, 1 - box.float().mean((1, 2)), share)
+
+    if not cutmix:
+        weight = share[:, None, None, None]
+    else:
+        weight = torch.where(cut[:, None, None], 1 - box.float(), share[:, None, None])[:, None]
+    images = images * weight + images[partner] * (1 - weight)
+    return images, targets * share[:, None] + targets[partner] * (1 - share[:, None])
 
 
 @dataclass(frozen=True)
-class Classification:
-    """What is asked of the model's answers, and what is done to the batch first.
+class Classification(Objective):
+    """Cross-entropy with the labels, and the mixing of the batch before it.
 
-    `softmax` is for one label a picture. `sigmoid` asks about each class by itself: for several labels, and as DeiT III
-    trains single ones. Its loss is summed over the classes.
+    `softmax` is for one label per image. `sigmoid` is a binary cross-entropy for each class, summed over the classes: for
+    several labels, and as DeiT III trains single ones.
     """
 
-    keeps: ClassVar[str] = "model"  # what of the task is the model in the end
+    label_use: ClassVar[Literal["required", "optional", "none"]] = "required"
+
     loss: Literal["softmax", "sigmoid"] = "softmax"
     smoothing: float = 0.0  # of the labels, softmax only
     mixup: float = 0.0  # alpha; 0 for none
-    cutmix: float = 0.0
-    patch_dropout: float = 0.0  # patches that a training step leaves out, for speed: Liu et al. 2023, "PatchDropout"
+    cutmix: float = 0.0  # alpha; 0 for none
+    patch_dropout: float = (
+        0.0  # fraction of patches left out of a training step, for speed (PatchDropout, Liu et al. 2023)
+    )
 
     def __post_init__(self) -> None:
         if self.loss not in ("softmax", "sigmoid"):
             raise ValueError(f"unknown loss {self.loss!r}: use softmax or sigmoid")
         for name in ("smoothing", "patch_dropout"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it is at least 0 and below 1")
+                raise ValueError(f"{name} must be >= 0 and < 1, got {getattr(self, name)}")
         for name in ("mixup", "cutmix"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}: it is at least 0")
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
     @property
     def pairs(self) -> bool:
-        """Whether neighbours in a batch are mixed, so that they must not be in different processes."""
         return bool(self.mixup or self.cutmix)
 
-    def build(self, model: ViT | BiT, weights: Tensor | None = None) -> "Classifier":
-        """The model with its objective, ready for a training loop.
-
-        `weights`, [K], are for classes that are rare: of a picture with that label, or, where pictures have several, of the
-        answer to that label where it is there.
-        """
-        if self.patch_dropout and not isinstance(model, ViT):
-            raise ValueError("a ResNet has no patches to leave out: set objective.patch_dropout=0")
+    def build(self, model: Model, weights: Tensor | None = None) -> "Classifier":
+        """Return the task. `weights`, [K], multiply the loss of rare classes; with several labels, that of their positives."""
+        if self.patch_dropout:
+            model.tokens_for("objective.patch_dropout")
         return Classifier(model, self, weights)
+
+    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+        return self.build(model, inputs.class_weights)
 
 
 class Classifier(Task):
-    """A model and what it is trained for: pictures and targets in, the loss out."""
+    """A model with its classification loss."""
 
     weights: Tensor | None
 
-    def __init__(self, model: ViT | BiT, spec: Classification, weights: Tensor | None) -> None:
+    def __init__(self, model: Model, spec: Classification, weights: Tensor | None) -> None:
         super().__init__()
         self.model, self.spec = model, spec
         self.register_buffer("weights", weights, persistent=False)
 
-    def forward(self, images: Tensor, targets: Tensor | None = None, draw: Draw | None = None) -> dict[str, Tensor]:
-        """The `loss`; targets are indices [B], or 0 and 1 for each class [B, K]. Without targets, the `logits`."""
+    def forward(
+        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
+    ) -> dict[str, Tensor]:
+        """Return the `loss`; targets are indices [B], or 0 and 1 for each class [B, K]. Without targets, the `logits`."""
         if targets is None or draw is None:
             return {"logits": self.model(images)}
-        spec, several = self.spec, targets.ndim == 2
+        spec, multi_label = self.spec, targets.ndim == 2
+        images, targets = mix_pairs(images, self.soft_targets(targets), spec.mixup, spec.cutmix, draw)
+        keep = self.draw_kept_patches(images, draw)
+        logits = self.model(images) if keep is None else self.model(images, keep)
+        return {"loss": self.label_loss(logits, targets, multi_label)}
+
+    def soft_targets(self, targets: Tensor) -> Tensor:
+        """Return labels, [B] or [B, K], as float [B, K]."""
         classes = self.model.config.classes
         assert classes is not None
-        wanted = targets.float() if several else F.one_hot(targets, classes).float()
-        images, wanted = mix(images, wanted, spec.mixup, spec.cutmix, draw)
-        keep = self.kept(images, draw) if spec.patch_dropout else None
-        answers = self.model(images) if keep is None else self.model(images, keep)
-        losses = self.losses(answers.float(), wanted, several)  # [B]
-        if self.weights is not None and not several:
-            losses = losses * (wanted * self.weights).sum(1)
-        return {"loss": losses.mean()}
+        return targets.float() if targets.ndim == 2 else F.one_hot(targets, classes).float()
 
-    def losses(self, answers: Tensor, wanted: Tensor, several: bool) -> Tensor:
-        """One loss for each picture."""
+    def label_loss(self, logits: Tensor, targets: Tensor, multi_label: bool) -> Tensor:
+        """Return the mean loss of logits and soft targets, both [B, K], with the class weights."""
+        losses = self.label_losses(logits.float(), targets, multi_label)  # [B]
+        if self.weights is not None and not multi_label:
+            losses = losses * (targets * self.weights).sum(1)
+        return losses.mean()
+
+    def label_losses(self, logits: Tensor, targets: Tensor, multi_label: bool) -> Tensor:
+        """Return the loss of each image, [B]."""
         if self.spec.loss == "sigmoid":
-            present = self.weights if several else None
-            each = F.binary_cross_entropy_with_logits(answers, wanted, reduction="none", pos_weight=present)
-            return each.sum(1)
+            positive = self.weights if multi_label else None
+            losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none", pos_weight=positive)
+            return losses.sum(1)
         if self.spec.smoothing:
-            wanted = wanted * (1 - self.spec.smoothing) + self.spec.smoothing / wanted.shape[1]
-        return -(wanted * answers.log_softmax(1)).sum(1)
+            targets = targets * (1 - self.spec.smoothing) + self.spec.smoothing / targets.shape[1]
+        return -(targets * logits.log_softmax(1)).sum(1)
 
-    def kept(self, images: Tensor, draw: Draw) -> Tensor:
-        """Patches of each picture that this step looks at, in their order, [B, n]."""
-        assert isinstance(self.model, ViT)
-        h, w = self.model.embed.grid(images)
-        count = max(1, round(h * w * (1 - self.spec.patch_dropout)))
-        return draw.uniform(h * w, KEEP).argsort(1)[:, :count].sort(1).values
+    def draw_kept_patches(self, images: Tensor, draw: StepRandom) -> Tensor | None:
+        """Return the patches of each image that this step computes, in order, [B, n]; None for all."""
+        if not self.spec.patch_dropout:
+            return None
+        patches = math.prod(self.model.tokens_for("patch dropout").embed.grid(images))
+        count = max(1, round(patches * (1 - self.spec.patch_dropout)))
+        return draw.uniform(patches, KEEP_STREAM).argsort(1)[:, :count].sort(1).values

@@ -1,6 +1,6 @@
-"""DINO: a student agrees with a teacher, its own past, on what different crops of a picture show (Caron et al. 2021).
+"""DINO: a student predicts the output of a teacher, the EMA of itself, for different crops of an image (Caron et al. 2021).
 
-B pictures, V views of each (two large ones first), F features of the model, K outputs of the head.
+B images, V views of each (two large ones first), F features of the model, K outputs of the head.
 """
 
 import copy
@@ -8,113 +8,112 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data.views import Views
-from vitrail.models.vit import ViT, ViTConfig
+from vitrail.data.rng import StepRandom
+from vitrail.data.transforms.multicrop import Views
+from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.nn.head import Linear
 from vitrail.nn.pool import ClassToken, Mean
-from vitrail.objectives.draw import Draw
-from vitrail.objectives.task import Task
+from vitrail.objectives.base import Objective, Task, TaskInputs
 
-LARGE = 2  # views that the teacher sees
-FEWEST = 8  # pictures in a batch: the centre is their mean
+N_GLOBAL_VIEWS = 2  # large views, which the teacher sees
+MIN_BATCH = 8  # images: the centre is a mean over the batch
 
 
 @dataclass(frozen=True)
-class DINO:
-    """What the student is asked for, and how the teacher follows it. Shares are of the run's steps.
+class DINO(Objective):
+    """Settings of the heads, the temperatures and the teacher's EMA. `warmup` and `frozen` are fractions of the run's steps.
 
-    The defaults suit small pictures and one machine. Published for ImageNet: `out` 65536, `hidden` 2048, `bottleneck` 256.
-    Two forces keep the teacher from giving one answer to everything: centring takes away what all answers have in common,
-    and a low temperature makes each of them sharp. Either alone collapses.
+    The defaults suit small images and one machine. Published for ImageNet: `out` 65536, `hidden` 2048, `bottleneck` 256. Centring
+    subtracts the mean output and a low temperature sharpens each output; together they prevent a constant output, either
+    alone collapses.
 
-    Features of a fresh network differ little from picture to picture. Long runs find their way out of that; in short ones all
-    answers stay alike. `standardise` takes from the features, too, what all pictures have in common, and brings what remains to
-    one size, so that answers differ from the beginning.
+    Features of an untrained network differ little between images. Long runs leave that state; in short ones all outputs stay
+    alike. `standardise` subtracts the mean of the features and divides by their deviation, so outputs differ from the start.
     """
 
+    method: ClassVar[str | None] = "dino"
     keeps: ClassVar[str] = "teacher"
+    uses_views: ClassVar[bool] = True
+    signals_follow_step: ClassVar[bool] = True  # the teacher's temperature does
 
-    out: int = 4096  # K, the prototypes that views are sorted among
+    out: int = 4096  # K, prototypes
     hidden: int = 512
     bottleneck: int = 128
     student_temperature: float = 0.1
     teacher_temperature_start: float = 0.04
     teacher_temperature: float = 0.07
-    warmup: float = 0.1  # share in which the teacher's temperature rises from one to the other
-    centre: float | None = 0.9  # what the centre keeps of itself in a step; None for no centring
-    momentum: float = 0.996  # what the teacher keeps of itself in a step, at first; on a cosine to 1 at the end
-    frozen: float = 0.01  # share in which the head's last layer does not learn
-    standardise: float | None = (
-        None  # what the features' mean and deviation keep of themselves; None for neither, as published
-    )
+    warmup: float = 0.1  # in which the teacher's temperature rises
+    centre: float | None = 0.9  # momentum of the centre; None for no centring
+    momentum: float = 0.996  # of the teacher, at first; on a cosine to 1 at the end
+    frozen: float = 0.01  # in which the head's last layer is not trained
+    standardise: float | None = None  # momentum of the features' mean and deviation; None for neither, as published
 
     def __post_init__(self) -> None:
         for name in ("out", "hidden", "bottleneck"):
-            if getattr(self, name) < (2 if name == "out" else 1):
-                raise ValueError(f"DINO's {name} is {getattr(self, name)}: use {2 if name == 'out' else 1} or more")
+            least = 2 if name == "out" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"DINO's {name} is {getattr(self, name)}: a temperature is above 0")
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
         for name in ("momentum", "warmup", "frozen"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"DINO's {name} is {getattr(self, name)}: use a number from 0 to 1")
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         for name in ("centre", "standardise"):
-            kept = getattr(self, name)
-            if kept is not None and not 0 <= kept < 1:
-                raise ValueError(f"DINO's {name} keeps {kept} of itself: use at least 0 and below 1, or none")
+            momentum = getattr(self, name)
+            if momentum is not None and not 0 <= momentum < 1:
+                raise ValueError(f"{name} must be >= 0 and < 1, or none, got {momentum}")
 
-    def check(self, config: ViTConfig, batch: int, views: Views | None = None) -> None:
-        """Refuses what cannot work, before anything is computed. `batch` counts the pictures of all processes."""
-        if batch < FEWEST:
-            raise ValueError(f"DINO with a batch of {batch}: its centre is a mean over the batch, use {FEWEST} or more")
+    def check(self, config: TokenConfig, batch: int, views: Views | None = None) -> None:
+        if batch < MIN_BATCH:
+            raise ValueError(f"DINO's centre is a mean over the batch: use a batch of {MIN_BATCH} or more, got {batch}")
         if config.classes is not None:
             raise ValueError(
-                f"DINO needs a model that ends in features, not in {config.classes} classes: set classes=None"
+                f"DINO needs a model that ends in features, got {config.classes} classes: set classes=None"
             )
         if config.prefix.outputs > 1:
-            raise ValueError("DINO looks at one vector of a picture: use a model without a distillation token")
+            raise ValueError("DINO uses one vector per image: use a model without a distillation token")
         if not isinstance(config.head, Linear):
+            raise ValueError(f"DINO adds its own head to the model's features, got {config.head}: use head='linear'")
+        normed = isinstance(config.pool, ClassToken | Mean) and config.block.final_norm
+        if self.standardise is not None and not normed:
             raise ValueError(
-                f"DINO puts its own head behind the model's features, not {config.head}: use head='linear'"
-            )
-        if self.standardise is not None and not (
-            isinstance(config.pool, ClassToken | Mean) and config.block.final_norm
-        ):
-            raise ValueError(
-                "DINO standardises what a last LayerNorm gives of one token or of their mean: use pool='class' or 'mean', "
-                "or set objective.standardise=none"
+                "standardise needs a final LayerNorm and pool='class' or 'mean': set objective.standardise=none"
             )
         if views is not None:
-            views.check(config.image_size, config.embed.stride)
+            views.check_sizes(config.image_size, config.embed.stride)
 
-    def build(self, model: ViT, steps: int, group: dist.ProcessGroup | None = None) -> "SelfDistillation":
-        """The model as student, with its teacher and both heads. The centre is a mean over the processes of `group`."""
+    def build(self, model: TokenModel, steps: int, group: dist.ProcessGroup | None = None) -> "SelfDistillation":
+        """Return the task, with `model` as the student. The centre is a mean over the processes of `group`."""
         return SelfDistillation(model, self, steps, group)
 
+    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+        return self.build(model.tokens_for("DINO"), inputs.steps, inputs.group)
+
     def momentum_at(self, step: int, steps: int) -> float:
-        """What the teacher keeps of itself at step `step`, from 0."""
+        """Return the teacher's momentum at step `step`, from 0."""
         return 1 - (1 - self.momentum) * (1 + math.cos(math.pi * min(1.0, step / steps))) / 2
 
     def temperature_at(self, step: int, steps: int) -> float:
-        """The teacher's temperature at step `step`."""
+        """Return the teacher's temperature at step `step`."""
         start, end = self.teacher_temperature_start, self.teacher_temperature
         done = min(1.0, step / (self.warmup * steps)) if self.warmup else 1.0
         return start + (end - start) * done
 
     def frozen_at(self, step: int, steps: int) -> bool:
-        """Whether the head's last layer stays as it is."""
+        """Return whether the head's last layer is frozen at step `step`."""
         return step < self.frozen * steps
 
 
 class Prototypes(nn.Module):
-    """The last layer: how much a vector of length 1 points to each of K directions. They have no trained length."""
+    """The last layer: cosine of a unit vector with each of K directions."""
 
     def __init__(self, features: int, out: int) -> None:
         super().__init__()
@@ -124,12 +123,12 @@ class Prototypes(nn.Module):
     def forward(self, y: Tensor, frozen: bool = False) -> Tensor:
         if not frozen:
             return F.linear(y, F.normalize(self.weight, dim=1))
-        answers = F.linear(y, F.normalize(self.weight.detach(), dim=1))
-        return answers + 0 * self.weight[0, 0]  # a gradient of zeros: several processes expect one of every parameter
+        logits = F.linear(y, F.normalize(self.weight.detach(), dim=1))
+        return logits + 0 * self.weight[0, 0]  # a gradient of zeros: DDP expects one of every parameter
 
 
 class ProjectionHead(nn.Module):
-    """The head: three layers with GELU to a narrow vector, its length set to 1, and the prototypes."""
+    """The head: three layers with GELU to a bottleneck, L2 normalisation, prototypes."""
 
     def __init__(self, features: int, spec: DINO) -> None:
         super().__init__()
@@ -141,115 +140,115 @@ class ProjectionHead(nn.Module):
         self.layers, self.prototypes = nn.ModuleList(layers), Prototypes(spec.bottleneck, spec.out)
 
     def forward(self, y: Tensor, temperature: float = 1.0, frozen: bool = False) -> Tensor:
-        """Logits, divided by the temperature while they are still a narrow vector."""
+        """Return logits; the division by the temperature is done in the bottleneck, which is smaller."""
         first, second, third = self.layers
         y = third(F.gelu(second(F.gelu(first(y)))))
         return self.prototypes(F.normalize(y.float(), dim=-1) / temperature, frozen).float()
 
 
 class SelfDistillation(Task):
-    """Student and teacher with their heads, the centre of the teacher's answers, and the moments of its features.
+    """Student and teacher with their heads, the centre of the teacher's logits, and the moments of its features.
 
-    All parts of a batch are centred by what the steps before have seen. What this step sees is summed up over its parts, and
-    over the processes, and enters the centre after it: so neither parts nor processes change what is computed. The same holds
-    for the mean and the mean square of the features.
+    A step uses the centre of the steps before. Its own logits are summed over its parts and over the processes and enter the
+    centre afterwards, so neither parts nor processes change the result. The same holds for the moments of the features.
     """
 
     centre: Tensor
     moments: Tensor
-    summed: Tensor
-    summed_moments: Tensor
-    counted: Tensor
+    logit_sum: Tensor
+    moment_sum: Tensor
+    sample_count: Tensor
 
-    def __init__(self, model: ViT, spec: DINO, steps: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, model: TokenModel, spec: DINO, steps: int, group: dist.ProcessGroup | None) -> None:
         super().__init__()
         self.spec, self.steps, self.group = spec, steps, group
-        self.model, self.head = model, ProjectionHead(model.pool.features, spec)
+        self.model, self.head = model, ProjectionHead(model.pool.feature_dim, spec)
         self.teacher, self.teacher_head = copy.deepcopy(self.model), copy.deepcopy(self.head)
         for parameter in (*self.teacher.parameters(), *self.teacher_head.parameters()):
             parameter.requires_grad = False
         self.register_buffer("centre", torch.zeros(spec.out))
-        self.register_buffer("moments", torch.tensor([[0.0], [1.0]]).repeat(1, model.pool.features))
-        # Empty between steps, so a checkpoint needs none. As buffers they go to the device, and what a step that is
-        # skipped put into them is taken back by the loop.
-        self.register_buffer("summed", torch.zeros(spec.out), persistent=False)
-        self.register_buffer("summed_moments", torch.zeros_like(self.moments), persistent=False)
-        self.register_buffer("counted", torch.zeros(()), persistent=False)
+        self.register_buffer("moments", torch.tensor([[0.0], [1.0]]).repeat(1, model.pool.feature_dim))
+        # Zero between steps, so not in checkpoints. Buffers, so that they move to the device and the training loop
+        # restores them when it skips a step.
+        self.register_buffer("logit_sum", torch.zeros(spec.out), persistent=False)
+        self.register_buffer("moment_sum", torch.zeros_like(self.moments), persistent=False)
+        self.register_buffer("sample_count", torch.zeros(()), persistent=False)
         self.train()
 
     def train(self, mode: bool = True) -> "SelfDistillation":
-        """The teacher drops nothing: it is always as in evaluation."""
+        """Set the mode of the student; the teacher stays in evaluation mode."""
         super().train(mode)
         self.teacher.eval()
         self.teacher_head.eval()
         return self
 
-    def forward(self, images: tuple[Tensor, Tensor], targets: Tensor | None, draw: Draw) -> dict[str, Tensor]:
-        """The `loss` of large [B, 2, C, H, W] and small [B, V - 2, C, h, w] crops."""
-        y, said = self.said(images[0])
+    def forward(self, images: tuple[Tensor, Tensor], targets: Tensor | None, draw: StepRandom) -> dict[str, Tensor]:
+        """Return the `loss` of large [B, 2, C, H, W] and small [B, V - 2, C, h, w] crops."""
+        y, logits = self.teacher_logits(images[0])
         if self.training:
-            self.summed += said.sum((0, 1))
-            self.summed_moments += torch.stack([y, y.square()]).sum((1, 2))
-            self.counted += y.shape[0] * y.shape[1]
-        return {"loss": agreement(self.distributions(said, draw.step), self.answers(images, draw.step))}
+            self.logit_sum += logits.sum((0, 1))
+            self.moment_sum += torch.stack([y, y.square()]).sum((1, 2))
+            self.sample_count += y.shape[0] * y.shape[1]
+        targets = self.teacher_distributions(logits, draw.step)
+        return {"loss": view_cross_entropy(targets, self.student_logits(images, draw.step))}
 
     @torch.no_grad()
-    def said(self, large: Tensor) -> tuple[Tensor, Tensor]:
-        """The teacher's features of the large crops [B, 2, F], and what it says of them, before centring, [B, 2, K]."""
+    def teacher_logits(self, large: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the teacher's features of the large crops [B, 2, F], and its logits before centring, [B, 2, K]."""
         y = self.teacher(large.flatten(0, 1)).float().unflatten(0, large.shape[:2])
-        return y, self.teacher_head(self.standard(y))
+        return y, self.teacher_head(self.standardise_features(y))
 
-    def standard(self, y: Tensor) -> Tensor:
-        """Features as the heads see them: as they are, or standardised by what the teacher's features were."""
+    def standardise_features(self, y: Tensor) -> Tensor:
+        """Return features as the heads get them: unchanged, or standardised with the moments of the teacher's."""
         if self.spec.standardise is None:
             return y
-        mean, deviation = self.mean_and_deviation()
+        mean, deviation = self.feature_mean_and_std()
         return (y - mean) / deviation
 
-    def written(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The last LayerNorm's scale and shift take over what the heads were shown: the file gives standardised features."""
+    def export_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Fold the standardisation into the last LayerNorm, so that the model file returns standardised features."""
         if self.spec.standardise is None:
             return weights
-        mean, deviation = (each.cpu() for each in self.mean_and_deviation())
+        mean, deviation = (moment.cpu() for moment in self.feature_mean_and_std())
         scale, shift = weights["pool.norm.weight"] / deviation, (weights["pool.norm.bias"] - mean) / deviation
         return weights | {"pool.norm.weight": scale, "pool.norm.bias": shift}
 
-    def mean_and_deviation(self) -> tuple[Tensor, Tensor]:
+    def feature_mean_and_std(self) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of the teacher's features, [F] each."""
         mean, square = self.moments
         return mean, (square - mean.square()).clamp(min=1e-6).sqrt()
 
-    def distributions(self, said: Tensor, step: int) -> Tensor:
-        """The teacher's answers as distributions, centred and sharpened, [B, 2, K]."""
-        return ((said - self.centre) / self.spec.temperature_at(step, self.steps)).softmax(-1)
+    def teacher_distributions(self, logits: Tensor, step: int) -> Tensor:
+        """Return the teacher's logits as distributions, centred and sharpened, [B, 2, K]."""
+        return ((logits - self.centre) / self.spec.temperature_at(step, self.steps)).softmax(-1)
 
-    def answers(self, images: tuple[Tensor, Tensor], step: int) -> Tensor:
-        """The student's logits for all crops, at its temperature, [B, V, K]: one call of the encoder for each size."""
-        seen = [self.model(crops.flatten(0, 1)).unflatten(0, crops.shape[:2]) for crops in images if crops.shape[1]]
-        return self.head(
-            self.standard(torch.cat(seen, 1)), self.spec.student_temperature, self.spec.frozen_at(step, self.steps)
-        )
+    def student_logits(self, images: tuple[Tensor, Tensor], step: int) -> Tensor:
+        """Return the student's logits of all crops over its temperature, [B, V, K]: one encoder call for each size."""
+        features = [self.model(crops.flatten(0, 1)).unflatten(0, crops.shape[:2]) for crops in images if crops.shape[1]]
+        y = self.standardise_features(torch.cat(features, 1))
+        return self.head(y, self.spec.student_temperature, self.spec.frozen_at(step, self.steps))
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """The teacher moves towards the student, and centre and moments to what the teacher said and saw in this step."""
-        keep = self.spec.momentum_at(step, self.steps)
-        for old, new in self.followed():
-            old.lerp_(new.to(old.dtype), 1 - keep)
-        sums = (self.summed, self.summed_moments, self.counted)
+        """Update the teacher, the centre and the moments."""
+        momentum = self.spec.momentum_at(step, self.steps)
+        for old, new in self.ema_pairs():
+            old.lerp_(new.to(old.dtype), 1 - momentum)
+        sums = (self.logit_sum, self.moment_sum, self.sample_count)
         if self.group is not None:
-            for each in sums:
-                dist.all_reduce(each, group=self.group)
-        seen = self.counted > 0  # a step that saw nothing leaves both alone
+            for total in sums:
+                dist.all_reduce(total, group=self.group)
+        nonempty = self.sample_count > 0  # a step without samples changes nothing
         if self.spec.centre is not None:
-            self.centre.lerp_(self.summed / self.counted.clamp(min=1), (1 - self.spec.centre) * seen)
+            self.centre.lerp_(self.logit_sum / self.sample_count.clamp(min=1), (1 - self.spec.centre) * nonempty)
         if self.spec.standardise is not None:
-            share = 1 - self.spec.standardise if step else 1.0  # before the first step there is nothing worth keeping
-            self.moments.lerp_(self.summed_moments / self.counted.clamp(min=1), share * seen)
-        for each in sums:
-            each.zero_()
+            share = 1 - self.spec.standardise if step else 1.0  # the first step replaces the initial moments
+            self.moments.lerp_(self.moment_sum / self.sample_count.clamp(min=1), share * nonempty)
+        for total in sums:
+            total.zero_()
 
-    def followed(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """What of the teacher follows what of the student: weights, and the running statistics taken with them."""
+    def ema_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the teacher's tensors with the student's: weights, and running statistics."""
         for teacher, student in ((self.teacher, self.model), (self.teacher_head, self.head)):
             yield from zip(teacher.parameters(), student.parameters(), strict=True)
             for old, new in zip(teacher.buffers(), student.buffers(), strict=True):
@@ -257,23 +256,23 @@ class SelfDistillation(Task):
                     yield old, new
 
     @torch.no_grad()
-    def signals(self, images: Tensor | tuple[Tensor, ...], draw: Draw) -> dict[str, Tensor]:
-        """The `loss`, how undecided the teacher is about a picture, and how differently it answers different ones.
+    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the `loss`, the mean entropy of the teacher's outputs, and the entropy of its mean output.
 
-        Both entropies are in shares of the largest, log K. Collapse is a diversity near 0, or an entropy near 1.
+        Both entropies are divided by the largest, log K. Collapse is a diversity near 0, or an entropy near 1.
         """
         large, small = images
-        targets = self.distributions(self.said(large)[1], draw.step)
+        targets = self.teacher_distributions(self.teacher_logits(large)[1], draw.step)
         most = math.log(self.spec.out)
         return {
-            "loss": agreement(targets, self.answers((large, small), draw.step)),
+            "loss": view_cross_entropy(targets, self.student_logits((large, small), draw.step)),
             "teacher_entropy": entropy(targets).mean() / most,
             "teacher_diversity": entropy(targets.mean((0, 1))) / most,
         }
 
 
-def agreement(targets: Tensor, logits: Tensor) -> Tensor:
-    """The mean cross-entropy between the teacher's distributions [B, 2, K] and the student's logits [B, V, K], over all
+def view_cross_entropy(targets: Tensor, logits: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the teacher's distributions [B, 2, K] and the student's logits [B, V, K], over all
     pairs of different views.
 
     As targets sum to 1, -Σ q log softmax(s) is logsumexp(s) - q·s, which needs no log-softmax of every view in memory.
@@ -286,5 +285,5 @@ def agreement(targets: Tensor, logits: Tensor) -> Tensor:
 
 
 def entropy(q: Tensor) -> Tensor:
-    """Of distributions [..., K], in nats."""
+    """Return the entropy of distributions [..., K] in nats."""
     return torch.special.entr(q).sum(-1)

@@ -1,37 +1,60 @@
-"""Learning labels and a teacher's answers at once (Touvron et al. 2021, "Training data-efficient image transformers").
+"""Distillation of logits: labels and a teacher's outputs together (DeiT, Touvron et al. 2021).
 
-A student with a distillation token has a head for each: one learns from the labels, the other from the teacher, and their mean
-is its answer. Any other student learns both with the one head that it has.
+A student with a distillation token has one head for the labels and one for the teacher; its output is their mean. Any other
+student learns both with its one head.
 
-B pictures, K classes.
+B images, K classes, W values of the teacher.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.bit import BiT
-from vitrail.models.vit import ViT
+from vitrail.data.rng import StepRandom
+from vitrail.models.base import Model
 from vitrail.nn.head import DistilledHead
-from vitrail.objectives.classification import Classification, Classifier
-from vitrail.objectives.draw import Draw
-from vitrail.objectives.mixing import mix
+from vitrail.objectives.base import Task, TaskInputs, TeacherOutput
+from vitrail.objectives.classification import Classification, Classifier, mix_pairs
 from vitrail.objectives.teacher import Teacher
-from vitrail.objectives.told import apart
+
+
+def join_targets(labels: np.ndarray | None, outputs: np.ndarray) -> np.ndarray:
+    """Return labels and cached teacher outputs [n, W] side by side.
+
+    [n, 1 + W] for labels that are indices [n], [n, K + W] for multi-label targets [n, K], [n, W] without labels.
+    """
+    if labels is None:
+        return outputs.astype(np.float32)
+    columns = labels[:, None] if labels.ndim == 1 else labels
+    return np.concatenate((columns.astype(np.float32), outputs.astype(np.float32)), 1)
+
+
+def split_targets(targets: Tensor, width: int, classes: int | None) -> tuple[Tensor | None, Tensor]:
+    """Return the labels, [B] or [B, K] or None, and the teacher's outputs, [B, W], that `join_targets` joined."""
+    labels, outputs = targets[:, : targets.shape[1] - width], targets[:, targets.shape[1] - width :]
+    if not labels.shape[1] or classes is None:
+        return None, outputs
+    # A single label is one of at least two classes, so one column with one class is a multi-label target.
+    single = labels.shape[1] == 1 and classes > 1
+    return (labels[:, 0].long() if single else labels), outputs
 
 
 @dataclass(frozen=True)
 class Distillation(Classification):
-    """What is asked of the answers, by the labels and by a teacher.
+    """The loss of the labels and that of a teacher's logits.
 
-    `hard` takes the teacher's surest class for a label; `soft` brings the student's distribution close to the teacher's, both
-    at a temperature, and multiplies by its square so that gradients stay as large. The authors' code divides that sum by
-    the number of values, B·K; their equation has one divergence for each picture. `per` says which.
+    `hard` takes the teacher's top class as a label. `soft` is the divergence of the distributions at a temperature T, times T²,
+    which keeps the size of the gradients. The authors' code divides that sum by the number of values, B·K, their equation
+    by the number of images: `per`.
     """
+
+    teacher_output: ClassVar[TeacherOutput | None] = "logits"
+    own_fields: ClassVar[tuple[str, ...]] = ("kind",)
 
     kind: Literal["hard", "soft"] = "hard"
     alpha: float = 0.5  # the teacher's share of the loss
@@ -43,46 +66,47 @@ class Distillation(Classification):
         if self.kind not in ("hard", "soft"):
             raise ValueError(f"unknown kind of distillation {self.kind!r}: use hard or soft")
         if self.per not in ("value", "picture"):
-            raise ValueError(f"a divergence per {self.per!r}: use value or picture")
+            raise ValueError(f"per must be value or picture, got {self.per!r}")
         if not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha is {self.alpha}: the teacher's share of the loss is above 0 and at most 1")
+            raise ValueError(f"alpha, the teacher's share of the loss, must be > 0 and <= 1, got {self.alpha}")
         if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"a temperature of {self.temperature}: it is above 0")
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
     def build(
         self,
-        model: ViT | BiT,
+        model: Model,
         weights: Tensor | None = None,
         teacher: Teacher | None = None,
         preprocessing: Preprocessing | None = None,
         cached: bool = False,
     ) -> "Distiller":
-        """The student with its objective.
+        """Return the task. `weights` apply to the loss of the labels; `preprocessing` is the student's.
 
-        `weights` count classes that are rare in the labels' share of the loss. `preprocessing` is the student's. `cached`:
-        the teacher's logits come with the targets (see told.py), and nobody asks it.
+        With `cached`, targets hold the teacher's logits (see `join_targets`) and the teacher is not run.
         """
-        super().build(model, weights)  # what it refuses
+        super().build(model, weights)  # its checks
         if teacher is None or preprocessing is None:
-            raise ValueError("distillation learns from a teacher: give --teacher MODEL")
+            raise ValueError("distillation needs a teacher: give --teacher MODEL")
         if teacher.classes != model.config.classes:
             raise ValueError(f"the teacher has {teacher.classes} classes and the student {model.config.classes}")
         if self.alpha == 1 and isinstance(model.head, DistilledHead):
             raise ValueError(
-                "alpha is 1, so the head for the labels would learn nothing, and half of every answer is its: "
-                "set objective.alpha below 1, or model.prefix.outputs=1 for a student with one head"
+                "alpha=1 leaves the label head untrained: set objective.alpha below 1, or model.prefix.outputs=1 for one head"
             )
         return Distiller(model, self, weights, teacher, preprocessing, cached)
 
+    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+        return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
+
 
 class Distiller(Classifier):
-    """A student between its labels and its teacher."""
+    """A student that learns labels and a teacher's logits."""
 
     spec: Distillation
 
     def __init__(
         self,
-        model: ViT | BiT,
+        model: Model,
         spec: Distillation,
         weights: Tensor | None,
         teacher: Teacher,
@@ -92,58 +116,56 @@ class Distiller(Classifier):
         super().__init__(model, spec, weights)
         self.teacher, self.preprocessing, self.cached = teacher, preprocessing, cached
 
-    def forward(self, images: Tensor, targets: Tensor | None = None, draw: Draw | None = None) -> dict[str, Tensor]:
-        """The `loss`. A teacher that is asked sees the mixed pictures; one that was asked before has its answers mixed."""
+    def forward(
+        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
+    ) -> dict[str, Tensor]:
+        """Return the `loss`. The teacher sees mixed images; cached logits are mixed like labels."""
         if targets is None or draw is None:
             return {"logits": self.model(images)}
         spec, classes = self.spec, self.model.config.classes
         assert classes is not None
-        labels, said = apart(targets, classes, classes) if self.cached else (targets, None)
+        labels, outputs = split_targets(targets, classes, classes) if self.cached else (targets, None)
         assert labels is not None
-        several = labels.ndim == 2
-        wanted = labels.float() if several else F.one_hot(labels, classes).float()
-        if said is None:
-            images, wanted = mix(images, wanted, spec.mixup, spec.cutmix, draw)
-            taught = self.wish(self.teacher.logits(images, self.preprocessing.mean, self.preprocessing.std).float())
+        multi_label, label_targets = labels.ndim == 2, self.soft_targets(labels)
+        if outputs is None:
+            images, label_targets = mix_pairs(images, label_targets, spec.mixup, spec.cutmix, draw)
+            logits = self.teacher.logits(images, self.preprocessing.mean, self.preprocessing.std)
+            teacher_targets = self.teacher_targets(logits.float())
         else:
-            both = torch.cat((wanted, self.wish(said)), 1)
-            images, both = mix(images, both, spec.mixup, spec.cutmix, draw)
-            wanted, taught = both.chunk(2, 1)
-        by_label, by_teacher = self.answers(images, draw)
-        losses = self.losses(by_label.float(), wanted, several)  # [B]
-        if self.weights is not None and not several:
-            losses = losses * (wanted * self.weights).sum(1)
-        return {"loss": (1 - spec.alpha) * losses.mean() + spec.alpha * self.lesson(by_teacher.float(), taught).mean()}
+            both = torch.cat((label_targets, self.teacher_targets(outputs)), 1)
+            images, both = mix_pairs(images, both, spec.mixup, spec.cutmix, draw)
+            label_targets, teacher_targets = both.chunk(2, 1)
+        by_label, by_teacher = self.student_logits(images, draw)
+        label_loss = self.label_loss(by_label, label_targets, multi_label)
+        teacher_loss = self.teacher_losses(by_teacher.float(), teacher_targets).mean()
+        return {"loss": (1 - spec.alpha) * label_loss + spec.alpha * teacher_loss}
 
-    def answers(self, images: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-        """What the head for labels and the head for the teacher say, [B, K] each; twice the same of a student with one."""
-        model = self.model
-        keep = self.kept(images, draw) if self.spec.patch_dropout else None
+    def student_logits(self, images: Tensor, draw: StepRandom) -> tuple[Tensor, Tensor]:
+        """Return the logits of the label head and of the teacher head, [B, K] each; the same ones for a student with one head."""
+        model, keep = self.model, self.draw_kept_patches(images, draw)
         if not isinstance(model.head, DistilledHead):
-            found = model(images) if keep is None else model(images, keep)
-            return found, found
-        assert isinstance(model, ViT)
-        z = model.encode(model.tokens(images, keep), model.embed.grid(images), keep, read=model.pool.reads)
-        return model.head.both(model.pool(z))
+            logits = model(images) if keep is None else model(images, keep)
+            return logits, logits
+        return model.head.forward_heads(model.tokens_for("a distillation token").pool_tokens(images, keep))
 
-    def wish(self, logits: Tensor) -> Tensor:
-        """The teacher's answers as something to aim at, [B, K]: a distribution, or for sigmoids a chance of each class."""
+    def teacher_targets(self, logits: Tensor) -> Tensor:
+        """Return the teacher's logits as targets, [B, K]: a distribution, or with sigmoids a probability of each class."""
         if self.spec.loss == "sigmoid":
             return (logits > 0).float() if self.spec.kind == "hard" else (logits / self.spec.temperature).sigmoid()
         if self.spec.kind == "hard":
             return F.one_hot(logits.argmax(1), logits.shape[1]).float()
         return (logits / self.spec.temperature).softmax(1)
 
-    def lesson(self, answers: Tensor, taught: Tensor) -> Tensor:
-        """How far the student's answers are from the teacher's, for each picture, [B]."""
+    def teacher_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of the student's logits against the teacher's targets for each image, [B]."""
         spec = self.spec
         t = spec.temperature if spec.kind == "soft" else 1.0
         if spec.loss == "sigmoid":
-            found = F.binary_cross_entropy_with_logits(answers / t, taught, reduction="none").sum(1)
-            least = -(torch.xlogy(taught, taught) + torch.xlogy(1 - taught, 1 - taught)).sum(1)
+            cross = F.binary_cross_entropy_with_logits(logits / t, targets, reduction="none").sum(1)
+            entropy = -(torch.xlogy(targets, targets) + torch.xlogy(1 - targets, 1 - targets)).sum(1)
         else:
-            found = -(taught * (answers / t).log_softmax(1)).sum(1)
-            least = -torch.xlogy(taught, taught).sum(1)
+            cross = -(targets * (logits / t).log_softmax(1)).sum(1)
+            entropy = -torch.xlogy(targets, targets).sum(1)
         if spec.kind == "hard":
-            return found
-        return (found - least) * t**2 / (answers.shape[1] if spec.per == "value" else 1)
+            return cross
+        return (cross - entropy) * t**2 / (logits.shape[1] if spec.per == "value" else 1)

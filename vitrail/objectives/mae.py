@@ -1,124 +1,164 @@
-"""Masked autoencoders (He et al. 2022): see a quarter of the patches, paint the rest.
+"""Masked autoencoders (He et al. 2022): encode a quarter of the patches, reconstruct the pixels of the others.
 
-B pictures, N patches, n of them visible, C·P² values of a patch.
+B images, N patches, n of them visible, C·P² values of a patch.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vitrail.models.decoder import Decoder, PixelDecoder, build_decoder, painted
-from vitrail.models.vit import ViT, ViTConfig
-from vitrail.nn.embed import Patches, choose, patchify
-from vitrail.objectives.draw import Draw
-from vitrail.objectives.hiding import check_encoder, check_share
-from vitrail.objectives.reconstruction import Guess
-from vitrail.objectives.task import Task
+from vitrail.checkpoints.formats.mae import Autoencoder, has_decoder, read_mae, write_mae
+from vitrail.checkpoints.load import inspect_checkpoint
+from vitrail.data.rng import StepRandom
+from vitrail.models.base import Model, ModelConfig, TokenConfig, TokenModel
+from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, reconstruct_patches
+from vitrail.nn.embed import Patches, patchify, select_tokens
+from vitrail.objectives.base import Objective, Parts, Task, TaskInputs
+from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder, check_fraction
 
-NOISE = 11  # stream of chance
+MASK_STREAM = 11  # random stream
+DECODER_FILE = "pretraining.safetensors"  # encoder and decoder, in a run directory
 
 
 @dataclass(frozen=True)
-class MAE:
-    """How much is hidden, what is to be painted, and the decoder that does it.
+class MAE(Objective):
+    """The fraction of hidden patches, their targets, and the decoder.
 
-    With `norm_pix` a patch's values are wanted less their mean and divided by their deviation, which He et al. found better
-    for what the encoder learns.
+    With `norm_pix` the targets are a patch's values minus their mean, divided by their standard deviation, which He et al. found
+    better for the encoder.
     """
+
+    method: ClassVar[str | None] = "mae"
 
     mask: float = 0.75
     norm_pix: bool = True
     decoder: Decoder = Decoder()
-    keeps: ClassVar[str] = "model"
 
     def __post_init__(self) -> None:
-        check_share("mask", self.mask, "that are hidden")
+        check_fraction("mask", self.mask, "hidden")
 
-    def visible(self, patches: int) -> int:
-        """How many of so many patches are seen."""
+    def count_visible(self, patches: int) -> int:
+        """Return how many of so many patches are visible."""
         return int(patches * (1 - self.mask))
 
-    def check(self, config: ViTConfig, batch: int) -> None:
-        """An error in one line for what cannot work."""
+    def check(self, config: TokenConfig, batch: int) -> None:
         config = check_encoder(config, "MAE")
         if not isinstance(config.embed, Patches):
-            raise ValueError(
-                f"MAE hides pixels, and a {type(config.embed).__name__} looks beyond its patch: set model.embed=Patches"
-            )
+            name = type(config.embed).__name__
+            raise ValueError(f"MAE hides pixels, and {name} reads beyond its patch: set model.embed=Patches")
         patches = config.shape.patches
-        if not 0 < self.visible(patches) < patches:
+        visible = self.count_visible(patches)
+        if not 0 < visible < patches:
             raise ValueError(
-                f"mask {self.mask} of {patches} patches leaves {self.visible(patches)} to see: some must be seen and some "
-                "hidden, use another mask or a smaller patch"
+                f"mask {self.mask} leaves {visible} of {patches} patches visible: change mask or the patch size"
             )
         if self.norm_pix and config.channels * config.embed.stride**2 < 2:
-            raise ValueError("a patch of one value has no contrast to normalise: set objective.norm_pix=false")
-        self.decoder.sized(config)
+            raise ValueError("a patch of one value has no standard deviation: set objective.norm_pix=false")
+        self.decoder.fill_sizes(config)
 
     def build(
-        self, model: ViT, steps: int, group: ProcessGroup | None = None, *, decoder: PixelDecoder | None = None
+        self, model: TokenModel, steps: int, group: ProcessGroup | None = None, *, decoder: PixelDecoder | None = None
     ) -> "MaskedAutoencoder":
-        """The model with a decoder, fresh unless one is given."""
+        """Return the task, with a new decoder unless one is given."""
         self.check(model.config, 1)
         return MaskedAutoencoder(model, decoder or build_decoder(model.config, self.decoder), self)
 
+    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+        task = self.build(model.tokens_for("MAE"), inputs.steps)
+        if "decoder" in inputs.parts:
+            task.decoder.load_state_dict(inputs.parts["decoder"])
+        return task
 
-class MaskedAutoencoder(Task):
-    """An encoder that sees few patches, and a decoder that has to tell the others."""
+    def read_parts(self, path: str, config: ModelConfig) -> tuple[Parts, str]:
+        """Read the decoder of the initial checkpoint, where it has one of the right size."""
+        config, new = config.tokens_for("MAE"), "the decoder starts new"
+        with inspect_checkpoint(path) as checkpoint:
+            present = has_decoder(checkpoint)
+        if not present:
+            return {}, f"{new}: {path} has none"
+        try:
+            source = read_mae(path)
+        except ValueError as error:
+            return {}, f"{new}: {error}"
+        theirs, ours = source.decoder.spec, self.decoder.fill_sizes(config)
+        if theirs != ours:
+            names = [
+                name for name in ("depth", "width", "heads", "mlp") if getattr(theirs, name) != getattr(ours, name)
+            ]
+            settings = " ".join(f"--set objective.decoder.{name}={getattr(theirs, name)}" for name in names)
+            return {}, f"{new}: that of {path} has another size, use {settings} to continue with it"
+        if (source.model.config.image_size, source.model.config.channels) != (config.image_size, config.channels):
+            return {}, f"{new}: that of {path} is for another image size or other channels"
+        return {"decoder": source.decoder.state_dict()}, f"the decoder continues from {path}, like the encoder"
 
-    model: ViT
+    @property
+    def saved_parts(self) -> tuple[str, ...]:
+        return ("decoder",)
 
-    def __init__(self, model: ViT, decoder: PixelDecoder, spec: MAE) -> None:
+    def write_parts(self, model: Model, parts: Parts, directory: Path) -> None:
+        """Write encoder and decoder to pretraining.safetensors."""
+        encoder = model.tokens_for("MAE")
+        decoder = build_decoder(encoder.config, self.decoder)
+        decoder.load_state_dict(parts["decoder"])
+        write_mae(Autoencoder(encoder, decoder, self.mask, self.norm_pix), directory / DECODER_FILE, "vitrail")
+
+
+class MaskedAutoencoder(PatchTask):
+    """An encoder of visible patches and a decoder that predicts the pixels of hidden ones."""
+
+    model: TokenModel
+
+    def __init__(self, model: TokenModel, decoder: PixelDecoder, spec: MAE) -> None:
         super().__init__()
-        self.model = model  # type: ignore[assignment] (`check` refuses what is no ViT)
+        self.model = model  # type: ignore[assignment] (`check` refuses models without tokens)
         self.decoder, self.spec = decoder, spec
 
-    def forward(self, images: Tensor, targets: Tensor | None = None, draw: Draw | None = None) -> dict[str, Tensor]:
-        """The `loss`: squared error over the values of hidden patches."""
+    def forward(
+        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
+    ) -> dict[str, Tensor]:
+        """Return the `loss`: the mean squared error of the values of hidden patches."""
         assert draw is not None
-        visible, hidden = self.split(images, draw)
-        told = painted(self.model, self.decoder, images, visible, hidden).float()
-        wanted, _, _ = self.wanted(images, hidden)
-        return {"loss": F.mse_loss(told, wanted)}
+        visible, hidden = self.split_patches(images, draw)
+        predicted = reconstruct_patches(self.model, self.decoder, images, visible, hidden).float()
+        return {"loss": F.mse_loss(predicted, self.target_pixels(images, hidden)[0])}
 
-    def split(self, images: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-        """Which patches are seen, [B, n], and which are hidden, [B, N-n], in the order of their noise."""
+    def split_patches(self, images: Tensor, draw: StepRandom) -> tuple[Tensor, Tensor]:
+        """Return the visible patches, [B, n], and the hidden ones, [B, N-n], in the order of their noise."""
         h, w = self.model.embed.grid(images)
-        order = draw.uniform(h * w, NOISE).argsort(1)
-        count = self.spec.visible(h * w)
+        order = draw.uniform(h * w, MASK_STREAM).argsort(1)
+        count = self.spec.count_visible(h * w)
         return order[:, :count], order[:, count:]
 
-    def wanted(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What they should be, and the mean and deviation that were taken out: 0 and 1 without `norm_pix`."""
-        pixels = choose(patchify(images, self.model.embed.stride), hidden).float()
+    def target_pixels(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the targets, and the mean and deviation that were removed: 0 and 1 without `norm_pix`."""
+        pixels = select_tokens(patchify(images, self.model.embed.stride), hidden).float()
         if not self.spec.norm_pix:
             return pixels, pixels.new_zeros(()), pixels.new_ones(())
         mean = pixels.mean(-1, keepdim=True)
         centred = pixels - mean
-        variance = centred.square().sum(-1, keepdim=True) / (pixels.shape[-1] - 1)  # four times quicker than torch.var
+        variance = centred.square().sum(-1, keepdim=True) / (pixels.shape[-1] - 1)  # four times faster than torch.var
         deviation = (variance + 1e-6).sqrt()
         return centred / deviation, mean, deviation
 
     @torch.no_grad()
-    def signals(self, images: Tensor | tuple[Tensor, ...], draw: Draw) -> dict[str, Tensor]:
-        """The loss."""
-        assert isinstance(images, Tensor)
+    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         return self(images, None, draw)
 
     @torch.no_grad()
-    def guess(self, images: Tensor, draw: Draw) -> Guess:
-        """Visible patches as they are, hidden ones as they are told; with `norm_pix`, in their true mean and contrast."""
-        visible, hidden = self.split(images, draw)
-        told = painted(self.model, self.decoder, images, visible, hidden).float()
-        _, mean, deviation = self.wanted(images, hidden)
+    def predict_patches(self, images: Tensor, draw: StepRandom) -> PatchPrediction:
+        """Return visible patches unchanged and hidden ones as predicted; with `norm_pix`, at their true mean and deviation."""
+        visible, hidden = self.split_patches(images, draw)
+        predicted = reconstruct_patches(self.model, self.decoder, images, visible, hidden).float()
+        _, mean, deviation = self.target_pixels(images, hidden)
         patches = patchify(images, self.model.embed.stride).float()
-        at = hidden.unsqueeze(-1).expand_as(told)
-        return Guess(
-            seen=patches,
+        at = hidden.unsqueeze(-1).expand_as(predicted)
+        return PatchPrediction(
+            input=patches,
             hidden=torch.zeros(patches.shape[:2], dtype=torch.bool, device=images.device).scatter(1, hidden, True),
-            told=patches.scatter(1, at, told * deviation + mean),
+            predicted=patches.scatter(1, at, predicted * deviation + mean),
         )

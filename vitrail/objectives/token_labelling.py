@@ -1,100 +1,147 @@
-"""Token labelling: every patch learns what a teacher sees there (Jiang et al. 2021, "All Tokens Matter").
+"""Token labelling: every patch token learns a teacher's label at its position ("All Tokens Matter", Jiang et al. 2021).
 
-Beside the label of the picture, a student's patch tokens are asked for the teacher's answer at their place. They have a linear
-head of their own, as in the authors' code: it is a part of the task, not of the model, and is not there after training.
+Patch tokens have a linear head of their own, as in the authors' code. It belongs to the task, not to the model file.
 
-B pictures, N patches, D width, K classes.
+B images, N patches, D width, K classes.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
-from vitrail.data.maps import MapShape
+from vitrail.data.cache import MapShape
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.bit import BiT, BiTConfig
-from vitrail.models.vit import ViT, ViTConfig
+from vitrail.data.rng import StepRandom
+from vitrail.models.base import Model, ModelConfig, TokenModel
+from vitrail.nn.shape import Grid
+from vitrail.objectives.base import Task, TaskInputs, TeacherOutput
 from vitrail.objectives.classification import Classification, Classifier
-from vitrail.objectives.draw import Draw
-from vitrail.objectives.mix_token import blended, boxes, exchanged, mixed_tokens
-from vitrail.objectives.score_map import aligned, best, map_shape, whole
+from vitrail.objectives.score_map import align_labels, identity_transforms, map_shape, top_scores
 from vitrail.objectives.teacher import Teacher
+
+BOX_AREA_STREAM, BOX_CENTRE_STREAM = 32, 33  # random streams
+
+
+def draw_boxes(grid: Grid, alpha: float, draw: StepRandom) -> Tensor:
+    """Return the patches that each image takes from its partner, bool [B, N]: a box, the same for both of a pair.
+
+    Its area is 1 minus a draw from Beta(alpha, alpha), around a random point, clipped at the border, as in CutMix.
+    """
+    pair = torch.arange(draw.count, device=draw.device) // 2 * 2  # both of a pair use the numbers of the first
+    side = (1 - draw.beta(alpha, BOX_AREA_STREAM)[pair, None]).sqrt() / 2
+    centre = draw.uniform(2, BOX_CENTRE_STREAM)[pair]
+    y, x = ((torch.arange(n, device=draw.device) + 0.5) / n for n in grid)
+    rows, columns = (y - centre[:, :1]).abs() < side, (x - centre[:, 1:]).abs() < side  # [B, h], [B, w]
+    box = (rows[:, :, None] & columns[:, None, :]).flatten(1)
+    if draw.count % 2:
+        box[-1] = False  # it has no partner
+    return box
+
+
+def swap_patches(values: Tensor, box: Tensor) -> Tensor:
+    """Return values of patches, [B, N, …], with the partner's inside the box."""
+    return torch.where(box[..., None], values[partner_indices(len(values), values.device)], values)
+
+
+def blend_labels(labels: Tensor, box: Tensor) -> Tensor:
+    """Return labels of images, [B, K], mixed by the area of each image."""
+    share = box.float().mean(1, keepdim=True)  # of the partner
+    return labels * (1 - share) + labels[partner_indices(len(labels), labels.device)] * share
+
+
+def partner_indices(count: int, device: torch.device) -> Tensor:
+    """Return the index of each image's neighbour; a last image without one is its own."""
+    return (torch.arange(count, device=device) ^ 1).clamp(max=count - 1)
+
+
+def embed_mixed(model: TokenModel, images: Tensor, box: Tensor) -> Tensor:
+    """Return z_0 of equation 1 with the patches in the box swapped after their embedding, [B, T, D]."""
+    return model.add_positions(swap_patches(model.embed(images), box), model.embed.grid(images))
 
 
 @dataclass(frozen=True)
 class TokenLabelling(Classification):
-    """The loss is that of the picture's label, and `beta` times the mean over the patches of that of theirs.
+    """The loss of the image's label, plus `beta` times the mean over the patches of the loss of their labels.
 
-    `mix_token` takes the place of mixup and CutMix, which would blend or cut what has one label.
+    `mix_token` replaces mixup and CutMix, which would mix patches that have one label.
     """
 
+    teacher_output: ClassVar[TeacherOutput | None] = "maps"
+    own_fields: ClassVar[tuple[str, ...]] = ("mixup", "cutmix", "patch_dropout")
+
     beta: float = 0.5
-    top: int = 5  # classes that are kept of each cell of the teacher's map
+    top: int = 5  # classes kept of each cell of the teacher's map
     mix_token: float = 1.0  # alpha; 0 for none
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss != "softmax":
-            raise ValueError(
-                "token labels are for pictures with one label each: use objective.loss=softmax, or --distil soft"
-            )
-        for name in ("mixup", "cutmix", "patch_dropout"):
+            raise ValueError("token labelling needs one label per image: use objective.loss=softmax, or --distil soft")
+        for name in self.own_fields:
             if getattr(self, name):
-                raise ValueError(
-                    f"{name} {getattr(self, name)} beside token labels: set it to 0; mix_token mixes patches"
-                )
+                raise ValueError(f"{name} must be 0 with token labelling, got {getattr(self, name)}: use mix_token")
         if not 0 < self.beta < float("inf"):
-            raise ValueError(f"beta is {self.beta}: the weight of the token labels is above 0")
+            raise ValueError(f"beta, the weight of the token labels, must be > 0, got {self.beta}")
         if self.top < 1:
-            raise ValueError(f"the best {self.top} classes of each cell: keep 1 at least")
+            raise ValueError(f"top, the classes kept of each cell, must be >= 1, got {self.top}")
         if not 0 <= self.mix_token < float("inf"):
-            raise ValueError(f"mix_token is {self.mix_token}: it is at least 0")
+            raise ValueError(f"mix_token must be >= 0, got {self.mix_token}")
 
     @property
     def pairs(self) -> bool:
         return bool(self.mix_token)
 
+    @property
+    def map_classes(self) -> int:
+        return self.top
+
+    def check_teacher(self, config: ModelConfig, teacher: Teacher, multi_label: bool) -> None:
+        if multi_label:
+            raise ValueError("token labelling needs one label per image: use --distil soft")
+        self.check_maps(config, map_shape(teacher, self.top))
+
+    def check_maps(self, student: ModelConfig, shape: MapShape) -> None:
+        """Raise ValueError for a student that cannot learn from maps of this shape."""
+        student.tokens_for("token labelling")
+        if student.classes != shape.classes:
+            raise ValueError(
+                f"the teacher has {shape.classes} classes and the student {student.classes}: use the same ones"
+            )
+
     def build(
         self,
-        model: ViT | BiT,
+        model: Model,
         weights: Tensor | None = None,
         teacher: Teacher | None = None,
         preprocessing: Preprocessing | None = None,
         cached: bool = False,
     ) -> "TokenLabeller":
-        """The student with its objective.
+        """Return the task. `preprocessing` is the student's.
 
-        `preprocessing` is the student's. `cached`: targets come from a loader with the teacher's maps of whole pictures, and
-        nobody asks it; otherwise it looks at the very samples that the student sees.
+        With `cached`, targets come from a loader with score maps of whole images; otherwise the teacher sees every sample.
         """
         if teacher is None or preprocessing is None:
-            raise ValueError("token labels are a teacher's: give --teacher MODEL")
+            raise ValueError("token labelling needs a teacher: give --teacher MODEL")
         shape = map_shape(teacher, self.top)
-        self.check(model.config, shape)
-        assert isinstance(model, ViT)
-        return TokenLabeller(model, self, weights, shape, None if cached else teacher, preprocessing)
+        self.check_maps(model.config, shape)
+        student = model.tokens_for("token labelling")
+        return TokenLabeller(student, self, weights, shape, None if cached else teacher, preprocessing)
 
-    def check(self, student: ViTConfig | BiTConfig, shape: MapShape) -> None:
-        """Refuses what cannot work, before training starts."""
-        if not isinstance(student, ViTConfig):
-            raise ValueError("a ResNet has no patch tokens to label: use a ViT as the student, or --distil soft")
-        if student.classes != shape.classes:
-            raise ValueError(
-                f"score maps of {shape.classes} classes for a student of {student.classes}: "
-                "use a teacher that was trained on these classes"
-            )
+    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+        return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
 
 
 class TokenLabeller(Classifier):
-    """A student with the label of each picture and the teacher's for each of its patches."""
+    """A student that learns the label of each image and the teacher's label of each patch."""
 
     spec: TokenLabelling
-    model: ViT
+    model: TokenModel
 
     def __init__(
         self,
-        model: ViT,
+        model: TokenModel,
         spec: TokenLabelling,
         weights: Tensor | None,
         shape: MapShape,
@@ -104,47 +151,48 @@ class TokenLabeller(Classifier):
         super().__init__(model, spec, weights)
         self.shape, self.teacher, self.preprocessing = shape, teacher, preprocessing
         self.head = nn.Linear(model.config.size.width, shape.classes)
-        nn.init.zeros_(self.head.weight)  # as a classifier's begins in the paper, and without chance
+        nn.init.zeros_(self.head.weight)  # like the classifier in the paper, and without random numbers
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, images: Tensor, targets: Tensor | None = None, draw: Draw | None = None) -> dict[str, Tensor]:
-        """The `loss`, and the part of it that is the patches' as `tokens`; without targets, the `logits`.
+    def forward(
+        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
+    ) -> dict[str, Tensor]:
+        """Return the `loss` and the loss of the patches as `tokens`; without targets, the `logits`.
 
-        Targets are indices [B], or with cached maps [B, 1 + …]: the label, the place, the map.
+        Targets are indices [B], or with cached maps [B, 1 + …]: the label, the transform, the map.
         """
         model, spec = self.model, self.spec
         if targets is None or draw is None:
             return {"logits": model(images)}
         grid = model.embed.grid(images)
-        labels, dense = self.apart(images, targets)  # [B], [B, N, K]
-        wanted = F.one_hot(labels, self.shape.classes).float()
+        labels, patch_labels = self.split_targets(images, targets)  # [B], [B, N, K]
+        image_targets = self.soft_targets(labels)
         if spec.mix_token:
-            box = boxes(grid, spec.mix_token, draw)
-            z_0 = mixed_tokens(model, images, box)
-            wanted, dense = blended(wanted, box), exchanged(dense, box)
+            box = draw_boxes(grid, spec.mix_token, draw)
+            z_0 = embed_mixed(model, images, box)
+            image_targets, patch_labels = blend_labels(image_targets, box), swap_patches(patch_labels, box)
         else:
             z_0 = model.tokens(images)
-        z = model.encode(z_0, grid)  # every token is read
-        losses = self.losses(model.head(model.pool(z)).float(), wanted, several=False)  # [B]
-        if self.weights is not None:
-            losses = losses * (wanted * self.weights).sum(1)
-        patches = self.head(model.pool.norm(z)[:, model.config.prefix.count :]).float()  # [B, N, K]
-        tokens = -(dense * patches.log_softmax(2)).sum(2).mean()
-        return {"loss": losses.mean() + spec.beta * tokens, "tokens": tokens.detach()}
+        z = model.encode(z_0, grid)  # all tokens are used
+        loss = self.label_loss(model.head(model.pool(z)), image_targets, multi_label=False)
+        logits = self.head(model.pool.norm(z)[:, model.config.prefix.count :]).float()  # [B, N, K]
+        tokens = -(patch_labels * logits.log_softmax(2)).sum(2).mean()
+        return {"loss": loss + spec.beta * tokens, "tokens": tokens.detach()}
 
-    def apart(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The label of each picture, [B], and of each of its patches, [B, N, K]."""
+    def split_targets(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the label of each image, [B], and of each of its patches, [B, N, K]."""
         shape, grid = self.shape, self.model.embed.grid(images)
         if self.teacher is None:
-            if targets.ndim != 2 or targets.shape[1] != 1 + shape.columns:
+            if targets.ndim != 2 or targets.shape[1] != 1 + shape.n_columns:
+                (h, w), columns = shape.grid, list(targets.shape[1:])
                 raise ValueError(
-                    f"targets of {list(targets.shape[1:])} and not {1 + shape.columns} columns: "
-                    f"the loader's maps are not of {shape.grid[0]}×{shape.grid[1]} cells with the best {shape.top} classes"
+                    f"targets have columns {columns}, expected {1 + shape.n_columns}: label and map of {h}×{w} cells with "
+                    f"{shape.top} classes"
                 )
             labels = targets[:, 0].long()
-            places, classes, scores = shape.apart(targets[:, 1:])
+            transforms, classes, scores = shape.split_columns(targets[:, 1:])
         else:
-            labels, places = targets, whole(len(images), images.device)
-            answers = self.teacher.maps(images, self.preprocessing.mean, self.preprocessing.std)
-            classes, scores = best(answers, shape.top)
-        return labels, aligned(classes, scores, places, grid, shape.classes)
+            labels, transforms = targets, identity_transforms(len(images), images.device)
+            logits = self.teacher.dense_logits(images, self.preprocessing.mean, self.preprocessing.std)
+            classes, scores = top_scores(logits, shape.top)
+        return labels, align_labels(classes, scores, transforms, grid, shape.classes)

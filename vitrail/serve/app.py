@@ -1,4 +1,4 @@
-"""The application: from an HTTP request to an answer in JSON."""
+"""The FastAPI application: routes, request handling and error responses."""
 
 import asyncio
 import logging
@@ -16,149 +16,155 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import vitrail
-from vitrail.deploy.runtime import Gives
-from vitrail.serve import described
-from vitrail.serve.answers import answers
-from vitrail.serve.attention import Looking, Map
-from vitrail.serve.batching import Failed
-from vitrail.serve.body import received
-from vitrail.serve.counted import Counted
-from vitrail.serve.decoding import Decoder
-from vitrail.serve.limits import Held, Limits, Places, Refused
-from vitrail.serve.metrics import KIND, Metrics
-from vitrail.serve.models import Models, Served
-from vitrail.serve.multipart import Part
-from vitrail.serve.tokens import Tokens
+from vitrail.deploy.runtimes.base import OutputKind
+from vitrail.serve import openapi
+from vitrail.serve.attention import AttentionViewer, MapRequest
+from vitrail.serve.auth import Tokens
+from vitrail.serve.batching import InferenceFailed
+from vitrail.serve.body import ImagePart, receive_images
+from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.limits import BodyMemory, QueueSlots, RequestLimits, RequestRefused
+from vitrail.serve.metrics import KIND, MetricsMiddleware, ServiceMetrics
+from vitrail.serve.models import ServedModel, ServedModels, top_predictions
 
 log = logging.getLogger("vitrail.serve")
 T = TypeVar("T")
 
-PAGE = {
+PAGE_FILES = {
     "/": ("vitrail.serve", "page.html", "text/html"),
     "/page.css": ("vitrail.serve", "page.css", "text/css"),
     "/page.js": ("vitrail.serve", "page.js", "text/javascript"),
-    "/maps.js": ("vitrail.views", "maps.js", "text/javascript"),
+    "/maps.js": ("vitrail.analysis.page", "maps.js", "text/javascript"),
 }
-# The page takes scripts and styles from here alone, and speaks to nobody else.
-POLICY = (
+# The page loads scripts and styles from this server only, and connects to no other.
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
     "connect-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-Name = Annotated[str | None, Query(alias="model", description="which model; the first unless given", max_length=200)]
-Top = Annotated[int, Query(description="how many answers", ge=1, le=100_000)]
-Layer = Annotated[int | None, Query(description="from 1; the last unless given", ge=1, le=10_000)]
-Head = Annotated[
-    str | None, Query(description="from 0, or mean; the mean unless given", pattern=r"^(mean|[0-9]{1,4})$")
-]
-Patch = Annotated[
+ModelQuery = Annotated[str | None, Query(alias="model", description="model name [the first model]", max_length=200)]
+TopQuery = Annotated[int, Query(description="number of classes", ge=1, le=100_000)]
+LayerQuery = Annotated[int | None, Query(description="layer, from 1 [the last]", ge=1, le=10_000)]
+HeadQuery = Annotated[str | None, Query(description="head, from 0, or mean [mean]", pattern=r"^(mean|[0-9]{1,4})$")]
+PatchQuery = Annotated[
     str | None,
-    Query(description="row,column from 0; what the model reads from unless given", pattern=r"^[0-9]{1,4},[0-9]{1,4}$"),
+    Query(description="row,column, from 0 [class token or mean of patches]", pattern=r"^[0-9]{1,4},[0-9]{1,4}$"),
 ]
 
 
 class Service:
-    """What all requests share."""
+    """State shared by all requests: models, decoder, limits, tokens, metrics and queues."""
 
-    def __init__(self, models: Models, decoder: Decoder, limits: Limits, tokens: Tokens, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        models: ServedModels,
+        decoder: ImageDecoder,
+        limits: RequestLimits,
+        tokens: Tokens,
+        metrics: ServiceMetrics,
+    ) -> None:
         self.models, self.decoder, self.limits = models, decoder, limits
         self.tokens, self.metrics = tokens, metrics
-        self.held = Held(limits.held, decoder.memory)
-        self.places = Places(limits.queue, "pictures")
-        self.looks = Places(limits.looks, "requests for attention")
-        self.looking = Looking(decoder)
-        self.looker = ThreadPoolExecutor(1, thread_name_prefix="looking")
+        self.body_memory = BodyMemory(limits.body_memory, decoder.memory)
+        self.image_slots = QueueSlots(limits.queue, "images")
+        self.attention_slots = QueueSlots(limits.attention_requests, "attention requests")
+        self.attention_viewer = AttentionViewer(decoder)
+        self.attention_pool = ThreadPoolExecutor(1, thread_name_prefix="attention")
         self.stopping = False
-        metrics.waiting.set_function(lambda: self.places.taken)
+        metrics.queued.set_function(lambda: self.image_slots.taken)
 
-    async def rows(self, request: Request, name: str | None, gives: Gives) -> "Rows":
-        """Reads a request's pictures and has the model answer: a row of numbers for each, or why there is none."""
+    async def run_model(self, request: Request, name: str | None, output_kind: OutputKind) -> "RequestOutputs":
+        """Read a request's images and run the model: a row of outputs or an error for each image."""
         self.models.get(name)
-        self.places.check()
-        async with received(request, self.limits, self.held) as parts:
+        self.image_slots.check_free()
+        async with receive_images(request, self.limits, self.body_memory) as parts:
             begin = time.perf_counter()
-            with self.places.taking(len(parts)):
-                served, found = await self.in_time(request, self.asked(name, gives, parts))
-        for row in found:
-            if isinstance(row, BaseException) and not isinstance(row, Refused):
+            with self.image_slots.reserve(len(parts)):
+                served, rows = await self.wait_for(request, self.submit(name, output_kind, parts))
+        for row in rows:
+            if isinstance(row, BaseException) and not isinstance(row, RequestRefused):
                 raise row
-            self.metrics.pictures.labels(served.name, "unreadable" if isinstance(row, Refused) else "answered").inc()
-        if isinstance(found[0], Refused) and parts[0].name is None and len(parts) == 1:
-            raise found[0]  # the whole request was this picture
-        return Rows(served, [part.name for part in parts], found, time.perf_counter() - begin)
+            outcome = "unreadable" if isinstance(row, RequestRefused) else "answered"
+            self.metrics.images.labels(served.name, outcome).inc()
+        if isinstance(rows[0], RequestRefused) and parts[0].name is None and len(parts) == 1:
+            raise rows[0]  # the body was this image alone
+        return RequestOutputs(served, [part.name for part in parts], rows, time.perf_counter() - begin)
 
-    async def asked(
-        self, name: str | None, gives: Gives, parts: list[Part]
-    ) -> tuple[Served, list[np.ndarray | BaseException]]:
-        """Asks the model that has this name now, and waits."""
-        served, line = await self.models.line_of(name, gives)
-        return served, await asyncio.gather(*line.ask(parts), return_exceptions=True)
+    async def submit(
+        self, name: str | None, output_kind: OutputKind, parts: list[ImagePart]
+    ) -> tuple[ServedModel, list[np.ndarray | BaseException]]:
+        """Submit images to the model currently served under a name, and wait for its outputs."""
+        served, batcher = await self.models.get_batcher(name, output_kind)
+        return served, await asyncio.gather(*batcher.submit(parts), return_exceptions=True)
 
-    async def in_time(self, request: Request, work: Awaitable[T]) -> T:
-        """Waits for work while the client does, and no longer than a request may take."""
+    async def wait_for(self, request: Request, work: Awaitable[T]) -> T:
+        """Wait for work until it is done, the client disconnects, or the request times out."""
         task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(request.receive())  # after the body nothing comes but the end of the connection
+        gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect follows
         try:
             done, _ = await asyncio.wait({task, gone}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
             if task in done:
                 return task.result()
             if gone in done:
-                raise Refused(400, "the client left before its answer")
-            raise Refused(503, f"no answer within {self.limits.seconds:g} s: try again later", 5)
+                raise RequestRefused(400, "the client disconnected before the response")
+            raise RequestRefused(503, f"no response within {self.limits.seconds:g} s: try again later", 5)
         finally:
             gone.cancel()
             task.cancel()
 
-    async def look(self, request: Request, name: str | None, wanted: Map | None) -> dict[str, Any]:
-        """Looks into a model, one picture after another."""
+    async def compute_attention(
+        self, request: Request, name: str | None, map_request: MapRequest | None
+    ) -> dict[str, Any]:
+        """Compute attention maps for one image; requests are processed one at a time."""
         served = self.models.get(name)
-        self.looks.check()
-        async with received(request, self.limits, self.held) as parts:
+        self.attention_slots.check_free()
+        async with receive_images(request, self.limits, self.body_memory) as parts:
             if len(parts) > 1:
-                raise Refused(413, f"{len(parts)} pictures: attention is looked at one by one")
-            with self.looks.taking(1):
+                raise RequestRefused(413, f"attention takes one image per request, got {len(parts)}")
+            with self.attention_slots.reserve(1):
                 loop = asyncio.get_running_loop()
-                found = loop.run_in_executor(self.looker, self.looking, served, parts[0], wanted)
-                return await self.in_time(request, found)
+                maps = loop.run_in_executor(self.attention_pool, self.attention_viewer, served, parts[0], map_request)
+                return await self.wait_for(request, maps)
 
     async def reload(self) -> list[str]:
-        """Opens all models anew; the first that cannot be is told, and goes on as it was."""
+        """Reload all models; raise at the first that fails, which keeps its old version."""
         for name in self.models.served:
             try:
                 await self.models.reload(name)
             except (ValueError, OSError) as error:
                 self.metrics.reloads.labels(name, "failed").inc()
-                log.error("%s could not be opened anew and goes on as it was: %s", name, error)
-                raise Refused(
-                    409, f"{name!r} could not be opened anew and goes on as it was; the log says why"
-                ) from None
+                log.error("cannot reload %s, keeping the old version: %s", name, error)
+                message = f"cannot reload {name!r}, keeping the old version: see the server log"
+                raise RequestRefused(409, message) from None
             self.metrics.reloads.labels(name, "done").inc()
-            log.info("%s was opened anew", name)
+            log.info("reloaded %s", name)
         return list(self.models.served)
 
     def close(self) -> None:
-        """Ends threads, when nobody asks any more."""
+        """Stop all threads. Call it when no request is left."""
         self.models.close()
-        self.looker.shutdown(wait=False, cancel_futures=True)
+        self.attention_pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Rows:
-    """The model's numbers for the pictures of one request."""
+class RequestOutputs:
+    """Model outputs for the images of one request."""
 
-    def __init__(self, served: Served, names: list[str | None], found: list[Any], seconds: float) -> None:
-        self.served, self.names, self.found, self.seconds = served, names, found, seconds
+    def __init__(self, served: ServedModel, names: list[str | None], outputs: list[Any], seconds: float) -> None:
+        self.served, self.names, self.outputs, self.seconds = served, names, outputs, seconds
 
-    def told(self, key: str, of_one: Any, what: str) -> dict[str, Any]:
-        """As JSON: `of_one` says what a row means, under `what`."""
-        each = [
-            {"name": name, "error": row.line} if isinstance(row, Refused) else {"name": name, what: of_one(row)}
-            for name, row in zip(self.names, self.found, strict=True)
+    def to_json(self, key: str, convert: Any, field: str) -> dict[str, Any]:
+        """Return the response: a list under `key` with `convert(row)` of each image under `field`."""
+        items = [
+            {"name": name, "error": row.message}
+            if isinstance(row, RequestRefused)
+            else {"name": name, field: convert(row)}
+            for name, row in zip(self.names, self.outputs, strict=True)
         ]
-        return {"model": self.served.name, key: each, "seconds": round(self.seconds, 6)}
+        return {"model": self.served.name, key: items, "seconds": round(self.seconds, 6)}
 
 
-def application(service: Service) -> FastAPI:
-    """The application, with all its routes."""
+def create_app(service: Service) -> FastAPI:
+    """Return the application with all routes."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -168,162 +174,174 @@ def application(service: Service) -> FastAPI:
     app = FastAPI(
         title="vitrail",
         version=vitrail.__version__,
-        description="Vision Transformers that answer: send pictures, get classes, features or what the model looks at.",
-        docs_url=None,  # these would ask the network for scripts
+        description="Classes, features and attention maps of images, from Vision Transformers.",
+        docs_url=None,  # these pages load scripts from other servers
         redoc_url=None,
         lifespan=lifespan,
     )
     app.state.service = service
-    app.add_middleware(Counted, metrics=service.metrics)
-    refuse(app)
-    about(app, service)
-    asking(app, service)
-    page(app)
+    app.add_middleware(MetricsMiddleware, metrics=service.metrics)
+    add_error_handlers(app)
+    add_status_routes(app, service)
+    add_inference_routes(app, service)
+    add_page_routes(app)
     return app
 
 
-def asking(app: FastAPI, service: Service) -> None:
-    """The routes that take pictures."""
-    allowed, body = [Depends(Allowed(service.tokens))], described.body(service.limits.pictures)
+def add_inference_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes that accept images."""
+    allowed, body = [Depends(RequireToken(service.tokens))], openapi.image_request_body(service.limits.images)
 
     @app.post(
         "/predict",
-        responses={200: {"model": described.Predictions}, **described.OF_PICTURES},
+        responses={200: {"model": openapi.PredictionsResponse}, **openapi.IMAGE_ERRORS},
         dependencies=allowed,
         openapi_extra=body,
     )
-    async def predict(request: Request, model: Name = None, top: Top = 5) -> Response:
-        """The likeliest classes of one or many pictures."""
+    async def predict(request: Request, model: ModelQuery = None, top: TopQuery = 5) -> Response:
+        """Return the most likely classes of one or more images."""
         served = service.models.get(model)
-        if not served.predicts:
-            raise Refused(409, f"{served.name!r} ends in features and has no classes: ask POST /embed")
-        rows = await service.rows(request, model, "logits")
+        if not served.has_classes:
+            raise RequestRefused(409, f"{served.name!r} has no classifier: use POST /embed")
+        rows = await service.run_model(request, model, "logits")
         labels, several = rows.served.contract.labels, rows.served.contract.several
-        return JSONResponse(rows.told("predictions", lambda row: answers(row, labels, several, top), "answers"))
+        return JSONResponse(
+            rows.to_json("predictions", lambda row: top_predictions(row, labels, several, top), "answers")
+        )
 
     @app.post(
         "/embed",
-        responses={200: {"model": described.Features}, **described.OF_PICTURES},
+        responses={200: {"model": openapi.FeaturesResponse}, **openapi.IMAGE_ERRORS},
         dependencies=allowed,
         openapi_extra=body,
     )
-    async def embed(request: Request, model: Name = None) -> Response:
-        """The features of one or many pictures: what comes to the model's head."""
-        rows = await service.rows(request, model, "features")
-        return JSONResponse(rows.told("features", lambda row: row.tolist(), "values"))
+    async def embed(request: Request, model: ModelQuery = None) -> Response:
+        """Return the features of one or more images: the input of the model's head."""
+        rows = await service.run_model(request, model, "features")
+        return JSONResponse(rows.to_json("features", lambda row: row.tolist(), "values"))
 
     @app.post(
         "/attention",
-        responses={200: {"model": described.Attention}, **described.OF_PICTURES},
+        responses={200: {"model": openapi.AttentionResponse}, **openapi.IMAGE_ERRORS},
         dependencies=allowed,
-        openapi_extra=described.body(1),
+        openapi_extra=openapi.image_request_body(1),
     )
     async def attention(
-        request: Request, model: Name = None, layer: Layer = None, head: Head = None, patch: Patch = None
+        request: Request,
+        model: ModelQuery = None,
+        layer: LayerQuery = None,
+        head: HeadQuery = None,
+        patch: PatchQuery = None,
     ) -> Response:
-        """What a model looks at in one picture: everything; or one map, where a layer, a head or a patch is asked for."""
+        """Return all attention maps of one image, or a single map if layer, head or patch is given."""
         wanted = None
         if layer is not None or head is not None or patch is not None:
             row, _, column = (patch or "").partition(",")
-            wanted = Map(
+            wanted = MapRequest(
                 layer,
                 "mean" if head is None or head == "mean" else int(head),
                 (int(row), int(column)) if patch is not None else None,
             )
-        return JSONResponse(await service.look(request, model, wanted))
+        return JSONResponse(await service.compute_attention(request, model, wanted))
 
 
-def about(app: FastAPI, service: Service) -> None:
-    """The routes that tell of the service itself."""
-    allowed = [Depends(Allowed(service.tokens))]
+def add_status_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes for models, health, metrics and reload."""
+    allowed = [Depends(RequireToken(service.tokens))]
 
-    @app.get("/models", responses={200: {"model": described.Models}, **described.refusals(401)}, dependencies=allowed)
+    @app.get(
+        "/models",
+        responses={200: {"model": openapi.ModelsResponse}, **openapi.error_responses(401)},
+        dependencies=allowed,
+    )
     async def models() -> Response:
-        """The models that answer."""
-        return JSONResponse({"models": service.models.facts()})
+        """Return the served models."""
+        return JSONResponse({"models": service.models.describe()})
 
-    @app.get("/healthz", responses={200: {"model": described.State}})
+    @app.get("/healthz", responses={200: {"model": openapi.StatusResponse}})
     async def healthz() -> Response:
-        """Whether the process is alive."""
+        """Return 200 while the process is alive."""
         return JSONResponse({"status": "alive"})
 
-    @app.get("/readyz", responses={200: {"model": described.State}, **described.refusals(503)})
+    @app.get("/readyz", responses={200: {"model": openapi.StatusResponse}, **openapi.error_responses(503)})
     async def readyz() -> Response:
-        """Whether requests should be sent here: not while it stops."""
+        """Return 200 while the service accepts requests, 503 while it stops."""
         if service.stopping:
-            raise Refused(503, "stopping: send requests elsewhere", 5)
+            raise RequestRefused(503, "the service is stopping", 5)
         return JSONResponse({"status": "ready"})
 
     @app.get(
         "/metrics",
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **described.refusals(401)},
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **openapi.error_responses(401)},
         response_class=Response,
         dependencies=allowed,
     )
     async def metrics() -> Response:
-        """Counters for Prometheus."""
-        return Response(service.metrics.text(), media_type=KIND)
+        """Return Prometheus metrics."""
+        return Response(service.metrics.to_text(), media_type=KIND)
 
     if service.tokens:
 
         @app.post(
             "/reload",
-            responses={200: {"model": described.Reloaded}, **described.refusals(401, 409, 500)},
+            responses={200: {"model": openapi.ReloadResponse}, **openapi.error_responses(401, 409, 500)},
             dependencies=allowed,
         )
         async def reload() -> Response:
-            """Opens the models' files anew, without dropping a request; only where tokens are asked for."""
+            """Reload the models' files without dropping a request. Available only if tokens are configured."""
             return JSONResponse({"reloaded": await service.reload()})
 
 
-def page(app: FastAPI) -> None:
-    """The page for people, from our own files."""
-    for path, (package, name, kind) in PAGE.items():
+def add_page_routes(app: FastAPI) -> None:
+    """Add the routes of the web page and its files."""
+    for path, (package, name, kind) in PAGE_FILES.items():
         content = (files(package) / name).read_bytes()
 
-        async def given(content: bytes = content, kind: str = kind) -> Response:
+        async def send_file(content: bytes = content, kind: str = kind) -> Response:
             return Response(
-                content, media_type=kind, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+                content,
+                media_type=kind,
+                headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Cache-Control": "no-cache"},
             )
 
-        app.add_api_route(path, given, include_in_schema=False)
+        app.add_api_route(path, send_file, include_in_schema=False)
 
 
-class Allowed:
-    """Lets through whoever brings a token, where tokens are asked for."""
+class RequireToken:
+    """Dependency that requires a valid bearer token if tokens are configured."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
 
     async def __call__(self, request: Request) -> None:
-        if self.tokens and not self.tokens.allow(request.headers.get("authorization")):
-            raise Refused(401, "no right token: send the header Authorization: Bearer TOKEN")
+        if self.tokens and not self.tokens.is_allowed(request.headers.get("authorization")):
+            raise RequestRefused(401, "missing or invalid token: send the header Authorization: Bearer TOKEN")
 
 
-def refuse(app: FastAPI) -> None:
-    """Whatever goes wrong is one line of JSON."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Add handlers that return every error as one line of JSON."""
 
-    async def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused)
-        headers = {"Retry-After": str(error.retry)} if error.retry is not None else {}
+    async def handle_refusal(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestRefused)
+        headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
         if error.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse({"error": error.line}, error.status, headers)
+        return JSONResponse({"error": error.message}, error.status, headers)
 
-    async def strange(_: Request, error: Exception) -> Response:
+    async def handle_http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return JSONResponse({"error": f"{error.detail}"}, error.status_code, dict(error.headers or {}))
 
-    async def misplaced(_: Request, error: Exception) -> Response:
+    async def handle_invalid_query(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         return JSONResponse({"error": f"{'.'.join(str(at) for at in first['loc'][1:])}: {first['msg']}"}, 422)
 
-    async def failed(_: Request, error: Exception) -> Response:
-        line = str(error) if isinstance(error, Failed) else "a mistake of the service's: its log tells more"
+    async def handle_failure(_: Request, error: Exception) -> Response:
+        line = str(error) if isinstance(error, InferenceFailed) else "internal error: see the server log"
         return JSONResponse({"error": line}, 500)
 
-    app.add_exception_handler(Refused, refused)
-    app.add_exception_handler(HTTPException, strange)
-    app.add_exception_handler(RequestValidationError, misplaced)
-    app.add_exception_handler(Exception, failed)
+    app.add_exception_handler(RequestRefused, handle_refusal)
+    app.add_exception_handler(HTTPException, handle_http_error)
+    app.add_exception_handler(RequestValidationError, handle_invalid_query)
+    app.add_exception_handler(Exception, handle_failure)

@@ -1,4 +1,4 @@
-"""What a model looks at in one picture, as the page wants it and as one map.
+"""Attention maps of one image: all maps in a compact encoding for the page, or a single map.
 
 L layers, H heads, h×w patches, n cells of a coarser grid.
 """
@@ -11,131 +11,133 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from vitrail.analysis.between import CELLS, coarse
-from vitrail.analysis.look import look
-from vitrail.analysis.seen import Seen
+from vitrail.analysis.distance import MAX_CELLS, coarsen_grid
+from vitrail.analysis.figures.image_view import to_rgb
+from vitrail.analysis.page.data import encode_base64, encode_image, quantise_rows
+from vitrail.analysis.results import ImageTrace
+from vitrail.analysis.trace import trace_image
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.vit import ViT
-from vitrail.serve.answers import answers
-from vitrail.serve.decoding import Decoder
-from vitrail.serve.limits import Refused
-from vitrail.serve.models import Served
-from vitrail.serve.multipart import Part
-from vitrail.views.packed import image, quantised, text
-from vitrail.views.shown import as_rgb
+from vitrail.models.base import TokenModel
+from vitrail.serve.body import ImagePart
+from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.limits import RequestRefused
+from vitrail.serve.models import ServedModel, top_predictions
 
-BYTES = 6_000_000  # that attention between patches may take in one answer
-FEWEST = 16  # cells, however many layers and heads there are
-TOP = 5
+MAX_ATTENTION_BYTES = 6_000_000  # of attention between patches in one response
+MIN_CELLS = 16  # of the coarse grid, for any number of layers and heads
+TOP_K = 5
 
 
 @dataclass(frozen=True)
-class Map:
-    """One map: of a layer from 1 or the last, of a head from 0 or the mean of all, of a patch or of what the model reads from."""
+class MapRequest:
+    """A single map: layer from 1 (None: last), head from 0 or mean, patch (None: class token or mean of patches)."""
 
     layer: int | None
     head: int | Literal["mean"]
     patch: tuple[int, int] | None = None
 
 
-class Looking:
-    """Looks, one picture at a time."""
+class AttentionViewer:
+    """Computes attention maps, one image at a time."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: ImageDecoder) -> None:
         self.decoder = decoder
         self.lock = threading.Lock()
 
-    def __call__(self, served: Served, part: Part, wanted: Map | None) -> dict[str, Any]:
-        """In a thread: what is to be said of one picture."""
+    def __call__(self, served: ServedModel, part: ImagePart, map_request: MapRequest | None) -> dict[str, Any]:
+        """Return the response for one image. Runs in a thread."""
         preprocessing = served.contract.preprocessing
         with self.lock:
-            vit = vit_of(served)
-            if wanted is not None:
-                check(wanted, vit)
-            found = self.decoder(part, preprocessing)
-            if wanted is not None:
-                return {"model": served.name, "map": one(vit, found, preprocessing, wanted).tolist()}
-            return {"model": served.name, **everything(served, vit, found, preprocessing)}
+            vit = require_vit(served)
+            if map_request is not None:
+                check_map_request(map_request, vit)
+            pixels = self.decoder(part, preprocessing)
+            if map_request is not None:
+                return {"model": served.name, "map": attention_map(vit, pixels, preprocessing, map_request).tolist()}
+            return {"model": served.name, **attention_data(served, vit, pixels, preprocessing)}
 
 
-def vit_of(served: Served) -> ViT:
-    """The model itself, which is there also where another runtime answers for it."""
+def require_vit(served: ServedModel) -> TokenModel:
+    """Return the PyTorch model, which exists even if another runtime computes predictions; refuse if there is none."""
     if served.vit is None:
-        raise Refused(
-            409,
-            f"{served.name!r} has no attention to look at: serve a Vision Transformer's checkpoint, not a file exported from it",
-        )
+        message = f"{served.name!r} has no attention maps: serve a Vision Transformer checkpoint, not an exported file"
+        raise RequestRefused(409, message)
     return served.vit
 
 
-def check(wanted: Map, vit: ViT) -> None:
-    """Refuses what the model does not have."""
+def check_map_request(map_request: MapRequest, vit: TokenModel) -> None:
+    """Refuse a layer, head or patch that the model does not have."""
     size, (h, w) = vit.config.size, vit.config.shape.grid
-    if wanted.layer is not None and not 1 <= wanted.layer <= size.depth:
-        raise Refused(404, f"layer {wanted.layer}: this model has 1 to {size.depth}")
-    if wanted.head != "mean" and not 0 <= wanted.head < size.heads:
-        raise Refused(404, f"head {wanted.head}: this model has 0 to {size.heads - 1}, or mean")
-    if wanted.patch is not None and not (0 <= wanted.patch[0] < h and 0 <= wanted.patch[1] < w):
-        raise Refused(404, f"patch {wanted.patch[0]},{wanted.patch[1]}: rows are 0 to {h - 1}, columns 0 to {w - 1}")
+    if map_request.layer is not None and not 1 <= map_request.layer <= size.depth:
+        raise RequestRefused(404, f"layer must be 1 to {size.depth}, got {map_request.layer}")
+    if map_request.head != "mean" and not 0 <= map_request.head < size.heads:
+        raise RequestRefused(404, f"head must be 0 to {size.heads - 1} or mean, got {map_request.head}")
+    if map_request.patch is not None and not (0 <= map_request.patch[0] < h and 0 <= map_request.patch[1] < w):
+        row, column = map_request.patch
+        raise RequestRefused(404, f"patch must be within rows 0 to {h - 1}, columns 0 to {w - 1}, got {row},{column}")
 
 
-def normalised(found: np.ndarray, preprocessing: Preprocessing, vit: ViT) -> torch.Tensor:
+def normalise_pixels(pixels: np.ndarray, preprocessing: Preprocessing, vit: TokenModel) -> torch.Tensor:
     device = next(vit.parameters()).device
-    return preprocessing.normalise(torch.from_numpy(found)[None].to(device))
+    return preprocessing.normalise(torch.from_numpy(pixels)[None].to(device))
 
 
-def one(vit: ViT, found: np.ndarray, preprocessing: Preprocessing, wanted: Map) -> np.ndarray:
-    """One map, [h, w]: shares of attention, which sum to 1 with what goes to the tokens before the patches."""
-    seen = look(vit, normalised(found, preprocessing, vit), at=wanted.patch, views=("attention",))
-    maps = seen.attention if wanted.patch is None else seen.attention_at
+def attention_map(
+    vit: TokenModel, pixels: np.ndarray, preprocessing: Preprocessing, map_request: MapRequest
+) -> np.ndarray:
+    """Return one map, [h, w], of attention weights; with the prefix tokens' weights they sum to 1."""
+    trace = trace_image(vit, normalise_pixels(pixels, preprocessing, vit), at=map_request.patch, views=("attention",))
+    maps = trace.attention if map_request.patch is None else trace.attention_at
     assert maps is not None
-    layer = maps[-1 if wanted.layer is None else wanted.layer - 1]
-    return layer.mean(0) if wanted.head == "mean" else layer[wanted.head]
+    layer = maps[-1 if map_request.layer is None else map_request.layer - 1]
+    return layer.mean(0) if map_request.head == "mean" else layer[map_request.head]
 
 
-def everything(served: Served, vit: ViT, found: np.ndarray, preprocessing: Preprocessing) -> dict[str, Any]:
-    """All that the page draws of one picture."""
+def attention_data(
+    served: ServedModel, vit: TokenModel, pixels: np.ndarray, preprocessing: Preprocessing
+) -> dict[str, Any]:
+    """Return everything that the page draws for one image."""
     layers, heads = vit.config.size.depth, vit.config.size.heads
-    cells = max(FEWEST, min(CELLS, math.isqrt(BYTES // (layers * heads))))
+    cells = max(MIN_CELLS, min(MAX_CELLS, math.isqrt(MAX_ATTENTION_BYTES // (layers * heads))))
     views = ("attention", "between", "rollout", *(("relevance",) if vit.config.classes else ()))
-    seen = look(vit, normalised(found, preprocessing, vit), cells=cells, views=views)
+    trace = trace_image(vit, normalise_pixels(pixels, preprocessing, vit), max_cells=cells, views=views)
     labels, several = served.contract.labels, served.contract.several
-    said = [] if seen.logits is None else answers(seen.logits, labels, several, TOP)
+    predictions = [] if trace.logits is None else top_predictions(trace.logits, labels, several, TOP_K)
     return {
-        "grid": list(seen.grid),
+        "grid": list(trace.grid),
         "size": list(preprocessing.size),
-        "picture": image(as_rgb(found)),
-        "answers": said,
+        "picture": encode_image(to_rgb(pixels)),
+        "answers": predictions,
         "layers": layers,
         "heads": heads,
-        "reader": seen.reader,
-        **maps(seen, cells),
-        "target": None if seen.target is None else (labels[seen.target] if labels else str(seen.target)),
+        "reader": trace.reader,
+        **encode_maps(trace, cells),
+        "target": None if trace.target is None else (labels[trace.target] if labels else str(trace.target)),
     }
 
 
-def maps(seen: Seen, cells: int) -> dict[str, Any]:
-    """The maps as bytes in base64, each with the largest value that its bytes are shares of."""
-    assert seen.attention is not None
-    assert seen.between is not None
-    assert seen.between_grid is not None
-    attention, scale = quantised(seen.attention.reshape(*seen.attention.shape[:2], -1))
-    between, between_scale = quantised(seen.between)
-    made: dict[str, Any] = {
-        "attention": text(attention),
-        "attention_scale": rounded(scale),
-        "between": text(between),
-        "between_scale": text(between_scale),  # float32, [L, H, n]: a row each
-        "between_grid": list(seen.between_grid),
-        "between_side": coarse(seen.grid, cells)[1],  # patches along the side of a cell
+def encode_maps(trace: ImageTrace, cells: int) -> dict[str, Any]:
+    """Return the maps as base64 bytes, each with the value of its largest byte as scale."""
+    assert trace.attention is not None
+    assert trace.between is not None
+    assert trace.between_grid is not None
+    attention, scale = quantise_rows(trace.attention.reshape(*trace.attention.shape[:2], -1))
+    between, between_scale = quantise_rows(trace.between)
+    maps: dict[str, Any] = {
+        "attention": encode_base64(attention),
+        "attention_scale": round_scale(scale),
+        "between": encode_base64(between),
+        "between_scale": encode_base64(between_scale),  # float32, [L, H, n]
+        "between_grid": list(trace.between_grid),
+        "between_side": coarsen_grid(trace.grid, cells)[1],  # patches along the side of a cell
     }
     for name in ("rollout", "relevance"):
-        values = getattr(seen, name)
+        values = getattr(trace, name)
         if values is not None:
-            codes, largest = quantised(values.reshape(1, -1).clip(0))
-            made[name], made[f"{name}_scale"] = text(codes), float(largest[0])
-    return made
+            codes, largest = quantise_rows(values.reshape(1, -1).clip(0))
+            maps[name], maps[f"{name}_scale"] = encode_base64(codes), float(largest[0])
+    return maps
 
 
-def rounded(scale: np.ndarray) -> list[list[float]]:
+def round_scale(scale: np.ndarray) -> list[list[float]]:
     return [[float(f"{value:.6g}") for value in layer] for layer in scale]

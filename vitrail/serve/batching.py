@@ -1,8 +1,7 @@
-"""Pictures of many clients to one model: decoded beside each other, answered together.
+"""Dynamic batching: images of many clients are decoded in parallel and run through the model in batches.
 
-A picture's way: bytes → a thread of the pool decodes it → it waits in line → a worker takes it, with those that wait beside it or
-come within a few milliseconds → its row of numbers goes back to the event loop. Nothing waits for company that is not
-on its way: a client that is alone gets its answer as fast as the model is.
+bytes → decoded in a thread pool → queued → taken by a worker in a batch with other queued images → outputs delivered to the event
+loop. A worker waits up to `max_wait` only while other images are being decoded, so a single client is never delayed.
 """
 
 import asyncio
@@ -16,161 +15,164 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.runtime import Runtime
-from vitrail.serve.decoding import Decoder
-from vitrail.serve.limits import Refused
-from vitrail.serve.multipart import Part
+from vitrail.deploy.runtimes.base import Runtime
+from vitrail.serve.body import ImagePart
+from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.limits import RequestRefused
 
 log = logging.getLogger("vitrail.serve")
 
 
-class Failed(Exception):
-    """The model itself could not answer: nothing that a client did."""
+class InferenceFailed(Exception):
+    """Raised when the model fails. Not the client's fault."""
 
 
-class Asked:
-    """A picture on its way. `answer` is of the event loop, and set only there."""
+class PendingImage:
+    """An image in the queue. `answer` is a future of the event loop, and set only there."""
 
     __slots__ = ("answer", "loop", "part", "pixels")
 
-    def __init__(self, part: Part, loop: asyncio.AbstractEventLoop) -> None:
-        self.part: Part | None = part
+    def __init__(self, part: ImagePart, loop: asyncio.AbstractEventLoop) -> None:
+        self.part: ImagePart | None = part
         self.pixels: np.ndarray | None = None
         self.loop, self.answer = loop, loop.create_future()
 
     @property
-    def unwanted(self) -> bool:
-        """Nobody waits for it any more."""
+    def is_cancelled(self) -> bool:
+        """Return True if the client no longer waits."""
         return self.answer.cancelled()
 
 
-def tell(asked: Sequence[Asked], found: Sequence[np.ndarray | Exception]) -> None:
-    """Brings answers to those who wait, from any thread."""
-    if not asked:
+def deliver_results(pending: Sequence[PendingImage], results: Sequence[np.ndarray | Exception]) -> None:
+    """Set the results of pending images from any thread."""
+    if not pending:
         return
 
     def deliver() -> None:
-        for each, answer in zip(asked, found, strict=True):
-            if each.answer.done():
+        for image, result in zip(pending, results, strict=True):
+            if image.answer.done():
                 continue
-            if isinstance(answer, Exception):
-                each.answer.set_exception(answer)
+            if isinstance(result, Exception):
+                image.answer.set_exception(result)
             else:
-                each.answer.set_result(answer)
+                image.answer.set_result(result)
 
     try:
-        asked[0].loop.call_soon_threadsafe(deliver)
-    except RuntimeError:  # the loop has ended, and with it everybody who waited
-        log.warning("%d answers came after the service had stopped", len(asked))
+        pending[0].loop.call_soon_threadsafe(deliver)
+    except RuntimeError:  # the event loop has ended
+        log.warning("dropped %d results: the service has stopped", len(pending))
 
 
 class Batcher:
-    """The line before a model, and the threads that work it off: one for each runtime."""
+    """Queue of a model and its worker threads, one for each runtime."""
 
     def __init__(
         self,
         runtimes: Sequence[Runtime],
         preprocessing: Preprocessing,
-        decoder: Decoder,
+        decoder: ImageDecoder,
         pool: ThreadPoolExecutor,
         *,
-        largest: int = 8,
-        wait: float = 0.005,
-        saw: Callable[[int, float], None] = lambda pictures, seconds: None,
+        max_batch_size: int = 8,
+        max_wait: float = 0.005,
+        on_batch: Callable[[int, float], None] = lambda n_images, seconds: None,
     ) -> None:
-        """Batches of at most `largest`, for which nobody waits longer than `wait` seconds; `saw` hears of each."""
+        """Start the workers. `max_wait` is in seconds; `on_batch` receives size and seconds of each batch."""
         self.preprocessing, self.decoder, self.pool = preprocessing, decoder, pool
-        self.largest, self.wait, self.saw = largest, wait, saw
-        self.line: deque[Asked] = deque()
-        self.coming = 0  # pictures that are being decoded
+        self.max_batch_size, self.max_wait, self.on_batch = max_batch_size, max_wait, on_batch
+        self.queue: deque[PendingImage] = deque()
+        self.n_decoding = 0
         self.idle = len(runtimes)
         self.closed = False
         self.change = threading.Condition()
         self.gathering = threading.Lock()
         self.threads = [
-            threading.Thread(target=self.work, args=(runtime,), name=f"model-{number}", daemon=True)
+            threading.Thread(target=self.run_worker, args=(runtime,), name=f"model-{number}", daemon=True)
             for number, runtime in enumerate(runtimes)
         ]
         for thread in self.threads:
             thread.start()
 
-    def ask(self, parts: Sequence[Part]) -> list[asyncio.Future[np.ndarray]]:
-        """Called in the event loop: an answer to come for each picture, a row of numbers or a refusal."""
+    def submit(self, parts: Sequence[ImagePart]) -> list[asyncio.Future[np.ndarray]]:
+        """Queue images and return a future for each: a row of outputs or a RequestRefused. Call it in the event loop."""
         loop = asyncio.get_running_loop()
-        asked = [Asked(part, loop) for part in parts]
+        images = [PendingImage(part, loop) for part in parts]
         with self.change:
-            self.coming += len(asked)
-        for each in asked:
-            self.pool.submit(self.decode, each)
-        return [each.answer for each in asked]
+            self.n_decoding += len(images)
+        for image in images:
+            self.pool.submit(self.decode, image)
+        return [image.answer for image in images]
 
-    def decode(self, asked: Asked) -> None:
-        """In a thread of the pool."""
-        part, asked.part = asked.part, None
+    def decode(self, pending: PendingImage) -> None:
+        """Decode an image and queue it. Runs in the thread pool."""
+        part, pending.part = pending.part, None
         assert part is not None
-        refused: Refused | None = None
-        if not asked.unwanted:
+        refused: RequestRefused | None = None
+        if not pending.is_cancelled:
             try:
-                asked.pixels = self.decoder(part, self.preprocessing)
-            except Refused as error:
+                pending.pixels = self.decoder(part, self.preprocessing)
+            except RequestRefused as error:
                 refused = error
         with self.change:
-            self.coming -= 1
-            if asked.pixels is not None:
-                self.line.append(asked)
+            self.n_decoding -= 1
+            if pending.pixels is not None:
+                self.queue.append(pending)
             self.change.notify_all()
         if refused is not None:
-            tell([asked], [refused])
+            deliver_results([pending], [refused])
 
-    def work(self, runtime: Runtime) -> None:
-        """A worker's life: until the line is closed and empty."""
+    def run_worker(self, runtime: Runtime) -> None:
+        """Run batches until the queue is closed and empty."""
         while True:
             with self.gathering:
-                batch = self.take()
+                batch = self.take_batch()
             if batch is None:
                 return
             if not batch:
                 continue
             begin = time.perf_counter()
-            found: list[np.ndarray | Exception]
+            results: list[np.ndarray | Exception]
             try:
-                rows = runtime(np.stack([asked.pixels for asked in batch if asked.pixels is not None]))
-                found = [row if np.isfinite(row).all() else Failed("the model's answer is not finite") for row in rows]
+                rows = runtime(np.stack([image.pixels for image in batch if image.pixels is not None]))
+                results = [
+                    row if np.isfinite(row).all() else InferenceFailed("the model's output is not finite")
+                    for row in rows
+                ]
             except Exception:
-                log.exception("the model could not answer %d pictures", len(batch))
-                found = [Failed("the model could not answer")] * len(batch)
-            self.saw(len(batch), time.perf_counter() - begin)
-            tell(batch, found)
+                log.exception("inference failed for %d images", len(batch))
+                results = [InferenceFailed("inference failed")] * len(batch)
+            self.on_batch(len(batch), time.perf_counter() - begin)
+            deliver_results(batch, results)
             with self.change:
                 self.idle += 1
-            del batch, found  # nothing is kept while it waits for more
+            del batch, results  # free the memory while waiting
 
-    def take(self) -> list[Asked] | None:
-        """The next pictures, None at the end. Only one worker at a time gathers; the others work or wait their turn."""
+    def take_batch(self) -> list[PendingImage] | None:
+        """Return the next batch, None at the end. One worker at a time gathers a batch."""
         with self.change:
-            while not self.line:
-                if self.closed and not self.coming:
+            while not self.queue:
+                if self.closed and not self.n_decoding:
                     return None
                 self.change.wait()
-            end = time.monotonic() + self.wait
-            # Company is waited for only while it is on its way, and only where no other worker is free to take it.
-            while self.idle == 1 and self.coming and len(self.line) < self.largest:
+            end = time.monotonic() + self.max_wait
+            # Wait only while other images are being decoded and no other worker is idle.
+            while self.idle == 1 and self.n_decoding and len(self.queue) < self.max_batch_size:
                 left = end - time.monotonic()
                 if left <= 0:
                     break
                 self.change.wait(left)
-            share = min(self.largest, -(-len(self.line) // self.idle))  # so that free workers get as much
-            batch: list[Asked] = []
-            while self.line and len(batch) < share:
-                asked = self.line.popleft()
-                if not asked.unwanted:
-                    batch.append(asked)
+            share = min(self.max_batch_size, -(-len(self.queue) // self.idle))  # equal shares for idle workers
+            batch: list[PendingImage] = []
+            while self.queue and len(batch) < share:
+                image = self.queue.popleft()
+                if not image.is_cancelled:
+                    batch.append(image)
             if batch:
                 self.idle -= 1
             return batch
 
     def close(self) -> None:
-        """No more will come: what is in line is answered, then the threads end."""
+        """Accept no more images; the workers finish the queue and end."""
         with self.change:
             self.closed = True
             self.change.notify_all()

@@ -1,26 +1,27 @@
-"""A connection that cannot be held for nothing.
+"""HTTP connections with limits on the time and size of request headers.
 
-uvicorn waits for a request's headers for ever and takes as many as come. Here they must be complete within some seconds and some
-kilobytes. A client that is refused while its body is still coming is heard out for a moment, because a connection that is
-closed on it would take the refusal away with it.
+uvicorn has neither limit. A connection refused while its body is still arriving stays open for a few seconds: closing it at once
+could discard the response before the client has read it.
 """
 
 import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEADERS = 65_536  # bytes
-SECONDS = 10.0  # for the headers to come
-LINGER = 5.0  # seconds for the rest of a body that nobody wants
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n"
-LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+MAX_HEADER_BYTES = 65_536
+HEADER_TIMEOUT_SECONDS = 10.0
+LINGER_SECONDS = 5.0  # for the rest of the body of a refused request
+BUSY_RESPONSE = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n"
+HEADERS_TOO_LARGE_RESPONSE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
 
 
-def connection(most: int) -> type[HttpToolsProtocol]:
-    """The protocol, of which at most so many are open at once."""
+def make_connection_class(max_connections: int) -> type[HttpToolsProtocol]:
+    """Return a protocol class that allows at most `max_connections` open connections."""
 
     class Connection(HttpToolsProtocol):
-        """uvicorn's own, with clocks."""
+        """uvicorn's protocol with timeouts."""
 
         clock: asyncio.TimerHandle | None = None
         headers_to_come = True
@@ -28,10 +29,10 @@ def connection(most: int) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) > most:
-                self.end(BUSY)
+            if len(self.connections) > max_connections:
+                self.end(BUSY_RESPONSE)
             else:
-                self.wind(SECONDS)
+                self.wind(HEADER_TIMEOUT_SECONDS)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.wind(None)
@@ -41,10 +42,10 @@ def connection(most: int) -> type[HttpToolsProtocol]:
             if self.headers_to_come:
                 self.head += len(data)
                 if self.clock is None:
-                    self.wind(SECONDS)
+                    self.wind(HEADER_TIMEOUT_SECONDS)
             super().data_received(data)
-            if self.headers_to_come and self.head > HEADERS:
-                self.end(LARGE)
+            if self.headers_to_come and self.head > MAX_HEADER_BYTES:
+                self.end(HEADERS_TOO_LARGE_RESPONSE)
 
         def on_headers_complete(self) -> None:
             self.headers_to_come, self.head = False, 0
@@ -59,16 +60,16 @@ def connection(most: int) -> type[HttpToolsProtocol]:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if not self.headers_to_come and not self.transport.is_closing():
-                self.wind(LINGER)
+                self.wind(LINGER_SECONDS)
 
         def wind(self, seconds: float | None) -> None:
-            """Sets the clock, after which the connection ends; or stops it."""
+            """Start the timeout after which the connection is closed; stop it for None."""
             if self.clock is not None:
                 self.clock.cancel()
             self.clock = None if seconds is None else self.loop.call_later(seconds, self.end)
 
         def end(self, last: bytes = b"") -> None:
-            """Closes the connection, with a last word."""
+            """Close the connection after an optional last response."""
             self.wind(None)
             if not self.transport.is_closing():
                 if last:

@@ -1,112 +1,130 @@
-"""What the service takes, and what it does not: every refusal is one line with the status that fits."""
+"""Limits of the service: request sizes, queue slots and memory, and the exception for refused requests."""
 
+import ctypes
 import math
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vitrail.serve.memory import Memory
+LARGE_BYTES = 1_000_000  # pixels or bytes; memory of smaller items is reused soon
+
+
+class MemoryTrimmer:
+    """Returns freed memory to the system after large requests. glibc keeps freed memory in each thread's heap."""
+
+    def __init__(self) -> None:
+        self.is_needed = False
+        self.libc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
+
+    def record(self, size: int) -> None:
+        """Record the size of an image in pixels or of a body in bytes."""
+        self.is_needed = self.is_needed or size >= LARGE_BYTES
+
+    def trim(self) -> None:
+        """Return freed memory to the system if something large was recorded."""
+        if self.is_needed and self.libc is not None:
+            self.is_needed = False
+            self.libc.malloc_trim(0)
+
 
 MEGABYTE = 2**20
 
 
-class Refused(Exception):
-    """A request that gets no answer but this line."""
+class RequestRefused(Exception):
+    """Raised to refuse a request with a status and a one-line message."""
 
-    def __init__(self, status: int, line: str, retry: int | None = None) -> None:
-        super().__init__(line)
-        self.status, self.line, self.retry = status, line, retry  # seconds until it may be tried again
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.retry_after = status, message, retry_after  # retry_after in seconds
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much one client, and all of them together, may ask for."""
+class RequestLimits:
+    """Limits per request and for all requests together."""
 
-    body: int = 32 * MEGABYTE  # bytes of a request
-    pixels: int = 50_000_000  # of a picture, which its header tells
-    pictures: int = 64  # in a request
-    queue: int = 256  # pictures that are taken and not answered, of all clients
-    looks: int = 8  # requests for attention that wait or run
-    seconds: float = 30.0  # from the last byte of a request to its answer
-    body_seconds: float = 30.0  # from the first byte of a body to its last
+    body: int = 32 * MEGABYTE  # bytes per request
+    pixels: int = 50_000_000  # per image, from its header
+    images: int = 64  # per request
+    queue: int = 256  # images waiting or running, of all clients
+    attention_requests: int = 8  # waiting or running
+    seconds: float = 30.0  # from the last byte of a request to the response
+    body_seconds: float = 30.0  # from the first to the last byte of a body
 
     def __post_init__(self) -> None:
-        for name in ("body", "pixels", "pictures", "queue", "looks"):
+        for name in ("body", "pixels", "images", "queue", "attention_requests"):
             if getattr(self, name) < 1:
-                raise ValueError(f"a limit of {getattr(self, name)} for {name}: give at least 1")
+                raise ValueError(f"limit {name} must be at least 1, got {getattr(self, name)}")
         for name in ("seconds", "body_seconds"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"a limit of {getattr(self, name)} for {name}: give more than 0")
-        if self.pictures > self.queue:
-            raise ValueError(
-                f"a request may hold {self.pictures} pictures and the queue {self.queue}: "
-                "make --queue at least as long as --max-pictures"
-            )
+                raise ValueError(f"limit {name} must be > 0 and finite, got {getattr(self, name)}")
+        if self.images > self.queue:
+            raise ValueError(f"--queue must be >= --max-pictures, got {self.queue} and {self.images}")
 
     @property
-    def held(self) -> int:
-        """Bytes of bodies that may lie in memory at once."""
+    def body_memory(self) -> int:
+        """Return the limit of all bodies in memory, in bytes."""
         return 8 * self.body
 
 
-class Places:
-    """The places of a queue: whoever finds none is sent away at once, and told when to come again."""
+class QueueSlots:
+    """Slots of a queue. A request that finds none free is refused with a Retry-After."""
 
     def __init__(self, count: int, what: str) -> None:
         self.count, self.what = count, what
         self.taken = 0
-        self.usual = 1.0  # seconds that a place is held, lately
+        self.mean_seconds = 1.0  # moving average of the time a slot is held
 
-    def check(self) -> None:
-        """Refuses where not even one place is free."""
+    def check_free(self) -> None:
+        """Raise RequestRefused if no slot is free."""
         if self.taken >= self.count:
-            raise self.full()
+            raise self.refuse_full()
 
     @contextmanager
-    def taking(self, number: int) -> Iterator[None]:
-        """So many places, for as long as it takes."""
+    def reserve(self, number: int) -> Iterator[None]:
+        """Hold `number` slots during the block."""
         if self.taken + number > self.count:
-            raise self.full()
+            raise self.refuse_full()
         self.taken += number
         begin = time.monotonic()
         try:
             yield
         finally:
             self.taken -= number
-            self.usual += 0.1 * (time.monotonic() - begin - self.usual)
+            self.mean_seconds += 0.1 * (time.monotonic() - begin - self.mean_seconds)
 
-    def full(self) -> Refused:
-        retry = max(1, min(30, math.ceil(self.usual)))
-        return Refused(503, f"busy: {self.count} {self.what} are waiting already, try again in {retry} s", retry)
+    def refuse_full(self) -> RequestRefused:
+        retry = max(1, min(30, math.ceil(self.mean_seconds)))
+        return RequestRefused(503, f"busy: {self.count} {self.what} in the queue, try again in {retry} s", retry)
 
 
-class Held:
-    """Bytes of bodies in memory, of all requests together."""
+class BodyMemory:
+    """Total bytes of request bodies in memory."""
 
-    def __init__(self, most: int, memory: Memory) -> None:
-        self.most, self.memory, self.bytes = most, memory, 0
+    def __init__(self, max_bytes: int, memory: MemoryTrimmer) -> None:
+        self.max_bytes, self.memory, self.bytes = max_bytes, memory, 0
 
     @contextmanager
-    def holding(self) -> Iterator["Hold"]:
-        """What one request holds, given back at its end."""
-        hold = Hold(self)
+    def reserve(self) -> Iterator["BodyReservation"]:
+        """Yield the reservation of one request, released at the end of the block."""
+        reservation = BodyReservation(self)
         try:
-            yield hold
+            yield reservation
         finally:
-            self.bytes -= hold.bytes
-            self.memory.saw(hold.bytes)
+            self.bytes -= reservation.bytes
+            self.memory.record(reservation.bytes)
 
 
-class Hold:
-    """The part of one request."""
+class BodyReservation:
+    """Bytes reserved by one request."""
 
-    def __init__(self, held: Held) -> None:
-        self.held, self.bytes = held, 0
+    def __init__(self, total: BodyMemory) -> None:
+        self.total, self.bytes = total, 0
 
-    def add(self, count: int) -> None:
-        """So many bytes more, or a refusal where all requests together hold too many."""
-        if self.held.bytes + count > self.held.most:
-            raise Refused(503, "busy: too many large requests at once, try again in a second", 1)
-        self.held.bytes += count
+    def reserve(self, count: int) -> None:
+        """Reserve `count` more bytes; raise RequestRefused if all requests together exceed the limit."""
+        if self.total.bytes + count > self.total.max_bytes:
+            raise RequestRefused(503, "busy: too many large requests, try again in 1 s", 1)
+        self.total.bytes += count
         self.bytes += count

@@ -1,57 +1,85 @@
-"""What Prometheus is told."""
+"""Prometheus metrics and the middleware that records them."""
+
+import time
 
 from prometheus_client import CONTENT_TYPE_LATEST as KIND
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
-__all__ = ["KIND", "Metrics"]
+__all__ = ["KIND", "ServiceMetrics"]
 
 
-class Metrics:
-    """The counters of one application."""
+class ServiceMetrics:
+    """Metrics of one application."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.requests = Counter(
-            "vitrail_requests",
-            "Requests by what was asked and how it ended",
-            ["endpoint", "code"],
-            registry=self.registry,
+            "vitrail_requests", "Requests by endpoint and status code", ["endpoint", "code"], registry=self.registry
         )
         self.seconds = Histogram(
             "vitrail_request_seconds",
-            "From a request to its answer",
+            "Seconds from request to response",
             ["endpoint"],
-            buckets=SECONDS,
+            buckets=SECONDS_BUCKETS,
             registry=self.registry,
         )
-        self.pictures = Counter(
-            "vitrail_pictures",
-            "Pictures by model and whether they could be read",
-            ["model", "outcome"],
-            registry=self.registry,
+        self.images = Counter(
+            "vitrail_pictures", "Images by model and outcome", ["model", "outcome"], registry=self.registry
         )
         self.batches = Histogram(
-            "vitrail_batch_pictures",
-            "Pictures that a model answered together",
-            ["model"],
-            buckets=BATCHES,
-            registry=self.registry,
+            "vitrail_batch_pictures", "Images per batch", ["model"], buckets=BATCH_BUCKETS, registry=self.registry
         )
-        self.computing = Counter(
-            "vitrail_model_seconds", "Time that a model took for its batches", ["model"], registry=self.registry
+        self.model_seconds = Counter(
+            "vitrail_model_seconds", "Seconds of model time", ["model"], registry=self.registry
         )
-        self.waiting = Gauge("vitrail_queue_pictures", "Pictures taken and not answered", registry=self.registry)
-        self.reloads = Counter("vitrail_reloads", "Models opened anew", ["model", "outcome"], registry=self.registry)
+        self.queued = Gauge("vitrail_queue_pictures", "Images waiting or running", registry=self.registry)
+        self.reloads = Counter(
+            "vitrail_reloads", "Model reloads by outcome", ["model", "outcome"], registry=self.registry
+        )
 
-    def batch(self, model: str, pictures: int, seconds: float) -> None:
-        """A batch that was answered."""
-        self.batches.labels(model).observe(pictures)
-        self.computing.labels(model).inc(seconds)
+    def record_batch(self, model: str, n_images: int, seconds: float) -> None:
+        """Record a finished batch."""
+        self.batches.labels(model).observe(n_images)
+        self.model_seconds.labels(model).inc(seconds)
 
-    def text(self) -> bytes:
-        """All of them, in Prometheus' form."""
+    def to_text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+PAGE_PATHS = ("/", "/page.css", "/page.js", "/maps.js", "/openapi.json")
+KNOWN_PATHS = frozenset(
+    (*PAGE_PATHS, "/predict", "/embed", "/attention", "/models", "/healthz", "/readyz", "/metrics", "/reload")
+)
+DEFAULT_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+
+
+class MetricsMiddleware:
+    """ASGI middleware that records requests. Unknown paths share one label, so clients cannot create new labels."""
+
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        begin, code = time.perf_counter(), 500
+
+        async def counting(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+                message["headers"] = [*message.get("headers", []), *DEFAULT_HEADERS]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counting)
+        finally:
+            endpoint = scope["path"] if scope["path"] in KNOWN_PATHS else "other"
+            self.metrics.requests.labels(endpoint, str(code)).inc()
+            self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - begin)

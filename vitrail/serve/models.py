@@ -1,108 +1,142 @@
-"""The models that are served, by name: opened, tried, and exchanged for newer ones while requests go on."""
+"""Served models by name: opening, testing, reloading without downtime, and conversion of logits to predictions."""
 
 import asyncio
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.runtime import Deployed, Gives, Runtime
-from vitrail.models.vit import ViT, ViTConfig
-from vitrail.models.written import from_json
+from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime
+from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
+from vitrail.inference import top_classes
+from vitrail.models.base import TokenConfig, TokenModel
+from vitrail.models.registry import config_from_json
 from vitrail.serve.batching import Batcher
-from vitrail.serve.limits import Refused
-from vitrail.serve.opening import Opening
+from vitrail.serve.limits import RequestRefused
+
+
+@dataclass(frozen=True)
+class ModelOpener:
+    """Opens models with fixed options."""
+
+    threads: int | None = None  # of each runtime
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `vitrail.deploy.runtimes.open.open_deployed_model`
+
+    def open_any(self, where: str) -> DeployedModel:
+        """Open a model for logits, or for features if it has no classifier."""
+        try:
+            return self.open_model(where, "logits")
+        except ValueError:
+            try:
+                model = self.open_model(where, "features")
+            except ValueError:
+                model = None
+            if model is None or model.contract.labels is not None:
+                raise
+            return model
+
+    def open_model(self, where: str, output_kind: OutputKind, runtime: str | None = None) -> DeployedModel:
+        """Open a model for an output kind, with a given runtime or the configured one."""
+        chosen = {} if runtime is None else {"runtime": runtime}
+        return open_deployed_model(where, output_kind=output_kind, threads=self.threads, **{**self.options, **chosen})
+
+    def clone_runtime(self, deployed: DeployedModel) -> Runtime:
+        """Return another instance of a model's runtime for another thread."""
+        return clone_runtime(deployed, self.threads)
+
 
 log = logging.getLogger("vitrail.serve")
 
 
-Line = Callable[[str, Sequence[Runtime], Preprocessing], Batcher]
+BatcherFactory = Callable[[str, Sequence[Runtime], Preprocessing], Batcher]
 
 
 @dataclass(frozen=True)
-class Named:
-    """A model to serve: what clients call it, and where it lies on this machine."""
+class ModelSource:
+    """A model to serve: its public name and its location."""
 
     name: str
     where: str
 
 
-def named(given: Sequence[str]) -> list[Named]:
-    """`name=where`, or `where` alone, which is called like its file or directory."""
-    found = []
-    for text in given:
+def parse_model_sources(texts: Sequence[str]) -> list[ModelSource]:
+    """Parse `NAME=MODEL` or `MODEL`, which is named after its file or directory."""
+    sources = []
+    for text in texts:
         name, equals, where = text.partition("=")
         if not equals or "/" in name or "\\" in name:
             name, where = "", text
         if not where:
-            raise ValueError(f"{text!r}: write NAME=MODEL, with a file, a directory, a run or hf://owner/name")
-        found.append(Named(name or usual(where), where))
-    for each in found:
-        if sum(other.name == each.name for other in found) > 1:
-            raise ValueError(f"two models are called {each.name!r}: write NAME={each.where} to call one otherwise")
-        if not each.name.isprintable() or len(each.name) > 100:
-            raise ValueError(f"{each.name!r} as a model's name: use up to 100 letters, digits, - and _")
-    return found
+            raise ValueError(
+                f"invalid model {text!r}: use NAME=MODEL with a file, a directory, a run or hf://owner/name"
+            )
+        sources.append(ModelSource(name or default_name(where), where))
+    for source in sources:
+        if sum(other.name == source.name for other in sources) > 1:
+            raise ValueError(f"two models are named {source.name!r}: rename one with NAME={source.where}")
+        if not source.name.isprintable() or len(source.name) > 100:
+            raise ValueError(f"invalid model name {source.name!r}: use up to 100 letters, digits, - and _")
+    return sources
 
 
-def usual(where: str) -> str:
-    """What a model is called by itself: a file's name without its ending, a directory's or a repository's name."""
+def default_name(where: str) -> str:
+    """Return the default name of a model: its file name without suffix, or its directory or repository name."""
     last = where.rstrip("/").replace("\\", "/").rpartition("/")[2] or where
     stem, dot, ending = last.rpartition(".")
     if last in ("model.safetensors", "best.safetensors"):
-        return usual(where.rstrip("/")[: -len(last)].rstrip("/")) or stem
+        return default_name(where.rstrip("/")[: -len(last)].rstrip("/")) or stem
     return stem if dot and stem and ending.isalnum() and not ending.isdigit() else last
 
 
-class Served:
-    """One model, the lines before it, and what clients may know of it."""
+class ServedModel:
+    """A served model with its batchers and its public description."""
 
-    def __init__(self, called: Named, opening: Opening, line: Line, workers: int) -> None:
-        self.name, self.where, self.opening = called.name, called.where, opening
-        self.line, self.workers = line, workers
-        self.deployed = opening.first(called.where)
+    def __init__(self, source: ModelSource, opener: ModelOpener, make_batcher: BatcherFactory, workers: int) -> None:
+        self.name, self.where, self.opener = source.name, source.where, opener
+        self.make_batcher, self.workers = make_batcher, workers
+        self.deployed = opener.open_any(source.where)
         self.contract = self.deployed.contract
-        self.config = from_json(self.contract.config) if self.contract.config else None
+        self.config = config_from_json(self.contract.config) if self.contract.config else None
         model = self.deployed.model
-        self.vit = apart(model) if isinstance(model, ViT) else None  # to look into
-        self.batchers: dict[Gives, Batcher] = {}
-        self.adding = threading.Lock()
+        self.vit = copy_sharing_weights(model) if isinstance(model, TokenModel) else None  # for attention maps
+        self.batchers: dict[OutputKind, Batcher] = {}
+        self.lock = threading.Lock()
         self.start(self.deployed)
 
     @property
-    def predicts(self) -> bool:
-        return self.deployed.gives == "logits"
+    def has_classes(self) -> bool:
+        return self.deployed.output_kind == "logits"
 
-    def start(self, deployed: Deployed) -> None:
-        """Tries a model, and puts a line before it."""
-        tried(self.where, deployed.runtime, self.contract.preprocessing)
-        runtimes = [deployed.runtime, *(self.opening.another(deployed) for _ in range(self.workers - 1))]
-        self.batchers[deployed.gives] = self.line(self.name, runtimes, self.contract.preprocessing)
+    def start(self, deployed: DeployedModel) -> None:
+        """Test a model and start its batcher."""
+        check_runs(self.where, deployed.runtime, self.contract.preprocessing)
+        runtimes = [deployed.runtime, *(self.opener.clone_runtime(deployed) for _ in range(self.workers - 1))]
+        self.batchers[deployed.output_kind] = self.make_batcher(self.name, runtimes, self.contract.preprocessing)
 
-    def ready(self, gives: Gives) -> Batcher | None:
-        """The line for these numbers, if it is open already."""
-        return self.batchers.get(gives)
+    def get_batcher(self, output_kind: OutputKind) -> Batcher | None:
+        """Return the batcher of an output kind, None if it is not started."""
+        return self.batchers.get(output_kind)
 
-    def add(self, gives: Gives) -> None:
-        """Opens the model once more for other numbers; takes as long as that takes."""
-        with self.adding:
-            if gives in self.batchers:
+    def add_output(self, output_kind: OutputKind) -> None:
+        """Open the model for another output kind. This may take seconds."""
+        with self.lock:
+            if output_kind in self.batchers:
                 return
-            other = self.opening.for_(self.where, gives, self.deployed.runtime.name)
+            other = self.opener.open_model(self.where, output_kind, self.deployed.runtime.name)
             if other.contract.checksum != self.contract.checksum:
-                raise Refused(409, f"the file of {self.name!r} has changed since it was opened: reload it first")
+                raise RequestRefused(409, f"the file of {self.name!r} has changed: reload the model first")
             self.start(other)
 
-    def facts(self) -> dict[str, Any]:
-        """What GET /models says of it."""
+    def describe(self) -> dict[str, Any]:
+        """Return its entry of GET /models."""
         config = self.config
-        vit = config if isinstance(config, ViTConfig) else None
+        vit = config if isinstance(config, TokenConfig) else None
         return {
             "name": self.name,
             "labels": None if self.contract.labels is None else list(self.contract.labels),
@@ -111,85 +145,98 @@ class Served:
             "layers": vit.size.depth if vit else 0,
             "heads": vit.size.heads if vit else 0,
             "prefix": vit.prefix.count if vit else 0,
-            "attention": self.sees,
+            "attention": self.has_attention,
             "several": self.contract.several,
             "runtime": self.deployed.runtime.name,
             "merge": self.contract.merge,
         }
 
     @property
-    def sees(self) -> bool:
-        """Whether there is attention to look at: in a Vision Transformer, and not in a file that was exported from one."""
+    def has_attention(self) -> bool:
+        """Return True for a Vision Transformer checkpoint; exported files have no attention maps."""
         return self.vit is not None
 
     def close(self) -> None:
-        """Answers what it was asked, and ends."""
+        """Finish queued images and stop."""
         for batcher in self.batchers.values():
             batcher.close()
 
 
-def apart(vit: ViT) -> ViT:
-    """The same model with layers of its own and the same weights in memory: looking watches layers while they run."""
+def copy_sharing_weights(vit: TokenModel) -> TokenModel:
+    """Return a copy that shares the weights but not the layers, so that hooks do not affect predictions."""
     vit.eval()
     weights: dict[int, Any] = {id(tensor): tensor for tensor in (*vit.parameters(), *vit.buffers())}
     return copy.deepcopy(vit, weights)
 
 
-def tried(where: str, runtime: Runtime, preprocessing: Preprocessing) -> None:
-    """Asks a model once, before clients do: about a grey picture."""
+def check_runs(where: str, runtime: Runtime, preprocessing: Preprocessing) -> None:
+    """Run a model once on a grey image; raise ValueError if its output is invalid."""
     grey = np.full((1, preprocessing.channels, *preprocessing.size), 128, np.uint8)
-    found = runtime(grey)
-    if found.ndim != 2 or len(found) != 1 or not np.isfinite(found).all():
-        raise ValueError(f"{where} gives numbers that are not finite, or none, for a grey picture: it is not served")
+    output = runtime(grey)
+    if output.ndim != 2 or len(output) != 1 or not np.isfinite(output).all():
+        raise ValueError(f"{where} has an empty or non-finite output for a grey image: check the model")
 
 
-class Models:
-    """All that are served. The first is asked where a client names none."""
+class ServedModels:
+    """All served models. The first is the default."""
 
-    def __init__(self, models: Sequence[Named], opening: Opening, line: Line, workers: int = 1) -> None:
-        self.opening, self.line, self.workers = opening, line, workers
-        self.wanted = {model.name: model for model in models}
+    def __init__(
+        self, sources: Sequence[ModelSource], opener: ModelOpener, make_batcher: BatcherFactory, workers: int = 1
+    ) -> None:
+        self.opener, self.make_batcher, self.workers = opener, make_batcher, workers
+        self.sources = {model.name: model for model in sources}
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="opening")
-        self.served = {model.name: self.opened(model) for model in models}
+        self.served = {model.name: self.open_served(model) for model in sources}
 
-    def opened(self, model: Named) -> Served:
-        """Opens and tries one."""
-        return Served(model, self.opening, self.line, self.workers)
+    def open_served(self, model: ModelSource) -> ServedModel:
+        """Open and test a model."""
+        return ServedModel(model, self.opener, self.make_batcher, self.workers)
 
-    def get(self, name: str | None) -> Served:
-        """The model of this name, or the first."""
+    def get(self, name: str | None) -> ServedModel:
+        """Return a model by name, the first for None."""
         if name is None:
             return next(iter(self.served.values()))
         if name not in self.served:
-            raise Refused(404, f"no model is called {name[:100]!r}: there is {', '.join(self.served)}")
+            raise RequestRefused(404, f"unknown model {name[:100]!r}: available are {', '.join(self.served)}")
         return self.served[name]
 
-    async def line_of(self, name: str | None, gives: Gives) -> tuple[Served, Batcher]:
-        """A model and its open line. Whoever asks it does so before the event loop goes on, so that it is not closed between."""
+    async def get_batcher(self, name: str | None, output_kind: OutputKind) -> tuple[ServedModel, Batcher]:
+        """Return a model and its batcher. Submit before the next await, so that a reload cannot close it in between."""
         loop = asyncio.get_running_loop()
         while True:
             served = self.get(name)
-            if (batcher := served.ready(gives)) is not None:
+            if (batcher := served.get_batcher(output_kind)) is not None:
                 return served, batcher
             try:
-                await loop.run_in_executor(self.pool, served.add, gives)
+                await loop.run_in_executor(self.pool, served.add_output, output_kind)
             except (ValueError, OSError) as error:
-                log.error("%s cannot be opened for %s: %s", served.name, gives, error)
-                raise Refused(409, f"{served.name!r} cannot give {gives} here; the log says why") from None
+                log.error("cannot open %s for %s: %s", served.name, output_kind, error)
+                message = f"{served.name!r} cannot compute {output_kind}: see the server log"
+                raise RequestRefused(409, message) from None
 
     async def reload(self, name: str) -> None:
-        """Opens a model anew and lets it take over once it has answered; one that fails leaves the old one where it is."""
+        """Open and test a new version of a model, then replace the old one. On failure the old one stays."""
         loop = asyncio.get_running_loop()
-        fresh = await loop.run_in_executor(self.pool, self.opened, self.wanted[name])
+        fresh = await loop.run_in_executor(self.pool, self.open_served, self.sources[name])
         old, self.served[name] = self.served[name], fresh
         old.close()
 
-    def facts(self) -> list[dict[str, Any]]:
-        """What GET /models says."""
-        return [served.facts() | {"default": number == 0} for number, served in enumerate(self.served.values())]
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the entries of GET /models."""
+        return [served.describe() | {"default": number == 0} for number, served in enumerate(self.served.values())]
 
     def close(self) -> None:
-        """Ends all lines, when nobody asks any more."""
+        """Stop all batchers. Call it when no request is left."""
         for served in self.served.values():
             served.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def top_predictions(
+    logits: np.ndarray, labels: tuple[str, ...] | None, multilabel: bool, top: int
+) -> list[dict[str, Any]]:
+    """Return the `top` classes of logits [K] with their probabilities, in the order of `vitrail predict`."""
+    return [
+        {"label": labels[index] if labels else str(index), "score": float(f"{score:.7g}")}
+        for index, score in top_classes(logits, multilabel, top)
+    ]

@@ -1,10 +1,10 @@
-// The page of vitrail serve: a picture in, answers and attention out. It talks to the server it came from and to nobody else.
+// The page of vitrail serve: predictions and attention maps of an image. It connects only to its own server.
 "use strict";
 
-// ---- Colours, before anything is drawn. Storage may be forbidden: then a choice lasts as long as the page.
+// ---- Theme, set before the first paint. If storage is blocked, the choice lasts until the page is closed.
 const kept = {
   get(store, key) { try { return window[store].getItem(key); } catch { return null; } },
-  set(store, key, value) { try { if (value === null) window[store].removeItem(key); else window[store].setItem(key, value); } catch { /* forgotten with the page */ } },
+  set(store, key, value) { try { if (value === null) window[store].removeItem(key); else window[store].setItem(key, value); } catch { /* storage is blocked */ } },
 };
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 const root = document.documentElement;
@@ -13,12 +13,12 @@ if (chosenTheme === "light" || chosenTheme === "dark") root.dataset.theme = chos
 const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : darkness.matches);
 
 const $ = (id) => document.getElementById(id);
-const TRIES = 5; // of a server that says it is busy
-const RECENT = 24; // pictures that are remembered
-const SHELF = 64 * 2 ** 20; // bytes that they may take together
-const SMALLER = 1600; // pixels across the smaller copy of a picture that was too large
+const TRIES = 5; // attempts while the server is busy
+const RECENT = 24; // images kept
+const SHELF = 64 * 2 ** 20; // bytes of all recent images
+const SMALLER = 1600; // pixels on the longer side of a downsized copy
 
-// magma, every eighth colour: dark to light, and read by colour-blind eyes too.
+// Every eighth colour of magma, readable for colour-blind users.
 const MAGMA = "0000040303120a0822130d341d114729115a36106b440f7651127c5d177f6a1c81762181832681902a819c2e7faa337db73779c23b75cf4070db476ae55064ee5b5ef4695cf9785dfb8761fd9668fea571feb47bfec287fed194fde0a1fceeb0fcfdbf";
 const heat = (() => {
   const part = (k, c) => parseInt(MAGMA.slice(6 * k + 2 * c, 6 * k + 2 * c + 2), 16), steps = MAGMA.length / 6 - 1;
@@ -28,7 +28,7 @@ const heat = (() => {
   });
 })();
 
-// ---- What is shown. `pinned` is a patch that was clicked or reached by keys, `under` the one under the pointer.
+// ---- State. `pinned` is the patch selected by click or keyboard, `under` the one under the pointer.
 const state = { models: [], model: null, view: "attention", layer: 1, head: 0, strength: 1, pinned: null, under: null, two: false, active: 0 };
 let panes = [];
 const shownPanes = () => (state.two ? panes : panes.slice(0, 1));
@@ -47,23 +47,23 @@ function made(tag, className, ...inside) {
 }
 function announce(text) { $("said").textContent = text; }
 
-// ---- Asking the server.
+// ---- Requests.
 class Trouble extends Error {
   constructor(kind, words, detail) { super(words); Object.assign(this, { kind, detail }); }
 }
 const WORDS = {
-  400: "This could not be read as a picture.", 401: "The server asks for a token.", 403: "The server does not let this through.",
-  404: "The server does not have this model any more.", 408: "The picture took too long to arrive.", 413: "This picture is too large for the server.",
-  415: "This could not be read as a picture.", 422: "This could not be read as a picture.", 429: "The server is too busy.", 503: "The server is too busy.",
+  400: "This file is not a valid image.", 401: "The server requires a token.", 403: "Access denied by the server.",
+  404: "The server no longer has this model.", 408: "The upload took too long.", 413: "This image is too large for the server.",
+  415: "This file is not a valid image.", 422: "This file is not a valid image.", 429: "The server is too busy.", 503: "The server is too busy.",
 };
-const GONE = () => new Trouble("gone", "The server does not answer.", "Is vitrail serve still running? Nothing is lost: try again when it is.");
+const GONE = () => new Trouble("gone", "The server does not respond.", "Check that vitrail serve is running, then try again.");
 
 let token = kept.get("sessionStorage", "vitrail-token");
-let asking = null; // the question for a token, one for all who wait for it
+let asking = null; // one token dialog for all waiting requests
 function askForToken(refused) {
   asking ??= new Promise((resolve) => {
     const gate = $("gate");
-    $("gate-words").textContent = refused ? "The server did not take that token. Give another one." : "Whoever started it has one. It is kept until this tab is closed.";
+    $("gate-words").textContent = refused ? "The server rejected this token. Enter another one." : "Ask the server's administrator. It is stored until you close this tab.";
     $("gate-words").classList.toggle("wrong", refused);
     $("token").value = "";
     gate.returnValue = "";
@@ -87,12 +87,12 @@ function pause(seconds, signal) {
   });
 }
 
-// A server that refuses a body may close the connection before a browser has read why.
+// A server that refuses a body may close the connection before the browser has read the response.
 async function alive(body) {
   try { return !!body && (await fetch("healthz", { cache: "no-store" })).ok; } catch { return false; }
 }
 
-// One question, asked again while the server is busy; `tell` hears of waiting. Whatever goes wrong is a Trouble in plain words.
+// Send a request, retrying while the server is busy; `tell` receives status text. Every failure is a Trouble.
 async function ask(path, { body, signal, tell } = {}) {
   for (let tried = 1; ; tried++) {
     const used = token, headers = {};
@@ -103,19 +103,19 @@ async function ask(path, { body, signal, tell } = {}) {
       answer = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, cache: "no-store" });
     } catch (error) {
       if (signal?.aborted) throw error;
-      throw (await alive(body)) ? new Trouble(413, "The server broke off while this was sent.", "It may be too large.") : GONE();
+      throw (await alive(body)) ? new Trouble(413, "The server closed the connection during the upload.", "The file may be too large.") : GONE();
     }
     try {
       told = JSON.parse(await answer.text());
     } catch (error) {
       if (signal?.aborted) throw error;
-      if (answer.ok) throw new Trouble("odd", "The server’s answer could not be read.", "Something between this page and the server may have changed it.");
+      if (answer.ok) throw new Trouble("odd", "Invalid response from the server.", "A proxy may have changed it.");
     }
     if (answer.ok) return told;
     const detail = typeof told?.error === "string" ? told.error : "";
     if (answer.status === 401) {
-      if (used !== token || (await askForToken(!!used))) { tried--; continue; } // another question may have got it meanwhile
-      throw new Trouble(401, WORDS[401], "Without it, there are no answers.");
+      if (used !== token || (await askForToken(!!used))) { tried--; continue; } // another request may have obtained it meanwhile
+      throw new Trouble(401, WORDS[401], "Enter a token to continue.");
     }
     if ((answer.status === 503 || answer.status === 429) && tried < TRIES) {
       const asked = Number(answer.headers.get("Retry-After")), seconds = asked > 0 ? Math.min(asked, 30) : 2;
@@ -124,12 +124,12 @@ async function ask(path, { body, signal, tell } = {}) {
       tell?.("");
       continue;
     }
-    throw new Trouble(answer.status, WORDS[answer.status] ?? "The server could not answer.", detail);
+    throw new Trouble(answer.status, WORDS[answer.status] ?? "The request failed.", detail);
   }
 }
 
-// ---- Attention as it comes: bytes with the largest value of each row.
-function rows(codes, scale) { // the scale as base64 of floats where there are many, as numbers where there are few
+// ---- Decoding of attention: bytes with the maximum of each row.
+function rows(codes, scale) { // the scale is base64 of float32, or numbers
   return { codes: bytes(codes), largest: typeof scale === "string" ? new Float32Array(bytes(scale).buffer) : Float32Array.from([scale].flat(2)) };
 }
 
@@ -138,7 +138,7 @@ function unpacked(told) {
   for (const name of ["attention", "between", "rollout", "relevance"]) {
     if (told[name]) seen[name] = rows(told[name], told[`${name}_scale`]);
   }
-  return { ...seen, cells: told.between_grid, side: told.between_side }; // cells of so many patches along a side
+  return { ...seen, cells: told.between_grid, side: told.between_side }; // `side`: patches along the side of a cell
 }
 
 function current(seen) {
@@ -162,14 +162,14 @@ function draw() {
 }
 
 function told(seen, drawn) {
-  if (!drawn) return "There is no such map for this picture.";
+  if (!drawn) return "This map is not available for this image.";
   const w = seen.grid[1], at = seen.between ? patch() : null, { under } = state;
   if (state.view !== "attention") {
-    return under ? `The patch in ${place(...under)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : `Most is in ${strongest(drawn, seen.grid)}.`;
+    return under ? `The patch in ${place(...under)}: ${short((drawn.codes[under[0] * w + under[1]] / 255) * drawn.largest)}.` : `Maximum in ${strongest(drawn, seen.grid)}.`;
   }
   const who = at ? `The patch in ${place(...at)}` : `The ${seen.reader}`;
   const where = state.head ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, mean of the heads`;
-  return `${who}, ${where}: most goes to ${strongest(drawn, seen.grid)}, ${short(100 * drawn.largest)} %.`;
+  return `${who}, ${where}: maximum at ${strongest(drawn, seen.grid)}, ${short(100 * drawn.largest)} %.`;
 }
 
 function smallMaps({ seen, small }) {
@@ -193,11 +193,11 @@ function smallMaps({ seen, small }) {
   if ($("every").open) everyHead($("all"), seen, at, heat);
 }
 
-// ---- The page by what is shown.
+// ---- Page state.
 const READING = {
-  attention: "How much of its attention each patch gets, from dark to light. Point at a patch to see where the model looks from there; click to keep it.",
-  rollout: "Attention of all layers multiplied, with the residual path counted: which patches reach what is read in the end. It knows nothing of classes.",
-  relevance: "Attention weighted by how the class’s score depends on it: which patches speak for this class.",
+  attention: "Attention weight of each patch, from dark to light. Point at a patch to see its attention; click to pin it.",
+  rollout: "Attention of all layers multiplied, including residual connections: how much each patch contributes to the output token. Independent of the class.",
+  relevance: "Attention weighted by the gradient of the class score: patches that support this class.",
 };
 
 function update() {
@@ -238,27 +238,27 @@ function update() {
       $(id).setAttribute("aria-valuetext", words);
     }
     const target = state.two ? null : first.target;
-    $("reading").textContent = state.view === "relevance" ? READING.relevance.replace("this class", target ?? (state.two ? "the first answer" : "the answer")) : READING[state.view];
+    $("reading").textContent = state.view === "relevance" ? READING.relevance.replace("this class", target ?? "the top class") : READING[state.view];
     $("whole").textContent = capital(first.reader);
     $("whole").setAttribute("aria-pressed", !patch());
     $("patch").setAttribute("aria-pressed", !!patch());
     $("coarse").hidden = !(isAttention && first.side > 1);
-    if (first.side > 1) $("coarse").textContent = `From a patch, attention is shown on a coarser grid of ${first.cells.join("×")} cells of ${first.side}×${first.side} patches.`;
+    if (first.side > 1) $("coarse").textContent = `Attention from a patch is shown on a coarser grid: ${first.cells.join("×")} cells of ${first.side}×${first.side} patches.`;
   }
   $("theme").setAttribute("aria-pressed", isDark());
-  document.title = model ? `What ${model.name} sees` : "vitrail";
+  document.title = model ? `${model.name} · vitrail` : "vitrail";
   draw();
 }
 
-// ---- One picture and what is known of it.
+// ---- One image with its predictions and maps.
 class Pane {
   constructor(letter, number) {
     this.number = number;
     this.node = made("div", `pane ${letter}`, $("pane").content.cloneNode(true));
     this.map = this.node.querySelector(".map");
     this.node.querySelector(".letter").textContent = letter.toUpperCase();
-    this.node.querySelector(".answers").setAttribute("aria-label", `Answers for picture ${letter.toUpperCase()}`);
-    this.map.setAttribute("aria-label", `Picture ${letter.toUpperCase()} with the map over it: arrow keys move the patch, Escape leaves it`);
+    this.node.querySelector(".answers").setAttribute("aria-label", `Predictions for image ${letter.toUpperCase()}`);
+    this.map.setAttribute("aria-label", `Image ${letter.toUpperCase()} with its map: arrow keys move the patch, Escape clears it`);
     this.node.querySelector(".told").id = `told-${letter}`;
     this.map.setAttribute("aria-describedby", `told-${letter}`);
     colourBar(this.node.querySelector(".key"), heat);
@@ -272,7 +272,7 @@ class Pane {
     Object.assign(this, { picture: null, answers: null, seconds: null, seen: null, ground: null, small: null, trouble: null, waits: "", busy: false, url: null, asked: null });
   }
 
-  // Shows a picture and asks for its answers, then for what there is to see in it.
+  // Show an image, request its predictions, then its attention maps.
   async show(picture) {
     const { model } = state, preview = this.node.querySelector(".preview");
     this.forget();
@@ -282,7 +282,7 @@ class Pane {
     this.url = URL.createObjectURL(picture.blob);
     preview.hidden = true;
     preview.onload = () => { preview.hidden = false; };
-    preview.onerror = () => { preview.hidden = true; }; // the server may read what a browser cannot
+    preview.onerror = () => { preview.hidden = true; }; // the server may support formats that the browser does not
     preview.src = this.url;
     update();
     const tell = (words) => { this.waits = words; this.arrange(); if (words) announce(words); };
@@ -307,14 +307,14 @@ class Pane {
         this.small = grounded(seen.grid, image, Math.max(1, Math.floor(154 / largest)));
         [this.map.width, this.map.height] = [w * this.ground.side, h * this.ground.side];
         if (!this.answers) {
-          this.answers = seen.answers.length ? seen.answers : null; // none in a model that ends in features
+          this.answers = seen.answers.length ? seen.answers : null; // none for a model without a classifier
           remember(picture, seen.answers);
         }
         this.seen = seen;
       }
     } catch (error) {
-      if (signal.aborted) return; // another picture took its place
-      this.trouble = error instanceof Trouble ? error : new Trouble("odd", "The server’s answer could not be shown.", error.message);
+      if (signal.aborted) return; // replaced by another image
+      this.trouble = error instanceof Trouble ? error : new Trouble("odd", "The response could not be displayed.", error.message);
     }
     this.busy = false;
     this.waits = "";
@@ -327,7 +327,7 @@ class Pane {
     node.classList.toggle("busy", busy);
     node.classList.toggle("answered", !!answers);
     node.classList.toggle("unmapped", !seen);
-    node.classList.toggle("whole", !busy && !seen); // as it is, where the model's own view is not known
+    node.classList.toggle("whole", !busy && !seen); // show the original if there is no model input
     part(".answers").hidden = !picture;
     part(".answers").setAttribute("aria-busy", busy);
     part(".replace").hidden = !picture;
@@ -338,14 +338,14 @@ class Pane {
     part(".frame").style.setProperty("--shape", `${shape[1]} / ${shape[0]}`);
     part(".frame").style.setProperty("--wide", shape[1] / shape[0]);
     const [best] = answers ?? [];
-    part(".verdict b").textContent = best?.label ?? (busy ? "Looking…" : "");
+    part(".verdict b").textContent = best?.label ?? (busy ? "Running…" : "");
     part(".called").textContent = best ? `${best.label}, ${percent(best.score)}` : (picture?.name ?? "");
     part(".verdict span").textContent = picture ? [picture.name, this.seconds === null ? "" : `${this.seconds.toFixed(2)} s`].filter(Boolean).join(" · ") : "";
     const bars = answers ? answers.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
-    if (this.drawn !== answers || !answers) part(".odds").replaceChildren(...bars); // so that bars grow once
+    if (this.drawn !== answers || !answers) part(".odds").replaceChildren(...bars); // animate bars once
     this.drawn = answers;
-    const aside = !picture || busy ? "" : !answers && !trouble ? "This model ends in features: it has no classes to name." : answers && model.several ? "Each class is judged by itself: these need not add up to 100 %." : "";
-    const blind = picture && !busy && !model.attention ? "Attention is not shown: it takes a Vision Transformer that runs in PyTorch." : "";
+    const aside = !picture || busy ? "" : !answers && !trouble ? "This model has no classifier: it returns features only." : answers && model.several ? "Multi-label model: scores need not sum to 100 %." : "";
+    const blind = picture && !busy && !model.attention ? "No attention maps: they require a Vision Transformer checkpoint." : "";
     part(".aside").textContent = [aside, blind].filter(Boolean).join(" ");
     part(".aside").hidden = !(aside || blind);
     const box = part(".trouble");
@@ -356,7 +356,7 @@ class Pane {
       part(".trouble p").textContent = waits;
       part(".trouble .ways").replaceChildren();
     } else if (trouble && trouble !== this.said) {
-      part(".trouble b").textContent = answers ? `${trouble.message} The attention is missing.` : trouble.message;
+      part(".trouble b").textContent = answers ? `${trouble.message} Attention maps are missing.` : trouble.message;
       part(".trouble p").textContent = trouble.detail;
       part(".trouble .ways").replaceChildren(...this.remedies(trouble));
     }
@@ -369,7 +369,7 @@ class Pane {
     return kind === 415 || kind === 422 || kind === 400 ? [] : [remedy(kind === 401 ? "Enter the token" : "Try again", () => this.show(this.picture))];
   }
 
-  // The same picture with fewer pixels, made here.
+  // Send a downsized copy of the image.
   shrink() {
     const image = this.node.querySelector(".preview"), canvas = document.createElement("canvas"), part = Math.min(1, SMALLER / Math.max(image.naturalWidth, image.naturalHeight));
     [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight].map((n) => Math.max(1, Math.round(n * part)));
@@ -377,7 +377,7 @@ class Pane {
     canvas.toBlob((blob) => this.show(taken(blob, `${this.picture.name}, smaller`)), "image/jpeg", 0.9);
   }
 
-  // The picture with its map, the answer and what is drawn, as a file to show around.
+  // Save the image with its map and prediction as PNG.
   save() {
     const { map, picture, answers, node } = this, canvas = document.createElement("canvas"), context = canvas.getContext("2d"), style = getComputedStyle(root);
     [canvas.width, canvas.height] = [map.width, map.height + 116];
@@ -443,14 +443,14 @@ function shadow(width) {
   return item;
 }
 
-let waiting = false; // the pointer moves more often than a screen draws
+let waiting = false; // at most one update per animation frame
 function soon() {
   if (waiting) return;
   waiting = true;
   requestAnimationFrame(() => { waiting = false; update(); });
 }
 
-// ---- Pictures that come in.
+// ---- Input of images.
 function taken(blob, name) {
   return { id: `${name} ${blob.size} ${blob.lastModified ?? Date.now()}`, name, blob };
 }
@@ -462,8 +462,8 @@ function complain(words, again) {
   $("notice-again").onclick = again ?? null;
 }
 
-let meant = null; // the pane that files are chosen for
-// The pane for a picture that was not put on one: the empty one, then the one used last.
+let meant = null; // target pane of the file dialog
+// Default pane of a new image: the empty one, else the active one.
 function vacancy() {
   if (!state.two) return panes[0];
   return panes.find((pane) => !pane.picture) ?? panes[state.active];
@@ -472,15 +472,15 @@ function vacancy() {
 function receive(files, pane) {
   const good = [], bad = [];
   for (const file of files) {
-    if (file.type && !file.type.startsWith("image/")) bad.push(`${file.name || "That"} is not a picture.`);
+    if (file.type && !file.type.startsWith("image/")) bad.push(`${file.name || "That"} is not an image.`);
     else if (!file.size) bad.push(`${file.name || "That"} is empty.`);
     else good.push(file);
   }
-  complain(bad.length > 2 ? `${bad.length} files are not pictures.` : bad.join(" "));
+  complain(bad.length > 2 ? `${bad.length} files are not images.` : bad.join(" "));
   if (!good.length) return;
-  if (!state.model) { complain("There is no model to ask yet: the server has not answered."); return; }
-  if (good.length > 2) complain(`${good.length} pictures were given: the first two are shown. For many, use vitrail predict.`);
-  const named = good.slice(0, 2).map((file) => taken(file, file.name || "picture"));
+  if (!state.model) { complain("No model yet: the server has not responded."); return; }
+  if (good.length > 2) complain(`${good.length} images were given: the first two are shown. For many images use vitrail predict.`);
+  const named = good.slice(0, 2).map((file) => taken(file, file.name || "image"));
   if (named.length === 2) {
     state.two = true;
     named.forEach((each, k) => panes[k].show(each));
@@ -492,23 +492,23 @@ function receive(files, pane) {
 function dropped(event) {
   const files = [...event.dataTransfer.files], at = panes.find((pane) => [...pane.node.children].some((part) => part.contains(event.target)));
   if (files.length) receive(files, at);
-  else complain("Only files can be dropped here. Save the picture first, or copy and paste it.");
+  else complain("Only files can be dropped here. Save the image first, or copy and paste it.");
 }
 
 function pasted(event) {
   const files = [...(event.clipboardData?.files ?? [])];
-  if (files.length) { event.preventDefault(); receive(files.map((file) => new File([file], file.name === "image.png" ? "pasted picture" : file.name, { type: file.type, lastModified: Date.now() }))); }
-  else if (!event.target.closest?.("input, dialog")) complain("There is no picture to paste: copy the picture itself, not its address.");
+  if (files.length) { event.preventDefault(); receive(files.map((file) => new File([file], file.name === "image.png" ? "pasted image" : file.name, { type: file.type, lastModified: Date.now() }))); }
+  else if (!event.target.closest?.("input, dialog")) complain("There is no image to paste: copy the image itself, not its URL.");
 }
 
-// A camera of this machine, where a browser allows it: on the machine itself, or over https.
+// Camera access; browsers allow it on localhost or over https.
 async function photograph() {
   if (matchMedia("(pointer: coarse)").matches || !navigator.mediaDevices) { $("shot").click(); return; }
   let stream;
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1280 } } });
   } catch (error) {
-    complain(error.name === "NotAllowedError" ? "The camera was not allowed: allow it in the browser, or choose a picture." : "No camera was found: choose a picture instead.");
+    complain(error.name === "NotAllowedError" ? "Camera access denied: allow it in the browser, or choose an image." : "No camera found: choose an image instead.");
     return;
   }
   complain("");
@@ -524,10 +524,10 @@ function shutter() {
   [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
   canvas.getContext("2d").drawImage(video, 0, 0);
   $("camera").close();
-  canvas.toBlob((blob) => receive([new File([blob], "photograph.jpg", { type: "image/jpeg" })]), "image/jpeg", 0.92);
+  canvas.toBlob((blob) => receive([new File([blob], "photo.jpg", { type: "image/jpeg" })]), "image/jpeg", 0.92);
 }
 
-// ---- Recent pictures, in this browser only: in its database, or where it has none, as long as the page is open.
+// ---- Recent images, stored in this browser's IndexedDB, or in memory if storage is blocked.
 let recent = []; // newest first
 let shelf = null; // the database, if there is one
 const others = "BroadcastChannel" in window ? new BroadcastChannel("vitrail-recent") : null; // the same page in other tabs
@@ -539,7 +539,7 @@ async function openShelf() {
     opening.onupgradeneeded = () => opening.result.createObjectStore("pictures", { keyPath: "id" });
     shelf = await settled(opening);
   } catch {
-    shelf = null; // a private window, or storage is forbidden
+    shelf = null; // private window, or storage is blocked
   }
   await readShelf();
 }
@@ -563,12 +563,12 @@ async function remember(picture, answers) {
     for (const each of gone) store.delete(each.id);
     await settled(store.put(item));
   } catch (error) {
-    complain(`This picture is not kept for later: the browser’s storage refused it (${error.name}).`);
+    complain(`This image cannot be stored: the browser’s storage refused it (${error.name}).`);
   }
   others?.postMessage("changed");
 }
 
-// How many of these, the newest first, are kept: at least one, however large.
+// Number of items to keep, newest first; at least one.
 function room(items) {
   let taken = 0;
   const full = items.findIndex(({ blob }, k) => k >= RECENT || ((taken += blob.size) > SHELF && k > 0));
@@ -577,7 +577,7 @@ function room(items) {
 
 async function thumb(blob) {
   const image = new Image(), url = (image.src = URL.createObjectURL(blob));
-  try { await image.decode(); } catch { return null; /* a kind of picture that this browser cannot draw */ } finally { URL.revokeObjectURL(url); }
+  try { await image.decode(); } catch { return null; /* format not supported by this browser */ } finally { URL.revokeObjectURL(url); }
   const canvas = document.createElement("canvas"), side = Math.min(image.naturalWidth, image.naturalHeight);
   canvas.width = canvas.height = 128;
   const context = canvas.getContext("2d");
@@ -606,7 +606,7 @@ async function clear() {
   if (shelf) await settled(pictures("readwrite").clear());
   drawShelf();
   others?.postMessage("changed");
-  announce("Recent pictures are forgotten.");
+  announce("Recent images deleted.");
   $("choose").focus();
 }
 
@@ -620,7 +620,7 @@ async function meet() {
     complain(`${error.message} ${error.detail}`, meet);
     return;
   }
-  if (!state.models.length) { complain("The server has no model yet.", meet); return; }
+  if (!state.models.length) { complain("The server has no model.", meet); return; }
   $("model").replaceChildren(...state.models.map(({ name }) => new Option(name, name)));
   $("models").hidden = state.models.length < 2;
   choose((state.models.find((model) => model.default) ?? state.models[0]).name);
@@ -639,7 +639,7 @@ function choose(name) {
   update();
 }
 
-// Leaded glass at the top, drawn from the model's name: the same model has the same window.
+// Stained-glass header, generated from the model's name.
 function glass(seed) {
   let mixed = 2166136261;
   for (const c of seed) mixed = Math.imul(mixed ^ c.codePointAt(0), 16777619);
@@ -670,7 +670,7 @@ function glass(seed) {
   $("window").replaceChildren(...panesOfGlass);
 }
 
-// ---- Everything that can be done.
+// ---- Event handlers.
 function start() {
   panes = ["a", "b"].map((letter, number) => new Pane(letter, number));
   $("controls").before(...panes.map((pane) => pane.node));
@@ -692,7 +692,7 @@ function start() {
   $("notice-close").addEventListener("click", () => complain(""));
   $("model").addEventListener("change", (event) => choose(event.target.value));
   $("theme").addEventListener("click", () => {
-    const next = isDark() ? "light" : "dark", same = darkness.matches === (next === "dark"); // what the system says needs no note
+    const next = isDark() ? "light" : "dark", same = darkness.matches === (next === "dark"); // the system's theme is not stored
     if (same) delete root.dataset.theme; else root.dataset.theme = next;
     kept.set("localStorage", "vitrail-theme", same ? null : next);
     update();
@@ -724,7 +724,7 @@ function start() {
     });
   }
 
-  let leaving = null; // dragging is over when nothing is dragged over the page any more
+  let leaving = null; // a drag ends when no dragover event follows
   const drag = (on, at) => {
     root.classList.toggle("dropping", on);
     for (const pane of panes) pane.node.classList.toggle("target", on && state.two && [...pane.node.children].some((part) => part.contains(at)));

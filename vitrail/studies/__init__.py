@@ -1,4 +1,4 @@
-"""The paper's studies as commands: each module is one question, a grid of recipes, and how the answer is read."""
+"""Studies of the paper: each module holds one question, a grid of training runs, and the interpretation of their results."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from vitrail.models.sizes import closest
 if TYPE_CHECKING:
     from vitrail.studies.study import Study
 
-NAMES = (
+STUDY_NAMES = (
     "data-size",
     "compute",
     "positions",
@@ -25,8 +25,8 @@ NAMES = (
 )
 
 
-def study_named(name: str) -> "Study":
-    """A study by its name; its module, and PyTorch with it, is imported only then. (`vitrail.studies.study` is a module.)"""
-    if name not in NAMES:
-        raise ValueError(f"unknown study {name!r}: {closest(name, list(NAMES))}")
+def load_study(name: str) -> "Study":
+    """Return a study by name. Its module, and PyTorch, is imported only here."""
+    if name not in STUDY_NAMES:
+        raise ValueError(f"unknown study {name!r}: {closest(name, list(STUDY_NAMES))}")
     return import_module(f"vitrail.studies.{name.replace('-', '_')}").STUDY

@@ -2,57 +2,75 @@
 
     vitrail paper run compute --scale laptop
 
-ResNets of several sizes, and for each of them a hybrid and a Vision Transformer that cost the same for a picture, as counted by
-`vitrail describe`. All see the same number of pictures. Training compute is what a picture costs, three times (forward, and twice
-as much backward), for every picture seen. Each model has its rate tuned by as many tries.
+ResNets of several sizes, and for each a hybrid and a Vision Transformer with the same multiply-adds per image, as counted by
+`vitrail describe`. All see the same number of images. Training compute is three times the cost of an image (forward, and twice
+that backward) for every image seen. The learning rate of each model is tuned with the same number of runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from vitrail.recipe import Recipe
-from vitrail.studies.accuracies import NONE_YET, judged_on, rate_of, series, told, told_difference
-from vitrail.studies.base import recipe, training_macs
-from vitrail.studies.intervals import difference, grouped, points, shrunk
-from vitrail.studies.matching import FAMILIES, HYBRID, RESNET, VIT, Tests, ends, matched, unmatched, weighed
-from vitrail.studies.study import Agreement, Answer, Cell, Chart, Result, Scale, Setting, Setup, Study
-from vitrail.studies.tuning import tuned
-from vitrail.studies.unfinished import too_early
+from vitrail.studies.base import build_recipe, count_training_macs, incomplete_answer, plan_tuned
+from vitrail.studies.intervals import (
+    NO_VALUE,
+    build_series,
+    count_test_images,
+    estimate_difference,
+    estimate_reduction,
+    find_lr,
+    format_accuracy,
+    format_difference,
+    format_points,
+    group_values,
+)
+from vitrail.studies.matching import (
+    FAMILIES,
+    HYBRID,
+    RESNET,
+    VIT,
+    TestScores,
+    describe_parameters,
+    match_cost,
+    measure_cost,
+    size_range,
+)
+from vitrail.studies.study import Agreement, Answer, Cell, CellResult, Chart, GridPoint, Study, StudyScale, StudySetup
+from vitrail.training.recipe import Recipe
 
 LIMITS = (
-    "Small models that are trained from nothing for a short time on small data, where the paper pre-trains on JFT and averages "
-    "over five datasets after fine-tuning: with so few pictures convolutions have the advantage that the paper's figures 3 and 4 "
-    "show for small data. Multiply-adds are not time: on this kind of machine a convolution's take longer."
+    "Small models that are trained from scratch for a short time on small data, where the paper pre-trains on JFT and averages "
+    "over five datasets after fine-tuning: with so few images convolutions have the advantage that the paper's figures 3 and 4 "
+    "show for small data. Multiply-adds are not time: on a CPU those of a convolution take longer."
 )
 
 
-def plan(setup: Setup, results: Sequence[Result]) -> list[Cell]:
-    """Every family at every size, each with its own tries."""
-    sizes = [matched(setup, each["bit"], each["hybrid"]) for each in setup.scale.sizes["models"]]
-    pictures = setup.scale.steps * setup.scale.batch
-    places = [
-        {"family": family, "size": number, "compute": training_macs(models[family], pictures)}
+def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+    """Return the cells of every family at every size, each with its own tuning."""
+    sizes = [match_cost(setup, size["bit"], size["hybrid"]) for size in setup.scale.sizes["models"]]
+    n_images = setup.scale.steps * setup.scale.batch
+    points = [
+        {"family": family, "size": number, "compute": count_training_macs(models[family], n_images)}
         for family in FAMILIES
         for number, models in enumerate(sizes, 1)
         if family in models
     ]
 
-    def made(place: Mapping[str, Setting], rate: float, seed: int) -> Recipe:
-        return recipe(setup, sizes[int(str(place["size"])) - 1][str(place["family"])], rate, seed)
+    def make_recipe(point: GridPoint, lr: float, seed: int) -> Recipe:
+        return build_recipe(setup, sizes[int(str(point["size"])) - 1][str(point["family"])], lr, seed)
 
-    return tuned(setup, results, places, made)
+    return plan_tuned(setup, results, points, make_recipe)
 
 
-def read(results: Sequence[Result], scale: Scale) -> Answer:
-    pictures = judged_on(results)
-    groups = grouped(results, "family", "size", "compute")
+def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+    n_images = count_test_images(results)
+    groups = group_values(results, "family", "size", "compute")
     tests: dict[str, dict[int, Sequence[float]]] = {family: {} for family in FAMILIES}
     spent: dict[tuple[str, int], float] = {}
     for (family, size, compute), values in sorted(groups.items(), key=lambda item: int(str(item[0][1]))):
         tests[str(family)][int(str(size))] = values
         spent[str(family), int(str(size))] = float(compute or 0)
-    if ends(tests, VIT, RESNET) is None:
-        return too_early([f"{VIT} and {RESNET} of two sizes"], LIMITS)
-    finding, agreement = found(tests, pictures)
+    if size_range(tests, VIT, RESNET) is None:
+        return incomplete_answer([f"{VIT} and {RESNET} of two sizes"], LIMITS)
+    finding, agreement = formulate_finding(tests, n_images)
     return Answer(
         finding=finding,
         agreement=agreement,
@@ -62,11 +80,11 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
                 family,
                 str(size),
                 f"{spent[family, size] / 1e9:,.0f}",
-                rate_of(results, {"family": family, "size": size}),
-                told(values, pictures),
-                told_difference(difference(values, tests[RESNET][size], pictures))
+                find_lr(results, {"family": family, "size": size}),
+                format_accuracy(values, n_images),
+                format_difference(estimate_difference(values, tests[RESNET][size], n_images))
                 if family != RESNET and size in tests[RESNET]
-                else NONE_YET,
+                else NO_VALUE,
             )
             for family in FAMILIES
             for size, values in tests[family].items()
@@ -76,7 +94,9 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
                 "Test accuracy against training compute",
                 "lines",
                 tuple(
-                    series(family, {spent[family, size]: values for size, values in tests[family].items()}, pictures)
+                    build_series(
+                        family, {spent[family, size]: values for size, values in tests[family].items()}, n_images
+                    )
                     for family in FAMILIES
                     if tests[family]
                 ),
@@ -86,53 +106,57 @@ def read(results: Sequence[Result], scale: Scale) -> Answer:
             ),
         ),
         limits=LIMITS,
-        notes=(*unmatched(results), *hybrids(tests, pictures)),
+        notes=(*describe_parameters(results), *compare_hybrids(tests, n_images)),
     )
 
 
-def found(tests: Tests, pictures: int | None) -> tuple[str, Agreement]:
-    """The Vision Transformer against the ResNet at the largest compute, and at the smallest."""
-    sizes = ends(tests, VIT, RESNET)
+def formulate_finding(tests: TestScores, n_images: int | None) -> tuple[str, Agreement]:
+    """Compare the Vision Transformer with the ResNet at the largest and at the smallest compute."""
+    sizes = size_range(tests, VIT, RESNET)
     assert sizes is not None
-    small, large = (difference(tests[VIT][size], tests[RESNET][size], pictures) for size in sizes)
-    at_first = f"at the smallest, ViT minus ResNet is {points(small)}"
-    if not large.clear:
+    small, large = (estimate_difference(tests[VIT][size], tests[RESNET][size], n_images) for size in sizes)
+    at_first = f"at the smallest, ViT minus ResNet is {format_points(small)}"
+    if not large.is_clear:
         return (
-            f"No difference at this scale: at the same training compute, ViT minus ResNet is {points(large)} for the largest "
+            f"No difference at this scale: at the same training compute, ViT minus ResNet is {format_points(large)} for "
+            "the largest "
             f"models; {at_first}.",
             "no difference",
         )
     if large.mean > 0:
         return (
-            f"For the same training compute the largest ViT beats the ResNet by {points(large)}; {at_first}.",
+            f"For the same training compute the largest ViT beats the ResNet by {format_points(large)}; {at_first}.",
             "agrees",
         )
-    return f"For the same training compute the largest ResNet beats the ViT: {points(large)}; {at_first}.", "disagrees"
+    return (
+        f"For the same training compute the largest ResNet beats the ViT: {format_points(large)}; {at_first}.",
+        "disagrees",
+    )
 
 
-def hybrids(tests: Tests, pictures: int | None) -> tuple[str, ...]:
-    """What hybrids have over pure ones, small and large."""
-    sizes = ends(tests, HYBRID, VIT)
+def compare_hybrids(tests: TestScores, n_images: int | None) -> tuple[str, ...]:
+    """Return a note that compares hybrids with ViTs at the smallest and the largest size."""
+    sizes = size_range(tests, HYBRID, VIT)
     if sizes is None:
         return ()
-    small, large = (difference(tests[HYBRID][size], tests[VIT][size], pictures) for size in sizes)
-    said = f"Hybrid minus ViT: {points(small)} for the smallest models, {points(large)} for the largest"
-    less = shrunk(small, large)
-    if small.clear and small.mean > 0 and not large.clear and less.clear and less.mean > 0:
-        return (f"{said}: the hybrid leads only where compute is scarce, as in the paper.",)
-    return (f"{said}.",)
+    small, large = (estimate_difference(tests[HYBRID][size], tests[VIT][size], n_images) for size in sizes)
+    note = f"Hybrid minus ViT: {format_points(small)} for the smallest models, {format_points(large)} for the largest"
+    less = estimate_reduction(small, large)
+    if small.is_clear and small.mean > 0 and not large.is_clear and less.is_clear and less.mean > 0:
+        return (f"{note}: the hybrid leads only where compute is scarce, as in the paper.",)
+    return (f"{note}.",)
 
 
 STUDY = Study(
     name="compute",
     question="Which family is most accurate for the same training compute?",
-    where="figure 5, section 4.4",
-    found=(
+    reference="figure 5, section 4.4",
+    paper_finding=(
         "Vision Transformers use about 2 to 4 times less pre-training compute than ResNets for the same performance (mean of 5 "
-        "data sets); hybrids are slightly better than they are at small compute, and the difference vanishes for larger models."
+        "datasets); hybrids are slightly better than they are at small compute, and the difference vanishes for larger models."
     ),
     scales={
-        "test": Scale(
+        "test": StudyScale(
             "digits", 0.3, "one core", seeds=1, steps=3, batch=32,
             sizes={
                 "depth": 1, "heads": 2, "patch": 2,
@@ -142,12 +166,12 @@ STUDY = Study(
                 ),
             },
         ),
-        # CIFAR-10, 5, 13 and 20 M multiply-adds a picture. Seconds for 1,000 pictures on a free core: ResNets 4.3, 6.7, 6.7;
-        # hybrids 2.5, 3.3, 4.5; ViTs 2.0, 3.7, 5.3: 39 in all. 480 steps × 64 = 30,720 pictures, and validation and test cost
-        # as much as 5,000 more: 35.7 × 39 × (2 tries + 3 seeds) = 6,960 s, and 45 × 8 s to begin = 7,320 s; two at a time 61
-        # min.
-        "laptop": Scale(
-            "cifar-10", 61, "two cores", seeds=3, steps=480, batch=64, rates=(1e-3, 3e-3),
+        # CIFAR-10, 5, 13 and 20 M multiply-adds per image. Seconds for 1,000 images on an idle core: ResNets 4.3, 6.7, 6.7;
+        # hybrids 2.5, 3.3, 4.5; ViTs 2.0, 3.7, 5.3: 39 in all. 480 steps × 64 = 30,720 images, and validation and test cost
+        # as much as 5,000 more: 35.7 × 39 × (2 tuning runs + 3 seeds) = 6,960 s, and 45 × 8 s to start = 7,320 s; two at a
+        # time 61 min.
+        "laptop": StudyScale(
+            "cifar-10", 61, "two cores", seeds=3, steps=480, batch=64, lrs=(1e-3, 3e-3),
             sizes={
                 "depth": 4, "heads": 4, "patch": 4,
                 "models": (
@@ -157,10 +181,10 @@ STUDY = Study(
                 ),
             },
         ),
-        # CIFAR-10, 28, 53 and 182 M multiply-adds a picture, reckoned with 6,000, 4,000 and 1,500 pictures/s: 10,000 steps ×
+        # CIFAR-10, 28, 53 and 182 M multiply-adds per image, estimated with 6,000, 4,000 and 1,500 images/s: 10,000 steps ×
         # 256 take 430, 640 and 1,710 s. 3 families × 5 runs × 2,780 s.
-        "gpu": Scale(
-            "cifar-10", 695, "one GPU", seeds=3, steps=10_000, batch=256, rates=(3e-4, 1e-3),
+        "gpu": StudyScale(
+            "cifar-10", 695, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(3e-4, 1e-3),
             sizes={
                 "depth": 8, "heads": 4, "patch": 4, "precision": "bf16", "warmup": 1_000,
                 "models": (
@@ -171,8 +195,8 @@ STUDY = Study(
             },
         ),
         # R50x1, R101x1 and R50x2 at 224² and what matches them, on ImageNet-21k: 30 epochs of 14 M in batches of 4,096,
-        # 102,500 steps; reckoned with 8,000, 4,500 and 2,200 pictures/s on eight GPUs: 15, 26 and 53 h. 3 families.
-        "cluster": Scale(
+        # 102,500 steps; estimated with 8,000, 4,500 and 2,200 images/s on eight GPUs: 15, 26 and 53 h. 3 families.
+        "cluster": StudyScale(
             "imagenet-21k", 16_900, "8 GPUs", seeds=1, steps=102_500, batch=4096,
             sizes={
                 "depth": 12, "heads": 12, "patch": 16, "image": 224, "weight_decay": 0.03, "dropout": 0.1, "precision": "bf16",
@@ -186,6 +210,6 @@ STUDY = Study(
         ),
     },
     plan=plan,
-    read=read,
-    measure=weighed,
+    interpret=interpret_results,
+    measure=measure_cost,
 )  # fmt: skip

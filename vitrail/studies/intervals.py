@@ -1,20 +1,22 @@
-"""How sure a study's numbers are: 95 % intervals over seeds, or of so many test pictures where there are few seeds.
+"""95 % intervals of accuracies and differences, and their text in tables, findings and charts.
 
-Student's interval tells what another seed would have given, on the same pictures. One or two seeds tell nothing of that: then
-the interval is Wilson's for the test pictures, widened to hold what each seed gave, and a difference is clear only if it is
-larger than what chance of training may make. Where neither is known, it is not a number, and no difference is clear.
+With three or more seeds the interval is Student's over seeds, on the same test images. With one or two seeds it is Wilson's over
+the test images, widened to contain every seed, and a difference is clear only if it exceeds TRAINING_NOISE. If the number of
+test images is unknown as well, the bounds are NaN and no difference is clear.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from vitrail.evaluate.intervals import wilson
-from vitrail.studies.study import Result, Setting
+from vitrail.metrics.intervals import wilson_interval
+from vitrail.studies.study import CellResult, Series, Setting
 
-FEW = 3  # seeds from which on their spread tells something
-NOISE = 0.01  # what another seed may change, as far as anybody knows who has fewer: one point
+MIN_SEEDS = 3  # for an interval over seeds
+TRAINING_NOISE = 0.01  # assumed effect of another seed where fewer were run: one point
+
+NO_VALUE = "–"  # in a table cell without a value
 
 
 @dataclass(frozen=True)
@@ -34,123 +36,172 @@ class Difference:
     mean: float
     low: float
     high: float
-    seeds: int = FEW  # of the one that has fewer
+    seeds: int = MIN_SEEDS  # the smaller number of the two
 
     @property
-    def clear(self) -> bool:
-        """Whether the interval leaves zero out; with few seeds, which it knows nothing of, by more than chance of training."""
-        return (self.low > 0 or self.high < 0) and (self.seeds >= FEW or abs(self.mean) > NOISE)
+    def is_clear(self) -> bool:
+        """Return True if the interval excludes zero and, with few seeds, the mean exceeds the training noise."""
+        return (self.low > 0 or self.high < 0) and (self.seeds >= MIN_SEEDS or abs(self.mean) > TRAINING_NOISE)
 
     @property
-    def opposite(self) -> "Difference":
-        """The second minus the first."""
+    def negated(self) -> "Difference":
+        """Return the second minus the first."""
         return Difference(-self.mean, -self.high, -self.low, self.seeds)
 
 
-def estimate(values: Sequence[float], pictures: int | None = None) -> Estimate:
-    """The mean of what the seeds gave. `pictures` is how many the values are shares of; without it they may be anything."""
+def estimate_mean(values: Sequence[float], n_images: int | None = None) -> Estimate:
+    """Return the mean over seeds with its interval. `n_images` is the test set's size if the values are accuracies."""
     if not values:
         raise ValueError("an interval needs at least one value")
     mean = fmean(values)
-    if len(values) >= FEW:
-        low, high = student(values, pictures)
-        return Estimate(mean, *((low, high) if pictures is None else (max(0.0, low), min(1.0, high))), len(values))
-    if pictures is None:
+    if len(values) >= MIN_SEEDS:
+        low, high = student_interval(values, n_images)
+        return Estimate(mean, *((low, high) if n_images is None else (max(0.0, low), min(1.0, high))), len(values))
+    if n_images is None:
         return Estimate(mean, math.nan, math.nan, len(values))
-    low, high = wilson(mean * pictures, pictures)
+    low, high = wilson_interval(mean * n_images, n_images)
     return Estimate(mean, min(low, *values), max(high, *values), len(values))
 
 
-def difference(first: Sequence[float], second: Sequence[float], pictures: int | None = None) -> Difference:
-    """First minus second: seed by seed where both have as many of them, else by Welch's interval."""
+def estimate_difference(first: Sequence[float], second: Sequence[float], n_images: int | None = None) -> Difference:
+    """Return first minus second: paired by seed if both have as many seeds, else with Welch's interval."""
     if not first or not second:
         raise ValueError("a difference needs at least one value of each")
     mean, seeds = fmean(first) - fmean(second), min(len(first), len(second))
     paired = [a - b for a, b in zip(first, second, strict=True)] if len(first) == len(second) else []
-    if len(paired) >= FEW:
-        return Difference(fmean(paired), *student(paired, pictures))
-    if seeds >= FEW:
-        half = _welch(first, second, pictures)
+    if len(paired) >= MIN_SEEDS:
+        return Difference(fmean(paired), *student_interval(paired, n_images))
+    if seeds >= MIN_SEEDS:
+        half = _welch_half_width(first, second, n_images)
         return Difference(mean, mean - half, mean + half)
-    if pictures is None:
+    if n_images is None:
         return Difference(mean, math.nan, math.nan, seeds)
-    seen = paired or [a - b for a in first for b in second]
-    low, high = _newcombe(fmean(first), fmean(second), pictures)
-    return Difference(mean, min(low, *seen), max(high, *seen), seeds)
+    differences = paired or [a - b for a in first for b in second]
+    low, high = _newcombe_interval(fmean(first), fmean(second), n_images)
+    return Difference(mean, min(low, *differences), max(high, *differences), seeds)
 
 
-def shrunk(before: Difference, after: Difference) -> Difference:
-    """How much smaller a difference became, as if both were independent."""
+def estimate_reduction(before: Difference, after: Difference) -> Difference:
+    """Return before minus after, treating the two differences as independent."""
     mean = before.mean - after.mean
     down = math.hypot(before.mean - before.low, after.high - after.mean)
     up = math.hypot(before.high - before.mean, after.mean - after.low)
     return Difference(mean, mean - down, mean + up, min(before.seeds, after.seeds))
 
 
-def student(values: Sequence[float], pictures: int | None = None) -> tuple[float, float]:
-    """Student's 95 % interval of the mean of two values or more."""
-    half = _quantile(len(values) - 1) * _spread(values, pictures) / math.sqrt(len(values))
+def student_interval(values: Sequence[float], n_images: int | None = None) -> tuple[float, float]:
+    """Return Student's 95 % interval of the mean of two or more values."""
+    half = _t_quantile(len(values) - 1) * _standard_deviation(values, n_images) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 
-def _spread(values: Sequence[float], pictures: int | None) -> float:
-    # No share is known better than to one picture: seeds that agree by chance on few pictures do not make it certain.
-    return max(stdev(values), 1 / pictures if pictures else 0.0)
+def _standard_deviation(values: Sequence[float], n_images: int | None) -> float:
+    # An accuracy is resolved to one image at best, even if all seeds agree.
+    return max(stdev(values), 1 / n_images if n_images else 0.0)
 
 
-def _quantile(degrees: float) -> float:
+def _t_quantile(degrees: float) -> float:
     from scipy.stats import t
 
     return float(t.ppf(0.975, degrees))
 
 
-def _welch(first: Sequence[float], second: Sequence[float], pictures: int | None) -> float:
-    """Half of the interval of a difference between means of unequal numbers of seeds."""
-    parts = [(_spread(values, pictures) ** 2 / len(values), len(values)) for values in (first, second)]
+def _welch_half_width(first: Sequence[float], second: Sequence[float], n_images: int | None) -> float:
+    """Return half the width of Welch's interval of a difference between means."""
+    parts = [(_standard_deviation(values, n_images) ** 2 / len(values), len(values)) for values in (first, second)]
     whole = sum(part for part, _ in parts)
     if whole == 0:
         return 0.0
-    return _quantile(whole**2 / sum(part**2 / (n - 1) for part, n in parts)) * math.sqrt(whole)
+    return _t_quantile(whole**2 / sum(part**2 / (n - 1) for part, n in parts)) * math.sqrt(whole)
 
 
-def _newcombe(first: float, second: float, pictures: int) -> tuple[float, float]:
-    """Newcombe's interval of a difference of two shares, made of Wilson's of each. It takes the two for independent."""
-    (low, high), (under, over) = wilson(first * pictures, pictures), wilson(second * pictures, pictures)
+def _newcombe_interval(first: float, second: float, n_images: int) -> tuple[float, float]:
+    """Return Newcombe's interval of a difference of two independent proportions, built from Wilson's."""
+    (low, high), (under, over) = (
+        wilson_interval(first * n_images, n_images),
+        wilson_interval(second * n_images, n_images),
+    )
     apart = first - second
     return apart - math.hypot(first - low, over - second), apart + math.hypot(high - first, second - under)
 
 
-def beyond_chance(clear: int, of: int, each: float = 0.05) -> bool:
-    """Whether so many of several comparisons are clear that chance, which makes each one so with that share, seldom does it."""
+def is_beyond_chance(n_clear: int, n_comparisons: int, false_positive_rate: float = 0.05) -> bool:
+    """Return True if `n_clear` clear results among `n_comparisons` have a binomial p-value of 0.05 or less."""
     from scipy.stats import binom
 
-    return clear > 0 and float(binom.sf(clear - 1, of, each)) <= 0.05
+    return n_clear > 0 and float(binom.sf(n_clear - 1, n_comparisons, false_positive_rate)) <= 0.05
 
 
-def grouped(
-    results: Sequence[Result], *names: str, phase: str = "final", number: str = "test"
+def group_values(
+    results: Sequence[CellResult], *names: str, phase: str = "final", number: str = "test"
 ) -> dict[tuple[Setting, ...], list[float]]:
-    """The values of a number by the settings that are named, in order of first appearance; within a group, by seed."""
+    """Return the values of a number grouped by the named settings, in order of appearance; sorted by seed in each group."""
     groups: dict[tuple[Setting, ...], list[tuple[int, float]]] = {}
     for result in results:
         if result.phase == phase and result.numbers.get(number) is not None:
             seed = result.at.get("seed")
             pair = (seed if isinstance(seed, int) else 0, float(result.numbers[number]))
             groups.setdefault(tuple(result.at.get(name) for name in names), []).append(pair)
-    return {place: [value for _, value in sorted(pairs)] for place, pairs in groups.items()}
+    return {point: [value for _, value in sorted(pairs)] for point, pairs in groups.items()}
 
 
-def percent(found: Estimate, digits: int = 1) -> str:
-    """71.3 % (70.1–72.5); without an interval where none is known."""
-    mean = f"{100 * found.mean:.{digits}f} %"
-    if math.isnan(found.low):
+def format_percent(estimate: Estimate, digits: int = 1) -> str:
+    """Return text such as 71.3 % (70.1–72.5); without an interval if it is unknown."""
+    mean = f"{100 * estimate.mean:.{digits}f} %"
+    if math.isnan(estimate.low):
         return mean
-    return f"{mean} ({100 * found.low:.{digits}f}–{100 * found.high:.{digits}f})"
+    return f"{mean} ({100 * estimate.low:.{digits}f}–{100 * estimate.high:.{digits}f})"
 
 
-def points(found: Difference, digits: int = 1) -> str:
-    """+2.1 points (+1.2 to +3.0), of a difference between shares."""
-    values = (found.mean, found.low, found.high)
-    # What rounds to nothing has no sign of its own.
-    mean, low, high = (f"{round(100 * value, digits) + 0.0:+.{digits}f}".replace("-", "−") for value in values)
-    return f"{mean} points" if math.isnan(found.low) else f"{mean} points ({low} to {high})"
+def format_points(difference: Difference, digits: int = 1) -> str:
+    """Return text such as +2.1 points (+1.2 to +3.0)."""
+    return _format_bounds(difference, "+", 100, digits, " points")
+
+
+def count_test_images(results: Sequence[CellResult]) -> int | None:
+    """Return the number of test images; None if no result has it."""
+    return min((r.numbers["pictures"] for r in results if r.phase == "final" and "pictures" in r.numbers), default=None)
+
+
+def build_series(label: str, values: Mapping[float | str, Sequence[float]], n_images: int | None) -> Series:
+    """Return the mean and interval over seeds at every x. `n_images` is None for values that are not accuracies."""
+    estimates = [estimate_mean(seeds, n_images) for seeds in values.values()]
+    mean, low, high = (tuple(getattr(e, name) for e in estimates) for name in ("mean", "low", "high"))
+    return Series(label, tuple(values), mean, low, high)
+
+
+def format_accuracy(values: Sequence[float] | None, n_images: int | None = None) -> str:
+    """Return a mean accuracy with its interval; a dash for no values."""
+    return format_percent(estimate_mean(values, n_images)) if values else NO_VALUE
+
+
+def format_difference(difference: Difference | None) -> str:
+    """Return a difference with its interval; a dash for None."""
+    return format_points(difference) if difference is not None else NO_VALUE
+
+
+def find_lr(results: Sequence[CellResult], point: Mapping[str, Setting]) -> str:
+    """Return the learning rate chosen for a grid point, as text."""
+    for result in results:
+        if result.phase == "final" and all(result.at.get(name) == value for name, value in point.items()):
+            return f"{result.at['rate']:g}"
+    return NO_VALUE
+
+
+def format_estimate(estimate: Estimate) -> str:
+    """Return text such as 0.62 (0.55 to 0.69); without an interval if it is unknown."""
+    return _format_bounds(estimate, "")
+
+
+def format_signed(difference: Difference) -> str:
+    """Return text such as +0.10 (+0.05 to +0.15)."""
+    return _format_bounds(difference, "+")
+
+
+def _format_bounds(
+    estimate: Estimate | Difference, sign: str, factor: float = 1, digits: int = 2, unit: str = ""
+) -> str:
+    values = (estimate.mean, estimate.low, estimate.high)
+    # Adding 0.0 turns -0.0 into 0.0.
+    mean, low, high = (f"{round(factor * v, digits) + 0.0:{sign}.{digits}f}".replace("-", "−") for v in values)
+    return f"{mean}{unit}" if math.isnan(estimate.low) else f"{mean}{unit} ({low} to {high})"

@@ -1,7 +1,7 @@
-"""Models of three families that cost the same: a ResNet as the scale names it, and the widths that match it.
+"""Compute-matched models of three families: a ResNet given by the scale, a hybrid and a ViT whose widths match its cost.
 
-What a picture costs is counted on the models themselves (`vitrail describe`), so nothing is guessed. ResNets come in few widths
-and Vision Transformers in many, so the ResNet says what the others may cost.
+Cost is the number of multiply-adds per image, counted on the models (`vitrail describe`). ResNets have few widths and Vision
+Transformers many, so the ResNet sets the target.
 """
 
 import math
@@ -9,107 +9,109 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.models.bit import BiTConfig
-from vitrail.models.cost import count
+from vitrail.models.base import ModelConfig, TokenConfig
+from vitrail.models.flops import count
 from vitrail.models.hybrid import Hybrid
-from vitrail.models.vit import ViTConfig
-from vitrail.studies.base import image_size, is_small, larger, macs, vit
-from vitrail.studies.study import Cell, Result, Setup
+from vitrail.models.registry import configure
+from vitrail.studies.base import choose_image_size, configure_study_vit, count_macs, has_small_images, patch_factor
+from vitrail.studies.study import Cell, CellResult, StudySetup
 
 RESNET, HYBRID, VIT = "ResNet", "hybrid", "ViT"
 FAMILIES = (RESNET, HYBRID, VIT)
-NEAR = 0.1  # of the ResNet's cost: what counts as the same
-Tests = Mapping[
-    str, Mapping[int, Sequence[float]]
-]  # by family and size, of models or of the training set; of each seed
+MAX_COST_DIFFERENCE = 0.1  # relative to the ResNet's cost
+TestScores = Mapping[str, Mapping[int, Sequence[float]]]  # family -> size of the model or training set -> one per seed
 
 
-def resnet(setup: Setup, bit: Mapping[str, Any], step: int) -> BiTConfig:
-    """A BiT by its stages, factor and root; photographs have the large root, whatever the scale was made for."""
-    return BiTConfig(
+def configure_resnet(setup: StudySetup, bit: Mapping[str, Any], multiple: int) -> ModelConfig:
+    """Return a BiT ResNet with the given stages, factor and root. Large images always get the large root."""
+    return configure(
+        family="bit",
         stages=tuple(bit["stages"]),
         factor=bit["factor"],
-        root=bit.get("root", "large") if is_small(setup) else "large",
+        root=bit.get("root", "large") if has_small_images(setup) else "large",
         channels=setup.facts.channels,
         classes=setup.facts.classes,
-        image_size=image_size(setup, step),
+        image_size=choose_image_size(setup, multiple),
     )
 
 
-def matched(
-    setup: Setup, bit: Mapping[str, Any], hybrid: Mapping[str, Any], depth: int | None = None
-) -> dict[str, ViTConfig | BiTConfig]:
-    """A ResNet, a hybrid and a Vision Transformer that cost about the same for a picture, at the same size of pictures.
+def match_cost(
+    setup: StudySetup, bit: Mapping[str, Any], hybrid: Mapping[str, Any], depth: int | None = None
+) -> dict[str, ModelConfig]:
+    """Return a ResNet, a hybrid and a ViT of about the same multiply-adds per image at the same image size.
 
-    A family of which no width comes near is left out: a hybrid's ResNet alone may cost more than all of the other.
+    The hybrid is left out if no width matches: its ResNet alone may cost more than the target.
     """
-    trunk = Hybrid(tuple(hybrid["stages"]), hybrid["patch"] * larger(setup))
-    patch = setup.scale.sizes["patch"] * larger(setup)
+    trunk = Hybrid(tuple(hybrid["stages"]), hybrid["patch"] * patch_factor(setup))
+    patch = setup.scale.sizes["patch"] * patch_factor(setup)
     step = math.lcm(patch, trunk.stride)
-    target = resnet(setup, bit, step)
+    target = configure_resnet(setup, bit, step)
     heads, size = setup.scale.sizes["heads"], target.image_size
     deep = {} if depth is None else {"depth": depth}
 
-    def pure(width: int) -> ViTConfig:
-        return vit(setup, width=width, image_size=size, **deep)
+    def pure(width: int) -> TokenConfig:
+        return configure_study_vit(setup, width=width, image_size=size, **deep)
 
-    def mixed(width: int) -> ViTConfig:
-        return vit(setup, width=width, image_size=size, embed=trunk, **deep)
+    def mixed(width: int) -> TokenConfig:
+        return configure_study_vit(setup, width=width, image_size=size, embed=trunk, **deep)
 
-    cost = macs(target)
-    others = {HYBRID: nearest(cost, mixed, heads), VIT: nearest(cost, pure, heads)}
-    near = {name: model for name, model in others.items() if abs(macs(model) - cost) <= NEAR * cost}
+    cost = count_macs(target)
+    others = {HYBRID: find_nearest_width(cost, mixed, heads), VIT: find_nearest_width(cost, pure, heads)}
+    near = {
+        name: model for name, model in others.items() if abs(count_macs(model) - cost) <= MAX_COST_DIFFERENCE * cost
+    }
     if VIT not in near:
         raise ValueError(
-            f"no width of a ViT costs as much as the ResNet on these pictures ({macs(others[VIT]) / 1e6:,.1f} M multiply-adds "
-            f"a picture, and {cost / 1e6:,.1f} M): use other data, or another scale"
+            f"no ViT width matches the ResNet's {cost / 1e6:,.1f} M multiply-adds per image (nearest "
+            f"{count_macs(others[VIT]) / 1e6:,.1f} M): use other data, or another scale"
         )
     return {RESNET: target, **near}
 
 
-def nearest(cost: int, build: Callable[[int], ViTConfig], step: int) -> ViTConfig:
-    """The model whose cost of a picture is nearest, of all widths that are a multiple of `step`.
+def find_nearest_width(cost: int, build: Callable[[int], TokenConfig], step: int) -> TokenConfig:
+    """Return the model with the nearest cost among all widths that are multiples of `step`.
 
-    Matrices grow with the square of the width and attention with the width, so three widths tell the cost of all.
+    The cost is a quadratic in the width (matrices quadratic, attention linear), so three widths determine it.
     """
-    one, two, three = (macs(build(each * step)) for each in (1, 2, 3))
+    one, two, three = (count_macs(build(factor * step)) for factor in (1, 2, 3))
     square = (three - 2 * two + one) / 2
     slope = two - one - 3 * square
     rest = one - square - slope - cost
     wanted = (math.sqrt(max(0.0, slope * slope - 4 * square * rest)) - slope) / (2 * square)
-    near = [build(max(1, each) * step) for each in (math.floor(wanted), math.ceil(wanted))]
-    return min(near, key=lambda model: abs(macs(model) - cost))
+    near = [build(max(1, factor) * step) for factor in (math.floor(wanted), math.ceil(wanted))]
+    return min(near, key=lambda model: abs(count_macs(model) - cost))
 
 
-def ends(tests: Tests, *families: str) -> tuple[int, int] | None:
-    """The smallest and the largest size that these families have."""
+def size_range(tests: TestScores, *families: str) -> tuple[int, int] | None:
+    """Return the smallest and the largest size that all these families have; None if there are fewer than two."""
     shared = sorted(set.intersection(*(set(tests.get(family, {})) for family in families)))
     return (shared[0], shared[-1]) if len(shared) > 1 else None
 
 
-def weighed(cell: Cell, run: Path) -> dict[str, Any]:
-    """What a model has and costs, of a final run."""
+def measure_cost(cell: Cell, run: Path) -> dict[str, Any]:
+    """Return parameters and multiply-adds of a final run's model; {} for other phases."""
     if cell.phase != "final":
         return {}
-    found = count(cell.recipe.model)
-    return {"parameters": found.params, "macs": found.macs}
+    cost = count(cell.recipe.model)
+    return {"parameters": cost.params, "macs": cost.macs}
 
 
-def unmatched(results: Sequence[Result]) -> tuple[str, ...]:
-    """That parameters are not what is matched, with the costliest model of each family."""
+def describe_parameters(results: Sequence[CellResult]) -> tuple[str, ...]:
+    """Return notes with parameters and cost of the largest model of each family; parameters are not matched."""
     known = sorted((r for r in results if "macs" in r.numbers), key=lambda result: result.numbers["macs"])
     models = {str(result.at["family"]): result.numbers for result in known}
     if not models:
         return ()
     largest = "" if len({result.numbers["macs"] for result in known}) == len(models) else ", of the largest"
-    told = [
+    sizes = [
         f"{family} {models[family]['parameters'] / 1e6:.2f} M parameters for {models[family]['macs'] / 1e6:,.1f} M multiply-adds "
-        "a picture"
+        "per image"
         for family in FAMILIES
         if family in models
     ]
-    left_out = () if HYBRID in models else (f"No hybrid costs within {100 * NEAR:.0f} % of these: there is none.",)
+    absent = f"The hybrid is left out: none costs within {100 * MAX_COST_DIFFERENCE:.0f} % of the others."
     return (
-        f"Compute of a picture is matched to {100 * NEAR:.0f} % or better, and parameters are not{largest}: {'; '.join(told)}.",
-        *left_out,
+        f"Compute per image is matched to within {100 * MAX_COST_DIFFERENCE:.0f} %; parameters are "
+        f"not{largest}: {'; '.join(sizes)}.",
+        *(() if HYBRID in models else (absent,)),
     )

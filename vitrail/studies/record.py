@@ -1,4 +1,4 @@
-"""What is kept of a study in its study.json: its question, every result, the answer, and how it was computed."""
+"""The record of a study in study.json: question, results, answer, and how they were computed."""
 
 import json
 import math
@@ -14,15 +14,14 @@ from typing import Any
 import torch
 
 import vitrail
-from vitrail.models.written import dataclass_from_json, to_json
-from vitrail.run.environment import processor
-from vitrail.run.record import write_json
-from vitrail.studies.caution import cautious, limited
-from vitrail.studies.study import Agreement, Answer, Result, Scale, Setting, Setup, Study
-from vitrail.studies.sweep import Failed
+from vitrail.studies.intervals import MIN_SEEDS, TRAINING_NOISE
+from vitrail.studies.study import NO_FINDING, Agreement, Answer, CellResult, Setting, Study, StudyScale, StudySetup
+from vitrail.studies.sweep import FailedCell
+from vitrail.training.runs.record import processor_name, write_json
+from vitrail.utils.json import dataclass_from_json, to_json
 
-FILE = "study.json"
-VERDICTS: dict[Agreement, str] = {
+RECORD_FILE = "study.json"
+AGREEMENT_LABELS: dict[Agreement, str] = {
     "agrees": "agrees with the paper",
     "disagrees": "disagrees with the paper",
     "no difference": "no difference at this scale",
@@ -31,81 +30,105 @@ VERDICTS: dict[Agreement, str] = {
 
 
 @dataclass(frozen=True)
-class Record:
-    """A study as far as it is, for pages to be made of."""
+class StudyRecord:
+    """State of a study, from which its pages are rendered."""
 
     name: str
     question: str
     where: str
     found: str
     scale: str
-    on: str  # what the scale is meant for
+    on: str  # hardware of the scale
     data: str
-    train: int  # pictures
+    train: int  # images
     test: int | None
     classes: int
-    trained: str  # models, steps, rates
+    trained: str  # steps, learning rates, sizes
     command: tuple[str, ...]
     machine: Mapping[str, Any]
-    written: str  # when
-    known: int  # runs that are planned by now
-    results: tuple[Result, ...]
-    failed: tuple[Failed, ...]
+    written: str  # date and time
+    known: int  # runs planned so far
+    results: tuple[CellResult, ...]
+    failed: tuple[FailedCell, ...]
     answer: Answer | None
-    why_not: str = ""  # there is no answer
+    why_not: str = ""  # reason for a missing answer
 
     @property
-    def finished(self) -> bool:
-        """Whether every run that is planned has a result."""
+    def is_finished(self) -> bool:
+        """Return True if every planned run has a result."""
         return len(self.results) >= self.known
 
     @property
     def seeds(self) -> list[Setting]:
-        """Of what is reported."""
+        """Return the seeds of final runs."""
         return sorted({r.at["seed"] for r in self.results if r.phase == "final" and "seed" in r.at}, key=str)
 
     @property
     def seconds(self) -> float:
-        """Of computing, all runs together."""
+        """Return the compute time of all runs."""
         return sum(result.seconds for result in self.results)
 
 
-def answered(study: Study, setup: Setup, results: Sequence[Result]) -> tuple[Answer | None, str, int]:
-    """The answer, or why there is none; and how many runs are planned by now.
+def compute_answer(study: Study, setup: StudySetup, results: Sequence[CellResult]) -> tuple[Answer | None, str, int]:
+    """Return the answer or None, the reason for None, and the number of runs planned so far.
 
-    A study is asked once all that others depend on is there and every place of its grid has a result. What it cannot read
-    while results are missing is no error; with all of them it is one.
+    Results are interpreted once all tuning and base runs are finished and every grid point has a final result. An error while
+    interpreting is raised only if no result is missing.
     """
     cells = study.plan(setup, results)
-    there = {_spot(result.phase, result.at) for result in results}
-    missing = [cell for cell in cells if _spot(cell.phase, cell.at) not in there]
-    covered = {family(result.at) for result in results if result.phase == "final"}
-    first = [cell for cell in missing if cell.phase != "final" or family(cell.at) not in covered]
+    finished = {_cell_key(result.phase, result.at) for result in results}
+    missing = [cell for cell in cells if _cell_key(cell.phase, cell.at) not in finished]
+    covered = {family_key(result.at) for result in results if result.phase == "final"}
+    first = [cell for cell in missing if cell.phase != "final" or family_key(cell.at) not in covered]
     if first or not covered:
-        waiting = f", such as {in_words(family(first[0].at))}" if first and family(first[0].at) else ""
+        waiting = f", such as {format_point(family_key(first[0].at))}" if first and family_key(first[0].at) else ""
         return None, f"{len(missing)} of {len(cells)} planned runs are missing{waiting}", len(cells)
     try:
-        seeds = Counter(family(result.at) for result in results if result.phase == "final")
-        answer = cautious(study.read(results, setup.scale), min(seeds.values()))
-        return limited(answer, scale_of(study, setup)), "", len(cells)
+        seeds = Counter(family_key(result.at) for result in results if result.phase == "final")
+        answer = qualify_by_seeds(study.interpret(results, setup.scale), min(seeds.values()))
+        return add_scale_limits(answer, scale_name(study, setup)), "", len(cells)
     except (KeyError, ValueError) as error:
         if not missing:
             raise
         return None, f"{len(missing)} of {len(cells)} planned runs are missing ({error})", len(cells)
 
 
-def family(at: Mapping[str, Setting]) -> tuple[tuple[str, Setting], ...]:
-    """A place of the grid without what is tuned and repeated there."""
-    return tuple((name, value) for name, value in at.items() if name not in ("rate", "seed"))
+def qualify_by_seeds(answer: Answer, seeds: int) -> Answer:
+    """Return the answer with a note on few seeds; "no difference" then becomes "unclear"."""
+    if seeds >= MIN_SEEDS or answer.finding.startswith(NO_FINDING):
+        return answer
+    ignored = f"differences of {100 * TRAINING_NOISE:.0f} point or less are ignored as training noise"
+    finding = f"{answer.finding.removesuffix('.')}; with {seeds} seed{'s' if seeds > 1 else ''}, {ignored}."
+    agreement = "unclear" if answer.agreement == "no difference" else answer.agreement
+    return replace(answer, finding=finding, agreement=agreement)
 
 
-def in_words(place: Sequence[tuple[str, Setting]]) -> str:
-    """positions 2-D, pictures 500."""
-    return ", ".join(f"{name} {value}" for name, value in place)
+TEST_SCALE_LIMITS = "This scale only shows that the study runs: its few steps do not answer the question."
+CLUSTER_SCALE_LIMITS = (
+    "Models and training have the paper's size. The paper pre-trains on JFT, which is not public; ImageNet-21k replaces it. Most "
+    "grid points have one run, at the paper's learning rate."
+)
 
 
-def numbers_from(rows: Sequence[Sequence[str]]) -> int:
-    """The column of a table from which on all are of numbers: they are aligned right. The first is of names."""
+def add_scale_limits(answer: Answer, scale: str) -> Answer:
+    """Return the answer with the limits of its scale. A study's own limits describe the small scales."""
+    if scale == "test":
+        return replace(answer, agreement="unclear", limits=f"{TEST_SCALE_LIMITS} {answer.limits}")
+    return replace(answer, limits=CLUSTER_SCALE_LIMITS) if scale == "cluster" else answer
+
+
+def family_key(point: Mapping[str, Setting]) -> tuple[tuple[str, Setting], ...]:
+    """Return a grid point without learning rate and seed."""
+    return tuple((name, value) for name, value in point.items() if name not in ("rate", "seed"))
+
+
+def format_point(point: Sequence[tuple[str, Setting]]) -> str:
+    """Return text such as "positions 2-D, images 500"."""
+    return ", ".join(f"{name} {value}" for name, value in point)
+
+
+def first_numeric_column(rows: Sequence[Sequence[str]]) -> int:
+    """Return the index from which on all columns are numeric (aligned right). Column 0 holds names."""
     width = len(rows[0]) if rows else 1
 
     def counts(column: int) -> bool:
@@ -115,30 +138,34 @@ def numbers_from(rows: Sequence[Sequence[str]]) -> int:
     return next((column for column in range(1, width) if all(map(counts, range(column, width)))), width)
 
 
-def _spot(phase: str, at: Mapping[str, Setting]) -> tuple[Any, ...]:
-    return phase, *sorted(at.items())
+def _cell_key(phase: str, point: Mapping[str, Setting]) -> tuple[Any, ...]:
+    return phase, *sorted(point.items())
 
 
-def recorded(
-    study: Study, setup: Setup, results: Sequence[Result], failed: Sequence[Failed], settings: Sequence[str] = ()
-) -> Record:
-    """The record of a study by now."""
-    answer, why_not, known = answered(study, setup, results)
-    pictures = [r.numbers["pictures"] for r in results if isinstance(r.numbers.get("pictures"), int)]
-    return Record(
+def build_record(
+    study: Study,
+    setup: StudySetup,
+    results: Sequence[CellResult],
+    failed: Sequence[FailedCell],
+    settings: Sequence[str] = (),
+) -> StudyRecord:
+    """Return the record of a study's current state."""
+    answer, why_not, known = compute_answer(study, setup, results)
+    test_counts = [r.numbers["pictures"] for r in results if isinstance(r.numbers.get("pictures"), int)]
+    return StudyRecord(
         name=study.name,
         question=study.question,
-        where=study.where,
-        found=study.found,
-        scale=scale_of(study, setup),
-        on=setup.scale.on,
+        where=study.reference,
+        found=study.paper_finding,
+        scale=scale_name(study, setup),
+        on=setup.scale.hardware,
         data=setup.data.where,
         train=setup.facts.images,
-        test=min(pictures, default=None),
+        test=min(test_counts, default=None),
         classes=setup.facts.classes,
-        trained=what_is_trained(setup.scale),
-        command=command_of(study, setup, settings),
-        machine=machine(),
+        trained=describe_training(setup.scale),
+        command=build_command(study, setup, settings),
+        machine=describe_machine(),
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         known=max(known, len(results)),
         results=tuple(results),
@@ -148,14 +175,14 @@ def recorded(
     )
 
 
-def scale_of(study: Study, setup: Setup) -> str:
-    """The name of a scale, whatever number of seeds was asked for."""
-    same = (name for name, each in study.scales.items() if replace(each, seeds=setup.scale.seeds) == setup.scale)
-    return next(same, "its own")
+def scale_name(study: Study, setup: StudySetup) -> str:
+    """Return the name of the setup's scale, ignoring the number of seeds."""
+    same = (name for name, scale in study.scales.items() if replace(scale, seeds=setup.scale.seeds) == setup.scale)
+    return next(same, "custom")
 
 
-def what_is_trained(scale: Scale) -> str:
-    """800 steps of 64 pictures; rates 0.001, 0.003; width 64, depth 4 …, as the scale has it."""
+def describe_training(scale: StudyScale) -> str:
+    """Return text such as "800 steps of 64 images; learning rate 0.001, 0.003; width 64, depth 4"."""
 
     def words(value: Any) -> str:
         if isinstance(value, Mapping):
@@ -164,14 +191,14 @@ def what_is_trained(scale: Scale) -> str:
             return " ".join(map(words, value)) or "none"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    rates = ", ".join(f"{rate:g}" for rate in scale.rates)
+    lrs = ", ".join(f"{lr:g}" for lr in scale.lrs)
     sizes = ", ".join(f"{name.replace('_', ' ')} {words(value)}" for name, value in scale.sizes.items())
-    return f"{scale.steps:,} steps of {scale.batch:,} pictures; learning rate {rates}; {sizes}"
+    return f"{scale.steps:,} steps of {scale.batch:,} images; learning rate {lrs}; {sizes}"
 
 
-def command_of(study: Study, setup: Setup, settings: Sequence[str] = ()) -> tuple[str, ...]:
-    """What runs the study like this."""
-    name = scale_of(study, setup)
+def build_command(study: Study, setup: StudySetup, settings: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the command line that runs the study with this setup."""
+    name = scale_name(study, setup)
     usual = study.scales.get(name, setup.scale)
     command = ["vitrail", "paper", "run", study.name, "--scale", name]
     if setup.data.where != usual.data:
@@ -185,11 +212,11 @@ def command_of(study: Study, setup: Setup, settings: Sequence[str] = ()) -> tupl
     return tuple(command + [word for setting in settings for word in ("--set", setting)])
 
 
-def machine() -> dict[str, Any]:
-    """What this process runs on."""
+def describe_machine() -> dict[str, Any]:
+    """Return processor, cores, GPUs and versions of this process."""
     gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     return {
-        "processor": processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "GPU": ", ".join(gpus) or "none",
         "torch": torch.__version__,
@@ -198,8 +225,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_record(record: Record, directory: Path) -> None:
-    """study.json, all of it or nothing."""
+def write_record(record: StudyRecord, directory: Path) -> None:
+    """Write study.json atomically."""
     about: dict[str, Any] = {
         "study": record.name,
         "question": record.question,
@@ -216,7 +243,7 @@ def write_record(record: Record, directory: Path) -> None:
         "seconds": round(record.seconds, 1),
         "machine": dict(record.machine),
         "written": record.written,
-        "finished": record.finished,
+        "finished": record.is_finished,
         "runs": {"known": record.known, "finished": len(record.results), "failed": len(record.failed)},
         "answer": to_json(record.answer) if record.answer else None,
         "why_not": record.why_not,
@@ -226,18 +253,18 @@ def write_record(record: Record, directory: Path) -> None:
             for r in record.results
         ],
     }
-    write_json(directory / FILE, _kept(about))
+    write_json(directory / RECORD_FILE, _to_json_safe(about))
 
 
-def read_record(directory: Path) -> Record:
-    """The study that was written to a directory."""
-    path = directory / FILE
+def read_record(directory: Path) -> StudyRecord:
+    """Return the record in a directory's study.json."""
+    path = directory / RECORD_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{directory} has no {FILE}: vitrail paper show {directory} writes it")
+        raise FileNotFoundError(f"{directory} has no {RECORD_FILE}: write it with vitrail paper show {directory}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         answer = data["answer"]
-        return Record(
+        return StudyRecord(
             **{name: data[name] for name in ("question", "where", "found", "scale", "on", "data", "classes")},
             **{name: data[name] for name in ("machine", "written", "why_not")},
             name=data["study"],
@@ -246,32 +273,32 @@ def read_record(directory: Path) -> Record:
             trained=data.get("trained", ""),
             command=tuple(data["command"]),
             known=data["runs"]["known"],
-            results=tuple(Result(**result) for result in data["results"]),
-            failed=tuple(Failed(**failed) for failed in data["failed"]),
-            answer=None if answer is None else dataclass_from_json(_numbers(answer), Answer, "answer"),
+            results=tuple(CellResult(**result) for result in data["results"]),
+            failed=tuple(FailedCell(**failed) for failed in data["failed"]),
+            answer=None if answer is None else dataclass_from_json(_restore_nan(answer), Answer, "answer"),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): vitrail paper show {directory} writes it again") from None
+        raise ValueError(f"cannot read {path} ({error}): rewrite it with vitrail paper show {directory}") from None
 
 
-def _kept(value: Any) -> Any:
-    """The same for JSON, which knows no infinities (they are null) and no halves of characters."""
+def _to_json_safe(value: Any) -> Any:
+    """Return a value for strict JSON: non-finite numbers become null, lone surrogates are escaped."""
     if isinstance(value, Mapping):
-        return {_kept(str(key)): _kept(part) for key, part in value.items()}
+        return {_to_json_safe(str(key)): _to_json_safe(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_kept(part) for part in value]
+        return [_to_json_safe(part) for part in value]
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer of JSON, with what was null in charts as the number that is none."""
+def _restore_nan(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer read from JSON with null in its charts replaced by NaN."""
     for chart in answer["charts"]:
         for series in chart["series"]:
             for name in ("y", "low", "high"):
                 series[name] = [math.nan if value is None else value for value in series[name]]
             series["maps"] = [
-                [[math.nan if value is None else value for value in row] for row in each] for each in series["maps"]
+                [[math.nan if value is None else value for value in row] for row in grid] for grid in series["maps"]
             ]
     return answer

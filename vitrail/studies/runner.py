@@ -1,130 +1,251 @@
-"""A runner: takes what is missing of a study, cell after cell, until nothing is missing. Any number of them share a directory."""
+"""Runners: processes that claim and run the missing cells of a study. Any number of them may share a directory."""
 
 import gc
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 from uuid import uuid4
 
 import torch
 
-from vitrail.engine.journal import Listener
-from vitrail.engine.loop import Diverged, Stopped
-from vitrail.recipe import Machine
-from vitrail.run.record import write_json
-from vitrail.studies.claims import Claim, Lost, Watcher
-from vitrail.studies.runcell import compute, numbers, run_at, settle
+from vitrail.studies.cells import (
+    CellClaim,
+    CellClaimer,
+    ClaimLost,
+    adopt_run,
+    collect_numbers,
+    finalise_run,
+    run_training,
+)
 from vitrail.studies.study import Cell, Setting
-from vitrail.studies.sweep import State, Sweep
+from vitrail.studies.sweep import Sweep, SweepState
+from vitrail.training.logging import Listener
+from vitrail.training.recipe import Machine
+from vitrail.training.runs.record import write_json
+from vitrail.training.trainer import Diverged, Stopped
 
-POLL = 2.0  # seconds before looking again whether others are done
-SELDOM = 1.0  # seconds between words about what is being read or decoded
+# A cell runs in one process, even under torchrun.
+DISTRIBUTED_VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+
+
+def leave_process_group() -> None:
+    """Remove torchrun's process-group variables. LOCAL_RANK stays: it selects the GPU."""
+    for name in DISTRIBUTED_VARIABLES:
+        os.environ.pop(name, None)
+
+
+def available_cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_environment(number: int, jobs: int) -> dict[str, str]:
+    """Return the environment of worker `number` of `jobs`: its share of the cores and, if there are any, a GPU."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    share = max(1, available_cores() // jobs)
+    threads = str(min(share, int(limit)) if limit.isdecimal() and int(limit) else share)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return (
+        os.environ
+        | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        | ({"LOCAL_RANK": str(number % gpus)} if gpus else {})
+    )
+
+
+def run_jobs(command: Sequence[str], jobs: int, on_record: Listener) -> list[int]:
+    """Run `jobs` processes of a command to their end and return their exit codes. An interrupt stops them with their "
+    "state saved."""
+    records: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    workers: list[subprocess.Popen[str]] = []
+    previous = signal.signal(signal.SIGTERM, _raise_exit)
+    try:
+        for number in range(jobs):
+            workers.append(_start(command, worker_environment(number, jobs)))
+            threading.Thread(target=_listen, args=(workers[-1], records), daemon=True).start()
+        left = jobs
+        while left:
+            record = records.get()
+            if record is None:
+                left -= 1
+            else:
+                on_record(record)
+        return [worker.wait() for worker in workers]
+    except BaseException:
+        _stop(workers)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def print_record(record: dict[str, Any]) -> None:
+    """Print a record as a JSON line for the parent process. If the parent is gone, terminate this process."""
+    try:
+        print(json.dumps(record, default=str), flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _start(command: Sequence[str], env: dict[str, str]) -> "subprocess.Popen[str]":
+    """Start a worker in its own session, so that Ctrl-C reaches only the parent, which stops every worker once."""
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _listen(worker: "subprocess.Popen[str]", records: "queue.Queue[dict[str, Any] | None]") -> None:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        records.put(record if isinstance(record, dict) else {"kind": "note", "text": line.rstrip()})
+    worker.wait()
+    records.put(None)
+
+
+def _stop(workers: Sequence["subprocess.Popen[str]"]) -> None:
+    """Ask all workers to stop after their current step; kill them on a second Ctrl-C."""
+    for worker in workers:
+        worker.terminate()
+    try:
+        for worker in workers:
+            worker.wait()
+    except BaseException:
+        for worker in workers:
+            worker.kill()
+        raise
+
+
+def _raise_exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+POLL_SECONDS = 2.0  # between looks for new cells while other runners work
+PROGRESS_INTERVAL_SECONDS = 1.0  # between progress records
 
 
 @dataclass
 class Runner:
-    """One process at work on a study. Those who watch hear of cells, of the state, and whatever the runs say."""
+    """One process that runs a study's cells. `on_record` receives records of cells, of the state and of the runs."""
 
     sweep: Sweep
     machine: Machine = Machine()  # noqa: RUF009 (a value)
-    hear: Listener = lambda record: None  # noqa: E731
-    watcher: Watcher = field(default_factory=Watcher)
-    poll: float = POLL
+    on_record: Listener = lambda record: None
+    claimer: CellClaimer = field(default_factory=CellClaimer)
+    poll_seconds: float = POLL_SECONDS
 
-    def run(self) -> State:
-        """Works to the end. Cells that failed before are tried again, once; those that others fail at meanwhile are left."""
-        gc.freeze()  # what is there already is not looked through after every cell
+    def run(self) -> SweepState:
+        """Run until no cell is missing. Earlier failures are retried once; cells that fail meanwhile are skipped."""
+        gc.freeze()  # objects that exist now are not scanned after every cell
         try:
-            return self.cells()
+            return self.run_cells()
         finally:
             gc.unfreeze()
 
-    def cells(self) -> State:
-        """Cell after cell."""
-        before = {failed.id for failed in self.sweep.state().failed.values()}
+    def run_cells(self) -> SweepState:
+        """Run cells one after another and return the final state."""
+        before = {failed.id for failed in self.sweep.read_state().failed.values()}
         while True:
-            state = self.sweep.state()
-            self.hear(counted(state))
+            state = self.sweep.read_state()
+            self.on_record(state_record(state))
             given_up = {name for name, failed in state.failed.items() if failed.id not in before}
             left = [name for name in state.missing if name not in given_up]
             if not left:
                 return state
-            if not any(self.take(name, state.cells[name]) for name in left):
-                time.sleep(self.poll)
+            if not any(self.try_cell(name, state.cells[name]) for name in left):
+                time.sleep(self.poll_seconds)
 
-    def take(self, name: str, cell: Cell) -> bool:
-        """Runs a cell, if it can be had."""
-        claim = self.watcher.take(self.sweep.home(name))
+    def try_cell(self, name: str, cell: Cell) -> bool:
+        """Run a cell if it can be claimed; return True if it was claimed."""
+        claim = self.claimer.claim(self.sweep.cell_directory(name))
         if claim is None:
             return False
         try:
-            if self.sweep.result(name, cell) is None:  # it may have been finished since we looked
-                self.work(name, cell, claim)
+            if self.sweep.read_result(name, cell) is None:  # another runner may have finished it
+                self.run_cell(name, cell, claim)
         finally:
             claim.release()
-            tidy_memory()
+            free_memory()
         return True
 
-    def work(self, name: str, cell: Cell, claim: Claim) -> None:
-        """A cell of ours from where it stands to its result; or to a line that says why there is none."""
-        about = {"cell": name, "label": label(cell.phase, cell.at)}
+    def run_cell(self, name: str, cell: Cell, claim: CellClaim) -> None:
+        """Run a claimed cell to its result, or record why it failed."""
+        about = {"cell": name, "label": format_cell_label(cell.phase, cell.at)}
         began = time.monotonic()
 
-        def hear(record: dict[str, Any]) -> None:
+        def emit(record: dict[str, Any]) -> None:
             claim.check()
-            self.hear(record | about)
+            self.on_record(record | about)
 
-        told = began
+        last_progress = began
 
         def progress(doing: str, done: int, total: int) -> None:
-            nonlocal told
-            if time.monotonic() - told > SELDOM:
-                told = time.monotonic()
-                hear({"kind": "progress", "doing": doing, "done": done, "total": total})
+            nonlocal last_progress
+            if time.monotonic() - last_progress > PROGRESS_INTERVAL_SECONDS:
+                last_progress = time.monotonic()
+                emit({"kind": "progress", "doing": doing, "done": done, "total": total})
 
-        hear({"kind": "cell", "what": "begins"})
-        home = self.sweep.home(name)
+        emit({"kind": "cell", "what": "begins"})
+        home = self.sweep.cell_directory(name)
         try:
-            place = run_at(home, claim)
+            directory = adopt_run(home, claim)
             try:
-                summary = compute(cell.recipe, place, self.machine, (hear,), progress)
-                found = numbers(self.sweep.study, cell, place, summary)
+                summary = run_training(cell.recipe, directory, self.machine, (emit,), progress)
+                numbers = collect_numbers(self.sweep.study, cell, directory, summary)
                 seconds = max(time.monotonic() - began, summary["seconds"])
             except Diverged as error:
                 if cell.phase == "final" or "rate" not in cell.at or (cell.phase == "base" and cell.at["seed"] != 0):
                     raise
-                # A rate that is too high is a try like any other, and the worst.
-                found = {"validation": 0.0, "diverged": str(error)}
+                # A tuning run whose learning rate is too high counts with accuracy 0.
+                numbers = {"validation": 0.0, "diverged": str(error)}
                 seconds = time.monotonic() - began
-            settle(home, place, claim)
-            self.sweep.finish(name, cell, found, seconds)
+            finalise_run(home, directory, claim)
+            self.sweep.write_result(name, cell, numbers, seconds)
         except Stopped:
             raise
-        except Lost:
-            self.hear({"kind": "cell", "what": "lost"} | about)
-        except Exception as error:  # whatever it is, the other cells are not concerned
-            self.fail(claim, error, about)
+        except ClaimLost:
+            self.on_record({"kind": "cell", "what": "lost"} | about)
+        except Exception as error:  # recorded; the other cells still run
+            self.record_failure(claim, error, about)
         else:
-            shown = {key: found[key] for key in ("validation", "test") if key in found}
-            self.hear({"kind": "cell", "what": "done", "seconds": seconds, **shown} | about)
+            scores = {key: numbers[key] for key in ("validation", "test") if key in numbers}
+            self.on_record({"kind": "cell", "what": "done", "seconds": seconds, **scores} | about)
 
-    def fail(self, claim: Claim, error: Exception, about: Mapping[str, Any]) -> None:
-        """Writes down why a cell has no result; unless it is somebody else's by now, and that was why."""
+    def record_failure(self, claim: CellClaim, error: Exception, cell: Mapping[str, Any]) -> None:
+        """Write failed.json of a cell, unless the claim was lost."""
         try:
             claim.check_now()
-        except Lost:
-            self.hear({"kind": "cell", "what": "lost"} | dict(about))
+        except ClaimLost:
+            self.on_record({"kind": "cell", "what": "lost"} | dict(cell))
             return
         line = first_line(error)
         where = "".join(traceback.format_exception(error))
         write_json(claim.directory / "failed.json", {"id": uuid4().hex, "line": line, "traceback": where})
-        self.hear({"kind": "cell", "what": "failed", "line": line} | dict(about))
+        self.on_record({"kind": "cell", "what": "failed", "line": line} | dict(cell))
 
 
-def counted(state: State) -> dict[str, Any]:
-    """How far a study is, for those who watch."""
+def state_record(state: SweepState) -> dict[str, Any]:
+    """Return the state of a study as a record for listeners."""
     return {
         "kind": "state",
         "known": len(state.cells),
@@ -134,19 +255,19 @@ def counted(state: State) -> dict[str, Any]:
     }
 
 
-def label(phase: str, at: Mapping[str, Setting]) -> str:
-    """A cell for people: tune: positions 2-D, rate 0.001, seed 0."""
-    return f"{phase}: " + ", ".join(f"{name} {value}" for name, value in at.items())
+def format_cell_label(phase: str, point: Mapping[str, Setting]) -> str:
+    """Return text such as "tune: positions 2-D, rate 0.001, seed 0"."""
+    return f"{phase}: " + ", ".join(f"{name} {value}" for name, value in point.items())
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line; errors that were not meant for users are named."""
-    said = (str(error).strip().splitlines() or [""])[0]
-    return said if isinstance(error, (ValueError, OSError)) and said else f"{type(error).__name__}: {said}"
+    """Return the first line of an error message, with the error's type unless it is a message for users."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return line if isinstance(error, (ValueError, OSError)) and line else f"{type(error).__name__}: {line}"
 
 
-def tidy_memory() -> None:
-    """Runs hold on to themselves in circles: what a cell leaves is given back before the next one."""
+def free_memory() -> None:
+    """Collect reference cycles of a finished run and release cached GPU memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

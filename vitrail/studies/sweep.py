@@ -1,7 +1,7 @@
-"""A study in its directory: what was asked for, and what is known by now.
+"""A study's directory: its plan, cells, results and failures.
 
-STUDY/plan.json             which study, scale, data and settings; the facts of the data, computed once
-STUDY/cells/NAME/run        a finished run; run-3 while the owner of claim-3 is at it
+STUDY/plan.json             study, scale, data and settings; the facts of the data, computed once
+STUDY/cells/NAME/run        a finished run; run-3 while the owner of claim-3 works on it
 STUDY/cells/NAME/result.json, failed.json, claim-0 …
 """
 
@@ -14,46 +14,46 @@ from statistics import fmean
 from typing import Any
 
 import vitrail
-from vitrail.checkpoints.files.atomic import staged
 from vitrail.models.sizes import closest
-from vitrail.models.written import dataclass_from_json, to_json
-from vitrail.recipe import Data, Facts, with_settings
-from vitrail.run.prepare import prepare
-from vitrail.run.record import place, write_json
-from vitrail.studies import study_named
-from vitrail.studies.study import DIVIDED, Cell, Result, Scale, Setting, Setup, Study
+from vitrail.studies import load_study
+from vitrail.studies.study import DEFAULT_FRACTIONS, Cell, CellResult, Setting, Study, StudyScale, StudySetup
+from vitrail.training.recipe import Data, Facts, with_settings
+from vitrail.training.runs.prepare import prepare_data
+from vitrail.training.runs.record import absolute_path, write_json
+from vitrail.utils.files import stage_output
+from vitrail.utils.json import dataclass_from_json, to_json
 
 Progress = Callable[[str, int, int], None]
-FILE = "plan.json"
-FACTS = ("images", "classes", "several", "side", "channels", "several_sizes")
+PLAN_FILE = "plan.json"
+FACT_FIELDS = ("images", "classes", "several", "side", "channels", "several_sizes")
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A cell that ended with an error."""
+class FailedCell:
+    """A cell whose run raised an error."""
 
     name: str
     at: Mapping[str, Setting]
     phase: str
-    line: str  # what went wrong
-    id: str = ""  # of this very failure
+    line: str  # first line of the error
+    id: str = ""  # unique per failure
 
 
 @dataclass(frozen=True)
-class State:
-    """What is known of a study: the cells that are planned by now, and what became of them."""
+class SweepState:
+    """Planned cells of a study with their results and failures."""
 
     cells: dict[str, Cell]  # in the plan's order
-    results: dict[str, Result]
-    failed: dict[str, Failed]
+    results: dict[str, CellResult]
+    failed: dict[str, FailedCell]
 
     @property
     def missing(self) -> list[str]:
-        """Cells without a result, failed or not."""
+        """Return the cells without a result, failed or not."""
         return [name for name in self.cells if name not in self.results]
 
     def seconds_left(self) -> float | None:
-        """About how long what is missing takes one runner: as long as finished cells of the same phase took."""
+        """Return the estimated time of the missing cells for one runner, from finished cells of the same phase."""
         if not self.results:
             return None
         took: dict[str, list[float]] = {}
@@ -66,115 +66,119 @@ class State:
 
 @dataclass
 class Sweep:
-    """A study, what it was set up for, and its directory."""
+    """A study with its setup and directory."""
 
     study: Study
     scale: str
-    setup: Setup
+    setup: StudySetup
     settings: tuple[str, ...] = ()
-    # A result never changes, and a plan is pure: neither is asked for twice.
-    _results: dict[str, Result] = field(default_factory=dict, init=False, repr=False)
+    # Caches: a result never changes and a plan is a pure function.
+    _results: dict[str, CellResult] = field(default_factory=dict, init=False, repr=False)
     _plans: dict[frozenset[str], dict[str, Cell]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def directory(self) -> Path:
-        return self.setup.place
+        return self.setup.directory
 
-    def home(self, name: str) -> Path:
-        """A cell's directory."""
+    def cell_directory(self, name: str) -> Path:
+        """Return a cell's directory."""
         return self.directory / "cells" / name
 
-    def state(self) -> State:
-        """Plans, reads the results of what is planned, and plans with them, until nothing new comes of it."""
-        results: dict[str, Result] = {}
+    def read_state(self) -> SweepState:
+        """Plan and read results repeatedly until no new result appears, and return the state."""
+        results: dict[str, CellResult] = {}
         plans, self._plans = self._plans, {}
         while True:
             key = frozenset(results)
-            cells = self._plans[key] = plans.get(key) or self.planned(list(results.values()))
-            found = {name: result for name, cell in cells.items() if (result := self.result(name, cell)) is not None}
-            assert results.keys() <= found.keys(), f"the plan of {self.study.name} forgets cells that are finished"
-            if len(found) == len(results):
-                failed = [self.failure(name, cell) for name, cell in cells.items() if name not in found]
-                return State(cells, found, {each.name: each for each in failed if each is not None})
-            results = found
+            cells = self._plans[key] = plans.get(key) or self.plan_cells(list(results.values()))
+            finished = {
+                name: result for name, cell in cells.items() if (result := self.read_result(name, cell)) is not None
+            }
+            assert results.keys() <= finished.keys(), f"the plan of {self.study.name} dropped finished cells"
+            if len(finished) == len(results):
+                failures = [self.read_failure(name, cell) for name, cell in cells.items() if name not in finished]
+                return SweepState(cells, finished, {failed.name: failed for failed in failures if failed is not None})
+            results = finished
 
-    def planned(self, results: Sequence[Result]) -> dict[str, Cell]:
-        """The plan's cells by name, with the user's settings; only those that are reported see test pictures."""
+    def plan_cells(self, results: Sequence[CellResult]) -> dict[str, Cell]:
+        """Return the plan's cells by name, with the user's settings. Only final cells see test images."""
         cells: dict[str, Cell] = {}
-        asked = self.study.plan(self.setup, results)
-        self.check_settings(asked)
-        for cell in asked:
+        planned = self.study.plan(self.setup, results)
+        self.check_settings(planned)
+        for cell in planned:
             recipe = with_settings(cell.recipe, list(self.settings))
             if cell.phase != "final":
                 recipe = replace(recipe, data=replace(recipe.data, test=False))
             cell = replace(cell, recipe=recipe)
-            cells[self.name(cell)] = cell
+            cells[self.cell_name(cell)] = cell
         return cells
 
     def check_settings(self, cells: Sequence[Cell]) -> None:
-        """A setting of the user's must leave different what the study compares."""
+        """Raise ValueError if the user's settings make two compared runs equal."""
         before: dict[str, Cell] = {}
         for cell in cells if self.settings else ():
             changed = with_settings(cell.recipe, list(self.settings))
             same = before.setdefault(json.dumps([cell.phase, to_json(changed)], sort_keys=True), cell)
             if same.recipe != cell.recipe:
-                told = " and ".join(", ".join(f"{n} {v}" for n, v in each.at.items()) for each in (same, cell))
-                raise ValueError(f"--set {' --set '.join(self.settings)} makes runs the same that are compared: {told}")
+                pair = " and ".join(", ".join(f"{n} {v}" for n, v in equal.at.items()) for equal in (same, cell))
+                raise ValueError(f"--set {' --set '.join(self.settings)} makes compared runs equal: {pair}")
 
-    def name(self, cell: Cell) -> str:
-        """A cell's name, which is the same wherever the study lies: a model of its own is named from its directory on."""
+    def cell_name(self, cell: Cell) -> str:
+        """Return a cell's name, independent of the study's path: models inside it are named relative to its directory."""
         init = cell.recipe.init
         if init is None or not Path(init).is_relative_to(self.directory):
             return cell.name
         inside = Path(init).relative_to(self.directory).as_posix()
         return replace(cell, recipe=replace(cell.recipe, init=inside)).name
 
-    def result(self, name: str, cell: Cell) -> Result | None:
-        """What a cell gave, if it is finished."""
+    def read_result(self, name: str, cell: Cell) -> CellResult | None:
+        """Return the result of a cell; None if it is not finished."""
         if name not in self._results:
-            data = read_table(self.home(name) / "result.json")
+            data = read_json_object(self.cell_directory(name) / "result.json")
             if data is None:
                 return None
             run = f"cells/{name}/run"
-            self._results[name] = Result(cell.at, cell.phase, data["numbers"], data["seconds"], run)
+            self._results[name] = CellResult(cell.at, cell.phase, data["numbers"], data["seconds"], run)
         return self._results[name]
 
-    def finish(self, name: str, cell: Cell, numbers: Mapping[str, Any], seconds: float) -> None:
-        """Writes a cell's result, all of it or nothing."""
+    def write_result(self, name: str, cell: Cell, numbers: Mapping[str, Any], seconds: float) -> None:
+        """Write a cell's result atomically."""
         about = {"at": dict(cell.at), "phase": cell.phase, "numbers": dict(numbers), "seconds": round(seconds, 3)}
-        write_json(self.home(name) / "result.json", about)
-        (self.home(name) / "failed.json").unlink(missing_ok=True)
+        write_json(self.cell_directory(name) / "result.json", about)
+        (self.cell_directory(name) / "failed.json").unlink(missing_ok=True)
 
-    def failure(self, name: str, cell: Cell) -> Failed | None:
-        """What a cell failed with, if it did."""
-        data = read_table(self.home(name) / "failed.json")
-        return None if data is None else Failed(name, cell.at, cell.phase, data["line"], data["id"])
+    def read_failure(self, name: str, cell: Cell) -> FailedCell | None:
+        """Return the failure of a cell; None if it did not fail."""
+        data = read_json_object(self.cell_directory(name) / "failed.json")
+        return None if data is None else FailedCell(name, cell.at, cell.phase, data["line"], data["id"])
 
 
-def read_table(path: Path) -> dict[str, Any] | None:
-    """A file of ours, if it is there."""
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if there is no file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it, and what it says is found again") from None
+        raise ValueError(f"cannot read {path} ({error}): delete it to compute it again") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{path} is no table: delete it, and what it says is found again")
+        raise ValueError(f"{path} does not hold a JSON object: delete it to compute it again")
     return data
 
 
 def open_sweep(directory: str | Path) -> Sweep:
-    """The study that lies in a directory."""
+    """Return the study in a directory."""
     path = Path(directory).resolve()
-    data = read_table(path / FILE)
+    data = read_json_object(path / PLAN_FILE)
     if data is None:
-        raise ValueError(f"{directory} holds no study: there is no {FILE} in it")
-    study = study_named(data["study"])
-    scale = replace(scale_named(study, data["scale"]), seeds=data["seeds"])
-    facts = Facts(**{name: data["facts"][name] for name in FACTS if name != "side"}, side=tuple(data["facts"]["side"]))
-    source = dataclass_from_json(data["data"], Data, f"{path / FILE}: data")
-    return Sweep(study, data["scale"], Setup(scale, source, facts, path, data.get("init")), tuple(data["set"]))
+        raise ValueError(f"{directory} is not a study: it has no {PLAN_FILE}")
+    study = load_study(data["study"])
+    scale = replace(get_scale(study, data["scale"]), seeds=data["seeds"])
+    facts = Facts(
+        **{name: data["facts"][name] for name in FACT_FIELDS if name != "side"}, side=tuple(data["facts"]["side"])
+    )
+    source = dataclass_from_json(data["data"], Data, f"{path / PLAN_FILE}: data")
+    return Sweep(study, data["scale"], StudySetup(scale, source, facts, path, data.get("init")), tuple(data["set"]))
 
 
 def begin_sweep(
@@ -187,46 +191,46 @@ def begin_sweep(
     progress: Progress | None = None,
     init: str | None = None,
 ) -> Sweep:
-    """Sets a study up in a directory, or goes on with the same one there, with more seeds if asked; another one is refused."""
+    """Set up a study in a directory, or resume the same one there, possibly with more seeds. Refuse a different one."""
     where = Path(directory)
-    chosen = scale_named(study, scale)
+    chosen = get_scale(study, scale)
     if seeds is not None and seeds < 1:
-        raise ValueError(f"--seeds {seeds}: use 1 or more")
+        raise ValueError(f"--seeds must be >= 1, got {seeds}")
     if init is not None and not study.takes_init:
-        raise ValueError(f"{study.name} makes its own models: leave out --init")
+        raise ValueError(f"study {study.name} does not support --init: it trains its own models")
     given = data or Data(chosen.data)
     about = {
         "vitrail": vitrail.__version__,
         "study": study.name,
         "scale": scale,
-        "asked": to_json(replace(given, where=place(given.where) or given.where)),
+        "asked": to_json(replace(given, where=absolute_path(given.where) or given.where)),
         "seeds": seeds or chosen.seeds,
         "set": list(settings),
-        "init": init and (place(init) or init),
+        "init": init and (absolute_path(init) or init),
     }
     if where.exists() and not where.is_dir():
-        raise ValueError(f"{where} is a file: give --out the name of a directory")
-    if not (where / FILE).is_file():
+        raise ValueError(f"{where} is a file: choose a directory with --out")
+    if not (where / PLAN_FILE).is_file():
         if where.is_dir() and any(where.iterdir()):
-            raise ValueError(f"{where} is there, is not empty and holds no study: give --out another name")
+            raise ValueError(f"{where} is not empty and is not a study: choose another directory with --out")
         source = dataclass_from_json(about["asked"], Data, "data")
-        known = study.look(source) if study.look is not None else None
-        source, facts = (source, known) if known is not None else looked_at(source, progress)
-        # What cannot be planned, or set, is refused before anything is written.
-        Sweep(study, scale, Setup(chosen, source, facts, where, about["init"]), tuple(settings)).planned([])
-        told = {name: getattr(facts, name) for name in FACTS}
-        write_plan(where, about | {"data": to_json(source), "facts": told})
-    before = read_table(where / FILE) or {}
+        known = study.inspect_data(source) if study.inspect_data is not None else None
+        source, facts = (source, known) if known is not None else inspect_data(source, progress)
+        # Plan once before writing anything: an impossible plan or setting raises here.
+        Sweep(study, scale, StudySetup(chosen, source, facts, where, about["init"]), tuple(settings)).plan_cells([])
+        saved_facts = {name: getattr(facts, name) for name in FACT_FIELDS}
+        write_plan(where, about | {"data": to_json(source), "facts": saved_facts})
+    before = read_json_object(where / PLAN_FILE) or {}
     if (begun := before.get("vitrail")) != vitrail.__version__:
         raise ValueError(
-            f"{where} was begun with vitrail {begun}, and this is {vitrail.__version__}, whose runs may be others: go on with "
-            f"{begun}, or give --out another name"
+            f"{where} was started with vitrail {begun}, not {vitrail.__version__}: use {begun}, or choose another directory "
+            "with --out"
         )
-    for name in ("asked", "data"):  # what an older plan does not say of the data means the same
-        before[name] = to_json(dataclass_from_json(before.get(name), Data, f"{where / FILE}: {name}"))
-    if before["data"] == about["asked"]:  # the fractions that were chosen then are asked for now
+    for name in ("asked", "data"):  # fields missing in older plans have their defaults
+        before[name] = to_json(dataclass_from_json(before.get(name), Data, f"{where / PLAN_FILE}: {name}"))
+    if before["data"] == about["asked"]:  # default fractions, now given explicitly
         before["asked"] = about["asked"]
-    more = about["seeds"] > before["seeds"]  # what is there stays, and others join it
+    more = about["seeds"] > before["seeds"]  # finished runs are kept
     for name, word in (
         ("study", "study"),
         ("scale", "scale"),
@@ -237,49 +241,49 @@ def begin_sweep(
     ):
         if before.get(name) != about[name] and not (name == "seeds" and more):
             raise ValueError(
-                f"{where} holds a study with another {word}, {in_words(before.get(name))} and not "
-                f"{in_words(about[name])}: give --out another name"
+                f"{where} holds a study with a different {word}: {format_plan_value(before.get(name))}, not "
+                f"{format_plan_value(about[name])}; choose another directory with --out"
             )
     if more:
-        write_json(where / FILE, (read_table(where / FILE) or {}) | {"seeds": about["seeds"]})
+        write_json(where / PLAN_FILE, (read_json_object(where / PLAN_FILE) or {}) | {"seeds": about["seeds"]})
     return open_sweep(where)
 
 
-def write_plan(directory: Path, about: dict[str, Any]) -> None:
-    """A directory with its plan in it, in one step: of several runners that start together, one makes it."""
+def write_plan(directory: Path, plan: dict[str, Any]) -> None:
+    """Create a directory with its plan atomically: of several runners that start together, one succeeds."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with staged(directory) as made:
-            made.mkdir()
-            write_json(made / FILE, about)
+        with stage_output(directory) as staged:
+            staged.mkdir()
+            write_json(staged / PLAN_FILE, plan)
     except OSError:
-        if not (directory / FILE).is_file():
+        if not (directory / PLAN_FILE).is_file():
             raise
 
 
-def looked_at(data: Data, progress: Progress | None) -> tuple[Data, Facts]:
-    """The data as cells will read it, and its facts. It must have pictures to choose on, and others to report on."""
-    prepared = prepare(data, progress)
+def inspect_data(data: Data, progress: Progress | None) -> tuple[Data, Facts]:
+    """Return the data as cells read it, and its facts. It must have validation and test images."""
+    prepared = prepare_data(data, progress)
     if "test" not in prepared.splits and data.fractions is None:
-        data = replace(data, fractions=DIVIDED)
-        prepared = prepare(data, progress)
+        data = replace(data, fractions=DEFAULT_FRACTIONS)
+        prepared = prepare_data(data, progress)
     if "test" not in prepared.splits:
         raise ValueError(
-            f"{data.where} has no test pictures, and a study reports on others than it chooses by: "
-            "add a test folder, or give --split 0.8,0.1,0.1 where there are no splits"
+            f"{data.where} has no test images, which a study needs: add a test folder, or use --split 0.8,0.1,0.1 for data "
+            "without splits"
         )
-    return data, prepared.facts()
+    return data, prepared.measure_facts()
 
 
-def scale_named(study: Study, name: str) -> Scale:
-    """A study's scale."""
+def get_scale(study: Study, name: str) -> StudyScale:
+    """Return a scale of a study by name."""
     if name not in study.scales:
         raise ValueError(f"{study.name} has no scale {name!r}: {closest(name, list(study.scales))}")
     return study.scales[name]
 
 
-def in_words(value: Any) -> str:
-    """Something of a plan in an error message."""
+def format_plan_value(value: Any) -> str:
+    """Return a value of a plan as text for an error message."""
     if isinstance(value, dict) and "where" in value:
         usual = {f.name: to_json(f.default) for f in fields(Data) if f.name != "where"}
         others = [f"{name} {value[name]}" for name in usual if name in value and value[name] != usual[name]]

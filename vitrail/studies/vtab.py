@@ -1,13 +1,12 @@
-"""The 19 tasks of VTAB (Zhai et al. 2019) and the other data of table 2: what they are called, and where a user's files of
-them lie.
+"""Tasks of the transfer study: the 19 tasks of VTAB (Zhai et al. 2019) and the other data of table 2, and their folders.
 
-A task is a folder in the user's directory, DATA/eurosat for example, with the files as their publisher gives them, where
-`vitrail/data/sources/vtab` reads these; or in any form that `vitrail check` reads: folders train, validation and test of class
-folders, class folders alone, CIFAR's binary files, Parquet, tar shards. Its name may be spelt with other marks and letters:
-CIFAR_100 is cifar-100. Where one publication serves two tasks, one folder does: DATA/clevr.
+A task is a folder in the user's directory, e.g. DATA/eurosat, with the published files if `vitrail/data/sources/vtab` reads them,
+or in any form that `vitrail check` reads: folders train, validation and test of class folders, class folders alone, CIFAR's
+binary files, Parquet, tar shards. Case and punctuation of the name are ignored: CIFAR_100 is cifar-100. Tasks of one publication
+share a folder: DATA/clevr.
 
-As in VTAB, a task is learnt from 1,000 pictures, drawn at random: 800 to learn from and 200 to choose by, and all of them once
-nothing is chosen any more. Test pictures are all that there are.
+As in VTAB, a task has 1,000 random training images: 800 for training and 200 for validation while tuning, all 1,000 in the final
+runs. The test set is complete.
 """
 
 import re
@@ -20,118 +19,120 @@ from vitrail.data.sources import vtab as published
 
 Group = Literal["natural", "specialised", "structured", "whole", "small"]
 GROUPS: tuple[Group, ...] = ("natural", "specialised", "structured")  # of VTAB
-EXAMPLES = (800, 200)  # pictures to learn from and to choose by in each task of VTAB
-FEW = 100  # of each class of small data, about as many
+VTAB_EXAMPLES = (800, 200)  # training and validation images of each VTAB task
+SMALL_PER_CLASS = 100  # training images per class of small data
 
 
 @dataclass(frozen=True)
-class Task:
-    """A data set to transfer to."""
+class TransferTask:
+    """A dataset of the transfer study."""
 
     name: str
     group: Group
     classes: int
-    folder: str = ""  # where another task has the same pictures
-    also: tuple[str, ...] = ()  # what else the folder may be called
+    folder: str = ""  # if shared with another task
+    aliases: tuple[str, ...] = ()  # other names of the folder
 
     @property
-    def where(self) -> str:
-        """What it is called in a user's directory, and among the data that is known by name."""
+    def folder_name(self) -> str:
+        """Return its name in the user's directory and among the named datasets."""
         return self.folder or self.name
 
     @property
     def examples(self) -> tuple[int, int] | None:
-        """VTAB's pictures to learn from, and to choose by."""
-        return EXAMPLES if self.group in GROUPS else None
+        """Return the numbers of training and validation images of a VTAB task, else None."""
+        return VTAB_EXAMPLES if self.group in GROUPS else None
 
     @property
     def per_class(self) -> int | None:
-        """Pictures of each class to learn from: as many as there are, unless the data is small."""
-        return FEW if self.group == "small" else None
+        """Return the number of training images per class of small data; None for all images."""
+        return SMALL_PER_CLASS if self.group == "small" else None
 
 
-CLEVR = ("clevr", "clevr-v1.0")
-VTAB = (
-    Task("caltech-101", "natural", 102, also=("caltech101",)),
-    Task("cifar-100", "natural", 100),
-    Task("dtd", "natural", 47),
-    Task("flowers-102", "natural", 102, also=("oxford-flowers-102",)),
-    Task("pets", "natural", 37, also=("oxford-iiit-pet",)),
-    Task("sun397", "natural", 397),
-    Task("svhn", "natural", 10),
-    Task("patch-camelyon", "specialised", 2, also=("pcam",)),
-    Task("eurosat", "specialised", 10),
-    Task("resisc45", "specialised", 45, also=("nwpu-resisc45",)),
-    Task("retinopathy", "specialised", 5, also=("diabetic-retinopathy-detection",)),
-    Task("clevr-count", "structured", 8, also=CLEVR),
-    Task("clevr-distance", "structured", 6, also=CLEVR),
-    Task("dmlab", "structured", 6),
-    Task("kitti-distance", "structured", 4, also=("kitti",)),
-    Task("dsprites-location", "structured", 16, also=("dsprites",)),
-    Task("dsprites-orientation", "structured", 16, also=("dsprites",)),
-    Task("smallnorb-azimuth", "structured", 18, also=("smallnorb",)),
-    Task("smallnorb-elevation", "structured", 9, also=("smallnorb",)),
+CLEVR_FOLDERS = ("clevr", "clevr-v1.0")
+VTAB_TASKS = (
+    TransferTask("caltech-101", "natural", 102, aliases=("caltech101",)),
+    TransferTask("cifar-100", "natural", 100),
+    TransferTask("dtd", "natural", 47),
+    TransferTask("flowers-102", "natural", 102, aliases=("oxford-flowers-102",)),
+    TransferTask("pets", "natural", 37, aliases=("oxford-iiit-pet",)),
+    TransferTask("sun397", "natural", 397),
+    TransferTask("svhn", "natural", 10),
+    TransferTask("patch-camelyon", "specialised", 2, aliases=("pcam",)),
+    TransferTask("eurosat", "specialised", 10),
+    TransferTask("resisc45", "specialised", 45, aliases=("nwpu-resisc45",)),
+    TransferTask("retinopathy", "specialised", 5, aliases=("diabetic-retinopathy-detection",)),
+    TransferTask("clevr-count", "structured", 8, aliases=CLEVR_FOLDERS),
+    TransferTask("clevr-distance", "structured", 6, aliases=CLEVR_FOLDERS),
+    TransferTask("dmlab", "structured", 6),
+    TransferTask("kitti-distance", "structured", 4, aliases=("kitti",)),
+    TransferTask("dsprites-location", "structured", 16, aliases=("dsprites",)),
+    TransferTask("dsprites-orientation", "structured", 16, aliases=("dsprites",)),
+    TransferTask("smallnorb-azimuth", "structured", 18, aliases=("smallnorb",)),
+    TransferTask("smallnorb-elevation", "structured", 9, aliases=("smallnorb",)),
 )
-WHOLE = (  # table 2 beside VTAB: all pictures are learnt from
-    Task("imagenet", "whole", 1000),
-    Task("cifar-10", "whole", 10),
-    Task("cifar-100, whole", "whole", 100, "cifar-100"),
-    Task("pets, whole", "whole", 37, "pets", ("oxford-iiit-pet",)),
-    Task("flowers-102, whole", "whole", 102, "flowers-102", ("oxford-flowers-102",)),
+WHOLE_TASKS = (  # the rest of table 2: all training images are used
+    TransferTask("imagenet", "whole", 1000),
+    TransferTask("cifar-10", "whole", 10),
+    TransferTask("cifar-100, whole", "whole", 100, "cifar-100"),
+    TransferTask("pets, whole", "whole", 37, "pets", ("oxford-iiit-pet",)),
+    TransferTask("flowers-102, whole", "whole", 102, "flowers-102", ("oxford-flowers-102",)),
 )
-SMALL = (  # what every machine has, each with as many pictures as a task of VTAB
-    Task("digits", "small", 10),
-    Task("fashion-mnist", "small", 10),
-    Task("cifar-10", "small", 10),
+SMALL_TASKS = (  # built-in data, with as many images as a VTAB task
+    TransferTask("digits", "small", 10),
+    TransferTask("fashion-mnist", "small", 10),
+    TransferTask("cifar-10", "small", 10),
 )
 
 
-def spelt(name: str) -> str:
-    """A name without marks and capitals."""
+def normalise_name(name: str) -> str:
+    """Return a name in lower case without punctuation."""
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
-def located(root: str | Path) -> dict[Task, str]:
-    """The tasks whose folders lie in a directory, in the order of the tables, each as data is named: `svhn:FOLDER` where the
-    publisher's files lie there, and else the folder."""
+def locate_tasks(root: str | Path) -> dict[TransferTask, str]:
+    """Return the tasks whose folders are in a directory, each with its data name: `svhn:FOLDER` for published files, else
+    the folder."""
     path = Path(root).expanduser()
-    folders = {spelt(each.name): each for each in sorted(path.iterdir()) if each.is_dir()} if path.is_dir() else {}
-    found = {}
-    for task in (*VTAB, *WHOLE):
-        for name in (task.where, *task.also):
-            folder = folders.get(spelt(name))
-            if folder is None or task in found:
+    folders = (
+        {normalise_name(entry.name): entry for entry in sorted(path.iterdir()) if entry.is_dir()}
+        if path.is_dir()
+        else {}
+    )
+    located = {}
+    for task in (*VTAB_TASKS, *WHOLE_TASKS):
+        for name in (task.folder_name, *task.aliases):
+            folder = folders.get(normalise_name(name))
+            if folder is None or task in located:
                 continue
-            if published.root(task.where, folder) is not None:
-                found[task] = f"{task.where}:{folder}"
-            elif shared(name) == 1:  # a folder of two tasks says nothing of classes
-                found[task] = str(folder)
-    return found
+            if published.find_root(task.folder_name, folder) is not None:
+                located[task] = f"{task.folder_name}:{folder}"
+            elif count_tasks_in_folder(name) == 1:  # class folders cannot serve two tasks
+                located[task] = str(folder)
+    return located
 
 
-def shared(name: str) -> int:
-    """How many tasks of VTAB a folder of this name would be for."""
-    return sum(name in (task.where, *task.also) for task in VTAB) or 1
+def count_tasks_in_folder(name: str) -> int:
+    """Return the number of VTAB tasks that a folder of this name serves."""
+    return sum(name in (task.folder_name, *task.aliases) for task in VTAB_TASKS) or 1
 
 
-def absent(names: Sequence[str]) -> list[str]:
-    """A line for each task of VTAB that is not among these names: what it is, and what is looked for where."""
+def describe_missing_tasks(names: Sequence[str]) -> list[str]:
+    """Return a line for each VTAB task that is not among these names, with the expected folder and files."""
     lines = []
-    for task in VTAB:
+    for task in VTAB_TASKS:
         if task.name in names:
             continue
-        form = published.FORMS.get(task.where)
+        form = published.VTAB_LAYOUTS.get(task.folder_name)
         if form is not None:
             files = (
                 f"as published ({', '.join(form.files[:2])}{' …' if len(form.files) > 2 else ''}), or in class folders"
             )
         elif task.name == "dmlab":
-            files = (
-                "in folders train, validation and test of class folders: it is published as TFRecord, which is not read"
-            )
+            files = "in folders train, validation and test of class folders (the published TFRecord files are not supported)"
         else:
             files = "as published"
         lines.append(
-            f"{task.name} ({task.group}, {task.classes} classes) is missing: put it in DATA/{task.where} {files}"
+            f"{task.name} ({task.group}, {task.classes} classes) is missing: put it in DATA/{task.folder_name} {files}"
         )
     return lines

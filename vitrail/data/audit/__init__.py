@@ -1,9 +1,9 @@
-"""What is wrong with a dataset, found before it is trained on.
+"""Audit of a dataset: corrupt images, copies, leaks and label problems, found before training.
 
-found = audit(read("photos"))
-found.ok                      # nothing would hurt
-found.findings                # what there is, the gravest first
-dataset = found.clean()       # without the pictures that cannot be used
+audit = audit_dataset(load_dataset("photos"))
+audit.is_ok                      # no errors
+audit.findings                   # most severe first
+dataset = audit.clean_dataset()  # without unusable images
 """
 
 from collections import Counter
@@ -14,109 +14,119 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.audit.classes import FAR, classes
-from vitrail.data.audit.duplicates import NEAR
-from vitrail.data.audit.findings import KINDS, SEVERITIES, UNUSABLE, Finding, finding
-from vitrail.data.audit.remarks import TINY, passed_over, remarks
-from vitrail.data.audit.repeats import repeats
-from vitrail.data.audit.seen import Progress, see
-from vitrail.data.pictures import Dataset
+from vitrail.data.audit.duplicates import MAX_HASH_DISTANCE, find_repeats
+from vitrail.data.audit.findings import (
+    FINDING_KINDS,
+    MAX_IMBALANCE,
+    MIN_SIDE,
+    SEVERITIES,
+    UNUSABLE_KINDS,
+    Finding,
+    classify_skipped,
+    find_class_problems,
+    find_image_problems,
+    make_finding,
+)
+from vitrail.data.audit.scan import scan_dataset
+from vitrail.data.dataset import Dataset
+from vitrail.utils.progress import ProgressCallback
 
-__all__ = ["KINDS", "NEAR", "UNUSABLE", "Audit", "Finding", "audit"]
+__all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """A dataset, and what was found."""
+    """A dataset and its findings."""
 
     dataset: Dataset
-    findings: tuple[Finding, ...]  # the gravest first, those of a kind together
+    findings: tuple[Finding, ...]  # most severe first, grouped by kind
 
     @property
-    def ok(self) -> bool:
-        """Whether nothing was found that would hurt."""
-        return not any(each.severity == "error" for each in self.findings)
+    def is_ok(self) -> bool:
+        """Return True if there are no errors."""
+        return not any(finding.severity == "error" for finding in self.findings)
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How many findings of each kind."""
-        return Counter(each.kind for each in self.findings)
+        """Return the number of findings of each kind."""
+        return Counter(finding.kind for finding in self.findings)
 
-    def of(self, kinds: Collection[str]) -> list[Finding]:
-        """The findings of some kinds."""
-        return [each for each in self.findings if each.kind in kinds]
+    def select_findings(self, kinds: Collection[str]) -> list[Finding]:
+        """Return the findings of these kinds."""
+        return [finding for finding in self.findings if finding.kind in kinds]
 
-    def clean(self, kinds: Collection[str] = UNUSABLE) -> Dataset:
-        """The dataset without the pictures that were found to be of these kinds."""
+    def clean_dataset(self, kinds: Collection[str] = UNUSABLE_KINDS) -> Dataset:
+        """Return the dataset without the images that have findings of these kinds."""
+        locations = [finding.location for finding in self.select_findings(kinds) if finding.location]
         splits = {}
-        for split, pictures in self.dataset.splits.items():
-            bad = [each.place[1] for each in self.of(kinds) if each.place and each.place[0] == split]
-            keep = np.ones(len(pictures), dtype=bool)
+        for split, images in self.dataset.splits.items():
+            bad = [index for location_split, index in locations if location_split == split]
+            keep = np.ones(len(images), dtype=bool)
             keep[bad] = False
-            splits[split] = pictures.only(keep) if bad else pictures
+            splits[split] = images.select(keep) if bad else images
         return replace(self.dataset, splits=splits)
 
-    def quarantine(self) -> dict[str, str]:
-        """Pictures without which nothing would hurt, each with the reason."""
+    def list_quarantine(self) -> dict[str, str]:
+        """Return the paths of images to leave out, so that no errors remain, with the reasons."""
         return {
-            each.path: f"{each.kind}: {each.detail}"
-            for each in reversed(self.findings)
-            if each.place and each.severity == "error"
+            finding.path: f"{finding.kind}: {finding.detail}"
+            for finding in reversed(self.findings)
+            if finding.location and finding.severity == "error"
         }
 
-    def summary(self) -> list[str]:
-        """A line for every kind that was found, the gravest first."""
+    def format_summary(self) -> list[str]:
+        """Return one line for each kind of finding, most severe first."""
         lines = []
-        for kind in KINDS:
-            if found := self.of([kind]):
-                first = found[0]
-                more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-                lines.append(f"{first.severity}: {KINDS[kind].title}: {first.path} ({first.detail}){more}")
+        for kind in FINDING_KINDS:
+            if findings := self.select_findings([kind]):
+                first = findings[0]
+                more = f" and {len(findings) - 1:,} more" if len(findings) > 1 else ""
+                lines.append(f"{first.severity}: {FINDING_KINDS[kind].title}: {first.path} ({first.detail}){more}")
         return lines
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, in JSON's own kinds of value."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the audit as JSON values."""
         splits = self.dataset.splits
-        names = dict.fromkeys(name for pictures in splits.values() for name in pictures.classes)
+        names = dict.fromkeys(name for images in splits.values() for name in images.classes)
         return {
-            "data": self.dataset.where,
+            "data": self.dataset.source,
             "kind": self.dataset.kind,
-            "ok": self.ok,
+            "ok": self.is_ok,
             "images": sum(map(len, splits.values())),
             "classes": list(names),
             "splits": {
                 split: {
-                    "images": len(pictures),
-                    "classes": dict(zip(pictures.classes, pictures.counts().tolist(), strict=True)),
+                    "images": len(images),
+                    "classes": dict(zip(images.classes, images.count_classes().tolist(), strict=True)),
                 }
-                for split, pictures in splits.items()
+                for split, images in splits.items()
             },
             "notes": list(self.dataset.notes),
-            "problems": [each.as_dict() for each in self.findings],
+            "problems": [finding.to_dict() for finding in self.findings],
         }
 
 
-def audit(
+def audit_dataset(
     dataset: Dataset,
     *,
     cache: bool = True,
     workers: int | None = None,
-    progress: Progress | None = None,
-    near: int | None = NEAR,
-    tiny: int = TINY,
-    imbalance: float = FAR,
+    progress: ProgressCallback | None = None,
+    max_hash_distance: int | None = MAX_HASH_DISTANCE,
+    min_side: int = MIN_SIDE,
+    max_imbalance: float = MAX_IMBALANCE,
 ) -> Audit:
-    """Reads every picture to its end and compares all with all.
+    """Read every image completely and compare all images with each other.
 
-    `workers` are processes, by default as many as there are cores; with 0, everything happens in this one. `near` is how many of
-    128 bits may differ between pictures that look the same; None compares bytes alone. Pictures in memory are never
-    broken: only their labels and copies are looked at.
+    `workers` is the number of processes (default: all cores; 0: this process only). `max_hash_distance` is the number of
+    bits of 128 that may differ between near duplicates; None compares bytes only. Arrays in memory are checked for labels and
+    copies only.
     """
-    seen = see(dataset, cache, workers, progress)
-    found = [finding(passed_over(why), path, why) for path, why in dataset.passed_over]
-    for split, each in seen.items():
-        found += remarks(split, each, tiny)
-    found += [*classes(dataset, seen, imbalance), *repeats(seen, near)]
-    order = {kind: place for place, kind in enumerate(KINDS)}
-    found.sort(key=lambda each: (SEVERITIES.index(each.severity), order[each.kind]))
-    return Audit(dataset, tuple(found))
+    scans = scan_dataset(dataset, cache, workers, progress)
+    findings = [make_finding(classify_skipped(reason), path, reason) for path, reason in dataset.skipped]
+    for split, scan in scans.items():
+        findings += find_image_problems(split, scan, min_side)
+    findings += [*find_class_problems(dataset, scans, max_imbalance), *find_repeats(scans, max_hash_distance)]
+    order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}
+    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), order[finding.kind]))
+    return Audit(dataset, tuple(findings))

@@ -1,32 +1,29 @@
-"""Which pictures are the same, and which look it: groups by digest, and pairs by a hash of the looks.
-
-A picture's looks are its SIDE × SIDE grey values. Whether each is brighter than its neighbour to the right, and than the one
-below, are 128 bits that another size, format or quality hardly changes. Dealt out to six
-bands, twice in different orders, they make twelve keys; pairs that share one are compared. Up to five bits of difference no
-pair is missed, and few are up to twelve. Plain backgrounds agree in many bits by chance, so the grey values have the last
-word: they must rise and fall together.
-"""
+"""Findings about repeated images: exact copies, near duplicates, leaks between splits, contradicting labels."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.audit.look import SIDE
+from vitrail.data.audit.findings import UNUSABLE_KINDS, Finding, make_finding
+from vitrail.data.audit.image import THUMB_SIDE
+from vitrail.data.audit.scan import SplitScan, is_in_memory
+from vitrail.data.dataset import Images
 
-BANDS, WIDTH = 6, 21  # bits of a band: enough that a million pictures rarely share one by chance
-NEAR = 12  # bits of 128 that may differ
-ALIKE = 0.99  # correlation of the grey values, at least
-FLAT = 8  # difference of the lightest and the darkest value: below, there is nothing to compare
-HEAP = 64  # in a band that very many share, each is compared with so many neighbours
-CHUNK = 1 << 18  # pairs at a time
-ONES = np.array([value.bit_count() for value in range(2**16)], dtype=np.uint8)
+N_BANDS, BAND_BITS = 6, 21  # bits per band: a million images rarely share a band by chance
+MAX_HASH_DISTANCE = 12  # bits of 128 that may differ
+MIN_CORRELATION = 0.99  # minimum correlation of the grey values
+MIN_CONTRAST = 8  # minimum range of grey values: flat images are not compared
+MAX_NEIGHBOURS = 64  # comparisons per image in a band that very many images share
+PAIRS_PER_CHUNK = 1 << 18
+POPCOUNTS = np.array([value.bit_count() for value in range(2**16)], dtype=np.uint8)
 
 
-def same(digests: np.ndarray) -> np.ndarray:
-    """A number for each digest ([n, 2] uint64), the same for the same: the first place where it occurs."""
+def group_identical(digests: np.ndarray) -> np.ndarray:
+    """Return the first index at which each digest ([n, 2] uint64) occurs."""
     if not len(digests):
         return np.zeros(0, dtype=np.int64)
-    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: the first comes first
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: first occurrence first
     ranked = digests[order]
     new = np.concatenate([[True], (ranked[1:] != ranked[:-1]).any(1)])
     group = np.empty(len(digests), dtype=np.int64)
@@ -34,67 +31,194 @@ def same(digests: np.ndarray) -> np.ndarray:
     return group
 
 
-def alike(thumbs: np.ndarray, near: int = NEAR) -> np.ndarray:
-    """Pairs that look the same, [m, 3] int64: two places, the smaller first, and in how many bits they differ."""
-    values = thumbs.reshape(-1, SIDE, SIDE)
-    used = np.flatnonzero(np.ptp(thumbs, axis=1) >= FLAT) if len(thumbs) else np.zeros(0, dtype=np.int64)
-    bits = _bits(values[used])  # [n, 128]
+def find_near_pairs(thumbs: np.ndarray, max_distance: int = MAX_HASH_DISTANCE) -> np.ndarray:
+    """Return pairs of similar images, [m, 3] int64: two indices, the smaller first, and the Hamming distance."""
+    values = thumbs.reshape(-1, THUMB_SIDE, THUMB_SIDE)
+    used = np.flatnonzero(np.ptp(thumbs, axis=1) >= MIN_CONTRAST) if len(thumbs) else np.zeros(0, dtype=np.int64)
+    bits = _compute_hash_bits(values[used])  # [n, 128]
     words = np.packbits(bits, axis=1).view(np.uint64)  # [n, 2]
-    pairs = np.zeros(0, dtype=np.int64)  # two places as one number: quick to sort
-    for key in _keys(bits):
+    pairs = np.zeros(0, dtype=np.int64)  # index pairs as single numbers, for fast sorting
+    for key in _iter_band_keys(bits):
         order = np.lexsort((words[:, 1], words[:, 0], key))
-        pairs = np.sort(np.concatenate([pairs, *_neighbours(key[order], words[order], order, near)]))
+        pairs = np.sort(np.concatenate([pairs, *_find_neighbours(key[order], words[order], order, max_distance)]))
         pairs = pairs[np.diff(pairs, prepend=-1) != 0]
     first, second = np.divmod(pairs, max(1, len(used)))
-    found = np.stack([used[first], used[second], _distance(words, first, second)], axis=1)
-    return found[_together(thumbs, found)]
+    candidates = np.stack([used[first], used[second], _hamming_distance(words, first, second)], axis=1)
+    return candidates[_find_correlated(thumbs, candidates)]
 
 
-def _distance(words: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """In how many bits each pair differs."""
-    return ONES[(words[a] ^ words[b]).view(np.uint16)].sum(1, dtype=np.int64)
+def _hamming_distance(words: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the number of different bits of each pair."""
+    return POPCOUNTS[(words[a] ^ words[b]).view(np.uint16)].sum(1, dtype=np.int64)
 
 
-def _bits(values: np.ndarray) -> np.ndarray:
-    """Whether each value is above the one to its right, and above the one below, [n, 128]."""
+def _compute_hash_bits(values: np.ndarray) -> np.ndarray:
+    """Return whether each value exceeds its right neighbour, and its lower neighbour, [n, 128]."""
     corner = values[:, :-1, :-1]
     right, below = corner > values[:, :-1, 1:], corner > values[:, 1:, :-1]
     return np.concatenate([right.reshape(len(values), 64), below.reshape(len(values), 64)], axis=1)
 
 
-def _keys(bits: np.ndarray) -> Iterator[np.ndarray]:
-    """Each band's bits as a number, [n]. They are from all over the picture, so that no band is one plain corner."""
-    for turn in range(2):
-        dealt = np.random.default_rng(turn).permutation(128)
-        for band in range(BANDS):
+def _iter_band_keys(bits: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the bits of each band as a number, [n]. Bands sample the whole image, so that no band is one flat corner."""
+    for seed in range(2):
+        permutation = np.random.default_rng(seed).permutation(128)
+        for band in range(N_BANDS):
             key = np.zeros(len(bits), dtype=np.uint32)
-            for bit in dealt[band * WIDTH : (band + 1) * WIDTH]:
+            for bit in permutation[band * BAND_BITS : (band + 1) * BAND_BITS]:
                 key = (key << np.uint32(1)) | bits[:, bit]
             yield key
 
 
-def _neighbours(key: np.ndarray, words: np.ndarray, order: np.ndarray, near: int) -> Iterator[np.ndarray]:
-    """Pairs with equal keys, sorted, that differ in few bits: each with the next, then with the one after it, and so on."""
-    alive = np.arange(len(key))
-    for step in range(1, HEAP + 1):
-        alive = alive[alive + step < len(key)]
-        alive = alive[key[alive] == key[alive + step]]
-        if not len(alive):
+def _find_neighbours(key: np.ndarray, words: np.ndarray, order: np.ndarray, max_distance: int) -> Iterator[np.ndarray]:
+    """Yield pairs with equal (sorted) keys and few different bits, each with its next neighbours."""
+    candidates = np.arange(len(key))
+    for step in range(1, MAX_NEIGHBOURS + 1):
+        candidates = candidates[candidates + step < len(key)]
+        candidates = candidates[key[candidates] == key[candidates + step]]
+        if not len(candidates):
             return
-        for start in range(0, len(alive), CHUNK):
-            here = alive[start : start + CHUNK]
-            here = here[ONES[(words[here, 0] ^ words[here + step, 0]).view(np.uint16)].reshape(-1, 4).sum(1) <= near]
-            here = here[_distance(words, here, here + step) <= near]
-            a, b = order[here], order[here + step]
+        for start in range(0, len(candidates), PAIRS_PER_CHUNK):
+            chunk = candidates[start : start + PAIRS_PER_CHUNK]
+            first_word = POPCOUNTS[(words[chunk, 0] ^ words[chunk + step, 0]).view(np.uint16)].reshape(-1, 4).sum(1)
+            chunk = chunk[first_word <= max_distance]
+            chunk = chunk[_hamming_distance(words, chunk, chunk + step) <= max_distance]
+            a, b = order[chunk], order[chunk + step]
             yield np.minimum(a, b) * len(key) + np.maximum(a, b)
 
 
-def _together(thumbs: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Whether the grey values of each pair rise and fall together: a mask."""
+def _find_correlated(thumbs: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """Return a mask of the pairs with correlated grey values."""
     keep = np.zeros(len(pairs), dtype=bool)
-    for start in range(0, len(pairs), CHUNK):
-        a, b = (thumbs[pairs[start : start + CHUNK, side]].astype(np.float32) for side in (0, 1))
+    for start in range(0, len(pairs), PAIRS_PER_CHUNK):
+        a, b = (thumbs[pairs[start : start + PAIRS_PER_CHUNK, side]].astype(np.float32) for side in (0, 1))
         a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
         scale = np.sqrt((a * a).sum(1) * (b * b).sum(1))
-        keep[start : start + CHUNK] = (a * b).sum(1) >= ALIKE * scale
+        keep[start : start + PAIRS_PER_CHUNK] = (a * b).sum(1) >= MIN_CORRELATION * scale
     return keep
+
+
+@dataclass(frozen=True)
+class UsableImages:
+    """The usable images of all splits, concatenated."""
+
+    splits: list[str]
+    images: list[Images]
+    split: np.ndarray  # [n] index of the split
+    index: np.ndarray  # [n] index of the image within the split
+    label_ids: np.ndarray  # [n] equal for equal classes or sets of classes
+    digests: np.ndarray
+    thumbs: np.ndarray
+
+    def name(self, position: int) -> str:
+        return self.images[self.split[position]].name(int(self.index[position]))
+
+    def locate(self, position: int) -> tuple[str, int]:
+        return self.splits[self.split[position]], int(self.index[position])
+
+    def format_labels(self, position: int) -> str:
+        """Return the class names, joined by |."""
+        images, index = self.images[self.split[position]], self.index[position]
+        target = images.targets[index]
+        if not images.is_multi_label:
+            return images.classes[target]
+        return "|".join(images.classes[k] for k in np.flatnonzero(target)) or "nothing"
+
+
+def gather_usable(scans: dict[str, SplitScan]) -> UsableImages:
+    """Concatenate the splits without unusable images."""
+    keep = []
+    for scan in scans.values():
+        usable = scan.has_digest.copy()
+        usable[[index for index, result in scan.notable.items() if result.problem in UNUSABLE_KINDS]] = False
+        keep.append(np.flatnonzero(usable))
+    selected = list(zip(scans.values(), keep, strict=True))
+    return UsableImages(
+        list(scans),
+        [scan.images for scan in scans.values()],
+        np.repeat(np.arange(len(keep)), [len(indices) for indices in keep]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *keep]),
+        _encode_label_ids([scan.images.select(indices) for scan, indices in selected]),
+        np.concatenate([np.zeros((0, 2), np.uint64), *(scan.digests[indices] for scan, indices in selected)]),
+        np.concatenate([np.zeros((0, THUMB_SIDE**2), np.uint8), *(scan.thumbs[indices] for scan, indices in selected)]),
+    )
+
+
+def _encode_label_ids(parts: list[Images]) -> np.ndarray:
+    """Return the targets of all splits as numbers that are equal for equal labels."""
+    names = sorted({name for part in parts for name in part.classes})
+    index = {name: i for i, name in enumerate(names)}
+    tables = [np.array([index[name] for name in part.classes], dtype=np.int64) for part in parts]
+    if not any(part.is_multi_label for part in parts):
+        return np.concatenate(
+            [np.zeros(0, dtype=np.int64), *(t[p.targets] for t, p in zip(tables, parts, strict=True))]
+        )
+    sets: dict[bytes, int] = {}
+    ids: list[int] = []
+    for table, part in zip(tables, parts, strict=True):
+        rows = np.zeros((len(part), len(names)), dtype=bool)
+        if part.is_multi_label:
+            rows[:, table] = part.targets > 0
+        else:
+            rows[np.arange(len(part)), table[part.targets]] = True
+        ids += [sets.setdefault(row.tobytes(), len(sets)) for row in np.packbits(rows, axis=1)]
+    return np.array(ids, dtype=np.int64)
+
+
+def find_repeats(scans: dict[str, SplitScan], max_distance: int | None) -> Iterator[Finding]:
+    """Yield findings about exact copies, then about near duplicates."""
+    usable = gather_usable(scans)
+    group = group_identical(usable.digests)
+    yield from _find_copies(usable, group)
+    arrays = any(is_in_memory(scan.images.store) for scan in scans.values())
+    if max_distance is not None and not arrays:
+        yield from _find_near_copies(usable, np.flatnonzero(group == np.arange(len(group))), max_distance)
+
+
+def _find_copies(usable: UsableImages, group: np.ndarray) -> Iterator[Finding]:
+    """Yield findings about images with the same bytes. Of each group, the copy in the last split is kept: held-out data stays."""
+    order = np.argsort(group, kind="stable")
+    firsts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    sizes = np.diff(firsts, append=len(order))
+    for start, size in zip(firsts[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True):
+        members = order[start : start + size].tolist()
+        published = any(is_in_memory(usable.images[usable.split[m]].store) for m in members)
+        severity = "warning" if published else None
+        if len({int(usable.label_ids[m]) for m in members}) > 1:
+            for member in members:
+                other = next(m for m in members if usable.label_ids[m] != usable.label_ids[member])
+                detail = (
+                    f"labelled {usable.format_labels(member)}; "
+                    f"{usable.name(other)} is labelled {usable.format_labels(other)}"
+                )
+                yield make_finding("contradiction", usable.name(member), detail, usable.locate(member), severity)
+            continue
+        kept = max(members, key=lambda m: (usable.split[m], -m))
+        for member in members:
+            if member == kept:
+                continue
+            kind = "duplicate" if usable.split[member] == usable.split[kept] else "leak"
+            detail, override = f"identical to {usable.name(kept)}", severity if kind == "leak" else None
+            yield make_finding(kind, usable.name(member), detail, usable.locate(member), override)
+
+
+def _find_near_copies(usable: UsableImages, unique: np.ndarray, max_distance: int) -> Iterator[Finding]:
+    """Yield findings about similar images: each is reported once, with its nearest neighbour."""
+    pairs = find_near_pairs(usable.thumbs[unique], max_distance)
+    pairs[:, :2] = unique[pairs[:, :2]]
+    reported: set[tuple[int, str]] = set()
+    for a, b, distance in pairs[np.argsort(pairs[:, 2], kind="stable")].tolist():
+        differ = usable.label_ids[a] != usable.label_ids[b]
+        across = usable.split[a] != usable.split[b]
+        kind = "near-contradiction" if differ else "near-leak" if across else "near-duplicate"
+        first, second = (b, a) if kind == "near-duplicate" else (a, b)  # as with copies, held-out data is kept
+        if (first, kind) in reported or (kind == "near-contradiction" and (second, kind) in reported):
+            continue
+        reported |= {(first, kind), (second, kind)} if kind == "near-contradiction" else {(first, kind)}
+        bits = f"{distance} of 128 bits differ"
+        if differ:
+            labels = usable.format_labels(first), usable.format_labels(second)
+            detail = f"labelled {labels[0]}; {usable.name(second)} is labelled {labels[1]} ({bits})"
+        else:
+            detail = f"similar to {usable.name(second)} ({bits})"
+        yield make_finding(kind, usable.name(first), detail, usable.locate(first))

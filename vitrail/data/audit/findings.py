@@ -1,76 +1,204 @@
-"""What can be wrong with data: every kind with how grave it is, what it is called, and what to do."""
+"""Kinds of dataset problems with severity, title and remedy, and the checks of images and classes."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from PIL import Image
+
+from vitrail.data.audit.image import ImageInspection
+from vitrail.data.audit.scan import SplitScan, is_in_memory
+from vitrail.data.dataset import Dataset
+from vitrail.data.sources.folders import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, is_ignored_name
+
 Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # the gravest first
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # most severe first
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A way to be wrong."""
+class FindingKind:
+    """A kind of problem."""
 
     severity: Severity
     title: str
     remedy: str
 
 
-KINDS = {
-    "zero-byte": Kind("error", "files of zero bytes", "fetch them again or delete them; training skips them"),
-    "truncated": Kind("error", "pictures that end too soon", "fetch them again or delete them; training skips them"),
-    "unreadable": Kind("error", "pictures that cannot be read", "fetch them again or delete them; training skips them"),
-    "not-an-image": Kind(
-        "error", "other files named as pictures", "look what was downloaded in their place; training skips them"
+REFETCH = "download again or delete; training skips them"
+FINDING_KINDS = {
+    "zero-byte": FindingKind("error", "empty files", REFETCH),
+    "truncated": FindingKind("error", "image data ends too early", REFETCH),
+    "unreadable": FindingKind("error", "unreadable images", REFETCH),
+    "not-an-image": FindingKind("error", "files that are not images", "check the download; training skips them"),
+    "bomb": FindingKind("error", "images too large to decode safely", "make them smaller; training skips them"),
+    "empty-class": FindingKind("error", "classes without images", "add images, or remove the folder"),
+    "classes-differ": FindingKind("error", "classes that differ between splits", "give every split the same classes"),
+    "tool-folder": FindingKind("error", "tool folders used as classes", "move them out of the data"),
+    "contradiction": FindingKind("error", "identical images with different labels", "keep one copy with one label"),
+    "leak": FindingKind("error", "identical images in two splits", "delete the training copy; --quarantine lists it"),
+    "near-leak": FindingKind("warning", "similar images in two splits", "compare them: results may be too optimistic"),
+    "near-contradiction": FindingKind(
+        "warning", "similar images with different labels", "compare them: one label may be wrong"
     ),
-    "bomb": Kind("error", "too large to decode safely", "make them smaller; training skips them"),
-    "empty-class": Kind("error", "classes without a picture", "add pictures, or remove the folder"),
-    "classes-differ": Kind("error", "classes that differ between splits", "give every split the same classes"),
-    "tool-folder": Kind("error", "folders of tools taken as classes", "move them out of the data"),
-    "contradiction": Kind(
-        "error", "one picture, different labels", "decide what it shows, and delete the other copies"
+    "duplicate": FindingKind("warning", "identical images in one split", "keep one: copies count twice"),
+    "large": FindingKind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
+    "tiny": FindingKind("warning", "very small images", "delete thumbnails and tracking pixels"),
+    "thin-class": FindingKind("warning", "classes too small to be split", "add images"),
+    "outside": FindingKind("warning", "images that are not used", "move them into a class folder, or convert them"),
+    "imbalance": FindingKind("warning", "imbalanced classes", "balance the sampling or weight the classes"),
+    "near-duplicate": FindingKind("note", "similar images in one split", "keep one if both are the same photograph"),
+    "wrong-suffix": FindingKind(
+        "note", "suffix of another format", "harmless: the content is used; rename to be clean"
     ),
-    "leak": Kind("error", "the same picture in two splits", "delete the copy to train on; --quarantine lists it"),
-    "near-leak": Kind("warning", "nearly the same in two splits", "look at both; results on the held-out copy flatter"),
-    "near-contradiction": Kind("warning", "nearly the same, other label", "look at both: one label may be wrong"),
-    "duplicate": Kind("warning", "copies inside a split", "keep one: copies count twice in training and results"),
-    "large": Kind("warning", "enormous pictures", "make them smaller: each takes hundreds of megabytes to decode"),
-    "tiny": Kind("warning", "tiny pictures", "delete thumbnails and tracking pixels"),
-    "thin-class": Kind(
-        "warning", "classes too small to be split", "add pictures: one cannot be both trained and tested"
-    ),
-    "outside": Kind(
-        "warning", "pictures that are not taken", "move them into a folder of their class, or convert them"
-    ),
-    "imbalance": Kind("warning", "some classes far larger", "balance the sampling or weigh the classes"),
-    "near-duplicate": Kind("note", "nearly the same inside a split", "keep the better one, if both are one photograph"),
-    "wrong-suffix": Kind("note", "named as another format", "harmless: the content decides; rename to be clean"),
-    "mode": Kind("note", "unusual kinds of pixels", "harmless: converted when read"),
-    "turned": Kind("note", "turned by their EXIF entry", "harmless: turned upright when read"),
-    "animated": Kind("note", "animated, or of several pages", "harmless: the first is used"),
-    "hidden": Kind("note", "hidden, or left behind by a tool", "harmless: not taken as classes or pictures"),
-    "other-file": Kind("note", "files that are no pictures", "harmless: not taken"),
-    "passed-over": Kind("note", "lying there and not taken", "harmless, if none of it was meant to be trained on"),
+    "mode": FindingKind("note", "unusual pixel formats", "harmless: converted when read"),
+    "turned": FindingKind("note", "images with an EXIF orientation", "harmless: rotated when read"),
+    "animated": FindingKind("note", "animated or multi-page images", "harmless: the first frame is used"),
+    "hidden": FindingKind("note", "hidden files and tool files", "harmless: ignored"),
+    "other-file": FindingKind("note", "other files", "harmless: ignored"),
+    "passed-over": FindingKind("note", "ignored entries", "harmless, if none of them is training data"),
 }
-UNUSABLE = ("zero-byte", "truncated", "unreadable", "not-an-image", "bomb")  # what cannot become a picture
+UNUSABLE_KINDS = ("zero-byte", "truncated", "unreadable", "not-an-image", "bomb")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found."""
+    """A problem of an image, a class or a split."""
 
     kind: str
-    path: str  # of the picture; of what is not about one, the split and the class
+    path: str  # of the image, or split/class
     detail: str
     severity: Severity
-    place: tuple[str, int] | None = None  # split and index of the picture
+    location: tuple[str, int] | None = None  # split and index of the image
 
-    def as_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         return {"kind": self.kind, "path": self.path, "detail": self.detail, "severity": self.severity}
 
 
-def finding(
-    kind: str, path: str, detail: str, place: tuple[str, int] | None = None, severity: Severity | None = None
+def make_finding(
+    kind: str, path: str, detail: str, location: tuple[str, int] | None = None, severity: Severity | None = None
 ) -> Finding:
-    """A finding as grave as its kind, unless something else is known."""
-    return Finding(kind, path, detail, severity or KINDS[kind].severity, place)
+    """Return a finding with the severity of its kind, unless another is given."""
+    return Finding(kind, path, detail, severity or FINDING_KINDS[kind].severity, location)
+
+
+MIN_SIDE = 8  # pixels
+MODE_NAMES = {
+    "RGB": "colour",
+    "L": "grey",
+    "1": "black and white, 1 bit",
+    "P": "a palette",
+    "RGBA": "with transparency",
+    "LA": "grey with transparency",
+    "CMYK": "CMYK, made for printing",
+    "YCbCr": "YCbCr",
+    "LAB": "CIELAB",
+    "I;16": "16 bits of grey",
+    "I;16B": "16 bits of grey",
+    "I": "32 bits of grey",
+    "F": "floating point",
+}
+
+
+def find_image_problems(split: str, scan: SplitScan, min_side: int = MIN_SIDE) -> Iterator[Finding]:
+    """Yield the findings about single images of a split."""
+    images = scan.images
+    if is_in_memory(images.store):
+        return
+    for index, inspection in sorted(scan.notable.items()):
+        path = images.name(index)
+        for kind, detail in _iter_problems(inspection):
+            yield make_finding(kind, path, detail, (split, index))
+    for index, name in sorted(scan.wrong_suffix.items()):
+        yield make_finding("wrong-suffix", images.name(index), f"is {name}", (split, index))
+    for index in np.flatnonzero(scan.has_thumb & (scan.sizes.min(1) < min_side)).tolist():
+        width, height = scan.sizes[index].tolist()
+        yield make_finding("tiny", images.name(index), f"{width}×{height} pixels", (split, index))
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit:
+        for index in np.flatnonzero(scan.has_thumb & (scan.sizes.astype(np.int64).prod(1) > limit)).tolist():
+            width, height = scan.sizes[index].tolist()
+            detail = f"{width}×{height}, {width * height / 1e6:,.0f} megapixels"
+            yield make_finding("large", images.name(index), detail, (split, index))
+
+
+def classify_skipped(reason: str) -> str:
+    """Return the kind of finding for a skipped file, from the reason."""
+    if reason == SKIP_HIDDEN:
+        return "hidden"
+    if reason == SKIP_OUTSIDE or "HEIC" in reason:
+        return "outside"
+    return "other-file" if reason.startswith(SKIP_NOT_AN_IMAGE) else "passed-over"
+
+
+def _iter_problems(inspection: ImageInspection) -> Iterator[tuple[str, str]]:
+    """Yield the kind and detail of each finding about an image."""
+    if inspection.problem:
+        yield inspection.problem, inspection.detail
+        return
+    base, alpha, _ = inspection.mode.partition("+")
+    if inspection.mode not in ("RGB", "L"):
+        yield "mode", MODE_NAMES.get(base, base) + (" with transparency" if alpha else "")
+    if inspection.turned:
+        yield "turned", f"{inspection.width}×{inspection.height} as stored"
+    if inspection.animated:
+        yield "animated", inspection.format
+
+
+MAX_IMBALANCE = 10.0  # ratio of the largest to the smallest class
+
+
+def find_class_problems(
+    dataset: Dataset, scans: dict[str, SplitScan], max_imbalance: float = MAX_IMBALANCE
+) -> Iterator[Finding]:
+    """Yield the findings about classes, counting usable images only."""
+    counts = {
+        split: dict(zip(scan.images.classes, count_usable(scan).tolist(), strict=True)) for split, scan in scans.items()
+    }
+    split_by_content = any("by content" in note for note in dataset.notes)
+    for name in sorted({name for split_counts in counts.values() for name in split_counts}):
+        if dataset.kind == "folder" and is_ignored_name(name):
+            yield make_finding("tool-folder", name, "a folder created by a tool is used as a class")
+        yield from _check_presence(name, counts, split_by_content)
+    if "train" in counts:
+        yield from _check_balance(counts["train"], max_imbalance)
+
+
+def count_usable(scan: SplitScan) -> np.ndarray:
+    """Return the number of usable images of each class, [K]."""
+    bad = [index for index, result in scan.notable.items() if result.problem in UNUSABLE_KINDS]
+    keep = np.ones(len(scan.images), dtype=bool)
+    keep[bad] = False
+    return scan.images.select(keep).count_classes() if len(keep) else scan.images.count_classes()
+
+
+def _check_presence(name: str, counts: dict[str, dict[str, int]], split_by_content: bool) -> Iterator[Finding]:
+    """Yield findings about splits in which a class is missing."""
+    present = [split for split, split_counts in counts.items() if split_counts.get(name)]
+    if not present:
+        split = next(split for split, split_counts in counts.items() if name in split_counts)
+        yield make_finding("empty-class", f"{split}/{name}", "no usable image in any split")
+        return
+    for split, split_counts in counts.items():
+        if split_counts.get(name):
+            continue
+        count = counts[present[0]][name]
+        location, found = f"{present[0]}/{name}", f"{count:,} image{'s' if count > 1 else ''} in {present[0]}"
+        if split_by_content:
+            yield make_finding("thin-class", location, f"{found}, none left for {split}")
+        elif name in split_counts:
+            yield make_finding("empty-class", f"{split}/{name}", f"{found}, no usable image in {split}")
+        else:
+            yield make_finding("classes-differ", location, f"{found}, no such class in {split}")
+
+
+def _check_balance(counts: dict[str, int], max_imbalance: float) -> Iterator[Finding]:
+    """Yield a finding if the largest class has too many times the images of the smallest."""
+    counts = {name: count for name, count in counts.items() if count}
+    if len(counts) < 2:
+        return
+    most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    if counts[most] >= max_imbalance * counts[least]:
+        ratio = counts[most] / counts[least]
+        detail = f"{counts[least]:,} images; {most} has {counts[most]:,}, {ratio:.0f} times as many"
+        yield make_finding("imbalance", f"train/{least}", detail)

@@ -1,6 +1,6 @@
-"""A list of pictures to leave out, for a person to look through and for training to obey: a path, a tab, the reason.
+"""Quarantine lists: images to exclude from training, one per line: path, tab, reason.
 
-Lines that begin with # are a person's own remarks.
+Lines that start with # are comments.
 """
 
 import os
@@ -11,52 +11,52 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.pictures import Dataset
+from vitrail.data.dataset import Dataset
 
-ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}  # a name may hold any of them
-PLAIN = {escape: character for character, escape in ESCAPES.items()} | {"\\#": "#"}
+ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}  # characters that a path may contain
+UNESCAPES = {escape: character for character, escape in ESCAPES.items()} | {"\\#": "#"}
 
 
-def written(pictures: Mapping[str, str]) -> str:
-    """Paths with reasons as lines."""
-    return "".join(f"{_escaped(path)}\t{' '.join(why.split())}\n" for path, why in sorted(pictures.items()))
+def format_quarantine(images: Mapping[str, str]) -> str:
+    """Return the lines of a quarantine list."""
+    return "".join(f"{_escape(path)}\t{' '.join(reason.split())}\n" for path, reason in sorted(images.items()))
 
 
 def read_quarantine(file: Path) -> dict[str, str]:
-    """The lines back: paths with reasons. A list without reasons is as good."""
+    """Read the paths and reasons of a quarantine list; reasons are optional."""
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
-        raise ValueError(f"{file} is not a list of paths in UTF-8") from None
+        raise ValueError(f"{file} is not UTF-8 text: expected one path per line") from None
     pairs = (line.rstrip("\r").partition("\t") for line in lines if line.strip() and line[0] != "#")
-    return {_plain(path): why for path, _, why in pairs}
+    return {_unescape(path): reason for path, _, reason in pairs}
 
 
-def without(dataset: Dataset, names: Collection[str]) -> tuple[Dataset, list[str]]:
-    """A dataset without the pictures of these names, and which were left out.
+def exclude_images(dataset: Dataset, names: Collection[str]) -> tuple[Dataset, list[str]]:
+    """Return the dataset without these images, and the names of the excluded images.
 
-    Names of what has been deleted since are no matter; a list of which nothing fits was made for other data.
+    Deleted files are ignored. A list of existing files of which none belongs to the dataset is an error.
     """
     listed = {os.path.abspath(name) for name in names}
-    left_out: list[str] = []
+    excluded: list[str] = []
     splits = {}
-    for split, pictures in dataset.splits.items():
-        here = [pictures.name(index) for index in range(len(pictures))]
-        keep = np.array([os.path.abspath(name) not in listed for name in here], dtype=bool)
-        left_out += [here[index] for index in np.flatnonzero(~keep).tolist()]
-        splits[split] = pictures if keep.all() else pictures.only(keep)
-    if names and not left_out and all(map(os.path.exists, listed)):
+    for split, images in dataset.splits.items():
+        image_names = [images.name(index) for index in range(len(images))]
+        keep = np.array([os.path.abspath(name) not in listed for name in image_names], dtype=bool)
+        excluded += [image_names[index] for index in np.flatnonzero(~keep).tolist()]
+        splits[split] = images if keep.all() else images.select(keep)
+    if names and not excluded and all(map(os.path.exists, listed)):
         first = sorted(names)[0]
         raise ValueError(
-            f"none of the {len(names):,} paths to leave out is a picture of {dataset.where}; the first is {first}"
+            f"none of the {len(names):,} listed paths is an image of {dataset.source}; the first is {first}"
         )
-    return replace(dataset, splits=splits), left_out
+    return replace(dataset, splits=splits), excluded
 
 
-def _escaped(path: str) -> str:
-    plain = "".join(ESCAPES.get(character, character) for character in path)
-    return "\\" + plain if plain.startswith("#") else plain
+def _escape(path: str) -> str:
+    escaped = "".join(ESCAPES.get(character, character) for character in path)
+    return "\\" + escaped if escaped.startswith("#") else escaped
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"\\(.)", lambda found: PLAIN.get(found[0], found[0]), text)
+def _unescape(text: str) -> str:
+    return re.sub(r"\\(.)", lambda match: UNESCAPES.get(match[0], match[0]), text)

@@ -1,5 +1,5 @@
-"""Data of every kind: class folders, manifests, Parquet, tar shards, IDX, CIFAR, and names that resolve by themselves."""
+"""Data sources: class folders, manifests, Parquet, tar shards, IDX, CIFAR, VTAB, and published datasets by name."""
 
-from vitrail.data.sources.reading import read
+from vitrail.data.sources.detect import load_dataset
 
-__all__ = ["read"]
+__all__ = ["load_dataset"]

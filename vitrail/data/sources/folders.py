@@ -1,4 +1,4 @@
-"""Class folders: `ROOT/<split>/<class>/…`, or `ROOT/<class>/…` divided by content."""
+"""Class folders: ROOT/<split>/<class>/…, or ROOT/<class>/… split by content."""
 
 import os
 from collections.abc import Iterable
@@ -6,180 +6,181 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitrail.data.labels import normal, ordered
-from vitrail.data.opening import SUFFIXES
-from vitrail.data.pictures import SPLITS, Dataset, Pictures
-from vitrail.data.sources import parts
-from vitrail.data.sources.files import Files, Listing, printable
+from vitrail.data.dataset import SPLITS, Dataset, Images
+from vitrail.data.decode import IMAGE_SUFFIXES
+from vitrail.data.labels import normalise_class_name, sort_class_names
+from vitrail.data.sources import splits as parts
+from vitrail.data.sources.files import FileListing, FileStore, printable_path
 
-# Left behind by tools and systems; nobody's class. Whatever begins with a dot is passed over as well.
-TOOLS = frozenset(
+# Folders and files created by tools and systems. Names that start with a dot are ignored too.
+TOOL_NAMES = frozenset(
     {"__macosx", "@eadir", "__pycache__", "node_modules", "$recycle.bin", "system volume information", "lost+found"}
     | {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"}
 )
-HIDDEN, NOT_AN_IMAGE, LOOP = "hidden or a tool's", "not an image", "links to a folder that is read already"
-OUTSIDE = "beside the class folders"
-LAYOUTS = "use FOLDER/<class>/pictures, FOLDER/train/<class>/pictures with FOLDER/validation beside it, or a CSV of path,label"
+SKIP_HIDDEN, SKIP_NOT_AN_IMAGE = "hidden or a tool's", "not an image"
+SKIP_LOOP, SKIP_OUTSIDE = "link to a folder that is already read", "outside the class folders"
+LAYOUT_HELP = "use FOLDER/<class>/…, FOLDER/train/<class>/… and FOLDER/validation/<class>/…, or a CSV of path,label"
 
 
-def is_tools(name: str) -> bool:
-    """Whether a name is hidden, or one that tools and systems leave behind."""
-    return name.startswith(".") or name.casefold() in TOOLS
+def is_ignored_name(name: str) -> bool:
+    """Return True if the name is hidden or created by tools and systems."""
+    return name.startswith(".") or name.casefold() in TOOL_NAMES
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file's name ends like a picture's."""
-    return name[name.rfind(".") :].lower() in SUFFIXES
+def is_image_name(name: str) -> bool:
+    """Return True if the file name has an image suffix."""
+    return name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
 
 
-def reason(name: str) -> str:
-    """Why a file was not taken."""
-    if is_tools(name):
-        return HIDDEN
+def explain_skip(name: str) -> str:
+    """Return the reason why a file is skipped."""
+    if is_ignored_name(name):
+        return SKIP_HIDDEN
     if name.lower().endswith((".heic", ".heif")):
-        return f"{NOT_AN_IMAGE} that Pillow opens: convert HEIC to JPEG"
-    return NOT_AN_IMAGE
+        return f"{SKIP_NOT_AN_IMAGE} that Pillow opens: convert HEIC to JPEG"
+    return SKIP_NOT_AN_IMAGE
 
 
 @dataclass
-class Level:
-    """What one folder holds, sorted."""
+class FolderContents:
+    """The sorted contents of one folder."""
 
     folders: list[str] = field(default_factory=list)
-    pictures: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
 
 @dataclass
-class Walk:
-    """Files as they are found, and what is passed over."""
+class FolderWalker:
+    """A walker that collects image files and skipped entries."""
 
-    listing: Listing = field(default_factory=Listing)
-    passed_over: list[tuple[str, str]] = field(default_factory=list)
-    progress: parts.Progress | None = None
+    listing: FileListing = field(default_factory=FileListing)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    progress: parts.ProgressCallback | None = None
 
-    def pass_over(self, folder: str, names: Iterable[str], why: str | None = None) -> None:
-        """Files or folders that are not taken, each with the reason."""
-        self.passed_over += [(printable(os.path.join(folder, name)), why or reason(name)) for name in names]
+    def skip(self, folder: str, names: Iterable[str], reason: str | None = None) -> None:
+        """Record skipped files or folders with the reason."""
+        self.skipped += [(printable_path(os.path.join(folder, name)), reason or explain_skip(name)) for name in names]
 
-    def level(self, folder: str) -> Level:
-        """One folder, by the types that the directory itself tells: no file is looked at."""
-        found = Level()
+    def list_folder(self, folder: str) -> FolderContents:
+        """List one folder by directory entry types, without opening or stat-ing any file."""
+        contents = FolderContents()
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = entry.name
                 if entry.is_dir():
-                    (found.others if is_tools(name) else found.folders).append(name)
-                elif name[0] != "." and name[name.rfind(".") :].lower() in SUFFIXES:  # is_picture, a million times
-                    found.pictures.append(name)
+                    (contents.others if is_ignored_name(name) else contents.folders).append(name)
+                elif (
+                    name[0] != "." and name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
+                ):  # is_image_name, inlined for speed
+                    contents.images.append(name)
                 else:
-                    found.others.append(name)
-        for names in (found.folders, found.pictures, found.others):
+                    contents.others.append(name)
+        for names in (contents.folders, contents.images, contents.others):
             names.sort()
-        return found
+        return contents
 
-    def below(self, folder: str, seen: set[tuple[int, int]]) -> int:
-        """All pictures below a folder; links are followed, but to no folder twice."""
-        if identity(folder) in seen:
-            self.passed_over.append((printable(folder), LOOP))
+    def add_tree(self, folder: str, visited: set[tuple[int, int]]) -> int:
+        """Add all images below a folder; links are followed, but no folder is read twice."""
+        if folder_identity(folder) in visited:
+            self.skipped.append((printable_path(folder), SKIP_LOOP))
             return 0
-        seen.add(identity(folder))
-        here = self.level(folder)
-        self.pass_over(folder, here.others)
-        count = self.listing.add(folder, here.pictures) if here.pictures else 0
+        visited.add(folder_identity(folder))
+        contents = self.list_folder(folder)
+        self.skip(folder, contents.others)
+        count = self.listing.add(folder, contents.images) if contents.images else 0
         if self.progress:
             self.progress("listing", self.listing.count, 0)
-        return count + sum(self.below(os.path.join(folder, name), seen) for name in here.folders)
+        return count + sum(self.add_tree(os.path.join(folder, name), visited) for name in contents.folders)
 
 
 @dataclass
-class Part:
-    """The class folders of one split: where its pictures begin in the listing, and how many each class has."""
+class SplitListing:
+    """The class folders of one split: the index of its first image in the listing, and the count of each class."""
 
     start: int
     counts: dict[str, int]
 
-    def pictures(self, store: Files, split: str) -> Pictures:
-        classes = ordered(self.counts)
-        place = {name: index for index, name in enumerate(classes)}
-        targets = np.repeat([place[name] for name in self.counts], list(self.counts.values())).astype(np.int64)
-        return Pictures(store, np.arange(self.start, self.start + len(targets)), targets, classes, split)
+    def to_images(self, store: FileStore, split: str) -> Images:
+        classes = sort_class_names(self.counts)
+        index = {name: i for i, name in enumerate(classes)}
+        targets = np.repeat([index[name] for name in self.counts], list(self.counts.values())).astype(np.int64)
+        return Images(store, np.arange(self.start, self.start + len(targets)), targets, classes, split)
 
 
-def read(
-    root: str, fractions: parts.Fractions | None, progress: parts.Progress | None, labelled: bool = True
-) -> Dataset:
-    """A folder of class folders; one of pictures alone, where no labels are needed."""
-    walk = Walk(progress=progress)
-    top = walk.level(root)
-    splits = split_folders(walk, root, top)
+def read_class_folders(root: str, options: parts.ReadOptions) -> Dataset:
+    """Read class folders, or a folder of images if labels are not needed."""
+    walker, labelled = FolderWalker(progress=options.progress), options.needs_labels
+    top = walker.list_folder(root)
+    splits = find_split_folders(walker, root, top)
     if splits:
-        walk.pass_over(root, (name for name in top.folders if name not in splits.values()), "beside the split folders")
-        found = {split: part(walk, os.path.join(root, folder), root, labelled) for split, folder in splits.items()}
-        walk.pass_over(root, top.pictures, OUTSIDE)
-        walk.pass_over(root, top.others)
+        walker.skip(root, (name for name in top.folders if name not in splits.values()), "outside the split folders")
+        listings = {
+            split: list_split(walker, os.path.join(root, folder), root, labelled) for split, folder in splits.items()
+        }
+        walker.skip(root, top.images, SKIP_OUTSIDE)
+        walker.skip(root, top.others)
     else:
-        found = {"train": part(walk, root, root, labelled)}
-    if not walk.listing.count:
-        raise ValueError(f"{root} has class folders and no picture in any of them: {LAYOUTS}")
-    store, notes = walk.listing.store(), []
-    pictures = {split: each.pictures(store, split) for split, each in found.items()}
-    pictures = parts.completed(pictures, fractions, parts.WHOLE, notes, progress)
-    return Dataset(root, "folder", pictures, tuple(notes), tuple(walk.passed_over))
+        listings = {"train": list_split(walker, root, root, labelled)}
+    if not walker.listing.count:
+        raise ValueError(f"{root} has class folders without images: {LAYOUT_HELP}")
+    store, notes = walker.listing.to_store(), []
+    images = {split: listing.to_images(store, split) for split, listing in listings.items()}
+    images = parts.add_validation_split(images, options, parts.DEFAULT_FRACTIONS, notes)
+    return Dataset(root, "folder", images, tuple(notes), tuple(walker.skipped))
 
 
-def split_folders(walk: Walk, root: str, top: Level) -> dict[str, str]:
-    """Which folder is which split. A folder `train` that holds pictures itself, beside others, is a class of trains."""
-    named: dict[str, str] = {}
-    for name in top.folders:
-        split = parts.called(name)
-        if split and split in named:
-            raise ValueError(f"{root} holds both {named[split]} and {name}: merge them, both are the {split} split")
+def find_split_folders(walker: FolderWalker, root: str, contents: FolderContents) -> dict[str, str]:
+    """Return the folder of each split. A folder `train` that contains images, beside others, is a class."""
+    split_folders: dict[str, str] = {}
+    for name in contents.folders:
+        split = parts.parse_split_name(name)
+        if split and split in split_folders:
+            raise ValueError(f"{root} has {split_folders[split]} and {name}, both the {split} split: merge them")
         if split:
-            named[split] = name
-    divided = any(walk.level(os.path.join(root, name)).folders for name in named.values())
-    return (
-        {split: named[split] for split in SPLITS if split in named} if divided or len(named) == len(top.folders) else {}
-    )
+            split_folders[split] = name
+    has_classes = any(walker.list_folder(os.path.join(root, name)).folders for name in split_folders.values())
+    if has_classes or len(split_folders) == len(contents.folders):
+        return {split: split_folders[split] for split in SPLITS if split in split_folders}
+    return {}
 
 
 class NoClassFoldersError(ValueError):
-    """Pictures lie there, or nothing does, where folders of classes are meant."""
+    """Raised for a folder without class folders."""
 
 
-def part(walk: Walk, folder: str, root: str, labelled: bool) -> Part:
-    """One split: every folder in it is a class, also an empty one."""
-    here = walk.level(folder)
-    if not labelled and here.pictures:  # beside them, folders are no classes
-        return Part(walk.listing.count, {parts.PICTURE: walk.below(folder, set())})
-    if not here.folders and not labelled:
-        raise ValueError(f"{folder} holds no pictures")
-    if not here.folders:
-        held = f"{len(here.pictures):,} pictures and no class folders" if here.pictures else "no class folders"
-        raise NoClassFoldersError(f"{folder} holds {held}: {LAYOUTS}")
-    walk.pass_over(folder, here.pictures, OUTSIDE)
-    walk.pass_over(folder, here.others)
-    above = {identity(folder), identity(root)}
-    found = Part(walk.listing.count, {})
+def list_split(walker: FolderWalker, folder: str, root: str, labelled: bool) -> SplitListing:
+    """List one split: every folder in it is a class, even an empty one."""
+    contents = walker.list_folder(folder)
+    if not labelled and contents.images:  # folders beside images are not classes
+        return SplitListing(walker.listing.count, {parts.UNLABELLED_CLASS: walker.add_tree(folder, set())})
+    if not contents.folders and not labelled:
+        raise ValueError(f"{folder} has no images")
+    if not contents.folders:
+        what = f"{len(contents.images):,} images and no class folders" if contents.images else "no class folders"
+        raise NoClassFoldersError(f"{folder} has {what}: {LAYOUT_HELP}")
+    walker.skip(folder, contents.images, SKIP_OUTSIDE)
+    walker.skip(folder, contents.others)
+    parents = {folder_identity(folder), folder_identity(root)}
+    listing = SplitListing(walker.listing.count, {})
     classes: dict[str, list[str]] = {}
-    for name in here.folders:
-        classes.setdefault(class_name(folder, name), []).append(name)
+    for name in contents.folders:
+        classes.setdefault(parse_class_name(folder, name), []).append(name)
     for label, names in classes.items():
-        seen = set(above)
-        found.counts[label] = sum(walk.below(os.path.join(folder, name), seen) for name in names)
-    return found
+        visited = set(parents)
+        listing.counts[label] = sum(walker.add_tree(os.path.join(folder, name), visited) for name in names)
+    return listing
 
 
-def class_name(folder: str, name: str) -> str:
-    """The class that a folder's name says."""
-    if printable(name) != name:
-        raise ValueError(
-            f"{printable(os.path.join(folder, name))} is not named in UTF-8: rename it, it is to be a class"
-        )
-    return normal(name)
+def parse_class_name(folder: str, name: str) -> str:
+    """Return the class name of a folder."""
+    if printable_path(name) != name:
+        path = printable_path(os.path.join(folder, name))
+        raise ValueError(f"{path} is not a UTF-8 name: rename the class folder")
+    return normalise_class_name(name)
 
 
-def identity(folder: str) -> tuple[int, int]:
-    """What makes two paths the same folder."""
+def folder_identity(folder: str) -> tuple[int, int]:
+    """Return the device and inode of a folder."""
     status = os.stat(folder)
     return status.st_dev, status.st_ino

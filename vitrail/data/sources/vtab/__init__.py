@@ -1,7 +1,7 @@
-"""Data sets of VTAB in the files that their publishers give, without TensorFlow: `svhn:FOLDER`, `clevr-count:FOLDER`.
+"""VTAB datasets in their publishers' files, without TensorFlow: `svhn:FOLDER`, `clevr-count:FOLDER`.
 
-The name comes first, since the files of CLEVR, dSprites and smallNORB answer more than one question. What is published as plain
-class folders, EuroSAT for example, is divided as VTAB divides it.
+The name selects the task, since the files of CLEVR, dSprites and smallNORB serve several. Datasets published as class
+folders, such as EuroSAT, are split as VTAB splits them.
 """
 
 from collections.abc import Callable
@@ -9,87 +9,84 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vitrail.data.pictures import Dataset
-from vitrail.data.sources import folders, parts
-from vitrail.data.sources.gathered import gathered
-from vitrail.data.sources.vtab import arrays, lists, scenes
-from vitrail.data.sources.vtab.found import Found, lies
+from vitrail.data.dataset import Dataset
+from vitrail.data.sources import folders, splits
+from vitrail.data.sources.manifest import build_dataset
+from vitrail.data.sources.vtab import arrays, files
+from vitrail.data.sources.vtab.files import VtabRecords, find_published, read_clevr, read_kitti
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a data set is published: what it is known by in a folder, and who reads it; nobody, where it is class folders."""
+class VtabLayout:
+    """The files by which a published dataset is recognised, and its reader; None for class folders."""
 
     files: tuple[str, ...]
-    read: Callable[[Path], Found] | None = None
+    reader: Callable[[Path], VtabRecords] | None = None
 
 
-SIXTY = (0.6, 0.2, 0.2)  # how VTAB divides class folders
-FORMS = {
-    "caltech-101": Form(("101_ObjectCategories",), lists.caltech),
-    "dtd": Form(("labels/train1.txt", "labels/val1.txt", "labels/test1.txt", "images"), lists.dtd),
-    "flowers-102": Form(("imagelabels.mat", "setid.mat", "jpg"), lists.flowers),
-    "pets": Form(("annotations/trainval.txt", "annotations/test.txt", "images"), lists.pets),
-    "sun397": Form(("a/abbey",), lists.sun397),
-    "svhn": Form(("train_32x32.mat", "test_32x32.mat"), arrays.svhn),
-    "patch-camelyon": Form(
-        tuple(arrays.CAMELYON.format(part, which) for part in arrays.PARTS.values() for which in "xy"), arrays.camelyon
-    ),
-    "eurosat": Form(("AnnualCrop",)),
-    "resisc45": Form(("airplane",)),
-    "retinopathy": Form(("trainLabels.csv", "retinopathy_solution.csv", "train", "test"), lists.retinopathy),
-    "clevr-count": Form(("scenes/CLEVR_train_scenes.json", "images"), partial(scenes.clevr, task="count")),
-    "clevr-distance": Form(("scenes/CLEVR_train_scenes.json", "images"), partial(scenes.clevr, task="distance")),
-    "kitti-distance": Form(("training/label_2", "training/image_2"), scenes.kitti),
-    "dsprites-location": Form((arrays.DSPRITES,), partial(arrays.dsprites, latent=4, values=32)),
-    "dsprites-orientation": Form((arrays.DSPRITES,), partial(arrays.dsprites, latent=3, values=40)),
-    "smallnorb-azimuth": Form(
-        tuple(f"{name}-{kind}.mat" for name in arrays.NORB.values() for kind in ("dat", "info")),
-        partial(arrays.smallnorb, column=2, step=2),
-    ),
-    "smallnorb-elevation": Form(
-        tuple(f"{name}-{kind}.mat" for name in arrays.NORB.values() for kind in ("dat", "info")),
-        partial(arrays.smallnorb, column=1, step=1),
-    ),
+FOLDER_FRACTIONS = (0.6, 0.2, 0.2)  # VTAB's split of class folders
+NORB_MATRICES = tuple(f"{name}-{kind}.mat" for name in arrays.NORB_FILES.values() for kind in ("dat", "info"))
+CAMELYON_FILES = tuple(
+    arrays.CAMELYON_FILE.format(part, which) for part in arrays.CAMELYON_SPLITS.values() for which in "xy"
+)
+VTAB_LAYOUTS = {
+    "caltech-101": VtabLayout(("101_ObjectCategories",), files.read_caltech),
+    "dtd": VtabLayout(("labels/train1.txt", "labels/val1.txt", "labels/test1.txt", "images"), files.read_dtd),
+    "flowers-102": VtabLayout(("imagelabels.mat", "setid.mat", "jpg"), files.read_flowers),
+    "pets": VtabLayout(("annotations/trainval.txt", "annotations/test.txt", "images"), files.read_pets),
+    "sun397": VtabLayout(("a/abbey",), files.read_sun397),
+    "svhn": VtabLayout(("train_32x32.mat", "test_32x32.mat"), arrays.read_svhn),
+    "patch-camelyon": VtabLayout(CAMELYON_FILES, arrays.read_camelyon),
+    "eurosat": VtabLayout(("AnnualCrop",)),
+    "resisc45": VtabLayout(("airplane",)),
+    "retinopathy": VtabLayout(("trainLabels.csv", "retinopathy_solution.csv", "train", "test"), files.read_retinopathy),
+    "clevr-count": VtabLayout(("scenes/CLEVR_train_scenes.json", "images"), partial(read_clevr, task="count")),
+    "clevr-distance": VtabLayout(("scenes/CLEVR_train_scenes.json", "images"), partial(read_clevr, task="distance")),
+    "kitti-distance": VtabLayout(("training/label_2", "training/image_2"), read_kitti),
+    "dsprites-location": VtabLayout((arrays.DSPRITES_FILE,), partial(arrays.read_dsprites, latent=4, values=32)),
+    "dsprites-orientation": VtabLayout((arrays.DSPRITES_FILE,), partial(arrays.read_dsprites, latent=3, values=40)),
+    "smallnorb-azimuth": VtabLayout(NORB_MATRICES, partial(arrays.read_smallnorb, column=2, step=2)),
+    "smallnorb-elevation": VtabLayout(NORB_MATRICES, partial(arrays.read_smallnorb, column=1, step=1)),
 }
 
 
-def root(name: str, folder: str | Path) -> Path | None:
-    """Where the files of a data set lie: in the folder, or in one of its folders, as archives unpack; None where they do not."""
-    above = Path(folder)
-    known = FORMS[name].files[0] if name in FORMS else None
-    if known is None or not above.is_dir():
+def find_root(name: str, folder: str | Path) -> Path | None:
+    """Return the folder with the files of a dataset: this one, or one of its subfolders; otherwise None."""
+    root = Path(folder)
+    known = VTAB_LAYOUTS[name].files[0] if name in VTAB_LAYOUTS else None
+    if known is None or not root.is_dir():
         return None
-    below = sorted(path for path in above.iterdir() if path.is_dir())
-    return next((path for path in (above, *below) if lies(path, known) is not None), None)
+    children = sorted(path for path in root.iterdir() if path.is_dir())
+    return next((path for path in (root, *children) if find_published(path, known) is not None), None)
 
 
-def asked(where: str) -> tuple[str, str] | None:
-    """The name and the folder of `svhn:FOLDER`; None for anything else."""
-    name, colon, folder = where.partition(":")
-    return (name, folder) if colon and name in FORMS else None
+def parse_source(source: str) -> tuple[str, str] | None:
+    """Split `svhn:FOLDER` into name and folder; return None for anything else."""
+    name, colon, folder = source.partition(":")
+    return (name, folder) if colon and name in VTAB_LAYOUTS else None
 
 
-def read(name: str, folder: str, fractions: parts.Fractions | None, progress: parts.Progress | None) -> Dataset:
-    """The data set of a name from its publisher's files."""
-    form, place = FORMS[name], root(name, folder)
-    if place is None:
-        raise ValueError(
-            f"{folder} has no {' and no '.join(form.files[:2])}, as {name} is published: give the folder of these"
+def read_vtab(name: str, folder: str, options: splits.ReadOptions) -> Dataset:
+    """Read a dataset from its publisher's files."""
+    layout, root = VTAB_LAYOUTS[name], find_root(name, folder)
+    if root is None:
+        expected = " or ".join(layout.files[:2])
+        raise ValueError(f"{folder} has no {expected}, as {name} is published: give the folder that contains them")
+    if layout.reader is None:
+        return folders.read_class_folders(
+            str(root), splits.ReadOptions(options.fractions or FOLDER_FRACTIONS, progress=options.progress)
         )
-    if form.read is None:
-        return folders.read(str(place), fractions or SIXTY, progress)
-    found = form.read(place)
-    if unknown := sorted(set(found.labels) - set(found.order)):
-        raise ValueError(f"{place} has the class {unknown[0]}, which {name} does not have: get it again")
-    return gathered(
+    records = layout.reader(root)
+    if unknown := sorted(set(records.labels) - set(records.class_order)):
+        raise ValueError(f"{root} has the class {unknown[0]}, which is not in {name}: download it again")
+    return build_dataset(
         f"{name}:{folder}",
         "vtab",
-        found.store,
-        found.labels,
-        found.splits,
-        order=found.order,
-        fractions=fractions or found.fractions,
-        progress=progress,
-        notes=found.notes,
+        records.store,
+        records.labels,
+        records.splits,
+        class_order=records.class_order,
+        fractions=options.fractions or records.fractions,
+        progress=options.progress,
+        notes=records.notes,
     )

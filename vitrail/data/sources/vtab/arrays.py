@@ -1,4 +1,4 @@
-"""Pictures that are published as arrays: SVHN's .mat files, dSprites' .npz, smallNORB's matrices, PatchCamelyon's HDF5."""
+"""VTAB datasets published as arrays: SVHN (.mat), dSprites (.npz), smallNORB (binary matrices), PatchCamelyon (HDF5)."""
 
 import os
 import struct
@@ -11,43 +11,41 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.sources.pixels import Pixels
-from vitrail.data.sources.vtab.found import Found, needed, numbered, opened
+from vitrail.data.sources.arrays import ArrayStore
+from vitrail.data.sources.vtab.files import VtabRecords, number_classes, open_unpacked, require_published
 
-DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
-NORB = {
-    "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
-    "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
-}
-KINDS = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}  # of smallNORB's matrices: bytes, and integers
-CAMELYON = "camelyonpatch_level_2_split_{}_{}.h5"
-PARTS = {"train": "train", "validation": "valid", "test": "test"}
-AT_ONCE = 4096  # pictures that are packed in one go
+DSPRITES_FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
+NORB_FILES = {"train": "smallnorb-5x46789x9x18x6x2x96x96-training", "test": "smallnorb-5x01235x9x18x6x2x96x96-testing"}
+NORB_DTYPES = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}  # smallNORB's codes for bytes and integers
+CAMELYON_FILE = "camelyonpatch_level_2_split_{}_{}.h5"
+CAMELYON_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+IMAGES_PER_CHUNK = 4096  # images packed at a time
 
 
-def svhn(folder: Path) -> Found:
-    """train_32x32.mat and test_32x32.mat: X is [32, 32, 3, n], y has 10 for the digit 0."""
+def read_svhn(folder: Path) -> VtabRecords:
+    """Read train_32x32.mat and test_32x32.mat: X is [32, 32, 3, n], y is 10 for the digit 0."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
     images, labels, splits, origins = [], [], [], []
     for split in ("train", "test"):
-        path = needed(folder, f"{split}_32x32.mat")
+        path = require_published(folder, f"{split}_32x32.mat")
         try:
-            held = loadmat(path, variable_names=("X", "y"))
-            pixels, digits = held["X"].transpose(3, 0, 1, 2), held["y"].reshape(-1) % 10
+            arrays = loadmat(path, variable_names=("X", "y"))
+            pixels, digits = arrays["X"].transpose(3, 0, 1, 2), arrays["y"].reshape(-1) % 10
         except (MatReadError, KeyError, ValueError, TypeError, NotImplementedError, struct.error) as error:
-            raise ValueError(f"{path} is not SVHN's ({error}): get it again") from None
+            raise ValueError(f"{path} is not an SVHN file ({error}): download it again") from None
         origins.append((len(labels), str(path)))
         images.append(pixels)
         labels += [str(digit) for digit in digits]
         splits += [split] * len(digits)
-    return Found(Pixels(np.ascontiguousarray(np.concatenate(images)), tuple(origins)), labels, splits, numbered(10))
+    store = ArrayStore(np.ascontiguousarray(np.concatenate(images)), tuple(origins))
+    return VtabRecords(store, labels, splits, number_classes(10))
 
 
 @dataclass(frozen=True, eq=False)
-class Bits:
-    """A store of pictures in black and white, a bit for each pixel."""
+class PackedBitStore:
+    """A store of black-and-white images, one bit per pixel."""
 
     packed: np.ndarray  # [n, H·W/8]
     size: tuple[int, int]
@@ -71,92 +69,92 @@ class Bits:
         return None
 
 
-def dsprites(folder: Path, latent: int, values: int) -> Found:
-    """The .npz: `imgs` is [n, 64, 64] of 0 and 1, `latents_classes` [n, 6]. VTAB makes 16 classes of a latent's values."""
-    path = needed(folder, DSPRITES)
+def read_dsprites(folder: Path, latent: int, values: int) -> VtabRecords:
+    """Read the .npz: `imgs` is [n, 64, 64] of 0 and 1, `latents_classes` [n, 6]. VTAB makes 16 classes of a latent."""
+    path = require_published(folder, DSPRITES_FILE)
     try:
-        with np.load(path, allow_pickle=False) as held:
-            classes = held["latents_classes"][:, latent]
-        store = packed(path)
+        with np.load(path, allow_pickle=False) as arrays:
+            classes = arrays["latents_classes"][:, latent]
+        store = pack_images(path)
     except (KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not dSprites' ({error}): get it again") from None
+        raise ValueError(f"{path} is not a dSprites file ({error}): download it again") from None
     if len(classes) != len(store):
-        raise ValueError(f"{path} has {len(store):,} pictures and {len(classes):,} labels: get it again")
+        raise ValueError(f"{path} has {len(store):,} images, but {len(classes):,} labels: download it again")
     labels = [str(label) for label in (classes // (values / 16)).astype(int)]
-    return Found(store, labels, [None] * len(labels), numbered(16), (0.8, 0.1, 0.1))
+    return VtabRecords(store, labels, [None] * len(labels), number_classes(16), (0.8, 0.1, 0.1))
 
 
-def packed(path: Path) -> Bits:
-    """`imgs` as bits, read part by part: as bytes they would be three gigabytes."""
+def pack_images(path: Path) -> PackedBitStore:
+    """Read `imgs` in chunks and pack it to bits: as bytes it would take 3 GB."""
     with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         (count, height, width), fortran, kind = read(file)
         if fortran or kind != np.uint8:
-            raise ValueError(f"imgs is of {kind}")
-        made = []
-        for start in range(0, count, AT_ONCE):
-            some = min(AT_ONCE, count - start)
-            data = file.read(some * height * width)
-            made.append(np.packbits(np.frombuffer(data, np.uint8).reshape(some, -1) > 0, axis=1))
-    return Bits(np.concatenate(made), (height, width), str(path))
+            raise ValueError(f"imgs has the type {kind}, expected uint8")
+        chunks = []
+        for start in range(0, count, IMAGES_PER_CHUNK):
+            rows = min(IMAGES_PER_CHUNK, count - start)
+            data = file.read(rows * height * width)
+            chunks.append(np.packbits(np.frombuffer(data, np.uint8).reshape(rows, -1) > 0, axis=1))
+    return PackedBitStore(np.concatenate(chunks), (height, width), str(path))
 
 
-def smallnorb(folder: Path, column: int, step: int) -> Found:
-    """Its matrices: `dat` is [n, 2, 96, 96], `info` [n, 4] of instance, elevation, azimuth (by 2) and lighting.
+def read_smallnorb(folder: Path, column: int, step: int) -> VtabRecords:
+    """Read the matrices: `dat` is [n, 2, 96, 96], `info` [n, 4] of instance, elevation, azimuth (by 2) and lighting.
 
-    The picture of the first camera counts. As in VTAB half of the test pictures are there to validate on.
+    The first camera's image is used. As in VTAB, half of the test images are the validation split.
     """
     images, labels, splits, origins = [], [], [], []
-    for split, name in NORB.items():
-        path = needed(folder, f"{name}-dat.mat")
-        pixels, info = matrix(path), matrix(needed(folder, f"{name}-info.mat"))
+    for split, name in NORB_FILES.items():
+        path = require_published(folder, f"{name}-dat.mat")
+        pixels, info = read_norb_matrix(path), read_norb_matrix(require_published(folder, f"{name}-info.mat"))
         if pixels.ndim != 4 or info.ndim != 2 or len(pixels) != len(info):
-            raise ValueError(f"{path} has {pixels.shape} and its info {info.shape}: get them again")
+            raise ValueError(f"{path} has the shape {pixels.shape} and its info {info.shape}: download them again")
         origins.append((len(labels), str(path)))
         images.append(pixels[:, 0])
         labels += [str(value // step) for value in info[:, column]]
-        splits += ["train" if split == "train" else ("validation", "test")[place % 2] for place in range(len(info))]
+        splits += ["train" if split == "train" else ("validation", "test")[i % 2] for i in range(len(info))]
     classes = 18 if step == 2 else 9
-    return Found(Pixels(np.concatenate(images), tuple(origins)), labels, splits, numbered(classes))
+    return VtabRecords(ArrayStore(np.concatenate(images), tuple(origins)), labels, splits, number_classes(classes))
 
 
-def matrix(path: Path) -> np.ndarray:
-    """A matrix in smallNORB's own form: a number that tells its kind, how many dimensions, at least three of them, and all."""
-    with opened(path) as file:
+def read_norb_matrix(path: Path) -> np.ndarray:
+    """Read a smallNORB matrix: type code, number of dimensions, sizes (at least three), data."""
+    with open_unpacked(path) as file:
         data = file.read()
     kind, dimensions = struct.unpack_from("<II", data) if len(data) >= 8 else (0, 0)
     start = 8 + 4 * max(3, dimensions)
-    if kind not in KINDS or not 1 <= dimensions <= 8 or len(data) < start:
-        raise ValueError(f"{path} is no matrix of smallNORB: get it again")
+    if kind not in NORB_DTYPES or not 1 <= dimensions <= 8 or len(data) < start:
+        raise ValueError(f"{path} is not a smallNORB matrix: download it again")
     shape = struct.unpack_from(f"<{dimensions}I", data, 8)
-    if len(data) - start != KINDS[kind].itemsize * int(np.prod(shape, dtype=np.int64)):
-        raise ValueError(f"{path} has {len(data):,} bytes, which is not a matrix of {shape}: get it again")
-    return np.frombuffer(data, KINDS[kind], offset=start).reshape(shape)
+    if len(data) - start != NORB_DTYPES[kind].itemsize * int(np.prod(shape, dtype=np.int64)):
+        raise ValueError(f"{path} has {len(data):,} bytes, which is not a matrix of {shape}: download it again")
+    return np.frombuffer(data, NORB_DTYPES[kind], offset=start).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """A store of rows in HDF5 files, each read when it is asked for."""
+class Hdf5Store:
+    """A store of rows in HDF5 files, read on demand."""
 
-    files: tuple[tuple[int, str], ...]  # where each begins
+    files: tuple[tuple[int, str], ...]  # (first image, path)
     count: int
 
     def __len__(self) -> int:
         return self.count
 
-    def place(self, item: int) -> tuple[str, int]:
-        """The file of a picture, and its row."""
+    def locate(self, item: int) -> tuple[str, int]:
+        """Return the file of an image, and its row."""
         start, file = next((start, file) for start, file in reversed(self.files) if start <= item)
         return file, item - start
 
     def name(self, item: int) -> str:
-        file, row = self.place(item)
+        file, row = self.locate(item)
         return f"{file}[{row}]"
 
     def pixels(self, item: int) -> np.ndarray:
-        file, row = self.place(item)
-        return np.asarray(hdf5(file, os.getpid())["x"][row])
+        file, row = self.locate(item)
+        return np.asarray(open_hdf5(file, os.getpid())["x"][row])
 
     def open(self, item: int) -> Image.Image:
         return Image.fromarray(self.pixels(item))
@@ -169,29 +167,27 @@ class Rows:
 
 
 @lru_cache(maxsize=16)
-def hdf5(file: str, process: int) -> Any:
-    """An open file, one for each process: a copy of another's does not read."""
+def open_hdf5(file: str, process: int) -> Any:
+    """Return an open file, one per process: HDF5 handles do not survive a fork."""
     try:
         import h5py  # type: ignore[import-not-found]
     except ImportError:
-        raise ValueError(
-            f"{file} needs h5py to be read: pip install h5py, or put the pictures in a folder for each class"
-        ) from None
+        raise ValueError(f"reading {file} needs h5py: pip install h5py, or use class folders") from None
     return h5py.File(file, "r")
 
 
-def camelyon(folder: Path) -> Found:
-    """Six HDF5 files: x is [n, 96, 96, 3], y [n, 1, 1, 1], 1 for a patch with tumour in its middle."""
+def read_camelyon(folder: Path) -> VtabRecords:
+    """Read six HDF5 files: x is [n, 96, 96, 3]; y is [n, 1, 1, 1], 1 for tumour tissue in the centre."""
     labels, splits, files = [], [], []
-    for split, part in PARTS.items():
-        x, y = (needed(folder, CAMELYON.format(part, which)) for which in "xy")
+    for split, part in CAMELYON_SPLITS.items():
+        x, y = (require_published(folder, CAMELYON_FILE.format(part, which)) for which in "xy")
         for path in (x, y):
             if path.suffix == ".gz":
-                raise ValueError(f"{path} is packed: unpack it first, gunzip {path.name}")
-        targets = np.asarray(hdf5(str(y), os.getpid())["y"]).reshape(-1)
-        if len(targets) != len(hdf5(str(x), os.getpid())["x"]):
-            raise ValueError(f"{x} and {y.name} do not have as many rows: get them again")
+                raise ValueError(f"{path} is compressed: decompress it with gunzip {path.name}")
+        targets = np.asarray(open_hdf5(str(y), os.getpid())["y"]).reshape(-1)
+        if len(targets) != len(open_hdf5(str(x), os.getpid())["x"]):
+            raise ValueError(f"{x} and {y.name} have different numbers of rows: download them again")
         files.append((len(labels), str(x)))
         labels += [("normal", "tumour")[int(target)] for target in targets]
         splits += [split] * len(targets)
-    return Found(Rows(tuple(files), len(labels)), labels, splits, ("normal", "tumour"))
+    return VtabRecords(Hdf5Store(tuple(files), len(labels)), labels, splits, ("normal", "tumour"))

@@ -1,0 +1,181 @@
+"""Recipes: what they hold, against the papers; how they are listed, changed and written down."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from vitrail.data.transforms.augment import Flip, RandomResizedCrop
+from vitrail.training.optim import SGD, AdamW, Muon
+from vitrail.training.recipe import Data, Facts, Recipe, Teacher, read_recipe, with_settings, write_recipe
+from vitrail.training.recipes import METHODS, NAMES, build_recipe, describe_recipe
+from vitrail.training.schedule import Cosine
+from vitrail.utils.json import to_json
+
+
+def facts(images: int = 1_281_167, classes: int = 1000, side: int = 400, **more: object) -> Facts:
+    given = {"teacher": Teacher("model.safetensors"), **more}  # for recipes that ask about it
+    return Facts(images, classes, False, (side, side), 3, True, **given)  # pyright: ignore[reportArgumentType]
+
+
+def checkpoint(**more: object) -> Facts:
+    return facts(init=vitrail.configure("B/16"), init_preprocessing=vitrail.Preprocessing(), **more)
+
+
+def recipe(name: str, given: Facts | None = None) -> Recipe:
+    tuned = name in ("finetune", "paper-finetune")
+    return build_recipe(name, given or (checkpoint() if tuned else facts()), Data("somewhere"))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *METHODS])
+def test_every_recipe_round_trips_through_json(name: str, tmp_path: Path) -> None:
+    found = recipe(name)
+    write_recipe(found, tmp_path / "recipe.json")
+    assert read_recipe(tmp_path / "recipe.json") == found
+    assert found.name == name
+
+
+def test_recipes_of_older_versions_load(tmp_path: Path) -> None:
+    found = recipe("finetune")
+    written = to_json(found)
+    for name in ("teacher", "views", "collapse"):
+        del written[name]
+    del written["optimizer"]["decay_end"]
+    (tmp_path / "recipe.json").write_text(json.dumps(written))
+    assert read_recipe(tmp_path / "recipe.json") == found
+    del written["batch_size"]
+    (tmp_path / "recipe.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="lacks batch_size"):
+        read_recipe(tmp_path / "recipe.json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_documents_expected_results_and_a_command(name: str) -> None:
+    line, text = describe_recipe(name)
+    assert "Expected" in text
+    assert "vitrail train" in text
+    assert len(line) < 120
+
+
+def test_paper_imagenet_is_the_last_row_of_table_3() -> None:
+    found = recipe("paper-imagenet")
+    assert isinstance(found.optimizer, AdamW)
+    assert (found.optimizer.lr, found.optimizer.weight_decay, found.optimizer.clip) == (3e-3, 0.3, 1.0)
+    assert found.optimizer.betas == (0.9, 0.999)
+    assert found.schedule == Cosine(warmup=10_000)
+    assert (found.batch_size, found.epochs, found.model.image_size) == (4096, 300, (224, 224))
+    assert found.model.dropout == 0.1
+
+
+@pytest.mark.parametrize(("images", "steps"), [(1_281_167, 20_000), (50_000, 10_000), (2_040, 500)])
+def test_paper_finetune_is_table_4(images: int, steps: int) -> None:
+    found = recipe("paper-finetune", checkpoint(images=images))
+    assert isinstance(found.optimizer, SGD)
+    assert (found.optimizer.momentum, found.optimizer.weight_decay, found.optimizer.clip) == (0.9, 0.0, 1.0)
+    assert (found.batch_size, found.steps, found.model.image_size) == (512, steps, (384, 384))
+    rates = (0.003, 0.01, 0.03, 0.06) if steps == 20_000 else (0.001, 0.003, 0.01, 0.03)
+    assert found.optimizer.lr in rates
+
+
+def test_overrides_come_first_and_reasons_are_given() -> None:
+    given = facts(images=900, classes=3, overrides={"batch_size": 16, "epochs": 2.0})
+    found = recipe("scratch-small", given)
+    assert (found.batch_size, found.epochs) == (16, 2.0)
+    assert "batch size 16: as given" in given.chosen
+    assert any(line.startswith("width") and "900 training images" in line for line in given.chosen)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *METHODS])
+def test_a_named_resnet_is_trained_or_refused(name: str) -> None:
+    overrides = {"model": "R50x1", "size": (32, 32)}
+    if name in ("finetune", "paper-finetune"):
+        return  # their model is the checkpoint's
+    if name in ("scratch-small", "distil"):
+        assert recipe(name, facts(overrides=overrides)).model == vitrail.configure(
+            "R50x1", root="small", classes=1000, image_size=32
+        )
+        return
+    with pytest.raises(ValueError, match="does not support BiT ResNets: use a Vision Transformer"):
+        recipe(name, facts(overrides=overrides | {"model": "R50x1"}))
+
+
+@pytest.mark.parametrize("side", [8, 28, 32, 50, 64, 300])
+@pytest.mark.parametrize("images", [10, 1_000, 60_000])
+def test_default_recipe_fits_any_small_data(side: int, images: int) -> None:
+    given = Facts(images, 10, False, (side, side), 1 if side < 30 else 3, side > 64)
+    found = recipe("scratch-small", given)
+    assert found.model.image_size == found.preprocessing.size
+    assert found.total_steps(max(1, images // found.batch_size)) > 0
+
+
+def test_settings_change_any_field() -> None:
+    start = recipe("deit")
+    found = with_settings(
+        start,
+        ["optimizer.lr=3e-4", "augment.0.scale=[0.3, 1]", "ema=EMA", "ema.decay=0.99", "model.stochastic_depth=0.2"],
+    )
+    assert found.optimizer == replace(start.optimizer, lr=3e-4)
+    assert isinstance(found.augment[0], RandomResizedCrop)
+    assert found.augment[0].scale == (0.3, 1.0)
+    assert found.ema is not None
+    assert found.ema.decay == 0.99
+    assert found.model.stochastic_depth == 0.2  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_length_is_epochs_or_steps_in_any_order_of_settings() -> None:
+    for settings in (["steps=100"], ["steps=100", "epochs=none"], ["epochs=none", "steps=100"]):
+        found = with_settings(recipe("deit"), settings)
+        assert (found.steps, found.epochs) == (100, None)
+
+
+def test_settings_are_applied_in_order() -> None:
+    assert with_settings(recipe("deit"), ["ema=none", "ema=EMA"]).ema is not None
+    assert with_settings(recipe("deit"), ["ema=EMA", "ema=none"]).ema is None
+    assert with_settings(recipe("deit"), ["data.balance=weights", "data.balance=none"]).data.balance == "none"
+
+
+def test_another_class_keeps_shared_fields() -> None:
+    found = with_settings(recipe("deit"), ["optimizer=muon"])
+    assert isinstance(found.optimizer, Muon)
+    assert found.optimizer.weight_decay == 0.05
+    assert with_settings(found, ["augment.1=Flip"]).augment[1] == Flip()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("optimizer.lrr=1", "did you mean 'lr'"),
+        ("optimiser.lr=1", "did you mean 'optimizer'"),
+        ("optimizer.lr", "NAME=VALUE"),
+        ("optimizer.lr=quick", "is not float"),
+        ("augment.7.rate=1", "from 0 to"),
+        ("ema.decay=0.9", "has no fields"),
+        ("batch_size=0", "must be > 0"),
+        ("tune=tail", "unknown tuning mode"),
+        ("optimizer={}", "optimizer"),
+    ],
+)
+def test_invalid_settings_are_named(setting: str, said: str) -> None:
+    with pytest.raises(ValueError, match="--set") as caught:
+        with_settings(recipe("deit"), [setting])
+    assert said in str(caught.value)
+
+
+def test_recipe_with_a_field_too_many_is_refused(tmp_path: Path) -> None:
+    data = to_json(recipe("deit")) | {"magic": 1}
+    (tmp_path / "recipe.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="magic"):
+        read_recipe(tmp_path / "recipe.json")
+
+
+def test_recipes_are_listed_without_pytorch() -> None:
+    code = "import sys; from vitrail.cli import main; main(['recipes']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for name in NAMES:
+        assert name in done.stdout
+    assert done.stdout.count("Expected") == len((*NAMES, *METHODS))

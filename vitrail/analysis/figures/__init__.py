@@ -1,0 +1,1 @@
+"""Figures of analysis results: PNG sheets and terminal graphics."""

@@ -1,0 +1,81 @@
+"""Preprocessed image with its trace and predictions, and how it is drawn beside the maps."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitrail.analysis.figures.overlay import outline_patch, resize_image
+from vitrail.analysis.figures.sheet import Sheet, shorten_name
+from vitrail.analysis.results import ImageTrace
+from vitrail.inference import top_classes
+from vitrail.reports.colours import INK, MUTED
+
+ClassProbability = tuple[int, str, float]  # class index, name, probability
+
+
+@dataclass(frozen=True)
+class ImageView:
+    """One image to draw."""
+
+    name: str
+    pixels: np.ndarray  # uint8 [H, W, 3]: resized and cropped, not normalised
+    trace: ImageTrace
+    labels: tuple[str, ...] | None = None  # of the model's classes
+    model: str = ""  # name of the model
+    channels: int = 3  # of the model input
+    is_linear_embedding: bool = True  # patches are projected by one matrix, not by convolutions
+    is_sigmoid: bool = False  # multi-label model: probabilities do not sum to 1
+
+    def label(self, index: int) -> str:
+        """Return the name of a class, or its number."""
+        return self.labels[index] if self.labels and index < len(self.labels) else f"class {index}"
+
+    def top_predictions(self, count: int = 3) -> list[ClassProbability]:
+        """Return the most probable classes in order; none for a model without classes."""
+        if self.trace.logits is None:
+            return []
+        return [(k, self.label(k), p) for k, p in top_classes(self.trace.logits, self.is_sigmoid, count)]
+
+    @property
+    def prediction_text(self) -> str:
+        """Return the predicted class with its probability."""
+        return "".join(f"{name}, {100 * p:.0f} %" for _, name, p in self.top_predictions(1))
+
+    @property
+    def patch_box(self) -> tuple[float, float, float, float] | None:
+        """Return left, top, width and height of the selected patch as fractions of the image."""
+        if self.trace.at is None:
+            return None
+        (row, column), (h, w) = self.trace.at, self.trace.grid
+        return column / w, row / h, 1 / w, 1 / h
+
+
+def to_rgb(pixels: np.ndarray) -> np.ndarray:
+    """Return uint8 [C, H, W] as [H, W, 3]: the first 3 of 3 or 4 channels, else the mean over channels in grey."""
+    if pixels.shape[0] in (3, 4):
+        return np.ascontiguousarray(pixels[:3].transpose(1, 2, 0))
+    grey = pixels[0] if pixels.shape[0] == 1 else pixels.mean(0).round().astype(np.uint8)
+    return np.repeat(grey[..., None], 3, axis=2)
+
+
+IMAGE_WIDTH = 2.1  # inches
+IMAGE_PIXELS = 460  # across
+
+
+def draw_side_image(sheet: Sheet, left: float, top: float, view: ImageView, mark: bool = False) -> float:
+    """Draw the image with its name and prediction; return its end in inches from the top."""
+    height, width = view.pixels.shape[:2]
+    scale = min(1.0, 1.25 * width / height)  # tall images are narrower
+    size = (round(IMAGE_PIXELS * scale * height / width), round(IMAGE_PIXELS * scale))
+    pixels = outline_patch(resize_image(view.pixels, size), view.patch_box if mark else None)
+    end = top + sheet.draw_image(left, top, IMAGE_WIDTH * scale, pixels)
+    sheet.draw_text(left, end + 0.1, shorten_name(view.name), size=7.4, colour=INK)
+    if view.prediction_text:
+        sheet.draw_text(left, end + 0.27, shorten_name(view.prediction_text), size=7.4, colour=MUTED)
+    return end + 0.5
+
+
+def format_subtitle(view: ImageView, *more: str) -> str:
+    """Return the line under a title: model, image size and more."""
+    height, width = view.pixels.shape[:2]
+    return "  ·  ".join(filter(None, (shorten_name(view.model, 48), f"{width}×{height} pixels", *more)))

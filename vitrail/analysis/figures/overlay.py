@@ -1,0 +1,111 @@
+"""Heat maps over greyscale images, resizing of maps, and mosaics of tiles."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from vitrail.reports.colours import HEAT_CMAP, MARK_COLOUR, apply_cmap
+
+PixelSize = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True)
+class Mosaic:
+    """Tiles in rows and columns on a background, with the centre of each row and column in pixels."""
+
+    pixels: np.ndarray  # uint8 [H, W, 3]
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
+    tile: PixelSize  # of each
+
+
+def fit_tile_size(grid: tuple[int, ...], max_tile: int) -> PixelSize:
+    """Return the tile size in pixels for a grid: a whole number of pixels per patch if it fits, else a smaller grid."""
+    largest = max(grid)
+    if largest <= max_tile:
+        pixels = max_tile // largest
+        return grid[0] * pixels, grid[1] * pixels
+    return max(1, round(grid[0] * max_tile / largest)), max(1, round(grid[1] * max_tile / largest))
+
+
+def build_mosaic(
+    tiles: Sequence[Sequence[np.ndarray]],
+    gap: int = 4,
+    background: tuple[int, int, int] = (255, 255, 255),
+    extra_gaps: dict[int, int] | None = None,
+) -> Mosaic:
+    """Return rows of tiles, uint8 [h, w, 3], all of one size. `extra_gaps` adds pixels after some rows."""
+    h, w = tiles[0][0].shape[:2]
+    wide = max(map(len, tiles))
+    extra_gaps = extra_gaps or {}
+    tops, top = [], 0
+    for row in range(len(tiles)):
+        tops.append(top)
+        top += h + gap + extra_gaps.get(row, 0)
+    height = tops[-1] + h
+    pixels = np.empty((height, wide * (w + gap) - gap, 3), dtype=np.uint8)
+    pixels[:] = background
+    for top, row in zip(tops, tiles, strict=True):
+        for column, tile in enumerate(row):
+            pixels[top : top + h, column * (w + gap) : column * (w + gap) + w] = tile
+    return Mosaic(
+        pixels,
+        tuple(top + h / 2 for top in tops),
+        tuple(column * (w + gap) + w / 2 for column in range(wide)),
+        (h, w),
+    )
+
+
+def resize_image(pixels: np.ndarray, size: PixelSize) -> np.ndarray:
+    """Return an image, uint8 [H, W, 3], at another size."""
+    if pixels.shape[:2] == size:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.LANCZOS))
+
+
+def resize_blocks(values: np.ndarray, size: PixelSize) -> np.ndarray:
+    """Return a map [h, w, …] at another size, each patch a uniform block; patches smaller than a pixel are averaged."""
+    h, w = values.shape[:2]
+    if size[0] < h or size[1] < w:
+        return resize_smooth(values, size, Image.Resampling.BOX)
+    rows, columns = np.arange(size[0]) * h // size[0], np.arange(size[1]) * w // size[1]
+    return values[rows][:, columns]
+
+
+def resize_smooth(
+    values: np.ndarray, size: PixelSize, resampling: Image.Resampling = Image.Resampling.BICUBIC
+) -> np.ndarray:
+    """Return a map [h, w] or [h, w, C] at another size, interpolated."""
+    if values.ndim == 3:
+        return np.stack([resize_smooth(values[..., k], size, resampling) for k in range(values.shape[2])], -1)
+    resized = Image.fromarray(values.astype(np.float32)).resize((size[1], size[0]), resampling)
+    return np.asarray(resized).clip(values.min(), values.max())
+
+
+def make_background(pixels: np.ndarray) -> np.ndarray:
+    """Return the image as a background of maps: nearly grey and darker, float [H, W, 3] in 0…255."""
+    grey = pixels @ np.array([0.299, 0.587, 0.114])
+    return 18 + 0.72 * (0.78 * grey[..., None] + 0.22 * pixels)
+
+
+def overlay_heat(pixels: np.ndarray, heat: np.ndarray, cmap: str = HEAT_CMAP) -> np.ndarray:
+    """Return a map of values 0 to 1, [H, W], over the image: uint8 [H, W, 3]."""
+    alpha = (0.12 + 0.76 * heat.clip(0, 1) ** 0.8)[..., None]
+    return ((1 - alpha) * make_background(pixels) + alpha * apply_cmap(heat, cmap)).round().astype(np.uint8)
+
+
+def outline_patch(pixels: np.ndarray, box: tuple[float, float, float, float] | None, thickness: int = 2) -> np.ndarray:
+    """Return the image with a patch outlined in white with a dark border, visible on any colour."""
+    if box is None:
+        return pixels
+    outlined = pixels.copy()
+    height, width = outlined.shape[:2]
+    left, top = round(box[0] * width), round(box[1] * height)
+    right, bottom = max(left + 1, round((box[0] + box[2]) * width)), max(top + 1, round((box[1] + box[3]) * height))
+    for grow, colour in ((thickness + 1, (20, 18, 24)), (thickness, MARK_COLOUR)):
+        inner = outlined[top:bottom, left:right].copy()
+        outlined[max(0, top - grow) : bottom + grow, max(0, left - grow) : right + grow] = colour
+        outlined[top:bottom, left:right] = inner
+    return outlined

@@ -1,0 +1,1 @@
+"""HTML pages of inspections and of model comparisons."""

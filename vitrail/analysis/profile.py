@@ -1,0 +1,123 @@
+"""Statistics of a model by layer, after Park et al. 2023, "What Do Self-Supervised Vision Transformers Learn?"
+
+The model runs over many images once, with a few rows of attention and the tokens of one batch in memory; a few numbers per head
+and layer are kept of each image.
+
+L layers, H heads, h×w patches, N of them, D width, F frequencies, n images.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail.analysis.distance import MeanDistance, patch_centres
+from vitrail.analysis.heads import HeadDiversity, LayerHeads, MutualInformation
+from vitrail.analysis.record import disable_compile, evaluation_mode, find_unsharded_vit, watch_attention
+from vitrail.analysis.results import ModelProfile
+from vitrail.analysis.tokens import grid_frequencies, token_spectrum
+from vitrail.models.base import TokenModel
+from vitrail.nn.shape import Grid
+
+
+def profile_model(model: nn.Module, images: Iterable[Tensor]) -> ModelProfile:
+    """Return distance, diversity, mutual information and spectrum by layer over normalised batches [B, C, H, W] of one size."""
+    vit = find_unsharded_vit(model)
+    depth, prefix, stride = len(vit.blocks), vit.config.prefix.count, vit.embed.stride
+    head_values: list[list[Tensor]] = []  # by image and layer: distance, diversity, mutual information, [3, H]
+    spectra: list[list[Tensor]] = []  # by image and layer from 0: [F]
+    grid, size = vit.config.shape.grid, (0, 0)
+
+    def measure_layer(_: int, heads: LayerHeads) -> None:
+        for index, by_layer in enumerate(head_values[-heads.q.shape[0] :]):
+            by_layer.append(measure_heads(heads.select_image(index), grid, stride, prefix))
+
+    with evaluation_mode(model), torch.no_grad(), watch_attention(vit.blocks, list(range(1, depth + 1)), measure_layer):
+        for batch in require_one_size(images):
+            grid, size = vit.embed.grid(batch), (batch.shape[-2], batch.shape[-1])
+            head_values += [[] for _ in range(len(batch))]
+            spectra += [[] for _ in range(len(batch))]
+            for patches in iter_patch_tokens(vit, batch):
+                for by_layer, tokens in zip(spectra[-len(batch) :], patches, strict=True):
+                    by_layer.append(token_spectrum(tokens, grid).cpu())
+    if not head_values:
+        raise ValueError("no images: a profile needs at least 1")
+    distance, diversity, mutual = (
+        mean_and_std([torch.stack([layer[k] for layer in by_layer]) for by_layer in head_values]) for k in range(3)
+    )
+    amplitude = mean_and_std([torch.stack(by_layer) for by_layer in spectra])
+    return ModelProfile(
+        *distance,
+        *diversity,
+        *mutual,
+        *amplitude,
+        frequencies=grid_frequencies(grid).numpy(),
+        everywhere=uniform_distance(grid, stride),
+        grid=grid,
+        size=size,
+        pictures=len(head_values),
+    )
+
+
+def pool_tokens(model: nn.Module, images: Iterable[Tensor]) -> np.ndarray:
+    """Return the mean of the patch tokens after each layer, [n, L+1, D] (0 is z_0), the features of linear probes by layer."""
+    vit = find_unsharded_vit(model)
+    with evaluation_mode(model), torch.no_grad(), disable_compile():
+        pooled = [
+            torch.stack([z.mean(1) for z in iter_patch_tokens(vit, batch)], 1).cpu()
+            for batch in require_one_size(images)
+        ]
+    if not pooled:
+        raise ValueError("no images: pooling needs at least 1")
+    return torch.cat(pooled).numpy()
+
+
+def measure_heads(heads: LayerHeads, grid: Grid, stride: int, prefix: int) -> Tensor:
+    """Return distance, diversity and mutual information of each head of one layer in one image, [3, H]."""
+    count, device = heads.q.shape[0], heads.q.device
+    statistics = (
+        MeanDistance(count, grid, stride, prefix, device),
+        HeadDiversity(count, prefix, device),
+        MutualInformation(count, grid[0] * grid[1], prefix, device),
+    )
+    for rows, attention in heads.iter_rows():
+        for statistic in statistics:
+            statistic.update(rows, attention)
+    return torch.stack([statistic.compute() for statistic in statistics]).cpu()
+
+
+def iter_patch_tokens(vit: TokenModel, batch: Tensor) -> Iterator[Tensor]:
+    """Yield the patch tokens z_0 to z_L of a batch, [B, N, D] each."""
+    z = vit.tokens(batch)
+    for number, z_l in enumerate(chain([z], vit.states(z, vit.embed.grid(batch)))):
+        if not z_l.isfinite().all():
+            where = f"after layer {number}" if number else "before the first layer"
+            raise ValueError(f"the tokens of this model are not finite {where}")
+        yield z_l[:, vit.config.prefix.count :].float()
+
+
+def require_one_size(images: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the batches that are not empty; raise ValueError if image sizes differ."""
+    first: torch.Size | None = None
+    for batch in images:
+        first = batch.shape[-2:] if first is None else first
+        if batch.shape[-2:] != first:
+            sizes = " after ".join(f"{height}×{width}" for height, width in (batch.shape[-2:], first))
+            raise ValueError(f"images must have one size, got {sizes} pixels")
+        if len(batch):
+            yield batch
+
+
+def mean_and_std(values: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation over images; the latter is 0 for one image."""
+    stacked = torch.stack(values).double().numpy()
+    std = stacked.std(0, ddof=1) if len(stacked) > 1 else np.zeros_like(stacked[0])
+    return stacked.mean(0).astype(np.float32), std.astype(np.float32)
+
+
+def uniform_distance(grid: Grid, stride: int) -> float:
+    """Return the mean distance between two patches in pixels, which is that of uniform attention."""
+    centres = patch_centres(grid, stride, torch.device("cpu"))
+    return sum(float((centres - centre).square().sum(-1).sqrt().mean()) for centre in centres) / len(centres)

@@ -1,0 +1,194 @@
+"""Detection of a checkpoint's format and architecture, and the matching of its tensors, from the header only."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from vitrail.checkpoints.architecture import Assumptions, CheckpointFormat, Shapes, TensorNames
+from vitrail.checkpoints.formats import clip, google, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.keys import (
+    IgnoredKeys,
+    KeyTable,
+    add_root,
+    build_meta_state,
+    compute_expected_shapes,
+    find_ignored,
+    format_names,
+    map_key,
+    select_mappings,
+)
+from vitrail.models.base import ModelConfig
+from vitrail.models.registry import configure
+
+FORMATS: tuple[CheckpointFormat, ...] = (
+    *timm.FORMATS,
+    *transformers.FORMATS,
+    *google.FORMATS,
+    *torchvision.FORMATS,
+    *clip.FORMATS,
+    *vit_pytorch.FORMATS,
+)
+WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")  # that training adds to every name
+
+
+@dataclass(frozen=True)
+class Detection:
+    """A detected checkpoint, with every tensor accounted for."""
+
+    format: str
+    reason: str
+    config: ModelConfig
+    table: KeyTable  # of the names in the file
+    root: str = ""
+    assumptions: dict[str, tuple[Any, str]] = field(default_factory=dict)  # not determined by tensors: value, source
+    loaded: tuple[str, ...] = ()
+    ignored: dict[str, str] = field(default_factory=dict)  # on purpose, with the reason
+    missing: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    unexpected: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    mismatched: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)  # found, expected
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def list_differences(self) -> list[str]:
+        """Return the differences, tensor by tensor."""
+        return [
+            *(f"{name} {list(shape)} is missing" for name, shape in self.missing.items()),
+            *(f"{name} {list(shape)} is unexpected" for name, shape in self.unexpected.items()),
+            *(f"{name} is {list(shape)}, expected {list(want)}" for name, (shape, want) in self.mismatched.items()),
+        ]
+
+
+def detect_format(shapes: Shapes, settings: Mapping[str, Any], assume: Mapping[str, Any]) -> Detection:
+    """Return the format that matches, or the closest one with its differences; raise if none is close."""
+    wrapper, inner = strip_wrappers(shapes)
+    given = {name: (value, "given") for name, value in assume.items()}
+    best: Detection | None = None
+    complaints: list[str] = []
+    for form in FORMATS:
+        for root in form.roots:
+            names = TensorNames(inner, root)
+            if not all(names.find(name) for name in form.required_keys):
+                continue
+            try:
+                facts = Assumptions(form.parse_settings(settings) | given)
+                config = form.read_config(names, facts)
+                table = form.build_table(config, root)
+            except ValueError as error:
+                complaints.append(f"it looks like {form.title}, but {error}")
+                continue
+            detection = match_tensors(form, root, wrapper, config, table, facts, inner)
+            if detection.is_complete:
+                return detection
+            if best is None or len(detection.list_differences()) < len(best.list_differences()):
+                best = detection
+    if best is not None:
+        return best
+    raise ValueError(complaints[0] if complaints else describe_unknown_format(inner))
+
+
+def match_tensors(
+    form: CheckpointFormat,
+    root: str,
+    wrapper: str,
+    config: ModelConfig,
+    table: KeyTable,
+    assumptions: Assumptions,
+    shapes: Shapes,
+) -> Detection:
+    """Match every tensor of the file with every tensor of the format."""
+    telling = " and ".join(root + name for name in form.required_keys[:2])
+    under = f", after {wrapper!r}" if wrapper else ""
+    return Detection(
+        format=form.name,
+        reason=f"{form.title}: it has {telling}{under}",
+        config=config,
+        table=add_root(table, wrapper),
+        root=wrapper + root,
+        assumptions=assumptions.used,
+        **account_tensors(compute_expected_shapes(table, config), shapes, find_ignored(table, shapes), wrapper),
+    )
+
+
+def account_tensors(
+    wanted: Shapes, shapes: Shapes, ignored: Mapping[str, str] | None = None, prefix: str = ""
+) -> dict[str, Any]:
+    """Return the fields of `Detection` that account for every tensor; `prefix` is added to the names."""
+    ignored, common = ignored or {}, [name for name in wanted if name in shapes]
+    return {
+        "loaded": tuple(prefix + name for name in common if tuple(shapes[name]) == wanted[name]),
+        "ignored": {prefix + name: reason for name, reason in ignored.items()},
+        "missing": {prefix + name: shape for name, shape in wanted.items() if name not in shapes},
+        "unexpected": {
+            prefix + name: tuple(shape) for name, shape in shapes.items() if name not in wanted and name not in ignored
+        },
+        "mismatched": {
+            prefix + name: (tuple(shapes[name]), wanted[name]) for name in common if tuple(shapes[name]) != wanted[name]
+        },
+    }
+
+
+def match_artifact(config: ModelConfig, shapes: Shapes) -> Detection:
+    """Match the tensors of an artifact, whose configuration is known."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in build_meta_state(config).items()}
+    table: KeyTable = [*(map_key(name, name) for name in wanted), IgnoredKeys("decoder.*", "MAE decoder")]
+    return Detection(
+        format="vitrail",
+        reason="vitrail's artifact: its header holds the configuration",
+        config=config,
+        table=table,
+        **account_tensors(wanted, shapes, find_ignored(table, shapes)),
+    )
+
+
+def strip_wrappers(shapes: Shapes) -> tuple[str, Shapes]:
+    """Return the prefix that training added to every name, and the shapes without it."""
+    wrapper = ""
+    while True:
+        more = next((w for w in WRAPPER_PREFIXES if shapes and all(name.startswith(w) for name in shapes)), None)
+        if more is None:
+            return wrapper, shapes
+        wrapper += more
+        shapes = {name[len(more) :]: shape for name, shape in shapes.items()}
+
+
+def describe_unknown_format(shapes: Shapes) -> str:
+    """Return an error text for an unknown format: the tensors, and the closest format."""
+    masked = {mask_numbers(name) for name in shapes}
+    examples = build_example_names()
+    scores = {form: sum(_has_name(masked, name) for name in names) / len(names) for form, names in examples.items()}
+    nearest = max(scores, key=lambda form: scores[form])
+    text = f"unknown format: {len(shapes)} tensors, among them {format_names(shapes, 4)}"
+    if not scores[nearest]:
+        return f"{text}. No name belongs to a Vision Transformer in a known format: {format_names(scores, 20)}"
+    names = examples[nearest]
+    lacking = sorted(name for name in names if not _has_name(masked, name))
+    strange = sorted(name for name in masked if not any(name.endswith(known) for known in names))
+    return (
+        f"{text}. The closest format is {nearest}, with {len(names) - len(lacking)} of its {len(names)} kinds of names; "
+        f"missing: {format_names(lacking, 6) or 'none'}; unknown: {format_names(strange, 6) or 'none'}"
+    )
+
+
+def mask_numbers(name: str) -> str:
+    """Return a name with its numbers replaced by #."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _has_name(names: set[str], wanted: str) -> bool:
+    return any(name == wanted or name.endswith((f".{wanted}", f"/{wanted}")) for name in names)
+
+
+@lru_cache(maxsize=1)
+def build_example_names() -> dict[str, set[str]]:
+    """Return the kinds of names of every format, from a small model of it."""
+    small: dict[str, Any] = {"patch": 16, "width": 64, "depth": 1, "heads": 1, "image_size": 32}
+    examples = {}
+    for form in FORMATS:
+        config = configure(**form.example) if "name" in form.example else configure(**{**small, **form.example})
+        mappings = select_mappings(form.build_table(config, ""))
+        examples[form.name] = {mask_numbers(name) for entry in mappings for name in entry.theirs}
+    return examples

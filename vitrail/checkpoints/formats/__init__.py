@@ -1,0 +1,1 @@
+"""Formats of other projects: one key table per format, used in both directions."""

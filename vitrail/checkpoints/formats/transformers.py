@@ -1,0 +1,415 @@
+"""Key tables and configuration files of Hugging Face transformers, as its `save_pretrained` writes them.
+
+ViT (also ViTMAE and ViTMSN, which are ViTs), DeiT with and without a teacher, DINOv2 with and without registers.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+from vitrail.checkpoints.architecture import (
+    GELUS,
+    Assumptions,
+    CheckpointFormat,
+    FormatMismatchError,
+    TensorNames,
+    get_patch_size,
+    list_commonly_unsupported,
+)
+from vitrail.checkpoints.keys import (
+    IgnoredKeys,
+    KeyMapping,
+    KeyTable,
+    check_complete,
+    concatenate,
+    map_key,
+    map_layer,
+    reshape,
+)
+from vitrail.data.preprocessing import IMAGENET_STATS, INCEPTION_STATS, Preprocessing
+from vitrail.models.base import ModelConfig, TokenConfig
+from vitrail.models.sizes import Size
+from vitrail.models.vit_config import ViTConfig
+from vitrail.nn.block import PreNorm
+from vitrail.nn.embed import Patches, Prefix
+from vitrail.nn.head import Linear, PreLogits
+from vitrail.nn.mlp import SwiGLU
+from vitrail.nn.pool import ClassAndMean, ClassToken
+from vitrail.nn.position import Learned1D
+
+Family = Literal["vit", "deit", "dinov2", "dinov2_with_registers"]
+FAMILIES: tuple[Family, ...] = ("vit", "deit", "dinov2", "dinov2_with_registers")
+
+
+def map_vit(config: TokenConfig, family: Family, root: str | None = None, layers: str | None = None) -> KeyTable:
+    """Return the table of `…ForImageClassification`, or of `…Model` for a configuration without classes.
+
+    `root` and `layers` are prefixes of the names of the body and of its layers, if they are not the usual ones.
+    """
+    if not isinstance(config.embed, Patches):
+        raise ValueError(f"transformers cannot express this model: {family} has no {type(config.embed).__name__}")
+    size, prefix = config.size, config.prefix
+    dino = family.startswith("dinov2")
+    if root is None:
+        root = f"{family}." if config.classes is not None else ""
+    layers = root if layers is None else layers
+    embeddings, width = f"{root}embeddings", size.width
+    shape = (width, config.channels, config.embed.patch, config.embed.patch)
+    table: KeyTable = [
+        map_key(
+            "embed.projection.weight", f"{embeddings}.patch_embeddings.projection.weight", reshape(shape, (width, -1))
+        ),
+        map_key("embed.projection.bias", f"{embeddings}.patch_embeddings.projection.bias"),
+        map_key("position.weight", f"{embeddings}.position_embeddings"),
+    ]
+    tokens = (f"{embeddings}.cls_token", f"{embeddings}.distillation_token")
+    if prefix.outputs == 2:
+        table.append(map_key("prefix.outputs", tokens, concatenate(1, [1, 1])))
+    elif prefix.outputs == 1:
+        table.append(map_key("prefix.outputs", tokens[0]))
+    if prefix.registers:  # without a teacher's head, the distillation token is read by no head
+        table.append(map_key("prefix.registers", tokens[1] if family == "deit" else f"{embeddings}.register_tokens"))
+    for layer in range(size.depth):
+        table += _map_layer(config, layer, layers, dino)
+    table += map_layer("pool.norm", f"{root}layernorm")
+    if isinstance(config.head, PreLogits) and config.classes is None:
+        table += map_layer("head.pre_logits", f"{root}pooler.dense")
+    if config.classes is not None:
+        if prefix.outputs == 2:
+            table += map_layer("head.label", "cls_classifier") + map_layer("head.teacher", "distillation_classifier")
+        else:
+            table += map_layer("head", "classifier")
+    if config.classes is not None:
+        table.append(IgnoredKeys(f"{root}pooler.*", "pooler, not used for classification"))
+    table.append(IgnoredKeys(f"{embeddings}.mask_token", "used in pre-training only"))
+    table.append(IgnoredKeys("decoder.*", "MAE decoder"))
+    return check_complete(f"transformers' {family}", table, config)
+
+
+def _map_layer(config: TokenConfig, layer: int, layers: str, dino: bool) -> list[KeyMapping]:
+    ours, theirs = f"blocks.{layer}", f"{layers}encoder.layer.{layer}"
+    inner = config.size.heads * config.shape.head_width
+    table: list[KeyMapping] = []
+    for part in ("weight", "bias") if config.block.qkv_bias else ("weight",):
+        names = tuple(f"{theirs}.attention.attention.{which}.{part}" for which in ("query", "key", "value"))
+        table.append(map_key(f"{ours}.msa.qkv.{part}", names, concatenate(0, [inner] * 3)))
+    table += map_layer(f"{ours}.msa.out", f"{theirs}.attention.output.dense")
+    if dino:
+        table += map_layer(f"{ours}.norm1", f"{theirs}.norm1") + map_layer(f"{ours}.norm2", f"{theirs}.norm2")
+        into, out = ("weights_in", "weights_out") if isinstance(config.block.mlp, SwiGLU) else ("fc1", "fc2")
+        table += map_layer(f"{ours}.mlp.fc1", f"{theirs}.mlp.{into}") + map_layer(
+            f"{ours}.mlp.fc2", f"{theirs}.mlp.{out}"
+        )
+        table.append(map_key(f"{ours}.branch1.scale.weight", f"{theirs}.layer_scale1.lambda1"))
+        table.append(map_key(f"{ours}.branch2.scale.weight", f"{theirs}.layer_scale2.lambda1"))
+    else:
+        table += map_layer(f"{ours}.norm1", f"{theirs}.layernorm_before")
+        table += map_layer(f"{ours}.norm2", f"{theirs}.layernorm_after")
+        table += map_layer(f"{ours}.mlp.fc1", f"{theirs}.intermediate.dense")
+        table += map_layer(f"{ours}.mlp.fc2", f"{theirs}.output.dense")
+    return table
+
+
+# --- detection ---
+
+
+def read_config(names: TensorNames, facts: Assumptions, family: Family, layers: str | None = None) -> ViTConfig:
+    """Return the configuration of one of these families."""
+    dino, outside = family.startswith("dinov2"), TensorNames(names.shapes)
+    inside = names if layers is None else TensorNames(names.shapes, layers)
+    width, channels, _, _ = projection = names.shape("embeddings.patch_embeddings.projection.weight", 4)
+    patch = get_patch_size(projection, "the patch projection")
+    gated = dino and inside.find("encoder.layer.*.mlp.weights_in.*") is not None
+    if dino:
+        mlp = inside.layer_shape(f"encoder.layer.*.mlp.{'weights_out' if gated else 'fc2'}.weight", 2)[1]
+    else:
+        mlp = inside.layer_shape("encoder.layer.*.intermediate.dense.weight", 2)[0]
+    teacher, distilled = (
+        outside.find("distillation_classifier.*") is not None,
+        "embeddings.distillation_token" in names,
+    )
+    registers = names.shape("embeddings.register_tokens", 3)[1] if "embeddings.register_tokens" in names else 0
+    prefix = Prefix(2) if teacher else Prefix(1, registers=1 if distilled else registers)
+    covered = 2 if distilled else 1
+    h, w = facts.resolve_grid(names.shape("embeddings.position_embeddings", 3)[1] - covered, patch)
+    classifier = "cls_classifier" if teacher else "classifier"
+    classes = outside.output_dim(classifier)
+    features = width if classes is None else outside.shape(f"{classifier}.weight", 2)[1]
+    pooler = classes is None and "pooler.dense.weight" in names
+    hidden = names.shape("pooler.dense.weight", 2)[0] if pooler else width
+    eps = 1e-6 if dino else 1e-12
+    return ViTConfig(
+        size=Size(inside.count_layers("encoder.layer.{}."), width, mlp, facts.resolve_heads(width, "transformers")),
+        embed=Patches(patch),
+        position=Learned1D(prefix="all" if distilled and not teacher else "outputs"),
+        prefix=prefix,
+        block=PreNorm(
+            mlp=SwiGLU() if gated else facts.resolve_gelu("exact", "transformers' default"),
+            layer_scale=1.0 if dino else None,
+            qkv_bias=inside.find("encoder.layer.*.attention.attention.*.bias") is not None,
+        ),
+        pool=ClassAndMean() if features == 2 * width else ClassToken(),
+        head=PreLogits(None if hidden == width else hidden) if pooler else Linear(),
+        classes=classes,
+        image_size=(h * patch, w * patch),
+        channels=channels,
+        eps=facts.resolve("eps", eps, f"transformers' default for {family}"),
+        init="deit" if teacher else "vit",
+    )
+
+
+def parse_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Return the facts of config.json that tensors do not determine."""
+    config = settings.get("config.json")
+    if not isinstance(config, dict) or "hidden_size" not in config:
+        return {}
+    acts = {
+        "gelu_pytorch_tanh": "tanh",
+        "gelu_new": "tanh",
+        "gelu_fast": "tanh",
+        "gelu": "exact",
+        "quick_gelu": "quick",
+    }
+    facts: dict[str, Any] = {}
+    if config.get("pooler_act", "tanh") != "tanh":
+        raise FormatMismatchError(
+            f"unsupported pooler_act {config['pooler_act']!r} in config.json: only tanh is supported"
+        )
+    if type(config.get("num_attention_heads")) is int:
+        facts["heads"] = config["num_attention_heads"]
+    if isinstance(config.get("layer_norm_eps"), float):
+        facts["eps"] = config["layer_norm_eps"]
+    if isinstance(config.get("hidden_act"), str) and not config.get("use_swiglu_ffn"):
+        facts["gelu"] = acts.get(config["hidden_act"], config["hidden_act"])
+    size = config.get("image_size")
+    if isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size):
+        facts["size"] = (size[0], size[1])
+    return {name: (value, "config.json") for name, value in facts.items()}
+
+
+def parse_labels(settings: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the class names in order, unless they are transformers' placeholders."""
+    config = settings.get("config.json")
+    names = config.get("id2label") if isinstance(config, dict) else None
+    if not isinstance(names, dict) or not all(str(i) in names for i in range(len(names))):
+        return None
+    labels = tuple(str(names[str(i)]) for i in range(len(names)))
+    return None if labels == tuple(f"LABEL_{i}" for i in range(len(labels))) else labels
+
+
+RESAMPLE_NAMES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+
+
+def parse_preprocessing(settings: Mapping[str, Any], size: tuple[int, int]) -> Preprocessing | None:
+    """Return the pipeline of preprocessor_config.json."""
+    config = settings.get("preprocessor_config.json")
+    if not isinstance(config, dict):
+        return None
+    try:
+        mean, std = (tuple(map(float, config[name])) for name in ("image_mean", "image_std"))
+        if config.get("do_normalize") is False:
+            mean, std = (0.0,) * len(mean), (1.0,) * len(std)
+        default_size = {"height": size[0], "width": size[1]}
+        resize, fit = _parse_size(config.get("size", default_size), _resizes_shorter_side(config))
+        if config.get("do_resize") is False:
+            raise ValueError("it does not resize, and the model takes one size")
+        crops = config.get("do_center_crop") and "crop_size" in config
+        crop = _parse_size(config["crop_size"], False)[0] if crops else None
+        if crop is None and fit == "cover":
+            raise ValueError("it keeps the aspect ratio and does not crop, and the model takes one size")
+        scale = float(config.get("rescale_factor", 1 / 255))
+        if config.get("do_rescale") is False or not abs(scale * 255 - 1) <= 1e-6:
+            raise ValueError(f"it does not divide by 255 (do_rescale, rescale_factor {scale})")
+        filter = RESAMPLE_NAMES[int(config.get("resample", 2))]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"unsupported preprocessor_config.json: {error}") from None
+    engine = "torch" if filter in ("nearest", "bilinear", "bicubic") else "pillow"
+    return Preprocessing(crop or resize, resize, fit, filter, engine=engine, centre="down", mean=mean, std=std)  # type: ignore[arg-type]
+
+
+def _resizes_shorter_side(config: Mapping[str, Any]) -> bool:
+    """Return whether this kind of processor takes one number for the smaller side."""
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    return kind.startswith(("Bit", "CLIP"))
+
+
+def _parse_size(size: Any, covers: bool) -> tuple[tuple[int, int], Literal["cover", "squash"]]:
+    if isinstance(size, int):
+        return (size, size), "cover" if covers else "squash"
+    if "shortest_edge" in size:
+        edge = int(size["shortest_edge"])
+        return (edge, edge), "cover"
+    return (int(size["height"]), int(size["width"])), "squash"
+
+
+def default_preprocessing(config: ModelConfig, name: str, family: Family) -> tuple[Preprocessing, str]:
+    """Return the default of the family's image processor."""
+    size = config.image_size
+    why = f"the default of transformers' {family} processor"
+    if family == "vit":
+        return Preprocessing(size, size, "squash", "bilinear", engine="torch", centre="down", **INCEPTION_STATS), why
+    fit: Any = "squash" if family == "deit" else "cover"
+    pipeline = Preprocessing(size, size, fit, "bicubic", engine="torch", centre="down", **IMAGENET_STATS)
+    return pipeline.with_resize_factor(256 / 224), why
+
+
+def _build_table(config: ModelConfig, root: str, family: Family, layers: str | None = None) -> KeyTable:
+    assert isinstance(config, ViTConfig)
+    return map_vit(config, family, root, layers)
+
+
+def _make_format(family: Family, body: str, layers: str | None = None, name: str | None = None) -> CheckpointFormat:
+    start = "embeddings.patch_embeddings.projection.weight"
+    roots = (f"{family}.", "") if layers is None else ("vit.",)
+    return CheckpointFormat(
+        name or f"transformers {family}",
+        f"transformers' {family}",
+        (start, *((f"encoder.layer.*.{body}",) if layers is None else ()), *REQUIRED_KEYS[family]),
+        partial(read_config, family=family, layers=layers),
+        partial(_build_table, family=family, layers=layers),
+        partial(default_preprocessing, family=family),
+        roots,
+        parse_settings,
+        EXAMPLES[family],
+    )
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "vit": {},
+    "deit": {"prefix": "class+distillation"},
+    "dinov2": {"layer_scale": 1.0, "pool": "class+mean"},
+    "dinov2_with_registers": {"layer_scale": 1.0, "pool": "class+mean", "registers": 4},
+}
+REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
+    "vit": (),
+    "deit": ("embeddings.distillation_token",),
+    "dinov2": (),
+    "dinov2_with_registers": ("embeddings.register_tokens",),
+}
+FORMATS = (
+    _make_format("dinov2_with_registers", "layer_scale1.lambda1"),
+    _make_format("dinov2", "layer_scale1.lambda1"),
+    _make_format("deit", "layernorm_before.weight"),
+    _make_format("vit", "layernorm_before.weight"),
+    _make_format(
+        "vit", "layernorm_before.weight", layers="", name="transformers vit_msn"
+    ),  # as version 5 writes ViTMSN
+)
+
+
+# --- writing ---
+
+
+def choose_family(config: TokenConfig) -> Family:
+    """Return the family that a model would belong to."""
+    if config.block.layer_scale is not None:
+        return "dinov2_with_registers" if config.prefix.registers else "dinov2"
+    return "deit" if config.prefix.outputs == 2 or config.prefix.registers else "vit"
+
+
+def list_unsupported(config: TokenConfig) -> list[str]:
+    """Return why no family can express a model, apart from its tensor names."""
+    family = choose_family(config)
+    dino, mlp, swiglu_width = family.startswith("dinov2"), config.size.mlp, compute_swiglu_width(config.size.width)
+    pooled = ClassAndMean if dino and config.classes is not None else ClassToken
+    reasons = list_commonly_unsupported(config)
+    if not isinstance(config.pool, pooled):
+        reasons.append(f"{family} pools by {'class token and mean' if pooled is ClassAndMean else 'class token'}")
+    if config.prefix.outputs == 2 and config.classes is None:
+        reasons.append("its distilled models have their two heads")
+    if family == "deit" and (config.prefix.registers > 1 or config.prefix.count != 2):
+        reasons.append("only DINOv2 has registers, and it has LayerScale")
+    if config.classes is not None and not isinstance(config.head, Linear):
+        reasons.append(f"{family}'s classifier is one linear layer")
+    if config.classes is None and family in ("vit", "deit") and not isinstance(config.head, PreLogits | Linear):
+        reasons.append(f"{family} has no projection")
+    if isinstance(config.embed, Patches) and not config.embed.bias:
+        reasons.append("its patches have a bias")
+    if isinstance(config.block.mlp, SwiGLU) and (not dino or mlp != swiglu_width):
+        reasons.append(f"its SwiGLU has the width {swiglu_width}")
+    if dino and not isinstance(config.block.mlp, SwiGLU) and mlp % config.size.width:
+        reasons.append("DINOv2's MLP width is a multiple of the width")
+    return reasons
+
+
+def compute_swiglu_width(width: int) -> int:
+    """Return DINOv2's SwiGLU width: two thirds of four times the width, rounded up to a multiple of eight."""
+    return (int(4 * width * 2 / 3) + 7) // 8 * 8
+
+
+def build_settings(
+    config: TokenConfig, class_names: tuple[str, ...] | None, pipeline: Preprocessing | None, dtype: str
+) -> dict[str, dict[str, Any]]:
+    """Return config.json, and preprocessor_config.json if the pipeline is known."""
+    family, size = choose_family(config), config.size
+    camel = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[family]
+    body = "Model" if config.classes is None else "ForImageClassification"
+    teacher = "WithTeacher" if config.prefix.outputs == 2 else ""
+    activation = next((name for name, slot in GELUS.items() if slot == config.block.mlp), "exact")
+    assert isinstance(config.embed, Patches)
+    settings: dict[str, Any] = {
+        "architectures": [f"{camel}{body}{teacher}"],
+        "model_type": family,
+        "hidden_size": size.width,
+        "num_hidden_layers": size.depth,
+        "num_attention_heads": size.heads,
+        "hidden_act": {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[activation],
+        "layer_norm_eps": config.eps,
+        "image_size": config.image_size[0] if config.image_size[0] == config.image_size[1] else list(config.image_size),
+        "patch_size": config.embed.patch,
+        "num_channels": config.channels,
+        "qkv_bias": config.block.qkv_bias,
+        "dtype": dtype,
+    }
+    if family.startswith("dinov2"):
+        gated = isinstance(config.block.mlp, SwiGLU)
+        settings |= {"mlp_ratio": 4 if gated else size.mlp // size.width, "use_swiglu_ffn": gated}
+        if config.prefix.registers:
+            settings["num_register_tokens"] = config.prefix.registers
+    else:
+        settings["intermediate_size"] = size.mlp
+        if isinstance(config.head, PreLogits):
+            settings |= {"pooler_output_size": config.head.hidden or size.width, "pooler_act": "tanh"}
+    if config.classes is not None:
+        labels = class_names or tuple(f"LABEL_{i}" for i in range(config.classes))
+        settings |= {
+            "id2label": {str(i): name for i, name in enumerate(labels)},
+            "label2id": {name: i for i, name in enumerate(labels)},
+        }
+    files = {"config.json": settings}
+    if pipeline is not None:
+        files["preprocessor_config.json"] = build_processor_config(pipeline)
+    return files
+
+
+def list_unused_tensors(config: TokenConfig) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that a family's code requires and our models lack; only pre-training uses them."""
+    if config.block.layer_scale is None:
+        return {}
+    root = "" if config.classes is None else f"{choose_family(config)}."
+    return {f"{root}embeddings.mask_token": (1, config.size.width)}
+
+
+def build_processor_config(pipeline: Preprocessing) -> dict[str, Any]:
+    """Return preprocessor_config.json for a pipeline, with a processor that crops as it does."""
+    numbers = {name: number for number, name in RESAMPLE_NAMES.items()}
+    crop = pipeline.size != pipeline.resize or pipeline.fit == "cover"
+    if pipeline.fit == "cover" and pipeline.resize[0] != pipeline.resize[1]:
+        raise ValueError("transformers cannot express this preprocessing: it resizes to squares only if it crops")
+    height, width = pipeline.resize
+    settings: dict[str, Any] = {
+        "image_processor_type": "BitImageProcessor" if crop else "ViTImageProcessor",
+        "do_convert_rgb": pipeline.channels == 3,
+        "do_resize": True,
+        "size": {"shortest_edge": height} if pipeline.fit == "cover" else {"height": height, "width": width},
+        "resample": numbers[pipeline.interpolation],
+        "do_center_crop": crop,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(pipeline.mean),
+        "image_std": list(pipeline.std),
+    }
+    if crop:
+        settings["crop_size"] = {"height": pipeline.size[0], "width": pipeline.size[1]}
+    return settings

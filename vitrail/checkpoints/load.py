@@ -1,0 +1,278 @@
+"""`vitrail.load` and `vitrail.save`, and the weights file, name and checksum of a trained model."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitrail.checkpoints.adapter import read_adapter
+from vitrail.checkpoints.artifact import MAX_CONFIG_VALUE, CheckpointContract, save_artifact
+from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, is_finite, no_progress, open_and_detect
+from vitrail.checkpoints.hub import download_weights
+from vitrail.checkpoints.io.open import FILES_BY_SAFETY
+from vitrail.checkpoints.io.source import read_json
+from vitrail.checkpoints.keys import build_meta_state, format_names
+from vitrail.data.preprocessing import PIL_MODES, Preprocessing
+from vitrail.models.adapt import with_channels, with_classes, with_size
+from vitrail.models.base import Model, ModelConfig, image_sides
+from vitrail.models.registry import lay_out
+
+KEEP: Any = object()  # leave unchanged, where None means none
+MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    device: str | torch.device = "cpu",
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    allow_missing: Iterable[str] = (),
+    classes: int | None = KEEP,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    revision: str | None = None,
+    adapter: str | Path | None = None,
+    mmap: bool = True,
+    progress: ByteProgress = no_progress,
+) -> Model:
+    """Load a complete model from a checkpoint of any known format, in evaluation mode.
+
+    `path` is a file, a directory, or `hf://owner/name` on the Hugging Face Hub (at a `revision`). `model.labels` and
+    `model.preprocessing` are loaded with it. Weights are converted to `dtype`; None keeps the stored one. `assume` gives
+    facts that tensors do not determine (`{"heads": 6}`), `take` selects one of several models in a file, and `classes`,
+    `image_size`, `channels` adapt the model. `adapter` is a PEFT directory whose low-rank additions (LoRA) are merged.
+    `mmap` leaves the weights in the pages of a safetensors file, copied on write: fast, and suitable for training, but a
+    program that overwrites that file in place (vitrail never does) would change the model.
+    """
+    with open_and_detect(resolve_path(path, revision), assume, take) as checkpoint, ThreadPoolExecutor(1) as other:
+        contract = checkpoint.contract
+        body = other.submit(build_meta_model, contract.config)  # built while the values are read
+        state = checkpoint.read_state(allow_missing, progress, mmap)
+        if adapter is not None:
+            contract, state = merge_adapter(contract, state, adapter)
+        contract, state = adapt_state(contract, state, classes, image_size, channels)
+        unchanged = contract.config == checkpoint.contract.config
+        body = body.result() if unchanged else build_meta_model(contract.config)
+        model = fill_model(body, contract, state, dtype, device)
+    if checkpoint.random_tensors:
+        model.card = {**model.card, "random": checkpoint.random_tensors}
+    return model
+
+
+def resolve_path(path: str | Path, revision: str | None = None) -> Path:
+    """Return the local path of a file, a directory or `hf://owner/name`."""
+    if isinstance(path, str) and path.startswith("hf://"):
+        return download_weights(path, revision)
+    if revision is not None:
+        raise ValueError(f"revision needs hf://owner/name, and {path} is a local path")
+    return Path(path)
+
+
+def assemble_model(
+    contract: CheckpointContract,
+    state: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    device: str | torch.device = "cpu",
+) -> Model:
+    """Return the model of a contract with these tensors as its parameters."""
+    return fill_model(build_meta_model(contract.config), contract, state, dtype, device)
+
+
+def build_meta_model(config: ModelConfig) -> Model:
+    """Return a model on the meta device without initialising its weights."""
+    with torch.device("meta"), SkipInit():
+        return lay_out(config)
+
+
+class SkipInit(TorchFunctionMode):
+    """A mode that skips `torch.nn.init`, which would take most of the time of building a model."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def fill_model(
+    model: Model,
+    contract: CheckpointContract,
+    state: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    device: str | torch.device = "cpu",
+) -> Model:
+    """Fill a meta model with these tensors as its parameters and buffers; the names must match exactly."""
+    tensors = {name: _convert_tensor(tensor, dtype, device) for name, tensor in state.items()}
+    stored = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    for prefix, module in model.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for name, old in module.named_parameters(recurse=False):
+            new = tensors.pop(start + name)
+            assert new.shape == old.shape, start + name
+            module.register_parameter(name, nn.Parameter(new, requires_grad=old.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            if start + name in tensors:
+                module.register_buffer(name, tensors.pop(start + name))
+            else:  # not stored: an empty buffer that holds the device and the precision
+                module.register_buffer(name, torch.empty(buffer.shape, dtype=stored, device=device), persistent=False)
+    assert not tensors, f"{len(tensors)} tensors are not in the model"
+    model.labels, model.preprocessing, model.card = contract.labels, contract.preprocessing, dict(contract.card)
+    return model.eval()
+
+
+def _convert_tensor(tensor: Tensor, dtype: torch.dtype | None, device: str | torch.device) -> Tensor:
+    if dtype is None or not tensor.is_floating_point() or tensor.dtype == dtype:
+        return tensor.to(device)
+    converted = tensor.to(device=device, dtype=dtype)
+    if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max and not is_finite(converted):
+        raise ValueError(f"values are too large for {dtype}: keep the stored precision with dtype=None")
+    return converted
+
+
+def adapt_state(
+    contract: CheckpointContract,
+    state: dict[str, Tensor],
+    classes: int | None = KEEP,
+    image_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+) -> tuple[CheckpointContract, dict[str, Tensor]]:
+    """Return a contract and its tensors for other classes, another image size or other channels."""
+    config, labels, pipeline = contract.config, contract.labels, contract.preprocessing
+    for name, number in (("classes", classes), ("image size", image_size), ("channels", channels)):
+        if number is not KEEP and number is not None and max(image_sides(number)) > MAX_CONFIG_VALUE:
+            raise ValueError(f"{name} must be at most {MAX_CONFIG_VALUE:,}, got {number}")
+    if classes is not KEEP and classes != config.classes:
+        config, state = with_classes(config, state, classes)
+        labels = None
+    if image_size is not None and image_sides(image_size) != config.image_size:
+        config, state = with_size(config, state, image_sides(image_size))
+        pipeline = None if pipeline is None else pipeline.with_size(config.image_size)
+    if channels is not None and channels != config.channels:
+        config, state = with_channels(config, state, channels)
+        pipeline = None if pipeline is None else pipeline.with_channels(channels)
+    return replace(contract, config=config, labels=labels, preprocessing=pipeline), state
+
+
+def merge_adapter(
+    contract: CheckpointContract, state: dict[str, Tensor], directory: str | Path
+) -> tuple[CheckpointContract, dict[str, Tensor]]:
+    """Return a contract and its tensors with PEFT's low-rank additions merged, and the adapter's head if it has one."""
+    adapter = read_adapter(directory, contract.config)
+    size = contract.config.image_size if adapter.preprocessing is None else adapter.preprocessing.size
+    classes = contract.config.classes if adapter.classes is None else adapter.classes
+    contract, state = adapt_state(contract, state, classes, size)
+    state = dict(state)
+    for name, tensor in adapter.head.items():
+        if name not in state or state[name].shape != tensor.shape:
+            raise ValueError(f"{directory} has a head of another shape than the model: {name} {list(tensor.shape)}")
+        state[name] = tensor.to(state[name].dtype)
+    for name, difference in adapter.deltas.items():
+        state[name] = (state[name].double() + difference).to(state[name].dtype)
+    for name in (*adapter.head, *adapter.deltas):
+        if not torch.isfinite(state[name].double()).all():
+            raise ValueError(f"{directory} makes {name} too large for {state[name].dtype}: check its lora_alpha")
+    if adapter.labels is not None and len(adapter.labels) != contract.config.classes:
+        raise ValueError(f"{directory} has {len(adapter.labels)} labels for {contract.config.classes} classes")
+    labels = adapter.labels if adapter.head else contract.labels  # a new head has other classes
+    pipeline = adapter.preprocessing or contract.preprocessing
+    return replace(contract, labels=labels, preprocessing=pipeline), state
+
+
+def save(
+    model: Model,
+    path: str | Path,
+    *,
+    labels: Iterable[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    **card: Any,
+) -> None:
+    """Save a model as one file, `model.safetensors`, with labels, preprocessing and card, atomically.
+
+    Labels and preprocessing default to the model's. `card` takes other facts as JSON values: `recipe`, `metrics`,
+    `provenance`, `licence`.
+    """
+    names = model.labels if labels is None else tuple(labels)
+    if names is not None and len(names) != model.config.classes:
+        raise ValueError(f"{len(names)} labels for a model of {model.config.classes} classes")
+    pipeline = model.preprocessing if preprocessing is None else preprocessing
+    if pipeline is not None and not isinstance(pipeline, Preprocessing):
+        raise ValueError(f"preprocessing must be a vitrail Preprocessing, got {type(pipeline).__name__}")
+    if pipeline is not None and pipeline.channels != model.config.channels:
+        raise ValueError(f"preprocessing gives {pipeline.channels} channels, the model takes {model.config.channels}")
+    contract = CheckpointContract(model.config, names, pipeline, {**model.card, **card})
+    state = model.state_dict()
+    check_state(state, contract)
+    save_artifact(Path(path), state, contract)
+
+
+def check_state(state: Mapping[str, Tensor], contract: CheckpointContract) -> None:
+    """Raise unless the tensors are those of the configuration and finite, so that a saved file can be loaded."""
+    wanted = build_meta_state(contract.config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    differ = [
+        name for name in {*wanted, *shapes} if name not in wanted or shapes.get(name) != tuple(wanted[name].shape)
+    ]
+    if differ:
+        raise ValueError(f"not saved: the tensors differ from the configuration in {format_names(sorted(differ))}")
+    if bad := [name for name, tensor in state.items() if not is_finite(tensor)]:
+        raise ValueError(f"not saved: values that are not finite in {format_names(bad)}")
+
+
+def inspect_checkpoint(
+    path: str | Path, assume: Mapping[str, Any] | None = None, take: str | None = None
+) -> Checkpoint:
+    """Open a checkpoint and detect its format without reading the tensors. Close it, or use it in a `with`."""
+    return open_and_detect(resolve_path(path), assume, take)
+
+
+def find_weights(source: str | Path) -> Path:
+    """Return the local path of the weights; of a run directory, its model."""
+    path = resolve_path(source)
+    if not (path / "run.json").is_file():
+        return path
+    if (path / MODEL_FILE).is_file():
+        return path / MODEL_FILE
+    best = f", or use {path / BEST_FILE}, its best so far" if (path / BEST_FILE).is_file() else ""
+    raise ValueError(f"{source} is an unfinished run: vitrail train --resume {source}{best}")
+
+
+def require_preprocessing(source: str | Path, model: Model) -> Preprocessing:
+    """Return the preprocessing of a model; raise if it has none, or if images do not have its channels."""
+    pipeline = model.preprocessing
+    if not isinstance(pipeline, Preprocessing):
+        raise ValueError(f"{source} has no preprocessing: save it again with vitrail.save(…, preprocessing=…)")
+    if pipeline.channels not in PIL_MODES:
+        raise ValueError(
+            f"{source} takes {pipeline.channels} channels, images have 1, 3 or 4: use vitrail.load and pass it tensors"
+        )
+    return pipeline
+
+
+def derive_model_name(source: str, path: Path) -> str:
+    """Return a name for a model: its file's, or its directory's if the file has a standard name."""
+    if source.startswith("hf://"):
+        return source.removeprefix("hf://")
+    path = path.resolve()
+    return path.parent.name if path.name in FILES_BY_SAFETY else path.name if path.is_dir() else path.stem
+
+
+def compute_checksum(path: Path) -> str:
+    """Return the SHA-256 of the weights' bytes: of the file, or of its shards in order."""
+    if path.is_dir():
+        path = next(path / name for name in FILES_BY_SAFETY if (path / name).is_file())
+    files = [path]
+    if path.name.endswith(".index.json"):
+        files = [path.parent / name for name in sorted(set(read_json(path)["weight_map"].values()))]
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while part := stream.read(2**22):
+                digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,104 @@
+"""Load the images that an exported file is verified and calibrated on."""
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from vitrail.cli.export import MAX_GENERATED_IMAGES
+from vitrail.data.dataset import Images
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.export.comparison import VerificationImages, generate_images
+from vitrail.deploy.predict.inputs import collect_inputs, load_pixels, sample_evenly
+from vitrail.deploy.runtimes.base import DeployedModel
+from vitrail.evaluation.class_mapping import match_classes, read_class_map
+from vitrail.evaluation.selection import EvaluationData, select_images
+from vitrail.inference import run_batches
+from vitrail.utils.progress import ProgressCallback
+
+
+def load_verification_images(
+    options: argparse.Namespace, deployed: DeployedModel, progress: ProgressCallback
+) -> tuple[VerificationImages, list[str], set[str]]:
+    """Return the images of --verify with targets as output indices, or generated images; notes; and their names."""
+    pipeline = deployed.contract.preprocessing
+    if options.verify is None:
+        note = "no --verify: generated images test numerical equality, not accuracy"
+        pixels = generate_images(pipeline, min(MAX_GENERATED_IMAGES, options.limit))
+        return VerificationImages(pixels, "generated"), [note], set()
+    try:
+        selection = select_images(
+            EvaluationData(options.verify, options.split, limit=options.limit, label_from=options.label_from),
+            progress=progress,
+        )
+    except ValueError as error:
+        if options.split is not None or options.map is not None or options.label_from is not None:
+            raise
+        return load_unlabelled_images(options, pipeline, error, progress)
+    pixels, read = load_dataset_pixels(selection.images, pipeline, progress)
+    images, notes = selection.images.select(read), list(selection.notes)
+    targets = None
+    try:
+        targets = match_targets(options, deployed, images)
+    except ValueError as error:
+        if options.map is not None:
+            raise
+        notes.append(f"{options.verify} is compared without labels: {error}")
+    return VerificationImages(pixels, f"{options.verify}, {selection.split_label}", targets), notes, image_names(images)
+
+
+def load_unlabelled_images(
+    options: argparse.Namespace, pipeline: Preprocessing, error: ValueError, progress: ProgressCallback
+) -> tuple[VerificationImages, list[str], set[str]]:
+    """Return images without labels; `error` is the reason why no labels were found."""
+    try:
+        inputs = collect_inputs([options.verify], progress)
+    except (ValueError, OSError):  # not only the labels are missing
+        raise error from None
+    pixels, read = load_pixels(inputs, sample_evenly(inputs, options.limit), pipeline, progress)
+    notes = [f"{options.verify} is compared without labels, accuracy is not measured: {error}", *inputs.notes]
+    return VerificationImages(pixels, f"{options.verify}, unlabelled"), notes, {inputs.name(index) for index in read}
+
+
+def match_targets(options: argparse.Namespace, deployed: DeployedModel, images: Images) -> np.ndarray | None:
+    """Return the targets as output indices of the model, or None for a model without classes."""
+    assert deployed.model is not None
+    outputs, labels = deployed.model.config.classes, deployed.model.labels
+    if outputs is None:
+        return None
+    class_map: Any = options.map
+    if class_map is not None and class_map != "index":
+        class_map = read_class_map(class_map, labels, outputs)
+    return match_classes(images, labels, outputs, class_map).map_targets(images)
+
+
+def load_calibration_images(
+    options: argparse.Namespace, deployed: DeployedModel, verification_names: set[str], progress: ProgressCallback
+) -> tuple[np.ndarray, list[str]]:
+    """Return the images for the calibration of int8: others than those it is verified on, where there are enough."""
+    pipeline, count = deployed.contract.preprocessing, options.calibration
+    data = options.calibrate or options.verify
+    if data is None:
+        note = "int8 is calibrated on generated images, which differ from yours: give --calibrate DATA"
+        return generate_images(pipeline, count, seed=1), [note]
+    inputs = collect_inputs([data], progress)  # labels are not needed
+    pixels, read = load_pixels(inputs, sample_evenly(inputs, count, verification_names), pipeline, progress)
+    overlap = sum(inputs.name(index) in verification_names for index in read)
+    note = f"{overlap:,} images are used for both calibration and verification of int8: give --calibrate DATA"
+    return pixels, [note] if overlap else []
+
+
+def image_names(images: Images) -> set[str]:
+    return {images.name(index) for index in range(len(images))}
+
+
+def load_dataset_pixels(
+    images: Images, pipeline: Preprocessing, progress: ProgressCallback
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pixels of the readable images, uint8 [n, C, H, W], and their indices."""
+    batches = [
+        *run_batches(np.copy, images, pipeline, {}, batch_size=16, workers=0, progress=progress, stage="preparing")
+    ]
+    if not batches:
+        raise ValueError(f"none of the {len(images):,} images can be read")
+    return np.concatenate([batch.outputs for batch in batches]), np.concatenate([batch.indices for batch in batches])

@@ -1,0 +1,176 @@
+"""Terminal output of `vitrail evaluate`: metrics, weakest classes, confident mistakes, skipped files, probes."""
+
+from typing import TYPE_CHECKING, Any
+
+from vitrail.reports.html import clean_text
+from vitrail.reports.summary import METRIC_LABELS, MULTILABEL_TOP1_LABEL, format_metric_interval, get_interval
+from vitrail.utils.text import (
+    format_count,
+    format_image_count,
+    format_interval,
+    format_number,
+    format_percent,
+    format_table,
+    is_number,
+)
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.evaluate import EvaluationResult
+    from vitrail.evaluation.probes import ProbeReport
+    from vitrail.evaluation.result import ModelEvaluation
+
+MAX_CLASSES = MAX_MISTAKES = MAX_SKIPPED = 5  # lines shown
+MAX_NAME_WIDTH = 36  # of a class name
+
+
+def format_probes(report: "ProbeReport") -> list[str]:
+    """Return a heading, the table of the probes and the unreadable images."""
+    origin = "from the cache" if report.cached else f"computed in {report.seconds:,.1f} s"
+    lines = [
+        f"{report.model} on {report.data}: {report.classes} classes, {report.train:,} training images, "
+        f"evaluated on {report.images:,} {report.split} images",
+        f"features of {report.width:,} values, {origin}",
+    ]
+    lines += [f"  {note}" for note in report.notes]
+    metric = "Top-1 accuracy" if report.measure == "top1" else "mAP"
+    rows = [("probe", "", metric, "95 % interval", "seconds")]
+    for row in report.results:
+        bounds = "–".join(f"{100 * bound:.1f}" for bound in row.interval or ())
+        interval = " ".join(part for part in (bounds, row.spread) if part)
+        rows.append((row.probe, row.description, f"{100 * row.score:.2f} %", interval, f"{row.seconds:.1f}"))
+    lines += format_table(rows, right=(2, 4))
+    for row in report.results:
+        lines += [f"{row.probe}: {note}" for note in row.notes]
+    if report.unreadable:
+        unreadable = list(report.unreadable.items())
+        lines.append(f"{len(unreadable):,} images could not be read and are left out:")
+        lines += [f"  {path}: {reason}" for path, reason in unreadable[:MAX_SKIPPED]]
+        if len(unreadable) > MAX_SKIPPED:
+            lines.append(f"  and {len(unreadable) - MAX_SKIPPED:,} more; --json lists them all")
+    return lines
+
+
+def format_evaluation(result: "EvaluationResult") -> str:
+    """Return the complete output."""
+    first = result.evaluations[0]
+    blocks = [
+        format_header(result),
+        format_metrics(result),
+        format_weakest_classes(first),
+        format_confident_mistakes(first),
+        format_skipped(first),
+        format_speeds(result),
+    ]
+    if result.pairs:
+        blocks.insert(2, result.verdicts + ([result.caution] if result.caution else []))
+    return "\n\n".join("\n".join(block) for block in blocks if block).replace("\u00a0", " ")
+
+
+def format_header(result: "EvaluationResult") -> list[str]:
+    """Return the models, the data and the notes on both."""
+    first = result.evaluations[0]
+    selection, matching = first.selection, first.matching
+    split = "all" if selection.split == "all" else f"the {selection.split} split"
+    lines = [f"{' and '.join(map(clean_text, result.names))} on {clean_text(selection.where)}, {split}: "]
+    lines[0] += format_image_count(first.measures["images"])
+    for name, evaluation in zip(result.names, result.evaluations, strict=True):
+        present, outputs = len(evaluation.matching.present), len(evaluation.matching.labels)
+        prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
+        if present < outputs:
+            scope = "predictions restricted to these" if first.only_present else "predictions over all"
+            lines.append(f"  {prefix}{present:,} of {outputs:,} classes present; {scope}")
+        lines += [f"  {prefix}{clean_text(note)}" for note in evaluation.loaded.notes]
+    lines += [f"  classes matched {clean_text(matching.method)}"] if matching.method != "by name" else []
+    return lines + [f"  {clean_text(note)}" for note in selection.notes]
+
+
+def format_metrics(result: "EvaluationResult") -> list[str]:
+    """Return a table with two columns per model: the metric and its interval."""
+    measures = [evaluation.measures for evaluation in result.evaluations]
+    names = [clean_text(name) for name in result.names] if len(measures) > 1 else [""]
+    rows = [["", *(cell for name in names for cell in (name, "95 %"))]]
+    for key, (label, share) in METRIC_LABELS.items():
+        if any(is_number(measured.get(key)) for measured in measures):
+            pairs = [
+                (format_metric(measured.get(key), share), format_metric_interval(get_interval(measured, key), share))
+                for measured in measures
+            ]
+            cells = [cell for pair in pairs for cell in pair]
+            label = MULTILABEL_TOP1_LABEL if key == "top1" and "map" in measures[0] else label
+            rows.append([label, *cells])
+    return format_table(rows, right=range(1, len(rows[0])))
+
+
+def format_metric(value: Any, share: bool) -> str:
+    return format_percent(value) if share else format_number(value, 4)
+
+
+def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:
+    """Return the classes with the lowest recall, or average precision."""
+    multilabel = evaluation.evaluation.is_multilabel
+    key, title = ("average_precision", "average precision") if multilabel else ("recall", "recall")
+    rows = [row for row in evaluation.class_rows() if row[key] is not None and (multilabel or row["right"] < row["n"])]
+    rows.sort(key=lambda row: (row[key], -row["n"]))
+    if not rows or len(evaluation.matching.present) < 2:
+        return []
+    table = [["weakest classes", title, *([] if multilabel else ["95 %"]), "images"]]
+    for row in rows[:MAX_CLASSES]:
+        interval = [] if multilabel else [format_interval(row["interval"], 0)]
+        table.append([shorten_name(row["class"]), format_percent(row[key]), *interval, format_count(row["n"])])
+    return format_table(table, right=range(1, len(table[0])))
+
+
+def format_confident_mistakes(evaluation: "ModelEvaluation") -> list[str]:
+    """Return the wrong predictions with the highest probability."""
+    rows = [["most confident mistakes", "", ""]]
+    for row in evaluation.mistake_rows()[:MAX_MISTAKES]:
+        path = shorten_path(row["path"], evaluation.selection.where)
+        if "labels" in row:
+            label, name = ", ".join(row["labels"]) or "none", row["about"]
+            kind = "predicted" if name not in row["labels"] else "missed"
+        else:
+            label, name, kind = row["label"], row["predicted"], "predicted"
+        prediction = f"{kind} {shorten_name(name)}, {format_percent(row['probability'])}"
+        rows.append([path, prediction, f"label {shorten_name(label)}"])
+    return format_table(rows) if len(rows) > 1 else []
+
+
+def format_skipped(evaluation: "ModelEvaluation") -> list[str]:
+    """Return the unreadable files, which no metric counts."""
+    skipped = list(evaluation.unreadable.items())
+    if not skipped:
+        return []
+    files = f"{len(skipped):,} file" + ("" if len(skipped) == 1 else "s")
+    lines = [f"{files} left out"]
+    lines += [
+        f"  {shorten_path(path, evaluation.selection.where)}: {clean_text(why)}" for path, why in skipped[:MAX_SKIPPED]
+    ]
+    return lines + (
+        [f"  … and {len(skipped) - MAX_SKIPPED:,} more, in evaluation.json with --out"]
+        if len(skipped) > MAX_SKIPPED
+        else []
+    )
+
+
+def format_speeds(result: "EvaluationResult") -> list[str]:
+    """Return the images per second of each model."""
+    lines = []
+    for name, evaluation in zip(result.names, result.evaluations, strict=True):
+        speed = evaluation.speed_dict()
+        prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
+        model_only = format_number(speed["model_images_per_second"])
+        lines.append(
+            f"{prefix}{format_number(speed['images_per_second'])} images/s with decoding; the model alone {model_only}"
+        )
+    return lines
+
+
+def shorten_path(path: str, root: str) -> str:
+    """Return a path relative to the dataset."""
+    return clean_text(path.removeprefix(root.rstrip("/") + "/"))
+
+
+def shorten_name(name: str) -> str:
+    """Return a class name cut to `MAX_NAME_WIDTH`."""
+    shown = clean_text(name)
+    return shown if len(shown) <= MAX_NAME_WIDTH else shown[: MAX_NAME_WIDTH - 1] + "…"

@@ -1,0 +1,244 @@
+"""Scan of a dataset: every image is read once, by all cores, and summarised in arrays of about 100 bytes per image.
+
+Worker processes inspect the images, so that a crashing decoder costs one image and not the run.
+"""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import numpy as np
+
+from vitrail.data.audit.cache import FileStamp, InspectionCache
+from vitrail.data.audit.image import THUMB_SIDE, ImageInspection, inspect_image
+from vitrail.data.dataset import Dataset, Images, Store
+from vitrail.utils.devices import count_cores
+from vitrail.utils.progress import ProgressCallback
+
+InspectionTask = tuple[int, list[int]]  # index of a split, and indices of its images
+IMAGES_PER_TASK = 32
+TASKS_PER_WORKER = 2  # one in progress, one waiting
+CACHE_QUERY_SIZE = 2048  # images per cache lookup
+# A forked process shares the listing of a million files without a copy. Forking is safe on Linux only.
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+
+
+class SplitScan:
+    """The inspection results of one split."""
+
+    def __init__(self, images: Images) -> None:
+        count = len(images)
+        self.images = images
+        self.digests = np.zeros((count, 2), dtype=np.uint64)
+        self.has_digest = np.zeros(count, dtype=bool)
+        self.thumbs = np.zeros((count, THUMB_SIDE * THUMB_SIDE), dtype=np.uint8)
+        self.has_thumb = np.zeros(count, dtype=bool)
+        self.sizes = np.zeros((count, 2), dtype=np.int32)  # width, height
+        self.notable: dict[int, ImageInspection] = {}  # images that may give a finding
+        self.wrong_suffix: dict[int, str] = {}  # actual format of images with another format's suffix
+
+    def add(self, index: int, name: str, inspection: ImageInspection) -> None:
+        """Add the result of one image."""
+        if inspection.digest:
+            self.digests[index] = np.frombuffer(inspection.digest, dtype=np.uint64)
+            self.has_digest[index] = True
+        if inspection.thumb:
+            self.thumbs[index] = np.frombuffer(inspection.thumb, dtype=np.uint8)
+            self.has_thumb[index] = True
+        self.sizes[index] = inspection.width, inspection.height
+        if inspection.problem or inspection.turned or inspection.animated or inspection.mode not in ("RGB", "L"):
+            self.notable[index] = inspection
+        if inspection.has_wrong_suffix(name):
+            self.wrong_suffix[index] = inspection.format
+
+
+def is_in_memory(store: Store) -> bool:
+    """Return True if the store is an array of decoded pixels, which cannot be corrupt."""
+    return isinstance(getattr(store, "pixels", None), np.ndarray)
+
+
+def scan_dataset(
+    dataset: Dataset, cache: bool, workers: int | None, progress: ProgressCallback | None
+) -> dict[str, SplitScan]:
+    """Inspect every image, or take its result from the cache."""
+    scans = {split: SplitScan(images) for split, images in dataset.splits.items()}
+    total = sum(map(len, dataset.splits.values()))
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress("checking", done, total)
+
+    for scan in scans.values():
+        if is_in_memory(scan.images.store):
+            _hash_arrays(scan)
+            report(len(scan.images))
+    file_scans = [scan for scan in scans.values() if not is_in_memory(scan.images.store) and len(scan.images)]
+    if file_scans:
+        inspections = InspectionCache(dataset.source) if cache else None
+        try:
+            _scan_files(file_scans, dataset.source, inspections, workers, report)
+        finally:
+            if inspections:
+                inspections.close()
+    return scans
+
+
+def _hash_arrays(scan: SplitScan) -> None:
+    """Compute the digests and sizes of an array's images."""
+    pixels: np.ndarray = getattr(scan.images.store, "pixels")  # noqa: B009
+    digests = b"".join(hashlib.blake2b(pixels[item].tobytes(), digest_size=16).digest() for item in scan.images.items)
+    scan.digests[:] = np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2)
+    scan.has_digest[:] = True
+    scan.sizes[:] = pixels.shape[2], pixels.shape[1]
+
+
+def _scan_files(
+    scans: list[SplitScan], root: str, cache: InspectionCache | None, workers: int | None, report: Callable[[int], None]
+) -> None:
+    """Inspect files and archive members that are not in the cache."""
+    pending: dict[tuple[int, int], tuple[str, FileStamp | None]] = {}  # (split, index): name and stamp
+
+    def tasks() -> Iterator[InspectionTask]:
+        for split, scan in enumerate(scans):
+            unknown: list[int] = []
+            for start in range(0, len(scan.images), CACHE_QUERY_SIZE):
+                indices = range(start, min(start + CACHE_QUERY_SIZE, len(scan.images)))
+                names = [scan.images.name(index).removeprefix(root) for index in indices]
+                stamps = [_read_stamp(scan.images, index) if cache else None for index in indices]
+                cached = cache.get(names, stamps) if cache else [None] * len(names)
+                for index, name, stamp, inspection in zip(indices, names, stamps, cached, strict=True):
+                    if inspection is not None:
+                        scan.add(index, name, inspection)
+                    else:
+                        unknown.append(index)
+                        pending[split, index] = name, stamp
+                report(sum(inspection is not None for inspection in cached))
+                while len(unknown) >= IMAGES_PER_TASK:
+                    yield split, unknown[:IMAGES_PER_TASK]
+                    unknown = unknown[IMAGES_PER_TASK:]
+            if unknown:
+                yield split, unknown
+
+    if workers is None:
+        workers = min(count_cores(), -(-sum(len(scan.images) for scan in scans) // IMAGES_PER_TASK))
+    for (split, indices), results in inspect_in_parallel([scan.images for scan in scans], tasks(), workers):
+        names, stamps = zip(*(pending.pop((split, index)) for index in indices), strict=True)
+        for index, name, inspection in zip(indices, names, results, strict=True):
+            scans[split].add(index, name, inspection)
+        if cache:  # transient problems are not cached
+            rows = [row for row in zip(names, stamps, results, strict=True) if not row[2].passing]
+            if rows:
+                cache.put(*zip(*rows, strict=True))
+        report(len(indices))
+
+
+def _read_stamp(images: Images, index: int) -> FileStamp | None:
+    try:
+        return images.store.stamp(int(images.items[index]))
+    except OSError:  # a broken link: the inspection reports it
+        return None
+
+
+def inspect_in_parallel(
+    splits: list[Images], tasks: Iterable[InspectionTask], workers: int
+) -> Iterator[tuple[InspectionTask, list[ImageInspection]]]:
+    """Yield every task with its results, in order of completion; with 0 workers, inspect in this process."""
+    if not workers:
+        for task in tasks:
+            yield task, _inspect_task(splits, task)
+        return
+    waiting = iter(tasks)
+    if (first := next(waiting, None)) is None:
+        return
+    retries = deque([first])
+    pool = [_Worker(splits) for _ in range(workers)]
+    try:
+        while True:
+            for worker in pool:
+                while len(worker.tasks) < TASKS_PER_WORKER and (
+                    task := retries.popleft() if retries else next(waiting, None)
+                ):
+                    worker.send_task(task)
+            busy = [worker for worker in pool if worker.tasks]
+            if not busy:
+                return
+            ready = wait([worker.pipe for worker in busy])
+            for worker in busy:
+                if worker.pipe not in ready:
+                    continue
+                try:
+                    results = worker.pipe.recv()
+                except (EOFError, OSError):
+                    pool[pool.index(worker)] = _Worker(splits)
+                    crashed, *rest = worker.tasks
+                    cause = worker.stop()
+                    retries.extend(rest)
+                    if len(crashed[1]) == 1:
+                        yield crashed, [ImageInspection("unreadable", f"the decoder crashed ({cause})", passing=True)]
+                    else:
+                        retries.extend((crashed[0], [index]) for index in crashed[1])
+                    continue
+                yield worker.tasks.popleft(), results
+    finally:
+        for worker in pool:
+            worker.pipe.close()  # the worker exits when its pipe closes
+        for worker in pool:
+            worker.stop()
+
+
+class _Worker:
+    """A worker process and its unfinished tasks, in order."""
+
+    def __init__(self, splits: list[Images]) -> None:
+        context = multiprocessing.get_context(START_METHOD)
+        self.tasks = deque[InspectionTask]()
+        self.pipe, worker_pipe = context.Pipe()
+        self.process: BaseProcess = context.Process(
+            target=_run_worker, args=(worker_pipe, self.pipe, splits), daemon=True
+        )
+        self.process.start()
+        worker_pipe.close()
+
+    def send_task(self, task: InspectionTask) -> None:
+        self.tasks.append(task)
+        with suppress(OSError):  # a dead worker is noticed when its pipe is read
+            self.pipe.send(task)
+
+    def stop(self) -> str:
+        """Wait for the process to exit, and return its signal or exit code."""
+        self.pipe.close()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code = self.process.exitcode or 0
+        self.process.close()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _run_worker(pipe: Connection, parent_pipe: Connection, splits: list[Images]) -> None:
+    """Inspect tasks until the pipe closes."""
+    parent_pipe.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 2)  # silences C libraries; their errors are in the inspections
+    try:
+        while True:
+            pipe.send(_inspect_task(splits, pipe.recv()))
+    except (EOFError, OSError):
+        return
+
+
+def _inspect_task(splits: list[Images], task: InspectionTask) -> list[ImageInspection]:
+    split, indices = task
+    return [inspect_image(splits[split], index) for index in indices]

@@ -1,0 +1,121 @@
+"""Counter-based random numbers: a pure function of (seed, epoch, index, position).
+
+The counter is mixed by splitmix64 (Steele et al. 2014). Numbers need not be drawn in order, and the scalar version in
+Python and the vectorised one in NumPy give the same values. Streams are independent: the order of an epoch and every
+step of a pipeline have their own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ORDER_STREAM = 2**32  # stream of an epoch's order; pipeline steps have the streams 0, 1, 2, …
+
+_MASK = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_UNIT = 2.0**-53
+
+
+def _mix_int(z: int) -> int:
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+    return z ^ (z >> 31)
+
+
+def _mix_array(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
+    return z ^ (z >> np.uint64(31))
+
+
+def _stream_key(seed: int, epoch: int, stream: int) -> int:
+    key = _mix_int((seed + _GAMMA) & _MASK)
+    key = _mix_int((key + (stream + 1) * _GAMMA) & _MASK)
+    return _mix_int((key + (epoch + 1) * _GAMMA) & _MASK)
+
+
+def random_bits(seed: int, epoch: int, indices: np.ndarray, count: int, stream: int = 0) -> np.ndarray:
+    """Return 64 random bits for each index and each of `count` positions, uint64 [n, count]."""
+    with np.errstate(over="ignore"):
+        index = np.asarray(indices).astype(np.uint64) + np.uint64(1)
+        keys = _mix_array(np.uint64(_stream_key(seed, epoch, stream)) + index * np.uint64(_GAMMA))
+        positions = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
+        return _mix_array(keys[:, None] + positions)
+
+
+def random_uniform(seed: int, epoch: int, indices: np.ndarray, count: int, stream: int = 0) -> np.ndarray:
+    """Return numbers in [0, 1) for each index, float64 [n, count], independent of how indices are batched."""
+    return (random_bits(seed, epoch, indices, count, stream) >> np.uint64(11)).astype(np.float64) * _UNIT
+
+
+class SampleRandom:
+    """Random numbers of one sample, one at a time."""
+
+    __slots__ = ("_key", "epoch", "index", "seed", "stream")
+
+    def __init__(self, seed: int, epoch: int, index: int, stream: int = 0) -> None:
+        self.seed, self.epoch, self.index, self.stream = seed, epoch, index, stream
+        self._key = _mix_int((_stream_key(seed, epoch, stream) + (index + 1) * _GAMMA) & _MASK)
+
+    def with_stream(self, stream: int) -> "SampleRandom":
+        """Return the same sample's numbers in another stream."""
+        return SampleRandom(self.seed, self.epoch, self.index, stream)
+
+    def uniform_at(self, position: int) -> float:
+        """Return the number at a position, in [0, 1)."""
+        return (_mix_int((self._key + (position + 1) * _GAMMA) & _MASK) >> 11) * _UNIT
+
+
+@dataclass(frozen=True)
+class BatchRandom:
+    """Random numbers of a batch, equal to those of `SampleRandom` for each index."""
+
+    seed: int
+    epoch: int
+    indices: np.ndarray  # [n]
+    stream: int = 0
+
+    def with_stream(self, stream: int) -> "BatchRandom":
+        return BatchRandom(self.seed, self.epoch, self.indices, stream)
+
+    def uniform(self, count: int) -> np.ndarray:
+        """Return the first `count` numbers of each sample, float64 [n, count]."""
+        return random_uniform(self.seed, self.epoch, self.indices, count, self.stream)
+
+    @classmethod
+    def from_sample(cls, rng: SampleRandom) -> "BatchRandom":
+        """Return a batch of one sample."""
+        return cls(rng.seed, rng.epoch, np.array([rng.index]), rng.stream)
+
+
+@dataclass(frozen=True)
+class StepRandom:
+    """Rows `first` to `first + count` of the random numbers of a training step's batch of `total` images.
+
+    Every process draws for the whole batch and takes its own rows, so results do not depend on the number of processes
+    or of gradient accumulation steps.
+    """
+
+    seed: int
+    step: int
+    first: int
+    count: int
+    total: int
+    device: torch.device
+
+    def uniform(self, columns: int, stream: int) -> Tensor:
+        """Return [count, columns] in [0, 1). Different streams of a step are independent."""
+        return self._take_rows(self._generator(stream).random((self.total, columns), dtype=np.float32))
+
+    def beta(self, alpha: float, stream: int) -> Tensor:
+        """Return [count] values of Beta(alpha, alpha), the mixing proportions of mixup."""
+        return self._take_rows(self._generator(stream).beta(alpha, alpha, self.total).astype(np.float32))
+
+    def _generator(self, stream: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self.seed, self.step * 64 + stream]))
+
+    def _take_rows(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows[self.first : self.first + self.count]).to(self.device)

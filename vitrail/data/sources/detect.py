@@ -1,0 +1,184 @@
+"""Detection of the kind of a data source: a name, a folder, a file, or a pattern of files."""
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from vitrail.data.dataset import Dataset, Images
+from vitrail.data.sources import downloads, folders, manifest, parquet, tar, vtab
+from vitrail.data.sources import splits as parts
+from vitrail.data.sources.arrays import IDX_NAME, detect_cifar, read_cifar, read_digits, read_idx
+
+BRACE_PATTERN = re.compile(r"\{([^{}]*)\}")
+RANGE_PATTERN = re.compile(r"(\d+)\.\.(\d+)")
+MAX_EXPANSION = 1_000_000
+
+
+def is_pattern(source: str) -> bool:
+    """Return True if the path is a pattern."""
+    return any(letter in source for letter in "*?[{")
+
+
+def expand_pattern(pattern: str) -> list[str]:
+    """Return the files that match a pattern. Files named by braces must exist."""
+    paths: list[str] = []
+    for path in expand_braces(pattern):
+        if any(letter in path for letter in "*?["):
+            matches = sorted(glob.glob(path))
+            if not matches:
+                raise FileNotFoundError(f"no file matches {path}")
+            paths += matches
+        elif not os.path.isfile(path):
+            raise FileNotFoundError(f"missing file {path} of {pattern}")
+        else:
+            paths.append(path)
+    return list(dict.fromkeys(paths))
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Expand the braces of a pattern: number ranges, with leading zeros, and comma-separated lists."""
+    match = BRACE_PATTERN.search(pattern)
+    if not match:
+        return [pattern]
+    inside = match[1]
+    if numbers := RANGE_PATTERN.fullmatch(inside):
+        first, last = int(numbers[1]), int(numbers[2])
+        if last < first or last - first >= MAX_EXPANSION:
+            raise ValueError(f"{pattern}: {{{inside}}} is not a range of at most {MAX_EXPANSION:,} numbers")
+        choices = [f"{number:0{len(numbers[1])}d}" for number in range(first, last + 1)]
+    elif "," in inside:
+        choices = inside.split(",")
+    else:
+        raise ValueError(f"{pattern}: {{{inside}}} is neither a range, {{000..009}}, nor a list, {{train,val}}")
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    return [word for choice in choices for word in expand_braces(before + choice + after)]
+
+
+TABLE_SUFFIXES = (".csv", ".tsv")
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz")
+
+
+def load_dataset(
+    source: str | os.PathLike[str],
+    *,
+    fractions: parts.Fractions | None = None,
+    multi_label: parts.LabelMode = None,
+    progress: parts.ProgressCallback | None = None,
+) -> Dataset:
+    """Load the images and labels of a name, a folder, a file or a pattern.
+
+    `fractions` (train, validation, test) split data without splits (default 80, 20, 0 %; a training set that comes with a
+    test set: 90, 10 %). `multi_label` states whether images have several labels (default: detected); "unlabelled" accepts data
+    without labels, such as flat folders. `progress` is called with the activity, the count done and the total (0: unknown).
+    """
+    source = os.fspath(source)
+    dataset = detect_dataset(source, parts.ReadOptions(fractions, multi_label, progress))
+    if multi_label is True and not all(images.is_multi_label for images in dataset.splits.values()):
+        dataset = replace(dataset, splits={name: to_one_hot(images) for name, images in dataset.splits.items()})
+    return replace(dataset, source=source)
+
+
+def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
+    """Load a dataset by its kind. An existing path takes precedence over a name."""
+    path = os.path.expanduser(source)
+    if os.path.isdir(path):
+        dataset = read_directory(path, options)
+        note = f"{source} is the local folder, not the published dataset of this name"
+        return replace(dataset, notes=(*dataset.notes, note)) if source in downloads.DATASET_NAMES else dataset
+    if os.path.isfile(path):
+        return read_files(source, [path], options)
+    if vtab_source := vtab.parse_source(path):
+        return vtab.read_vtab(vtab_source[0], os.path.expanduser(vtab_source[1]), options)
+    if source == downloads.BUILTIN:
+        return read_digits(source, options)
+    if source in downloads.PUBLISHED_DATASETS:
+        return detect_dataset(downloads.ensure_downloaded(source, options.progress), options)
+    if is_pattern(path):
+        return read_files(source, expand_pattern(path), options)
+    raise FileNotFoundError(downloads.format_unknown_source(source))
+
+
+def read_directory(folder: str, options: parts.ReadOptions) -> Dataset:
+    """Load a folder by its contents."""
+    names = sorted(os.listdir(folder))
+    if any(map(IDX_NAME.fullmatch, names)):
+        return read_idx(folder, options)
+    if detect_cifar(names):
+        return read_cifar(folder, options)
+    if path := manifest.find_manifest(folder, names):
+        return read_files(folder, [path], options)
+    if tables := find_shards(folder, names, ".parquet"):
+        return read_files(folder, tables, options)
+    # A tar file beside folders is usually the archive they were unpacked from; shards have no class folders beside them.
+    shards = find_shards(folder, names, ".tar")
+    if shards and not has_class_folders(folder, names, shards):
+        return read_files(folder, shards, options)
+    return folders.read_class_folders(folder, options)
+
+
+def find_shards(folder: str, names: Sequence[str], suffix: str) -> list[str]:
+    """Return the shards in a folder, in its folder `data`, and in split folders in either."""
+    paths: list[str] = []
+    for name in names:
+        path = os.path.join(folder, name)
+        if name.lower().endswith(suffix) and not folders.is_ignored_name(name):
+            paths.append(path)
+        elif (name == "data" or parts.parse_split_name(name)) and os.path.isdir(path):
+            below = sorted(os.listdir(path))
+            if name != "data":
+                below = [child for child in below if child.lower().endswith(suffix)]
+            paths += find_shards(path, below, suffix)
+    return paths
+
+
+def has_class_folders(folder: str, names: Sequence[str], shards: Sequence[str]) -> bool:
+    """Return True if there are folders without shards."""
+    below = [os.path.join(folder, name) for name in names if not folders.is_ignored_name(name)]
+    return any(os.path.isdir(path) and not any(shard.startswith(path + os.sep) for shard in shards) for path in below)
+
+
+def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) -> Dataset:
+    """Load files of one kind, by their suffix."""
+    kinds = {detect_file_kind(file) for file in files}
+    if len(kinds) > 1:
+        raise ValueError(f"{source} has files of different kinds ({', '.join(sorted(kinds))}): give one kind")
+    match kinds.pop():
+        case "parquet":
+            return parquet.read_parquet(source, files, options)
+        case "tar":
+            return tar.read_tar(source, files, options)
+        case "csv" if len(files) == 1:
+            return manifest.read_csv(files[0], options)
+        case "archive" if len(files) == 1:
+            return read_cifar(files[0], options)
+        case "idx":
+            raise ValueError(f"{files[0]} is one of four IDX files: give their folder")
+        case "csv" | "archive":
+            raise ValueError(f"{source} matches {len(files)} files: give one of them")
+    raise ValueError(
+        f"{files[0]} is not a supported data file: give a folder, a CSV or Parquet file, tar shards, "
+        f"or a name ({', '.join(downloads.DATASET_NAMES)})"
+    )
+
+
+def detect_file_kind(file: str) -> str:
+    """Return the kind of a file by its name."""
+    name = os.path.basename(file).lower()
+    if name.endswith(ARCHIVE_SUFFIXES):
+        return "archive"
+    if name.endswith(TABLE_SUFFIXES):
+        return "csv"
+    if IDX_NAME.fullmatch(name):
+        return "idx"
+    return os.path.splitext(name)[1].removeprefix(".") or "without a suffix"
+
+
+def to_one_hot(images: Images) -> Images:
+    """Convert single labels to multi-label targets."""
+    targets = np.zeros((len(images), len(images.classes)), dtype=np.uint8)
+    targets[np.arange(len(images)), images.targets] = 1
+    return replace(images, targets=targets)

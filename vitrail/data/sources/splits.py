@@ -1,0 +1,162 @@
+"""Split names, and a stable split by image content for data without splits.
+
+The split of an image depends only on a hash of its bytes. Adding or renaming images moves no other image, and copies of
+an image are always in the same split.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from vitrail.data.dataset import Images, Store
+from vitrail.utils.progress import ProgressCallback
+
+Fractions = tuple[float, float, float]  # train, validation, test
+# True or False: images have several labels or one. None: detected. "unlabelled": data without labels gets one class.
+LabelMode = bool | Literal["unlabelled"] | None
+UNLABELLED = "unlabelled"
+UNLABELLED_CLASS = "picture"  # class name of unlabelled images (kept: it is stored in files)
+
+SPLIT_ALIASES: dict[str, str] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+DEFAULT_FRACTIONS: Fractions = (0.8, 0.2, 0.0)  # data without splits
+TRAIN_ONLY_FRACTIONS: Fractions = (1.0, 0.0, 0.0)  # nothing is held out
+HOLDOUT_FRACTIONS: Fractions = (0.9, 0.1, 0.0)  # a training set that comes with a test set
+HASH_RANGE = float(2**64)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Options of every reader: fractions of data without splits, label mode, and progress callback."""
+
+    fractions: Fractions | None = None
+    multi_label: LabelMode = None
+    progress: ProgressCallback | None = None
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.multi_label != UNLABELLED
+
+
+def parse_split_name(name: str) -> str | None:
+    """Return train, validation or test for any of their spellings, otherwise None."""
+    return SPLIT_ALIASES.get(name.strip().casefold())
+
+
+def check_fractions(fractions: Fractions) -> Fractions:
+    """Return the fractions if they are valid."""
+    if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6 or not fractions[0]:
+        raise ValueError(f"fractions must be 3 numbers >= 0 that add to 1, with train > 0, got {fractions}")
+    return fractions
+
+
+def add_validation_split(
+    splits: dict[str, Images], options: ReadOptions, default_fractions: Fractions, notes: list[str]
+) -> dict[str, Images]:
+    """Return the splits with a validation split; if there is none, it is taken from the training split by content."""
+    if "train" not in splits or "validation" in splits:
+        if options.fractions and options.fractions != TRAIN_ONLY_FRACTIONS:
+            notes.append("the data has its own splits: the fractions are ignored")
+        return splits
+    train, validation, test = check_fractions(
+        options.fractions or (default_fractions if len(splits) == 1 else HOLDOUT_FRACTIONS)
+    )
+    if "test" in splits:
+        train, validation, test = train / (train + validation), validation / (train + validation), 0.0
+    if not validation + test:
+        return splits
+    fractions = (train, validation, test)
+    notes.append(describe_fractions(fractions, "split" if len(splits) == 1 else "training split divided"))
+    return split_by_content(splits["train"], fractions, options.progress) | {
+        k: v for k, v in splits.items() if k == "test"
+    }
+
+
+def split_by_content(
+    images: Images, fractions: Fractions, progress: ProgressCallback | None = None
+) -> dict[str, Images]:
+    """Split images by content. Every split has all the classes."""
+    hashes = hash_images(images.store, images.items, progress)
+    sides = assign_splits(hashes, images.targets, len(images.classes), fractions)
+    splits = {}
+    for side, split in enumerate(("train", "validation", "test")):
+        if fractions[side] or (sides == side).any():
+            splits[split] = images.select(sides == side, split)
+    return splits
+
+
+def assign_splits(hashes: np.ndarray, targets: np.ndarray, n_classes: int, fractions: Fractions) -> np.ndarray:
+    """Return the split of each image (0 train, 1 validation, 2 test): small hashes to validation, large ones to train.
+
+    A class with two different images or more gets at least one in train and validation: the largest or smallest hash is
+    moved. With three it gets one in test, if there is a test split.
+    """
+    _, validation, test = check_fractions(fractions)
+    position = hashes / HASH_RANGE
+    sides = np.where(position < validation, 1, np.where(position < validation + test, 2, 0)).astype(np.int8)
+    for members in iter_classes(hashes, targets, n_classes):
+        if not len(members) or hashes[members[0]] == hashes[members[-1]]:
+            continue
+        if not (sides[members] == 0).any():
+            sides[hashes == hashes[members[-1]]] = 0
+        if validation and not (sides[members] == 1).any():
+            sides[hashes == hashes[members[0]]] = 1
+        if test and not (sides[members] == 2).any():
+            training = members[sides[members] == 0]
+            if len(training) and hashes[training[0]] != hashes[training[-1]]:
+                sides[hashes == hashes[training[0]]] = 2
+    return sides
+
+
+def iter_classes(hashes: np.ndarray, targets: np.ndarray, n_classes: int) -> Iterator[np.ndarray]:
+    """Yield the images of each class, in order of their hashes."""
+    if targets.ndim == 1:
+        order = np.lexsort((hashes, targets))
+        yield from np.split(order, np.searchsorted(targets[order], np.arange(1, n_classes)))
+    else:
+        order = np.argsort(hashes, kind="stable")
+        yield from (order[targets[order, label] > 0] for label in range(n_classes))
+
+
+def hash_images(store: Store, items: np.ndarray, progress: ProgressCallback | None = None) -> np.ndarray:
+    """Return the first 64 bits of a hash of each image's bytes, [n] uint64, using all cores."""
+
+    def hash_chunk(chunk: np.ndarray) -> list[int]:
+        return [hash_content(store, int(item)) for item in chunk]
+
+    size = max(1, min(256, len(items) // (4 * (os.cpu_count() or 1)) + 1))
+    hashes = np.empty(len(items), dtype=np.uint64)
+    pool = ThreadPoolExecutor(os.cpu_count())  # reading and hashing release the GIL
+    try:
+        done = 0
+        for values in pool.map(hash_chunk, (items[start : start + size] for start in range(0, len(items), size))):
+            hashes[done : done + len(values)] = values
+            done += len(values)
+            if progress:
+                progress("splitting by content", done, len(items))
+    finally:
+        pool.shutdown(cancel_futures=True)  # do not wait for the rest when interrupted
+    return hashes
+
+
+def hash_content(store: Store, item: int) -> int:
+    """Return a 64-bit hash of an image's bytes, or of its name if it is unreadable (the audit reports that)."""
+    try:
+        data = store.data(item)
+    except (OSError, ValueError):
+        data = store.name(item).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+def describe_fractions(fractions: Fractions, what: str = "split") -> str:
+    """Return the note about a split by content."""
+    shares = zip(("train", "validation", "test"), fractions, strict=True)
+    return f"{what} by content: " + ", ".join(f"{100 * share:g} % {name}" for name, share in shares if share)

@@ -1,0 +1,1 @@
+"""Crops, augmentations and the pipelines that turn images into model inputs."""

@@ -1,0 +1,345 @@
+"""Augmentations after the crop: slots that sample parameters and apply `operations`.
+
+Every slot takes one image or a batch, with the same random numbers for both; ThreeAugment takes single images only.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.data.preprocessing import ImageSize
+from vitrail.data.rng import BatchRandom, SampleRandom, random_bits
+from vitrail.data.transforms import operations
+from vitrail.data.transforms.crops import (
+    MAX_CROP_ATTEMPTS,
+    Fit,
+    RandomResizedCrop,
+    SimpleCrop,
+    check_probability,
+    check_range,
+    reflect_pad,
+)
+from vitrail.data.transforms.operations import identity_matrices
+from vitrail.data.transforms.randaugment import RandAugment
+
+
+class BatchStep:
+    """Base of steps that process a single image as a batch of one."""
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        raise NotImplementedError
+
+    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        return self.apply_batch(pixels[None], BatchRandom.from_sample(rng))[0]
+
+
+@dataclass(frozen=True)
+class Blur(BatchStep):
+    """Gaussian blur with a standard deviation sampled uniformly from `radius`, in pixels. Below 0.3 it is invisible."""
+
+    rate: float = 0.5
+    radius: tuple[float, float] = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        check_probability("blur", self.rate)
+        check_range("blur radius", self.radius, 0, 1000)
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        draws, (low, high) = rng.uniform(2), self.radius
+        chosen = draws[:, 0] < self.rate
+        deviations = torch.from_numpy(low + (high - low) * draws[chosen, 1])
+        return apply_to_selected(pixels, chosen, lambda images: operations.blur_batch(images, deviations))
+
+
+@dataclass(frozen=True)
+class Grey:
+    """Removal of colour; the number of channels stays."""
+
+    rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_probability("grey", self.rate)
+
+    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        return operations.convert_to_grey(pixels) if rng.uniform_at(0) < self.rate else pixels
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        return apply_to_selected(pixels, rng.uniform(1)[:, 0] < self.rate, operations.convert_to_grey)
+
+
+@dataclass(frozen=True)
+class Solarise:
+    """Inversion of values at or above the threshold."""
+
+    rate: float = 0.2
+    threshold: int = 128
+
+    def __post_init__(self) -> None:
+        check_probability("solarise", self.rate)
+        if not 0 <= self.threshold <= 256:
+            raise ValueError(f"solarise threshold must be 0 to 256, got {self.threshold}")
+
+    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        return operations.solarise(pixels, self.threshold) if rng.uniform_at(0) < self.rate else pixels
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        chosen = rng.uniform(1)[:, 0] < self.rate
+        return apply_to_selected(pixels, chosen, lambda images: operations.solarise(images, self.threshold))
+
+
+def apply_to_selected(pixels: Tensor, selected: np.ndarray, operation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply the operation to the selected images of a batch."""
+    if not selected.any():
+        return pixels
+    rows, out = torch.from_numpy(np.flatnonzero(selected)), pixels.clone()
+    out[rows] = operation(pixels[rows])
+    return out
+
+
+SUBSTREAM_OFFSET = 2**16  # offset of the streams within a slot
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Horizontal flip."""
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_probability("flip", self.rate)
+
+    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        return pixels.flip(-1) if rng.uniform_at(0) < self.rate else pixels
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        chosen = torch.from_numpy(rng.uniform(1)[:, 0] < self.rate)
+        return torch.where(chosen[:, None, None, None], pixels.flip(-1), pixels)
+
+    def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
+        """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
+        matrices = identity_matrices(len(rng.indices))
+        matrices[rng.uniform(1)[:, 0] < self.rate, 0] = (-1, 0, 1)
+        return matrices
+
+
+@dataclass(frozen=True)
+class PadCrop(BatchStep):
+    """Random shift by up to `padding` pixels, for small images, with zero or reflection padding."""
+
+    padding: int = 4
+    mode: Literal["zero", "reflect"] = "zero"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.padding <= 1024:
+            raise ValueError(f"padding must be 0 to 1,024 pixels, got {self.padding}")
+        if self.mode not in ("zero", "reflect"):
+            raise ValueError(f"unknown padding {self.mode!r}: use zero or reflect")
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        pad, (height, width) = self.padding, pixels.shape[-2:]
+        padding = (pad, pad, pad, pad)
+        padded = F.pad(pixels, padding) if self.mode == "zero" else reflect_pad(pixels, padding)
+        out = torch.empty_like(pixels)
+        for row, (top, left) in enumerate(self._sample_corners(rng).tolist()):
+            out[row] = padded[row, :, top : top + height, left : left + width]
+        return out
+
+    def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
+        """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
+        matrices = identity_matrices(len(rng.indices))
+        matrices[:, 1::-1, 2] = (self._sample_corners(rng) - self.padding) / size
+        return matrices
+
+    def _sample_corners(self, rng: BatchRandom) -> np.ndarray:
+        """Sample the top and left in the padded image, int64 [B, 2]."""
+        return (rng.uniform(2) * (2 * self.padding + 1)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Warp(BatchStep):
+    """Small random rotation, zoom, shear and shift, for small images that must not be flipped, like digits.
+
+    Each parameter is uniform between plus and minus its amount. Outside is black.
+    """
+
+    turn: float = 12.0  # degrees
+    zoom: float = 0.12
+    shear: float = 0.1
+    shift: float = 0.06  # fraction of the side
+
+    def __post_init__(self) -> None:
+        for name, limit in (("turn", 180.0), ("zoom", 0.9), ("shear", 1.0), ("shift", 1.0)):
+            if not 0 <= getattr(self, name) <= limit:
+                raise ValueError(f"warp {name} must be 0 to {limit:g}, got {getattr(self, name)}")
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        height, width = pixels.shape[-2:]
+        parameters = torch.from_numpy(self._sample_parameters(rng)).float()
+        turn, zoom, shear, across, down = parameters[:, :, None, None].unbind(1)  # [B, 1, 1] each
+        y = ((torch.arange(height) + 0.5) * 2 / height - 1)[None, :, None]
+        x = ((torch.arange(width) + 0.5) * 2 / width - 1)[None, None]
+        cos, sin = turn.cos() * (1 + zoom), turn.sin() * (1 + zoom)
+        grid = torch.stack((cos * x + (shear - sin) * y + across, sin * x + cos * y + down), -1)  # [B, H, W, 2]
+        moved = F.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return moved.round_().clamp_(0, 255).to(torch.uint8)
+
+    def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
+        """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
+        turn, zoom, shear, across, down = self._sample_parameters(rng).T
+        cos, sin = np.cos(turn) * (1 + zoom), np.sin(turn) * (1 + zoom)
+        matrices = identity_matrices(len(rng.indices))
+        for row, (along_x, along_y, shift) in enumerate(((cos, shear - sin, across), (sin, cos, down))):
+            # Parameters are for coordinates in [-1, 1]; the matrix is for [0, 1].
+            matrices[:, row] = np.stack((along_x, along_y, (shift + 1 - along_x - along_y) / 2), 1)
+        return matrices
+
+    def _sample_parameters(self, rng: BatchRandom) -> np.ndarray:
+        """Sample rotation, zoom, shear and the shifts in x and y, [B, 5]."""
+        amounts = np.array([math.radians(self.turn), self.zoom, self.shear, 2 * self.shift, 2 * self.shift])
+        return (2 * rng.uniform(5) - 1) * amounts
+
+
+@dataclass(frozen=True)
+class ColourJitter:
+    """Random brightness, contrast, saturation and hue, in random order, for a fraction `rate` of the images.
+
+    Factors are in [1 - amount, 1 + amount]; the hue rotates by up to its amount of a full turn, at most 0.5.
+    """
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.0
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_probability("colour jitter", self.rate)
+        for name in ("brightness", "contrast", "saturation", "hue"):
+            limit = 0.5 if name == "hue" else 10.0
+            if not 0 <= getattr(self, name) <= limit:
+                raise ValueError(f"colour jitter {name} must be 0 to {limit:g}, got {getattr(self, name)}")
+
+    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        if rng.uniform_at(8) >= self.rate:
+            return pixels
+        order, factors = self._sample_factors(BatchRandom.from_sample(rng))
+        for kind in order[0].tolist():
+            if self.amounts[kind]:
+                pixels = JITTER_OPERATIONS[kind](pixels, float(factors[0, kind]))
+        return pixels
+
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        return self.brightness, self.contrast, self.saturation, self.hue
+
+    def _sample_factors(self, rng: BatchRandom) -> tuple[np.ndarray, np.ndarray]:
+        """Sample the order of the operations and their factors, both [B, 4]."""
+        draws = rng.uniform(8)
+        amounts = np.array(self.amounts[:3])
+        low, high = np.maximum(0, 1 - amounts), 1 + amounts
+        factors = np.concatenate((low + (high - low) * draws[:, 4:7], self.hue * (2 * draws[:, 7:] - 1)), axis=1)
+        return draws[:, :4].argsort(1, kind="stable"), factors.astype(np.float32)
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        order, factors = self._sample_factors(rng)
+        selected = rng.uniform(9)[:, 8] < self.rate
+        out = pixels.clone()
+        for position in range(4):
+            for kind, operation in enumerate(JITTER_OPERATIONS):
+                rows = np.flatnonzero((order[:, position] == kind) & selected)
+                if self.amounts[kind] and len(rows):
+                    factor = torch.from_numpy(factors[rows, kind])[:, None, None, None]
+                    index = torch.from_numpy(rows)
+                    out[index] = operation(out[index], factor)
+        return out
+
+
+JITTER_OPERATIONS = (
+    *(operations.adjust_brightness, operations.adjust_contrast),
+    *(operations.adjust_saturation, operations.adjust_hue),
+)
+
+
+@dataclass(frozen=True)
+class RandomErasing(BatchStep):
+    """A random rectangle replaced by noise or zeros (Zhong et al. 2017).
+
+    The noise is approximately normal, with the mean and deviation of photographs, so that it is about standard normal after
+    normalisation, like timm's "pixel" mode.
+    """
+
+    rate: float = 0.25
+    area: tuple[float, float] = (0.02, 1 / 3)
+    ratio: tuple[float, float] = (0.3, 1 / 0.3)
+    mode: Literal["noise", "zeros"] = "noise"
+
+    def __post_init__(self) -> None:
+        check_probability("erasing", self.rate)
+        check_range("erasing area", self.area, 0, 1)
+        check_range("erasing ratio", self.ratio, 0, 1000)
+        if self.mode not in ("noise", "zeros"):
+            raise ValueError(f"unknown erasing mode {self.mode!r}: use noise or zeros")
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        draws = rng.uniform(3 + 2 * MAX_CROP_ATTEMPTS)
+        rows = np.flatnonzero(draws[:, 0] < self.rate)
+        out = pixels.clone() if len(rows) else pixels
+        for row in rows:
+            box = self._sample_box(pixels.shape[-2], pixels.shape[-1], draws[row, 1:])
+            if box is not None:
+                top, left, h, w = box
+                shape = (pixels.shape[1], h, w)
+                erased = self._sample_noise(shape, rng, int(rng.indices[row])) if self.mode == "noise" else 0
+                out[row, :, top : top + h, left : left + w] = erased
+        return out
+
+    def _sample_box(self, height: int, width: int, draws: np.ndarray) -> tuple[int, int, int, int] | None:
+        low, high = (math.log(r) for r in self.ratio)
+        for attempt in range(MAX_CROP_ATTEMPTS):
+            area = height * width * (self.area[0] + (self.area[1] - self.area[0]) * draws[2 + 2 * attempt])
+            ratio = math.exp(low + (high - low) * draws[3 + 2 * attempt])
+            h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < h < height and 0 < w < width:
+                return int(draws[0] * (height - h + 1)), int(draws[1] * (width - w + 1)), h, w
+        return None
+
+    def _sample_noise(self, shape: tuple[int, int, int], rng: BatchRandom, index: int) -> Tensor:
+        """Sample sums of four random bytes, scaled: approximately normal, at a quarter of the cost."""
+        count = math.prod(shape)
+        bits = random_bits(rng.seed, rng.epoch, np.array([index]), (count + 1) // 2, rng.stream + SUBSTREAM_OFFSET)
+        sums = bits.view(np.uint8).reshape(-1, 4).sum(1, dtype=np.int32)[:count]
+        spread = 0.225 * 255 / math.sqrt(4 * (256**2 - 1) / 12)
+        values = 0.45 * 255 + (sums - 510) * spread
+        return torch.from_numpy(values.round().clip(0, 255).astype(np.uint8).reshape(shape))
+
+
+@dataclass(frozen=True)
+class ThreeAugment:
+    """One of grey, solarise and blur, then colour jitter (Touvron et al. 2022, DeiT III)."""
+
+    jitter: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 10:
+            raise ValueError(f"3-Augment jitter must be 0 to 10, got {self.jitter}")
+
+    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        choice = int(3 * rng.uniform_at(0))
+        if choice == 0:
+            pixels = operations.convert_to_grey(pixels)
+        elif choice == 1:
+            pixels = operations.solarise(pixels, 128)
+        else:
+            pixels = operations.blur_image(pixels, 0.1 + 1.9 * rng.uniform_at(1))
+        jitter = ColourJitter(self.jitter, self.jitter, self.jitter)
+        return jitter.apply(pixels, rng.with_stream(rng.stream + SUBSTREAM_OFFSET))
+
+
+ChangeSlot = Flip | PadCrop | Warp | ColourJitter | RandomErasing | RandAugment | ThreeAugment | Blur | Grey | Solarise
+AugmentSlot = RandomResizedCrop | SimpleCrop | Fit | ChangeSlot

@@ -1,0 +1,283 @@
+"""Pipelines from an image to uint8 model inputs: random for training, deterministic for evaluation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.dataset import Images
+from vitrail.data.decode import Box, DecodedImage, LazyImage, start_decoding
+from vitrail.data.preprocessing import PIL_MODES, ImageSize, Preprocessing
+from vitrail.data.rng import BatchRandom, SampleRandom
+from vitrail.data.transforms.augment import AugmentSlot, ChangeSlot
+from vitrail.data.transforms.crops import CropSlot, Fit, RandomResizedCrop, SimpleCrop
+
+CROP_TYPES = (RandomResizedCrop, SimpleCrop, Fit)
+MAX_BATCHED_BYTES = 3 * 64 * 64  # per image; larger images are augmented one by one
+VIEW_STRIDE = 2**40  # offset between the sample indices of two views, above every draw
+
+
+@dataclass(frozen=True)
+class TrainPipeline:
+    """Training pipeline: an optional crop first, then augmentations. Without a crop, `Fit` is used."""
+
+    steps: tuple[AugmentSlot, ...]
+    size: ImageSize = (224, 224)
+    channels: int = 3
+    turn: bool = True
+
+    def __post_init__(self) -> None:
+        if self.channels not in PIL_MODES:
+            raise ValueError(f"augmentation supports 1, 3 or 4 channels, got {self.channels}")
+        for position, step in enumerate(self.steps):
+            if isinstance(step, CROP_TYPES) and position:
+                raise ValueError(f"{type(step).__name__} must be the first step of the augmentation")
+            if isinstance(step, CROP_TYPES) and tuple(step.size) != tuple(self.size):
+                got, want = (f"{size[0]}×{size[1]}" for size in (step.size, self.size))
+                raise ValueError(f"{type(step).__name__} size {got} differs from the model's {want}: use one size")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of an output row."""
+        return self.channels, *self.size
+
+    @property
+    def crop(self) -> CropSlot:
+        """Return the crop."""
+        first = self.steps[0] if self.steps else None
+        return first if isinstance(first, CROP_TYPES) else Fit(self.size)
+
+    @property
+    def augmentations(self) -> list[tuple[int, ChangeSlot]]:
+        """Return the steps after the crop, each with its random stream."""
+        return [(i + 1, step) for i, step in enumerate(self.steps) if not isinstance(step, CROP_TYPES)]
+
+    def __call__(self, image: Image.Image, rng: SampleRandom) -> Tensor:
+        """Convert an image to uint8 [C, H, W]."""
+        return self.apply(start_decoding(image, self.channels, self.turn), rng)
+
+    def apply(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
+        """Convert an opened or decoded image to uint8 [C, H, W]."""
+        return self.augment_image(self.crop_image(source, rng), rng)
+
+    def crop_image(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
+        """Apply the crop."""
+        return self.crop.apply(source, rng.with_stream(0))
+
+    def augment_image(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        """Apply the steps after the crop."""
+        for stream, step in self.augmentations:
+            pixels = step.apply(pixels, rng.with_stream(stream))
+        return pixels
+
+    @property
+    def augments_batches(self) -> bool:
+        """Return True if the steps after the crop run on whole batches.
+
+        The results are the same. Small images are faster in batches; large ones are slower, since they exceed the CPU caches.
+        """
+        small = self.channels * self.size[0] * self.size[1] <= MAX_BATCHED_BYTES
+        return small and all(hasattr(step, "apply_batch") for _, step in self.augmentations)
+
+    @property
+    def crops_batches(self) -> bool:
+        """Return True if the crop supports batches of images of one size."""
+        return hasattr(self.crop, "apply_batch")
+
+    def sample_box(self, size: ImageSize, rng: SampleRandom) -> Box:
+        """Sample the crop's box for an image of this size."""
+        assert not isinstance(self.crop, SimpleCrop)
+        return self.crop.sample_box(*size, rng.with_stream(0))
+
+    def crop_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        """Apply the crop to uint8 [B, H, W, C]."""
+        assert not isinstance(self.crop, SimpleCrop)
+        return self.crop.apply_batch(pixels, rng.with_stream(0))
+
+    def augment_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        """Apply the steps after the crop to uint8 [B, C, H, W]."""
+        for stream, step in self.augmentations:
+            pixels = step.apply_batch(pixels, rng.with_stream(stream))  # pyright: ignore[reportAttributeAccessIssue]
+        return pixels
+
+
+@dataclass(frozen=True)
+class MultiCropPipeline:
+    """Several crops of one image: two large ones, each with its own steps, and small ones that share theirs.
+
+    A row holds the bytes of all crops, so that batches are sliced and moved as usual; `split_crops` separates them. Every
+    crop has its own random numbers, by (seed, epoch, index, view).
+    """
+
+    first: TrainPipeline
+    second: TrainPipeline
+    local: TrainPipeline
+    n_local: int
+
+    def __post_init__(self) -> None:
+        if self.first.size != self.second.size:
+            raise ValueError(f"large crops must have one size, got {self.first.size} and {self.second.size}")
+        for pipeline in (self.first, self.second, self.local):
+            if isinstance(pipeline.crop, SimpleCrop):
+                raise ValueError("SimpleCrop shows nearly the whole image: use RandomResizedCrop as the crop of views")
+
+    @property
+    def views(self) -> tuple[TrainPipeline, ...]:
+        return self.first, self.second, *(self.local,) * self.n_local
+
+    @property
+    def size(self) -> ImageSize:
+        return self.first.size
+
+    @property
+    def channels(self) -> int:
+        return self.first.channels
+
+    @property
+    def turn(self) -> bool:
+        return self.first.turn
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of an output row: the bytes of all crops."""
+        return (sum(math.prod(pipeline.shape) for pipeline in self.views),)
+
+    def crop_image(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
+        """Apply every crop to an image that is decoded once."""
+        views = [(pipeline, rng_for_view(rng, view)) for view, pipeline in enumerate(self.views)]
+        if isinstance(source, LazyImage):
+            boxes = [(pipeline.sample_box(source.size, view_rng), pipeline.size) for pipeline, view_rng in views]
+            source = source.decode_for_crops(boxes)
+        return torch.cat([pipeline.crop_image(source, view_rng).flatten() for pipeline, view_rng in views])
+
+    def augment_image(self, row: Tensor, rng: SampleRandom) -> Tensor:
+        """Apply the steps after the crops to a row."""
+        large, small = self.split_crops(row[None])
+        crops = zip(self.views, (*large[0], *small[0]), strict=True)
+        augmented = [p.augment_image(crop, rng_for_view(rng, view)).flatten() for view, (p, crop) in enumerate(crops)]
+        return torch.cat(augmented)
+
+    @property
+    def augments_batches(self) -> bool:
+        return all(pipeline.augments_batches for pipeline in self.views)
+
+    @property
+    def crops_batches(self) -> bool:
+        return True
+
+    def crop_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        """Apply every crop to uint8 [B, H, W, C]."""
+        small = self.local.crop_batch(
+            pixels.repeat_interleave(self.n_local, 0), rng_for_views(rng, range(2, 2 + self.n_local))
+        )
+        if self.first.crop == self.second.crop:  # one call resizes more boxes of equal size together
+            large = (self.first.crop_batch(pixels.repeat_interleave(2, 0), rng_for_views(rng, (0, 1))),)
+        else:
+            large = (
+                self.first.crop_batch(pixels, rng_for_views(rng, (0,))),
+                self.second.crop_batch(pixels, rng_for_views(rng, (1,))),
+            )
+        return self._join_crops((*large, small), len(pixels))
+
+    def augment_batch(self, rows: Tensor, rng: BatchRandom) -> Tensor:
+        """Apply the steps after the crops to rows: the small crops of all images together."""
+        large, small = self.split_crops(rows)
+        augmented = (
+            self.first.augment_batch(large[:, 0], rng_for_views(rng, (0,))),
+            self.second.augment_batch(large[:, 1], rng_for_views(rng, (1,))),
+            self.local.augment_batch(small.flatten(0, 1), rng_for_views(rng, range(2, 2 + self.n_local))),
+        )
+        return self._join_crops(augmented, len(rows))
+
+    def split_crops(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Split rows into large [B, 2, C, H, W] and small [B, n, C, h, w] crops."""
+        return split_crops(rows, self.channels, self.size, self.local.size)
+
+    def _join_crops(self, crops: tuple[Tensor, ...], count: int) -> Tensor:
+        """Concatenate the crops of each image to one row of bytes."""
+        return torch.cat([crop.reshape(count, math.prod(crop.shape) // max(1, count)) for crop in crops], 1)
+
+
+def rng_for_view(rng: SampleRandom, view: int) -> SampleRandom:
+    """Return the random numbers of one view of a sample."""
+    return SampleRandom(rng.seed, rng.epoch, rng.index + view * VIEW_STRIDE)
+
+
+def rng_for_views(rng: BatchRandom, views: Sequence[int]) -> BatchRandom:
+    """Return the random numbers of these views of each image, image by image."""
+    return replace(rng, indices=(rng.indices[:, None] + np.array(views, dtype=np.int64) * VIEW_STRIDE).reshape(-1))
+
+
+def split_crops(rows: Tensor, channels: int, large: ImageSize, small: ImageSize) -> tuple[Tensor, Tensor]:
+    """Split rows of bytes into two large crops [B, 2, C, H, W] and the small ones [B, n, C, h, w]."""
+    n_large = 2 * channels * large[0] * large[1]
+    large_crops = rows[:, :n_large].unflatten(1, (2, channels, *large))
+    return large_crops, rows[:, n_large:].unflatten(1, (-1, channels, *small))
+
+
+@dataclass(frozen=True)
+class EvalPipeline:
+    """Evaluation pipeline: the preprocessing stored with the model."""
+
+    preprocessing: Preprocessing
+
+    @property
+    def size(self) -> ImageSize:
+        return self.preprocessing.size
+
+    @property
+    def channels(self) -> int:
+        return self.preprocessing.channels
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of an output row."""
+        return self.channels, *self.size
+
+    def __call__(self, image: Image.Image, rng: SampleRandom | None = None) -> Tensor:
+        return self.preprocessing.to_pixels(image)
+
+
+Pipeline = TrainPipeline | MultiCropPipeline | EvalPipeline
+
+
+def convert_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Convert grey, RGB or RGBA pixels [..., c, H, W] to another number of channels, as `convert_image` does."""
+    from vitrail.data.transforms.operations import luma
+
+    have = pixels.shape[-3]
+    if have == channels:
+        return pixels
+    rgb = pixels[..., :3, :, :] if have >= 3 else pixels.expand(*pixels.shape[:-3], 3, *pixels.shape[-2:])
+    if channels == 1:
+        return luma(rgb)
+    if channels == 4:
+        return torch.cat((rgb, torch.full_like(rgb[..., :1, :, :], 255)), dim=-3)
+    return rgb
+
+
+IDENTITY_TRANSFORM = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))  # transform of a sample that shows the whole image
+
+
+def compute_crop_transforms(pipeline: TrainPipeline, sizes: np.ndarray, rng: BatchRandom) -> np.ndarray:
+    """Return the transforms from sample to image coordinates, float64 [B, 2, 3], for image sizes [B, 2]."""
+    transforms = np.zeros((len(sizes), 3, 3))
+    for row, (index, (height, width)) in enumerate(zip(rng.indices.tolist(), sizes.tolist(), strict=True)):
+        sample_rng = SampleRandom(rng.seed, rng.epoch, index, 0)
+        top, left, tall, wide = pipeline.crop.sample_relative_box(height, width, sample_rng)
+        transforms[row] = ((wide, 0, left), (0, tall, top), (0, 0, 1))
+    for stream, step in pipeline.augmentations:  # the inverse applies the last step first
+        if hasattr(step, "affine_matrices"):
+            matrices = step.affine_matrices(pipeline.size, rng.with_stream(stream))  # pyright: ignore[reportAttributeAccessIssue]
+            transforms = transforms @ matrices
+    return transforms[:, :2]
+
+
+def read_image_size(images: Images, index: int, turn: bool) -> ImageSize:
+    """Return the upright height and width of an image, from its header."""
+    with images.open(index) as image:
+        return start_decoding(image, 3, turn).size

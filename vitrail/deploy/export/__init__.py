@@ -1,0 +1,1 @@
+"""Export of models for ONNX Runtime, OpenVINO and PyTorch."""

@@ -1,0 +1,130 @@
+"""Write a model to a file for ONNX Runtime, OpenVINO or PyTorch. `verify.py` compares the file with the model."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from vitrail.deploy import RUNTIME_SUFFIXES
+from vitrail.deploy.export.graph import ExportGraph
+from vitrail.deploy.export.onnx_graph import store_half, to_onnx, write_metadata, write_onnx
+from vitrail.deploy.export.torch_program import DTYPES, load_program, write_program
+from vitrail.deploy.runtimes.base import InputKind, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.onnx import open_onnx
+from vitrail.deploy.runtimes.openvino import (
+    check_bf16_supported,
+    import_openvino,
+    open_openvino,
+    read_onnx_model,
+    write_openvino,
+)
+from vitrail.models.base import Model
+
+SUFFIXES = {runtime: suffix for suffix, runtime in RUNTIME_SUFFIXES.items()}
+HALF_PRECISIONS = ("fp16", "bf16")
+FLOAT_PRECISIONS = ("fp32", *HALF_PRECISIONS)
+
+
+def export(
+    model: Model,
+    contract: ModelContract,
+    path: Path,
+    *,
+    target: str,
+    uint8: bool = False,
+    dynamic_size: bool = False,
+    merge: int = 0,
+    precision: str = "fp32",
+) -> ModelContract:
+    """Write the model for a runtime atomically, and return the contract stored in the file."""
+    check_export(path, target, precision, merge, dynamic_size)
+    contract = replace(contract, merge=merge, precision=precision, any_size=dynamic_size)
+    with stage_file(path) as staged:
+        write_model(model, contract, staged, target, uint8)
+    return contract
+
+
+def check_export(path: Path, target: str, precision: str, merge: int, dynamic_size: bool) -> None:
+    """Raise ValueError for unsupported options, before anything is computed."""
+    if target not in SUFFIXES:
+        raise ValueError(f"unknown runtime {target!r}: use {', '.join(SUFFIXES)}")
+    if path.suffix != SUFFIXES[target]:
+        raise ValueError(f"{path}: the suffix of a file for {target} must be {SUFFIXES[target]}")
+    if precision not in FLOAT_PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}: use {', '.join(FLOAT_PRECISIONS)}")
+    if merge and dynamic_size:
+        raise ValueError("--merge and --dynamic-size exclude each other: merging needs a fixed number of tokens")
+    if target == "openvino":
+        import_openvino()
+        if precision == "bf16":
+            check_bf16_supported()
+
+
+def write_model(model: Model, contract: ModelContract, path: Path, target: str, uint8: bool) -> None:
+    """Write the file described by the contract."""
+    if target == "torch":
+        whole = model.for_tracing(contract.any_size)
+        graph = ExportGraph(whole, contract.preprocessing, uint8, contract.merge, DTYPES[contract.precision])
+        write_program(graph, contract, path)
+        return
+    with tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
+        onnx_path = Path(directory) / "float.onnx"
+        write_fp32_onnx(model, contract, onnx_path, uint8)
+        convert_onnx(onnx_path, contract, path, target, uint8)
+
+
+def write_fp32_onnx(model: Model, contract: ModelContract, path: Path, uint8: bool) -> None:
+    """Write the fp32 ONNX file from which the other files are made."""
+    contract = replace(contract, precision="fp32")
+    graph = ExportGraph(
+        model.with_constants(contract.any_size, contract.preprocessing.size),
+        contract.preprocessing,
+        uint8,
+        contract.merge,
+    )
+    write_onnx(to_onnx(graph, contract), path)
+
+
+def convert_onnx(onnx_path: Path, contract: ModelContract, path: Path, target: str, uint8: bool) -> None:
+    """Convert an fp32 ONNX file to the contract's precision and runtime."""
+    input: InputKind = "uint8" if uint8 else "float"
+    if target == "openvino":
+        write_openvino(read_onnx_model(onnx_path), contract, input, path)
+        return
+    import onnx
+
+    proto = onnx.load_model(onnx_path)
+    if contract.precision in HALF_PRECISIONS:
+        proto = store_half(proto, contract.precision)
+    write_metadata(proto, contract, input)
+    write_onnx(proto, path)
+
+
+def open_own_file(
+    path: Path, output_kind: OutputKind = "logits", threads: int | None = None
+) -> tuple[Runtime, ModelContract]:
+    """Open a file just written by this process with its runtime."""
+    if path.suffix == ".pt2":
+        return load_program(path, output_kind)
+    return (open_onnx if path.suffix == ".onnx" else open_openvino)(path, output_kind, threads)
+
+
+@contextmanager
+def stage_file(path: Path) -> Iterator[Path]:
+    """Yield a path in a hidden directory beside `path`; at the end move its files to their place, `path` last."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory: give a file name")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no such directory: {path.parent}")
+    directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    try:
+        yield directory / path.name
+        for file in sorted(directory.iterdir(), key=lambda file: file.name == path.name):
+            os.replace(file, path.parent / file.name)
+    except OSError as error:
+        raise OSError(f"{path} was not written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,182 @@
+"""Write and open PyTorch's exported programs (`.pt2`), without executing the content of a file.
+
+`torch.export.load` unpickles data and evaluates expressions from the file, so an untrusted file could run code. The file is a
+zip archive of raw weights with a JSON table. Only these are read, and the model is rebuilt from the configuration in the
+metadata. Only a file just written by this process is loaded as a program.
+"""
+
+import json
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.checkpoints.artifact import CheckpointContract as Stored
+from vitrail.checkpoints.load import assemble_model
+from vitrail.deploy.export.graph import ExportGraph
+from vitrail.deploy.export.onnx_graph import silence_exporter, trace_graph
+from vitrail.deploy.runtimes.base import METADATA_KEY, InputKind, ModelContract, OutputKind, Runtime, contract_to_json
+from vitrail.deploy.runtimes.onnx import check_file_exists, check_outputs, prepare_input, read_contract
+from vitrail.models.registry import config_from_json
+
+WEIGHTS_CONFIG = "data/weights/model_weights_config.json"
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPE_CODES = {7: torch.float32, 6: torch.float16, 13: torch.bfloat16}  # PyTorch's codes in the table
+ARCHIVE_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError)  # RuntimeError: encrypted
+NOT_A_PROGRAM = "not an exported PyTorch program, or damaged"
+MAX_TEXT_BYTES = 2**26  # of a JSON member
+
+
+class ProgramRuntime:
+    """An export graph, or the program exported from it, run by PyTorch."""
+
+    name = "torch"
+
+    def __init__(
+        self, call: Any, names: tuple[str, ...], contract: ModelContract, input: InputKind, output_kind: OutputKind
+    ) -> None:
+        self.call, self.output_index, self.output_kind = call, names.index(output_kind), output_kind
+        self.preprocessing = contract.preprocessing if input == "float" else None
+
+    @torch.inference_mode()
+    def __call__(self, pixels: np.ndarray) -> np.ndarray:
+        """Return float32 logits [B, K] or features [B, F] of uint8 pixels [B, C, H, W]."""
+        return self.call(torch.from_numpy(prepare_input(pixels, self.preprocessing)))[self.output_index].numpy()
+
+
+def write_program(graph: ExportGraph, contract: ModelContract, path: Path) -> None:
+    """Write the program with its contract, without a pickle (example inputs) and without paths of this machine."""
+    program = trace_graph(graph, contract)
+    program._example_inputs = None
+    remove_stack_traces(program)
+    with silence_exporter():
+        torch.export.save(
+            program, path, extra_files={METADATA_KEY: contract_to_json(contract, "uint8" if graph.uint8 else "float")}
+        )
+
+
+def remove_stack_traces(program: torch.export.ExportedProgram) -> None:
+    """Remove the stack traces of nodes, which hold absolute paths of the source code."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+
+
+def load_program(path: Path, output_kind: OutputKind = "logits") -> tuple[Runtime, ModelContract]:
+    """Load the program of a file just written by this process: loading executes its content."""
+    with zipfile.ZipFile(path) as archive:
+        contract, input = read_contract(path, _read_text(path, archive, f"extra/{METADATA_KEY}"))
+    with silence_exporter():
+        call = torch.export.load(path).module()
+    names = ("features",) if contract.config["classes"] is None else ("logits", "features")
+    return ProgramRuntime(call, names, contract, input, output_kind), contract
+
+
+def open_program(
+    path: Path, output_kind: OutputKind = "logits", threads: int | None = None
+) -> tuple[Runtime, ModelContract]:
+    """Open a `.pt2` exported by vitrail from its weights and contract; the program in it is not executed."""
+    check_file_exists(path)
+    try:
+        archive = zipfile.ZipFile(path)
+    except (*ARCHIVE_ERRORS, ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: {NOT_A_PROGRAM} ({error})") from None
+    try:
+        with archive:
+            contract, input = read_contract(path, _read_text(path, archive, f"extra/{METADATA_KEY}"))
+            state = read_weights(path, archive)
+    except ARCHIVE_ERRORS as error:
+        raise ValueError(f"{path}: {NOT_A_PROGRAM} ({error})") from None
+    if contract.precision not in DTYPES:
+        raise ValueError(f"{path}: unsupported precision {contract.precision}: export the model again")
+    graph = rebuild_graph(path, contract, state, input)
+    check_outputs(path, list(graph.output_names), output_kind)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return ProgramRuntime(graph, graph.output_names, contract, input, output_kind), contract
+
+
+def rebuild_graph(path: Path, contract: ModelContract, state: dict[str, Tensor], input: InputKind) -> ExportGraph:
+    """Build the exported graph from its configuration and weights."""
+    config, dtype = config_from_json(contract.config), DTYPES[contract.precision]
+    if (layers := config.depth) > len(state):
+        raise ValueError(f"{path}: its configuration has {layers:,} layers, but it holds only {len(state):,} weights")
+    try:
+        model = assemble_model(Stored(config, contract.labels, contract.preprocessing, {}), state, dtype)
+    except (KeyError, AssertionError, StopIteration) as error:
+        raise ValueError(f"{path}: its weights do not match its configuration ({error})") from None
+    model = model.for_tracing(contract.any_size)
+    return ExportGraph(model, contract.preprocessing, input == "uint8", contract.merge, dtype).eval()
+
+
+def read_weights(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
+    """Return every weight by the model's parameter name."""
+    try:
+        config = json.loads(_read_text(path, archive, WEIGHTS_CONFIG) or "{}")
+    except RecursionError:
+        config = None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: invalid table of weights ({error})") from None
+    table = config.get("config") if isinstance(config, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise ValueError(f"{path}: it has no table of weights")
+    weights = {}
+    for name, entry in table.items():
+        try:
+            weights[_model_key(name)] = _read_tensor(path, archive, name, entry)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: incomplete entry of the weight {name!r} ({error})") from None
+    return weights
+
+
+def _model_key(name: str) -> str:
+    """Return the parameter name without the prefixes of the traced modules."""
+    for prefix in ("model.", "merged.vit."):
+        name = name.removeprefix(prefix)
+    return name.replace("position.of.", "position.")
+
+
+def _read_tensor(path: Path, archive: zipfile.ZipFile, name: str, entry: dict[str, Any]) -> Tensor:
+    """Return one contiguous weight; raise ValueError if it is stored otherwise or incomplete."""
+    meta, member = entry["tensor_meta"], entry["path_name"]
+    dtype, shape = DTYPE_CODES.get(meta["dtype"]), [size["as_int"] for size in meta["sizes"]]
+    strides, offset = [stride["as_int"] for stride in meta["strides"]], meta["storage_offset"]["as_int"]
+    if entry["use_pickle"] or dtype is None or offset != 0 or strides != _contiguous_strides(shape):
+        raise ValueError(f"{path}: the weight {name!r} is not stored as raw contiguous values")
+    info = _find_member(archive, f"data/weights/{member}")
+    count = math.prod(shape)
+    if info is None or count < 1 or info.file_size != count * dtype.itemsize:
+        raise ValueError(f"{path}: the weight {name!r} is missing or has the wrong size")
+    return torch.frombuffer(bytearray(archive.read(info)), dtype=dtype).reshape(shape)
+
+
+def _contiguous_strides(shape: list[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return strides
+
+
+def _find_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo | None:
+    """Return an uncompressed member by its path below the archive's top folder, or None."""
+    for info in archive.infolist():
+        if info.filename.partition("/")[2] == name and info.compress_type == zipfile.ZIP_STORED:
+            return info
+    return None
+
+
+def _read_text(path: Path, archive: zipfile.ZipFile, name: str) -> str | None:
+    info = _find_member(archive, name)
+    if info is None:
+        return None
+    if info.file_size > MAX_TEXT_BYTES:
+        raise ValueError(f"{path}: {name} has {info.file_size:,} bytes, more than {MAX_TEXT_BYTES:,}")
+    try:
+        return archive.read(info).decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: {name} is not UTF-8 text") from None

@@ -1,0 +1,1 @@
+"""Predictions and features of many images, written to files."""

@@ -1,0 +1,276 @@
+"""Formats of prediction files: CSV, JSON lines, Parquet, and for features a NumPy array with a list of paths.
+
+While rows are computed, every format is an append-only byte stream, so it can be truncated, resumed and concatenated. Parquet
+rows are first written as an Arrow stream and converted at the end. N rows, F features.
+"""
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from vitrail.utils.files import atomic_write
+
+SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".npy": "npy"}
+PREDICTION_COLUMNS = (("label", "text"), ("score", "number"))
+MIN_ROW_GROUP = 2**14  # rows of a Parquet row group
+
+
+@dataclass(frozen=True)
+class PredictionRow:
+    """The result for one image: its predictions, the most probable first, or its features, or an error."""
+
+    path: str
+    predictions: tuple[tuple[str, float], ...] = ()
+    features: np.ndarray | None = None  # float32 [F]
+    error: str | None = None
+
+    @property
+    def label(self) -> str | None:
+        return self.predictions[0][0] if self.predictions else None
+
+    @property
+    def score(self) -> float | None:
+        return self.predictions[0][1] if self.predictions else None
+
+
+class RowFormat(Protocol):
+    """A file format. `streams` are the suffixes of its files; the first is the requested file."""
+
+    streams: ClassVar[tuple[str, ...]]
+    needs_width: ClassVar[bool]  # True if the header needs the number of features
+
+    def encode_header(self, total: int, width: int) -> list[bytes]:
+        """Return the header of each stream."""
+        ...
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        """Return the rows encoded for each stream."""
+        ...
+
+    def finish_file(self, stream: Path, out: Path) -> None:
+        """Convert a complete stream to the requested file."""
+        ...
+
+
+class PlainFormat:
+    """A format whose stream is the final file."""
+
+    streams: ClassVar[tuple[str, ...]] = ("",)
+    needs_width: ClassVar[bool] = False
+
+    def finish_file(self, stream: Path, out: Path) -> None:
+        """Rename the stream."""
+        stream.replace(out)
+
+
+@dataclass(frozen=True)
+class LabelsCSV(PlainFormat):
+    """Columns path, label, score, error, then label2, score2, …"""
+
+    top: int = 1
+
+    def columns(self) -> list[str]:
+        more = [f"{name}{rank}" for rank in range(2, self.top + 1) for name in ("label", "score")]
+        return ["path", "label", "score", "error", *more]
+
+    def encode_header(self, total: int, width: int) -> list[bytes]:
+        return [encode_csv([self.columns()])]
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        return [encode_csv([self.cells(row) for row in rows])]
+
+    def cells(self, row: PredictionRow) -> list[str]:
+        cells = [cell for label, score in row.predictions for cell in (label, format_score(score))]
+        cells += [""] * (2 * self.top - len(cells))
+        return [row.path, *cells[:2], row.error or "", *cells[2:]]
+
+
+@dataclass(frozen=True)
+class LabelsJSONL(PlainFormat):
+    """One JSON object per line."""
+
+    top: int = 1
+
+    def encode_header(self, total: int, width: int) -> list[bytes]:
+        return [b""]
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        return [encode_jsonl([self.to_dict(row) for row in rows])]
+
+    def to_dict(self, row: PredictionRow) -> dict[str, Any]:
+        predictions = [{"label": label, "score": float(format_score(score))} for label, score in row.predictions]
+        first = predictions[0] if predictions else {"label": None, "score": None}
+        return {"path": row.path, **first, "error": row.error} | ({"answers": predictions} if self.top > 1 else {})
+
+
+@dataclass(frozen=True)
+class FeaturesCSV(PlainFormat):
+    """Columns path, error, and one per feature."""
+
+    needs_width: ClassVar[bool] = True
+
+    def encode_header(self, total: int, width: int) -> list[bytes]:
+        return [encode_csv([["path", "error", *(f"f{index}" for index in range(width))]])]
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        return [encode_csv([[row.path, row.error or "", *self.cells(row, width)] for row in rows])]
+
+    def cells(self, row: PredictionRow, width: int) -> list[str]:
+        return [""] * width if row.features is None else [f"{value:.9g}" for value in row.features.tolist()]
+
+
+@dataclass(frozen=True)
+class FeaturesJSONL(PlainFormat):
+    """One JSON object per line, with the features as a list."""
+
+    def encode_header(self, total: int, width: int) -> list[bytes]:
+        return [b""]
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        return [encode_jsonl([self.to_dict(row) for row in rows])]
+
+    def to_dict(self, row: PredictionRow) -> dict[str, Any]:
+        values = None if row.features is None else [float(f"{value:.9g}") for value in row.features.tolist()]
+        return {"path": row.path, "error": row.error, "features": values}
+
+
+@dataclass(frozen=True)
+class FeaturesNPY(PlainFormat):
+    """A float32 array [N, F], with a CSV of the paths; an unreadable image is a row of NaN."""
+
+    streams: ClassVar[tuple[str, ...]] = ("", ".paths.csv")
+    needs_width: ClassVar[bool] = True
+
+    def encode_header(self, total: int, width: int) -> list[bytes]:
+        head = io.BytesIO()
+        np.lib.format.write_array_header_2_0(head, {"descr": "<f4", "fortran_order": False, "shape": (total, width)})
+        return [head.getvalue(), encode_csv([["path", "error"]])]
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        values = np.full((len(rows), width), np.nan, dtype="<f4")
+        for index, row in enumerate(rows):
+            if row.features is not None:
+                values[index] = row.features
+        return [values.tobytes(), encode_csv([[row.path, row.error or ""] for row in rows])]
+
+
+@dataclass(frozen=True)
+class ParquetFormat:
+    """An Arrow stream, converted to Parquet row groups at the end."""
+
+    columns: tuple[tuple[str, str], ...]  # names and kinds of values
+    cells: Callable[[PredictionRow], list[Any]]  # of a row, in the order of the columns
+    streams: ClassVar[tuple[str, ...]] = ("",)
+    needs_width: ClassVar[bool] = False
+
+    def schema(self) -> Any:
+        arrow = import_pyarrow()
+        kinds = {"text": arrow.string(), "number": arrow.float32(), "numbers": arrow.list_(arrow.float32())}
+        return arrow.schema([(name, kinds[kind]) for name, kind in self.columns])
+
+    def encode_header(self, total: int, width: int) -> list[bytes]:
+        return [self.schema().serialize().to_pybytes()]
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        arrow, schema = import_pyarrow(), self.schema()
+        columns = zip(*(self.cells(row) for row in rows), strict=True)
+        arrays = [arrow.array(list(column), kind) for column, kind in zip(columns, schema.types, strict=True)]
+        return [arrow.record_batch(arrays, schema=schema).serialize().to_pybytes()]
+
+    def finish_file(self, stream: Path, out: Path) -> None:
+        """Convert the stream batch by batch, so that memory never holds all rows."""
+        arrow = import_pyarrow()
+        from pyarrow import ipc, parquet
+
+        with stream.open("rb") as source, atomic_write(out) as file:
+            pending: list[Any] = []
+            with parquet.ParquetWriter(file, self.schema()) as writer:
+                for batch in ipc.open_stream(source):
+                    pending.append(batch)
+                    if sum(map(len, pending)) >= MIN_ROW_GROUP:
+                        writer.write_table(arrow.Table.from_batches(pending))
+                        pending = []
+                if pending:
+                    writer.write_table(arrow.Table.from_batches(pending))
+        stream.unlink()
+
+
+def labels_parquet_format(top: int) -> ParquetFormat:
+    """Return the Parquet format with the columns path, label, score, error, then label2, score2, …"""
+
+    def cells(row: PredictionRow) -> list[Any]:
+        values: list[Any] = [value for prediction in row.predictions for value in prediction]
+        values += [None] * (2 * top - len(values))
+        return [row.path, *values[:2], row.error, *values[2:]]
+
+    more = [(f"{name}{rank}", kind) for rank in range(2, top + 1) for name, kind in PREDICTION_COLUMNS]
+    return ParquetFormat((("path", "text"), *PREDICTION_COLUMNS, ("error", "text"), *more), cells)
+
+
+def features_parquet_format() -> ParquetFormat:
+    """Return the Parquet format with the columns path, error and features, a list of numbers."""
+    columns = (("path", "text"), ("error", "text"), ("features", "numbers"))
+    return ParquetFormat(columns, lambda row: [row.path, row.error, row.features])
+
+
+def import_pyarrow() -> Any:
+    """Return pyarrow; raise ValueError if it is not installed."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise ValueError("Parquet needs pyarrow: pip install 'vitrail[parquet]'") from None
+    return pyarrow
+
+
+def select_format(out: str, requested: str | None, output_kind: str, top: int) -> RowFormat:
+    """Return the format of --format or of the suffix of `out`."""
+    name = requested or ("csv" if out == "-" else SUFFIXES.get(Path(out).suffix.lower()))
+    formats: Mapping[str, RowFormat] = (
+        {"csv": LabelsCSV(top), "jsonl": LabelsJSONL(top), "parquet": labels_parquet_format(top)}
+        if output_kind == "logits"
+        else {
+            "csv": FeaturesCSV(),
+            "jsonl": FeaturesJSONL(),
+            "parquet": features_parquet_format(),
+            "npy": FeaturesNPY(),
+        }
+    )
+    if name is None or name not in formats:
+        option = f"--format {requested}" if requested else f"--out {out}"
+        raise ValueError(f"unknown format of {option}: use --format or a file suffix of {', '.join(formats)}")
+    if out == "-" and name not in ("csv", "jsonl"):
+        raise ValueError(f"--format {name} cannot be written to standard output: use csv or jsonl, or --out FILE")
+    if name == "parquet":
+        import_pyarrow()
+    return formats[name]
+
+
+def encode_csv(cells: list[list[str]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(cells)
+    return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def encode_jsonl(objects: list[dict[str, Any]]) -> bytes:
+    text = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in objects)
+    return text.encode("utf-8", "backslashreplace")
+
+
+def format_score(score: float) -> str:
+    """Format a score with six significant digits; further digits depend on the batch size."""
+    return f"{score:.6g}"
+
+
+def concatenate_files(parts: Sequence[Path], out: Path) -> None:
+    """Concatenate streams."""
+    with atomic_write(out) as file:
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, file, 2**22)

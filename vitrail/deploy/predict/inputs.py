@@ -1,0 +1,281 @@
+"""Collect images from files, folders, patterns, lists, tar shards and tables into one sequence.
+
+Labels and splits are ignored.
+"""
+
+import glob
+import hashlib
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from vitrail.data.dataset import Store
+from vitrail.data.decode import IMAGE_ERRORS, name_image_errors
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources import detect, downloads, load_dataset, manifest, parquet, tar
+from vitrail.data.sources import splits as parts
+from vitrail.data.sources.files import FileStore, printable_path
+from vitrail.data.sources.folders import FolderWalker, is_image_name
+from vitrail.utils.progress import ProgressCallback
+
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
+CSV_SUFFIXES = (".csv", ".tsv")
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Images of several stores, in the order of the given paths."""
+
+    stores: tuple[Store, ...]
+    starts: np.ndarray  # int64 [s + 1]: the first index of each store, and the total
+    items: tuple[np.ndarray | None, ...]  # indices in each store; None for all
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store of an image and its index there."""
+        number = int(np.searchsorted(self.starts, index, side="right")) - 1
+        offset, items = index - int(self.starts[number]), self.items[number]
+        return self.stores[number], offset if items is None else int(items[offset])
+
+    def name(self, index: int) -> str:
+        store, item = self.locate(index)
+        return store.name(item)
+
+    def open(self, index: int) -> Image.Image:
+        store, item = self.locate(index)
+        return store.open(item)
+
+    def fingerprint(self, count: int) -> str:
+        """Return a hash of the names of the first `count` images."""
+        digest = hashlib.sha256(str(count).encode())
+        for store, items, start in zip(self.stores, self.items, self.starts.tolist(), strict=False):
+            if start >= count:
+                break
+            if isinstance(store, FileStore) and items is None:  # without creating an object per name
+                for part in (store.names, store.ends.tobytes(), store.folder_ids.tobytes(), "\0".join(store.folders)):
+                    digest.update(os.fsencode(part) if isinstance(part, str) else part)
+                continue
+            for item in range(len(store)) if items is None else items.tolist():
+                digest.update(store.name(item).encode("utf-8", "surrogatepass") + b"\0")
+        return digest.hexdigest()
+
+
+def collect_inputs(paths: Sequence[str | os.PathLike[str]], progress: ProgressCallback | None = None) -> ImageInputs:
+    """Return all images of these paths; raise ValueError if there are none."""
+    stores: list[tuple[Store, np.ndarray | None]] = []
+    notes: list[str] = []
+    files: list[str] = []  # consecutive files form one store
+    names = [os.fspath(path) for path in paths]
+    for path in names:
+        for expanded in expand_path(path):
+            if os.path.isfile(expanded) and input_kind(expanded) == "image":
+                files.append(expanded)
+                continue
+            if files:
+                stores.append((FileStore.from_paths(files), None))
+                files = []
+            stores += open_input(path, expanded, notes, progress)
+    if files:
+        stores.append((FileStore.from_paths(files), None))
+    counts = [len(store) if items is None else len(items) for store, items in stores]
+    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    if not int(starts[-1]):
+        raise ValueError(f"no images in {', '.join(names)}")
+    return ImageInputs(tuple(store for store, _ in stores), starts, tuple(items for _, items in stores), tuple(notes))
+
+
+def expand_path(path: str) -> list[str]:
+    """Return the matches of a pattern; an existing path or one without wildcards is returned as it is."""
+    path = os.path.expanduser(path)
+    if os.path.exists(path) or not detect.is_pattern(path):
+        return [path]
+    if "**" in path:
+        if matched := sorted(glob.glob(path, recursive=True)):
+            return [match for match in matched if os.path.isfile(match)]
+        raise FileNotFoundError(f"no file matches {path}")
+    return detect.expand_pattern(path)
+
+
+def input_kind(path: str) -> str:
+    """Return the kind of a file by its suffix: csv, lines, parquet, tar, or image for any other."""
+    name = os.path.basename(path).lower()
+    suffix = os.path.splitext(name)[1]
+    if suffix in CSV_SUFFIXES:
+        return "csv"
+    if suffix in JSONL_SUFFIXES:
+        return "lines"
+    return suffix.removeprefix(".") if suffix in (".parquet", ".tar") else "image"
+
+
+def open_input(
+    given: str, path: str, notes: list[str], progress: ProgressCallback | None
+) -> list[tuple[Store, np.ndarray | None]]:
+    """Return the images of a path that is not an image file."""
+    if os.path.isdir(path):
+        return open_folder(path, notes, progress)
+    if not os.path.exists(path) and given in downloads.DATASET_NAMES:
+        return open_dataset(given, progress)
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"no such file or folder: {printable_path(path)}; give files, folders, patterns or lists of images"
+        )
+    if not os.path.isfile(path):
+        raise ValueError(f"{printable_path(path)} is neither a file nor a folder")
+    openers: dict[str, Callable[[], Store]] = {
+        "csv": lambda: open_path_list(path, read_csv_paths(path)),
+        "lines": lambda: open_path_list(path, read_jsonl_paths(path)),
+        "parquet": lambda: open_parquet(path),
+        "tar": lambda: open_tar(path),
+    }
+    return [(openers[input_kind(path)](), None)]
+
+
+def open_folder(
+    folder: str, notes: list[str], progress: ProgressCallback | None
+) -> list[tuple[Store, np.ndarray | None]]:
+    """Return all images below a folder; without image files, those of its shards, tables or arrays."""
+    walk = FolderWalker(progress=progress)
+    walk.add_tree(folder, set())
+    if not walk.listing.count:
+        try:
+            return open_dataset(folder, progress)
+        except ValueError:
+            raise ValueError(f"no images in {printable_path(folder)}") from None
+    if skipped := len(walk.skipped):
+        first, why = walk.skipped[0]
+        notes.append(f"skipped {skipped:,} other files in {printable_path(folder)}, {first} first ({why})")
+    return [(walk.listing.to_store(), None)]
+
+
+def open_dataset(where: str, progress: ProgressCallback | None) -> list[tuple[Store, np.ndarray | None]]:
+    """Return the images of all splits of a dataset."""
+    dataset = load_dataset(where, fractions=parts.TRAIN_ONLY_FRACTIONS, multi_label=parts.UNLABELLED, progress=progress)
+    return [(images.store, images.items) for images in dataset.splits.values() if len(images)]
+
+
+def open_path_list(path: str, column: Iterable[str]) -> FileStore:
+    """Return the files of a list; their paths are relative to it."""
+    folder = os.path.dirname(path)
+    store = FileStore.from_paths(
+        os.path.join(folder, name.replace("\\", "/") if "/" not in name else name) for name in column
+    )
+    if not len(store):
+        raise ValueError(f"{printable_path(path)} lists no images")
+    first = [store.path(item) for item in range(min(100, len(store)))]
+    if not any(is_image_name(name) or os.path.isfile(name) for name in first):
+        raise ValueError(f"{printable_path(path)} must list image paths, got {printable_path(first[0])}")
+    return store
+
+
+def read_csv_paths(path: str) -> Iterable[str]:
+    """Yield the paths of a CSV or TSV."""
+    header, rows = manifest.open_csv(path, labelled=False)
+    column = manifest.find_column(header, manifest.PATH_COLUMNS)
+    assert column is not None
+    for line, row in rows:
+        if len(row) <= column or not row[column].strip():
+            raise ValueError(f"{printable_path(path)}, line {line}: no path")
+        yield row[column].strip()
+
+
+def read_jsonl_paths(path: str) -> Iterable[str]:
+    """Yield the paths of JSON lines, each an object with a key of a path column."""
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{printable_path(path)}, line {number}: not JSON ({error})") from None
+            values = {str(key).casefold(): value for key, value in entry.items()} if isinstance(entry, dict) else {}
+            value = next((values[name] for name in manifest.PATH_COLUMNS if name in values), None)
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(
+                    f'{printable_path(path)}, line {number}: no path; expected a line like {{"path": "cat.jpg"}}'
+                )
+            yield value.strip()
+
+
+def open_parquet(path: str) -> Store:
+    """Return the images embedded in a Parquet file, or the files it lists."""
+    with parquet.open_table(path) as opened:
+        schema = opened.schema_arrow
+        column = parquet.find_image_column(schema)
+        if column is not None:
+            counts = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
+            firsts = np.cumsum([0, *counts], dtype=np.int64)
+            groups = [(int(firsts[group]), 0, group) for group, count in enumerate(counts) if count]
+            store = parquet.ParquetStore([path], column, np.array(groups, dtype=np.int64).reshape(-1, 3))
+            store.size = int(firsts[-1])
+            return store
+        path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
+        if path_column is None:
+            raise ValueError(f"{printable_path(path)} has no column of images or paths, only {', '.join(schema.names)}")
+        values = opened.read(columns=[schema.names[path_column]]).column(0).to_pylist()
+    for row, value in enumerate(values, start=1):
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{printable_path(path)}, row {row:,}: no path")
+    return open_path_list(path, values)
+
+
+def open_tar(shard: str) -> Store:
+    """Return the images in a tar file, each as a separate sample."""
+    index = tar.TarIndex()
+    with open(shard, "rb") as file:
+        tar.reject_compressed(file, shard)
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                for member in archive:
+                    plain = member.isreg() and not member.issparse() and os.path.basename(member.name)[:1] != "."
+                    if plain and is_image_name(member.name):
+                        index.add(0, (member.name, member.offset_data, member.size), tar.NO_LABEL)
+                    archive.members = []  # pyright: ignore[reportAttributeAccessIssue] else it keeps every header
+                end = archive.offset
+        except (tarfile.TarError, EOFError) as error:
+            raise ValueError(
+                f"{printable_path(shard)} is an incomplete tar file ({error}): download it again"
+            ) from None
+        file.seek(end)
+        mark = file.read(512)
+        if len(mark) < 512 or mark.strip(b"\0"):
+            raise ValueError(f"{printable_path(shard)} is truncated or changed at byte {end:,}: download it again")
+    if not index.ends:
+        raise ValueError(f"no images in {printable_path(shard)}")
+    return index.to_store([shard])
+
+
+def sample_evenly(inputs: ImageInputs, count: int, exclude: Set[str] = frozenset()) -> list[int]:
+    """Return `count` evenly spaced indices, without the images named in `exclude` if enough others are left."""
+    others = [index for index in range(len(inputs)) if inputs.name(index) not in exclude] if exclude else []
+    pool = others if len(others) >= count else range(len(inputs))
+    positions = np.linspace(0, len(pool) - 1, min(count, len(pool))).round().astype(np.int64)
+    return [pool[position] for position in positions.tolist()]
+
+
+def load_pixels(
+    inputs: ImageInputs, indices: Sequence[int], preprocessing: Preprocessing, progress: ProgressCallback | None = None
+) -> tuple[np.ndarray, list[int]]:
+    """Return the pixels of the readable images, uint8 [n, C, H, W], and their indices."""
+    parts, read = [], []
+    for number, index in enumerate(indices, start=1):
+        name = inputs.name(index)
+        try:
+            with name_image_errors(name), inputs.open(index) as image:
+                parts.append(preprocessing.to_pixels(image).numpy())
+            read.append(index)
+        except IMAGE_ERRORS:
+            pass
+        if progress:
+            progress("preparing", number, len(indices))
+    if not read:
+        raise ValueError(f"none of the {len(indices):,} images can be read")
+    return np.stack(parts), read

@@ -1,0 +1,202 @@
+"""Run a model over images with several threads, each of which decodes a batch and then runs the model on it.
+
+On a CPU every thread has its own single-threaded runtime, so no core waits for another. While one thread decodes, another
+computes; batches come out in the order of the images.
+
+B images, C channels, H×W pixels, K values.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitrail.data.decode import IMAGE_ERRORS, format_image_error, name_image_errors
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.predict.inputs import ImageInputs
+from vitrail.deploy.runtimes.base import Runtime
+
+INITIAL_BATCH_SIZE = {"cpu": 4, "cuda": 32, "mps": 16}  # on a CPU, what its caches hold
+MAX_BATCH_SIZE = {"cpu": 64, "cuda": 512, "mps": 128}
+MIN_TRIALS = 4  # batches of a size before it is compared
+MIN_GAIN = 1.03  # required of another size, because of noise
+
+
+class BatchSizeTuner:
+    """A batch size that doubles or halves towards the fastest. Thread-safe."""
+
+    def __init__(self, initial: int, maximum: int, fixed: bool = False) -> None:
+        self.maximum = max(1, maximum)
+        self.size = min(initial, self.maximum)
+        self.fixed = fixed
+        self.seconds: dict[int, list[float]] = {}  # per image, of batches of each size
+        self.lock = threading.Lock()
+
+    def record(self, size: int, seconds: float) -> None:
+        """Record the time of a batch; sizes other than the current one are ignored."""
+        with self.lock:
+            if self.fixed or size != self.size:
+                return
+            times = self.seconds.setdefault(size, [])
+            times.append(seconds / size)
+            if len(times) >= MIN_TRIALS:
+                self.size = self.next_size()
+
+    def next_size(self) -> int:
+        """Return the fastest size so far, or an untried neighbour of it."""
+        fastest = self.size
+        for size, times in self.seconds.items():
+            if len(times) >= MIN_TRIALS and min(times) * MIN_GAIN < min(self.seconds[fastest]):
+                fastest = size
+        for neighbour in (2 * fastest, fastest // 2):
+            if 1 <= neighbour <= self.maximum and len(self.seconds.get(neighbour, ())) < MIN_TRIALS:
+                return neighbour
+        return fastest
+
+    def record_out_of_memory(self, size: int) -> None:
+        """Limit the size after a batch did not fit into memory."""
+        with self.lock:
+            self.maximum = max(1, size // 2)
+            self.size = min(self.size, self.maximum)
+
+
+MAX_PENDING_BATCHES = 4  # finished batches per thread that wait for an earlier one
+NOT_FINITE = "the outputs of the model are not finite"
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """The outputs of a batch."""
+
+    start: int
+    names: list[str]
+    values: list[np.ndarray | None]  # float32 [K] each
+    errors: dict[int, str]  # by the index in the batch
+
+
+class ParallelInference:
+    """Worker threads that process batches, and an iterator that yields them in order."""
+
+    def __init__(
+        self,
+        inputs: ImageInputs,
+        start: int,
+        stop: int,
+        preprocessing: Preprocessing,
+        runtimes: Sequence[Runtime],
+        batch_size: BatchSizeTuner,
+    ) -> None:
+        """Start one thread per runtime; a runtime listed several times is used by one thread at a time."""
+        self.inputs, self.stop, self.preprocessing, self.batch_size = inputs, stop, preprocessing, batch_size
+        self.next = self.next_output = start
+        self.finished: dict[int, BatchOutput] = {}
+        self.failure: BaseException | None = None
+        self.ended = False
+        self.change = threading.Condition()
+        self.runtimes = runtimes
+
+    def __iter__(self) -> Iterator[BatchOutput]:
+        """Yield every batch in order; the threads end with the iterator."""
+        locks = {id(runtime): threading.Lock() for runtime in self.runtimes}
+        threads = [
+            threading.Thread(target=self.run_worker, args=(runtime, locks[id(runtime)]), daemon=True)
+            for runtime in self.runtimes
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while self.next_output < self.stop:
+                with self.change:
+                    while self.next_output not in self.finished and self.failure is None:
+                        self.change.wait()
+                    if self.failure is not None:
+                        raise self.failure
+                    batch = self.finished.pop(self.next_output)
+                    self.next_output += len(batch.names)
+                    self.change.notify_all()
+                yield batch
+        finally:
+            with self.change:
+                self.ended = True
+                self.change.notify_all()
+            for thread in threads:
+                thread.join()
+
+    def run_worker(self, runtime: Runtime, lock: threading.Lock) -> None:
+        """Process batches until there are no more."""
+        try:
+            while (span := self.take_range()) is not None:
+                batch = self.process_batch(*span, runtime, lock)
+                with self.change:
+                    self.finished[batch.start] = batch
+                    self.change.notify_all()
+        except ConsumerStopped:
+            return
+        except BaseException as error:  # raised again by the iterator
+            with self.change:
+                self.failure = self.failure or error
+                self.change.notify_all()
+
+    def take_range(self) -> tuple[int, int] | None:
+        """Return start and length of the next batch; batches shrink at the end so that all threads finish together."""
+        with self.change:
+            while len(self.finished) >= MAX_PENDING_BATCHES * len(self.runtimes) and not self.ended:
+                self.change.wait()
+            remaining = self.stop - self.next
+            if self.ended or self.failure is not None or remaining <= 0:
+                return None
+            count = min(self.batch_size.size, -(-remaining // len(self.runtimes)))
+            start, self.next = self.next, self.next + count
+            return start, count
+
+    def process_batch(self, start: int, count: int, runtime: Runtime, lock: threading.Lock) -> BatchOutput:
+        """Decode images and run the model on those that can be read."""
+        shape = (self.preprocessing.channels, *self.preprocessing.size)
+        pixels = np.empty((count, *shape), dtype=np.uint8)
+        names, errors, read = [], {}, []
+        for index in range(count):
+            if self.ended:
+                raise ConsumerStopped
+            name = self.inputs.name(start + index)
+            names.append(name)
+            try:
+                with name_image_errors(name), self.inputs.open(start + index) as image:
+                    pixels[len(read)] = self.preprocessing.to_pixels(image).numpy()
+                read.append(index)
+            except IMAGE_ERRORS as error:
+                errors[index] = format_image_error(error, name)
+        values: list[np.ndarray | None] = [None] * count
+        if read:
+            with lock:
+                start_time = time.perf_counter()
+                outputs = self.run_model(runtime, pixels[: len(read)])
+                self.batch_size.record(len(read), time.perf_counter() - start_time)
+            for index, output in zip(read, outputs, strict=True):
+                if np.isfinite(output).all():
+                    values[index] = output
+                else:
+                    errors[index] = NOT_FINITE
+        return BatchOutput(start, names, values, errors)
+
+    def run_model(self, runtime: Runtime, pixels: np.ndarray) -> np.ndarray:
+        """Return the outputs of the model, in two halves if the batch does not fit into memory."""
+        try:
+            return runtime(pixels)
+        except (MemoryError, RuntimeError) as error:
+            if len(pixels) == 1 or not (isinstance(error, MemoryError) or "memory" in str(error).lower()):
+                raise
+        self.batch_size.record_out_of_memory(len(pixels))
+        half = len(pixels) // 2
+        return np.concatenate([self.run_model(runtime, pixels[:half]), self.run_model(runtime, pixels[half:])])
+
+
+class ConsumerStopped(Exception):
+    """Raised in a thread when the iterator has ended."""
+
+
+def output_width(runtime: Runtime, preprocessing: Preprocessing) -> Callable[[], int]:
+    """Return a function that measures the number of outputs with a black image."""
+    shape = (1, preprocessing.channels, *preprocessing.size)
+    return lambda: runtime(np.zeros(shape, dtype=np.uint8)).shape[1]

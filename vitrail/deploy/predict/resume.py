@@ -1,0 +1,296 @@
+"""Write rows to a file so that an interrupted process loses at most a second of work and can resume.
+
+Rows are appended to `OUT.partial` (`OUT.rank0`, … with several processes) and synced to disk about once a second; then a journal
+beside the file records the number of complete rows and bytes. To resume, the file is truncated to the journal's length and
+continued. It is renamed to `OUT` when it has all rows.
+"""
+
+import glob
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vitrail.deploy.predict.formats import PredictionRow, RowFormat, concatenate_files
+from vitrail.utils.files import atomic_write
+
+COMMIT_INTERVAL_SECONDS = 1.0  # work that a killed process loses, at most
+MAX_PENDING_ROWS = 4096  # rows in memory
+DIFFERENCES = {"model": "another model", "pictures": "other images", "processes": "another number of processes"}
+
+
+class PartialOutput:
+    """The rows of one process, on disk and pending."""
+
+    def __init__(
+        self,
+        out: Path,
+        row_format: RowFormat,
+        total: int,
+        identity: Mapping[str, Any],  # must be equal to resume
+        *,
+        rank: int = 0,
+        world: int = 1,
+        width: Callable[[], int] = lambda: 0,  # number of features, if no image could be read so far
+    ) -> None:
+        self.out, self.row_format, self.total = out, row_format, total
+        self.identity = json.loads(json.dumps(dict(identity)))
+        self.rank, self.world, self.ask_width = rank, world, width
+        self.base = partial_path(out, rank, world)
+        self.journal = journal_path(self.base)
+        self.rows, self.count, self.finished = 0, 0, False  # rows on disk; rows in total
+        self.errors = 0
+        self.width = 0
+        self.sizes = [0] * len(row_format.streams)
+        self.files: list[BinaryIO] = []
+        self.pending: list[PredictionRow] = []
+        self.saving = False
+        self.last = time.monotonic()
+
+    def start(self, count: int, *, resume: bool, force: bool) -> int:
+        """Create or resume the files; return how many of the `count` rows exist already."""
+        self.count = count
+        exists = check_resumable(self.out, self.rank, self.world, resume=resume, force=force)
+        resuming = exists and not force
+        if resuming:
+            self.read_journal()
+        if self.finished:  # only the renaming is missing
+            return self.rows
+        with self.explain_disk_errors():
+            streams = [self.base.with_name(self.base.name + suffix) for suffix in self.row_format.streams]
+            self.files = [open(stream, "ab", buffering=0) for stream in streams]  # noqa: SIM115
+            lock_file(self.files[0], self.out)
+            if resuming:
+                self.read_journal()  # again, now that the file is locked
+                self.check_file_sizes()
+            self.truncate_files()
+            self.write_journal()
+        return self.rows
+
+    def read_journal(self) -> None:
+        """Read the journal; raise ValueError if it is damaged or of another run."""
+        try:
+            journal = json.loads(self.journal.read_text(encoding="utf-8"))
+            rows, sizes, identity = (
+                int(journal["rows"]),
+                [int(size) for size in journal["bytes"]],
+                dict(journal["what"]),
+            )
+            self.width, self.finished = int(journal["width"]), bool(journal["finished"])
+            self.errors = int(journal["errors"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{self.journal} is damaged: use --force to start again") from None
+        if identity != self.identity:
+            raise ValueError(
+                f"{self.base} was started {describe_difference(identity, self.identity)}: use the same options, or --force"
+            )
+        if len(sizes) != len(self.row_format.streams) or not 0 <= rows <= self.count:
+            raise ValueError(f"{self.journal} is damaged: use --force to start again")
+        self.rows, self.sizes = rows, sizes
+
+    def check_file_sizes(self) -> None:
+        """Raise ValueError if a file is shorter than its journal says."""
+        for file, size in zip(self.files, self.sizes, strict=True):
+            if os.fstat(file.fileno()).st_size < size:
+                raise ValueError(f"{os.fspath(file.name)} has lost rows: use --force to start again")
+
+    def truncate_files(self) -> None:
+        """Remove what follows the complete rows."""
+        for file, size in zip(self.files, self.sizes, strict=True):
+            file.truncate(size)
+
+    def add(self, row: PredictionRow) -> None:
+        """Add a row; it is on disk a second later, or when `save` is called."""
+        self.pending.append(row)
+        if time.monotonic() - self.last > COMMIT_INTERVAL_SECONDS or len(self.pending) >= MAX_PENDING_ROWS:
+            self.save()
+
+    def save(self) -> None:
+        """Sync pending rows to disk, then update the journal.
+
+        After an interrupted save nothing more is written: rows not in the journal are computed again.
+        """
+        if not self.pending or self.saving:
+            return
+        self.saving = True
+        with self.explain_disk_errors():
+            for file, data in zip(self.files, self.encode_pending(), strict=True):
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            self.sizes = [os.fstat(file.fileno()).st_size for file in self.files]
+            self.rows += len(self.pending)
+            self.errors += sum(row.error is not None for row in self.pending)
+            self.pending = []
+            self.write_journal()
+        self.last, self.saving = time.monotonic(), False
+
+    def encode_pending(self) -> list[bytes]:
+        """Return the pending rows as bytes, with the header before the first row."""
+        if not self.width:
+            width = next((len(row.features) for row in self.pending if row.features is not None), 0)
+            self.width = width or (self.ask_width() if self.row_format.needs_width else 0)
+        rows = self.row_format.encode_rows(self.pending, self.width)
+        if self.rows or self.rank:
+            return rows
+        headers = self.row_format.encode_header(self.total, self.width)
+        return [header + row for header, row in zip(headers, rows, strict=True)]
+
+    def write_journal(self) -> None:
+        journal = {"rows": self.rows, "bytes": self.sizes, "width": self.width, "errors": self.errors}
+        with atomic_write(self.journal) as file:
+            file.write(json.dumps(journal | {"finished": self.finished, "what": self.identity}).encode())
+
+    def finish(self) -> bool:
+        """Rename the file if all processes have written their rows; return True if they have."""
+        assert self.rows + len(self.pending) == self.count
+        self.save()
+        with self.explain_disk_errors():
+            self.finished = True
+            self.write_journal()
+            if self.world == 1:
+                self.rename_parts([self.base])
+                return True
+            with exclusive_lock(self.out.with_name(self.out.name + ".lock")) as lock:
+                parts = [partial_path(self.out, rank, self.world) for rank in range(self.world)]
+                if not self.journal.is_file():  # another process finished last and joined the parts
+                    lock.unlink(missing_ok=True)
+                    return True
+                if not all(self.is_finished(part) for part in parts):
+                    return False
+                self.rename_parts(parts)
+                lock.unlink(missing_ok=True)
+            return True
+
+    def is_finished(self, part: Path) -> bool:
+        """Return True if another process's part of the same run is complete."""
+        try:
+            journal = json.loads(journal_path(part).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return bool(journal.get("finished")) and journal.get("what") == self.identity
+
+    def rename_parts(self, parts: list[Path]) -> None:
+        """Join the parts to the output files, the main file last, so that it never exists without the others."""
+        for number, suffix in reversed(list(enumerate(self.row_format.streams))):
+            streams = [part.with_name(part.name + suffix) for part in parts]
+            target = self.out.with_name(self.out.name + suffix) if number else self.out
+            if not all(stream.is_file() for stream in streams):
+                continue  # renamed before an interruption
+            joined = streams[0]
+            if len(streams) > 1:
+                joined = partial_path(self.out, 0, 1).with_name(partial_path(self.out, 0, 1).name + suffix)
+                concatenate_files(streams, joined)
+            if number:
+                joined.replace(target)
+            else:
+                self.row_format.finish_file(joined, target)
+        self.close()
+        for part in parts:
+            for suffix in self.row_format.streams:
+                part.with_name(part.name + suffix).unlink(missing_ok=True)
+        for part in parts:
+            journal_path(part).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+        self.files = []
+
+    @contextmanager
+    def explain_disk_errors(self) -> Iterator[None]:
+        """Raise OSError with the file name and the number of saved rows if writing fails."""
+        try:
+            yield
+        except OSError as error:
+            saved = f"; {self.rows:,} rows are saved: free disk space and use --resume" if self.rows else ""
+            reason = error.strerror or str(error).split(" was not written: ")[-1]
+            raise OSError(f"{self.out} was not written: {reason}{saved}") from error
+
+
+def partial_path(out: Path, rank: int, world: int) -> Path:
+    """Return the path of a process's rows until the file is complete."""
+    return out.with_name(f"{out.name}.partial" if world == 1 else f"{out.name}.rank{rank}")
+
+
+def journal_path(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
+def check_resumable(out: Path, rank: int, world: int, *, resume: bool, force: bool) -> bool:
+    """Return True if there is a run to resume; raise ValueError before overwriting anything without `force`."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a directory: give a file name")
+    if not out.parent.is_dir():
+        raise ValueError(f"no such directory: {out.parent}")
+    part = partial_path(out, rank, world)
+    exists = journal_path(part).is_file()
+    if exists and not resume and not force:
+        raise ValueError(
+            f"{part} exists, of an interrupted run: use --resume to continue it, or --force to start again"
+        )
+    if not exists and not force and (others := find_other_parts(out, world)) is not None:
+        other, count = others
+        launcher = f"torchrun --nproc-per-node {count}" if count > 1 else "without torchrun"
+        raise ValueError(
+            f"{other} exists, of an interrupted run with {count} process{'es' if count > 1 else ''}: "
+            f"use --resume {'with ' if count > 1 else ''}{launcher}, or --force to start again"
+        )
+    if out.exists() and not force and not exists:
+        state = "is complete" if resume else "exists"
+        raise ValueError(f"{out} {state}: give another name, or --force to replace it")
+    return exists
+
+
+def find_other_parts(out: Path, world: int) -> tuple[Path, int] | None:
+    """Return a part of an interrupted run with another number of processes, and that number."""
+    for journal in sorted(out.parent.glob(f"{glob.escape(out.name)}.*.json")):
+        part = journal.with_suffix("")
+        if not re.fullmatch(r"partial|rank\d+", part.name.removeprefix(f"{out.name}.")):
+            continue
+        try:
+            count = json.loads(journal.read_text(encoding="utf-8"))["what"]["processes"]
+        except (OSError, ValueError, KeyError, TypeError):  # not a journal, or just removed
+            continue
+        if isinstance(count, int) and count != world:
+            return part, count
+    return None
+
+
+def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe the first difference between two runs."""
+    name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+    if name in DIFFERENCES:
+        return f"with {DIFFERENCES[name]}"
+    return f"with --{name} {before.get(name)}, which is {now.get(name)} now"
+
+
+def lock_file(file: BinaryIO, out: Path) -> None:
+    """Lock the file against other processes; the system releases the lock when the process ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(f"another process is writing {out}: wait for it, or stop it") from None
+
+
+@contextmanager
+def exclusive_lock(path: Path) -> Iterator[Path]:
+    """Hold a lock between processes; the system releases it when a process ends."""
+    with open(path, "w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except ImportError:  # not on Windows
+            pass
+        yield path

@@ -1,0 +1,171 @@
+"""Write the predictions of many images to a file, shared by several processes and resumable."""
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.deploy.predict.formats import PredictionRow, RowFormat
+from vitrail.deploy.predict.inputs import ImageInputs
+from vitrail.deploy.predict.parallel import output_width
+from vitrail.deploy.predict.predict import InferenceOptions, Predictor, RuntimePool
+from vitrail.deploy.predict.resume import PartialOutput
+from vitrail.deploy.runtimes.base import DeployedModel
+from vitrail.utils.progress import ProgressCallback
+
+
+@dataclass(frozen=True)
+class ProcessShare:
+    """Rank and number of processes, as set by torchrun."""
+
+    rank: int = 0
+    world: int = 1
+
+    def index_range(self, count: int) -> tuple[int, int]:
+        """Return the range of its images; concatenated by rank, the ranges are in order."""
+        return count * self.rank // self.world, count * (self.rank + 1) // self.world
+
+
+def process_share(environment: Mapping[str, str] = os.environ) -> ProcessShare:
+    """Return the share of this process from RANK and WORLD_SIZE."""
+    try:
+        share = ProcessShare(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
+    except ValueError:
+        share = ProcessShare(0, 0)
+    if not 0 <= share.rank < share.world:
+        values = " and ".join(f"{name}={environment.get(name)}" for name in ("RANK", "WORLD_SIZE"))
+        raise ValueError(f"invalid {values}: RANK must be in 0 … WORLD_SIZE - 1, as torchrun sets them")
+    return share
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Summary of a run, for `--json`."""
+
+    out: str
+    pictures: int  # of this process
+    errors: int  # of them, images without a prediction
+    resumed: int  # rows of an earlier run
+    seconds: float  # from the first image to the last
+    pictures_per_second: float
+    runtime: str
+    batch: int  # final batch size
+    workers: int
+    rank: int = 0
+    processes: int = 1
+    whole: bool = True  # False while other processes are still writing
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"notes": list(self.notes)}
+
+
+class PredictionInterrupted(Exception):
+    """Ctrl-C, raised after the finished rows are on disk."""
+
+    def __init__(self, rows: int, count: int) -> None:
+        super().__init__(f"{rows:,} of {count:,}")
+        self.rows, self.count = rows, count
+
+
+def write_outputs(
+    pool: RuntimePool,
+    inputs: ImageInputs,
+    out: str,
+    row_format: RowFormat,
+    inference_options: InferenceOptions,
+    *,
+    top: int = 1,
+    limit: int | None = None,
+    options: Mapping[str, Any] | None = None,  # other options that determine the rows
+    resume: bool = False,
+    force: bool = False,
+    progress: ProgressCallback | None = None,
+) -> Summary:
+    """Write a row for each image to a file, or to standard output if `out` is "-"."""
+    total = len(inputs) if limit is None else min(limit, len(inputs))
+    share = process_share()
+    start, stop = share.index_range(total)
+    deployed, predictor = pool.deployed, Predictor(pool, inputs, inference_options, top)
+    width = output_width(deployed.runtime, deployed.contract.preprocessing)
+    if out == "-":
+        if share.world > 1:
+            raise ValueError("several processes cannot share standard output: give --out FILE")
+        sink: PartialOutput | StreamOutput = StreamOutput(row_format, total, width)
+        resumed = 0
+    else:
+        identity = {"model": model_identity(deployed), "pictures": inputs.fingerprint(total), "processes": share.world}
+        sink = PartialOutput(
+            Path(out),
+            row_format,
+            total,
+            identity | dict(options or {}),
+            rank=share.rank,
+            world=share.world,
+            width=width,
+        )
+        resumed = sink.start(stop - start, resume=resume, force=force)
+    start_time = time.perf_counter()
+    try:
+        for row in predictor.predict_rows(start + resumed, stop, progress):
+            sink.add(row)
+    except KeyboardInterrupt:
+        sink.save()
+        raise PredictionInterrupted(sink.rows, stop - start) from None
+    is_complete = sink.finish()
+    seconds, count = time.perf_counter() - start_time, stop - start
+    return Summary(
+        out,
+        count,
+        sink.errors,
+        resumed,
+        round(seconds, 3),
+        round((count - resumed) / max(1e-9, seconds), 3),
+        deployed.runtime.name,
+        predictor.batch_size.size,
+        len(pool.runtimes),
+        share.rank,
+        share.world,
+        is_complete,
+        (*inputs.notes, *deployed.notes),
+    )
+
+
+def model_identity(deployed: DeployedModel) -> str:
+    """Return a checksum of the weights, or of the exported file."""
+    if deployed.model is not None or deployed.file is None:
+        return deployed.contract.checksum
+    digest = hashlib.sha256()
+    for path in (Path(deployed.file), Path(deployed.file).with_suffix(".bin")):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class StreamOutput:
+    """Rows written to standard output as they are computed."""
+
+    def __init__(self, row_format: RowFormat, total: int, width: Callable[[], int]) -> None:
+        self.row_format, self.total, self.ask_width = row_format, total, width
+        self.rows = self.errors = self.width = 0
+
+    def add(self, row: PredictionRow) -> None:
+        if not self.width and self.row_format.needs_width:
+            self.width = self.ask_width() if row.features is None else len(row.features)
+        if not self.rows:
+            sys.stdout.buffer.write(self.row_format.encode_header(self.total, self.width)[0])
+        sys.stdout.buffer.write(self.row_format.encode_rows([row], self.width)[0])
+        sys.stdout.buffer.flush()
+        self.rows += 1
+        self.errors += row.error is not None
+
+    def save(self) -> None:
+        sys.stdout.buffer.flush()
+
+    def finish(self) -> bool:
+        sys.stdout.buffer.flush()
+        return True

@@ -1,0 +1,1 @@
+"""Runtimes that execute models, and the opening of model files."""

@@ -1,0 +1,146 @@
+"""The runtime interface, the contract stored as JSON in every exported file, and the imports of other runtimes' libraries.
+
+Contracts are validated when they are read: a file may be damaged or come from elsewhere.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.inference import OutputKind
+from vitrail.models.base import Model
+from vitrail.models.registry import config_from_json
+from vitrail.utils.json import dataclass_from_json, to_json, value_from_json
+
+RUNTIMES = ("torch", "onnx", "openvino")
+
+
+class Runtime(Protocol):
+    """A function of uint8 pixels; one thread at a time may call it."""
+
+    name: str  # one of RUNTIMES
+
+    def __call__(self, pixels: np.ndarray) -> np.ndarray:
+        """Return float32 logits [B, K] or features [B, F] of resized and cropped uint8 pixels [B, C, H, W]."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelContract:
+    """Inputs, labels and origin of a model, to_json into every file exported from it."""
+
+    preprocessing: Preprocessing
+    labels: tuple[str, ...] | None = None  # None for a model that ends in features
+    several: bool = False  # multi-label: one sigmoid per class
+    merge: int = 0  # tokens merged in each layer
+    precision: str = "fp32"
+    config: dict[str, Any] = field(default_factory=dict)  # of the model, as JSON
+    name: str = ""  # of the source model
+    checksum: str = ""  # SHA-256 of the source model's weights
+    any_size: bool = False  # accepts every size divisible by the patch size
+
+
+@dataclass(frozen=True)
+class DeployedModel:
+    """An open model with its runtime."""
+
+    where: str  # as given by the user
+    name: str  # for display
+    contract: ModelContract
+    runtime: Runtime
+    output_kind: OutputKind = "logits"
+    model: Model | None = None  # None for an exported file
+    notes: tuple[str, ...] = ()  # for the user, such as how the runtime was chosen
+    file: str | None = None  # the exported file, if the runtime uses one
+
+
+METADATA_KEY = "vitrail"  # key in the file's metadata
+FORMAT_VERSION = 1
+InputKind = Literal["uint8", "float"]  # raw or normalised pixels
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+CONTRACT_FIELDS: dict[str, Any] = {
+    "labels": tuple[str, ...] | None,
+    "several": bool,
+    "merge": int,
+    "precision": str,
+    "any_size": bool,
+    "name": str,
+    "checksum": str,
+}
+
+
+def contract_to_json(contract: ModelContract, input: InputKind) -> str:
+    """Return the contract and the kind of input as one line of JSON."""
+    values = {field.name: getattr(contract, field.name) for field in fields(contract)}
+    values |= {"preprocessing": to_json(contract.preprocessing), "labels": contract.labels and list(contract.labels)}
+    return json.dumps({"format": FORMAT_VERSION, "input": input} | values)
+
+
+def contract_from_json(text: str) -> tuple[ModelContract, InputKind]:
+    """Return what `contract_to_json` wrote; raise ValueError if it is invalid."""
+    try:
+        metadata = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"invalid vitrail metadata ({error})") from None
+    if not isinstance(metadata, dict):
+        raise ValueError("invalid vitrail metadata: not a JSON object")
+    if metadata.get("format") != FORMAT_VERSION:
+        raise ValueError(
+            f"unsupported metadata format {metadata.get('format')!r}, expected {FORMAT_VERSION}: "
+            "export the model again, or update vitrail"
+        )
+    if missing := sorted({"input", "preprocessing", "config", *CONTRACT_FIELDS} - set(metadata)):
+        raise ValueError(f"vitrail metadata without {', '.join(missing)}: export the model again")
+    if metadata["input"] not in ("uint8", "float"):
+        raise ValueError(f"its input must be uint8 or float, got {metadata['input']!r}")
+    values = {name: value_from_json(metadata[name], kind, name) for name, kind in CONTRACT_FIELDS.items()}
+    preprocessing = dataclass_from_json(metadata["preprocessing"], Preprocessing, "preprocessing")
+    contract = ModelContract(preprocessing, config=metadata["config"], **values)
+    check_contract(contract)
+    return contract, metadata["input"]
+
+
+def check_contract(contract: ModelContract) -> None:
+    """Raise ValueError if parts of the contract contradict each other."""
+    if contract.precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {contract.precision!r}: expected {', '.join(PRECISIONS)}")
+    if contract.merge < 0:
+        raise ValueError(f"the number of merged tokens must be >= 0, got {contract.merge}")
+    config = config_from_json(contract.config)
+    if contract.labels is not None and len(contract.labels) != config.classes:
+        raise ValueError(f"it has {len(contract.labels)} labels for {config.classes} classes")
+    if contract.preprocessing.channels != config.channels:
+        raise ValueError(
+            f"its preprocessing gives {contract.preprocessing.channels} channels, its model expects {config.channels}"
+        )
+
+
+def import_onnxruntime() -> Any:
+    """Return ONNX Runtime, with its telemetry off unless the user set ORT_DISABLE_TELEMETRY."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ValueError("ONNX Runtime is not installed: pip install 'vitrail[onnx]'") from None
+    return onnxruntime
+
+
+def import_openvino() -> Any:
+    """Return OpenVINO. Its telemetry, which sends data on import, is hidden from it; it works without."""
+    telemetry = "openvino_telemetry"
+    hide = "openvino" not in sys.modules and telemetry not in sys.modules
+    if hide:
+        sys.modules[telemetry] = None  # type: ignore[assignment]
+    try:
+        import openvino
+    except ImportError:
+        raise ValueError("OpenVINO is not installed: pip install 'vitrail[openvino]'") from None
+    finally:
+        if hide:
+            del sys.modules[telemetry]
+    return openvino

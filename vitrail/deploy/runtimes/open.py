@@ -1,0 +1,205 @@
+"""Open a checkpoint, a run, `hf://owner/name` or an exported file with a runtime."""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.checkpoints.load import (
+    KEEP,
+    compute_checksum,
+    derive_model_name,
+    find_weights,
+    load,
+    require_preprocessing,
+)
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.runtimes.base import RUNTIMES, DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.files import RUNTIME_SUFFIXES, Report, export_cached, is_exported, open_exported_file
+from vitrail.deploy.runtimes.select import select_runtime
+from vitrail.inference import TORCH_PRECISIONS, TorchRuntime
+from vitrail.models.base import Model, TokenConfig
+from vitrail.models.registry import config_from_json
+from vitrail.models.token_merging import Merged, format_token_counts, tokens_per_layer
+from vitrail.utils.devices import pick_device
+from vitrail.utils.json import to_json
+
+
+def open_deployed_model(
+    where: str | Path,
+    *,
+    runtime: str = "auto",
+    device: str = "auto",
+    output_kind: OutputKind = "logits",
+    merge: int = 0,
+    size: tuple[int, int] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    threads: int | None = None,
+    report: Report | None = None,
+    precision: str = "fp32",
+    n_images: int | None = None,
+) -> DeployedModel:
+    """Return the model of a checkpoint or an exported file, with its runtime.
+
+    `runtime` is torch, onnx or openvino; for the latter two a checkpoint is exported once. "auto" measures the installed
+    runtimes once per model and machine and takes the fastest; for few images (`n_images`) it takes PyTorch without measuring.
+    `threads` is the number of threads of the model; `report` receives messages about slow steps.
+    """
+    if runtime not in ("auto", *RUNTIMES):
+        raise ValueError(f"unknown runtime {runtime!r}: use auto, {', '.join(RUNTIMES)}")
+    if precision not in TORCH_PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}: use {', '.join(TORCH_PRECISIONS)}")
+    if merge < 0:
+        raise ValueError(f"--merge must be >= 0, got {merge}")
+    if is_exported(where):
+        options = {"--merge": merge, "--assume": assume, "--take": take}
+        options |= {"--precision": precision != "fp32", "--device": device not in ("auto", "cpu")}
+        return open_exported_model(
+            Path(where), runtime, output_kind, threads, [name for name, value in options.items() if value], size
+        )
+    target = pick_device(device)
+    torch_only = target.type != "cpu" or precision != "fp32"
+    if runtime in ("onnx", "openvino") and torch_only:
+        option = f"--device {target.type}" if target.type != "cpu" else f"--precision {precision}"
+        raise ValueError(f"{option} needs PyTorch: use --runtime torch, or vitrail export for {runtime}")
+    if threads is not None and target.type == "cpu":
+        torch.set_num_threads(threads)
+    opened = open_checkpoint(where, target, output_kind, merge, size, assume, take, precision)
+    if runtime == "torch" or torch_only:
+        return opened
+    whole = (
+        opened
+        if output_kind == "logits"
+        else open_checkpoint(where, target, None, merge, size, assume, take, precision)
+    )
+    if runtime == "auto":
+        runtime, why = select_runtime(whole, threads, n_images, report)
+        opened = replace(opened, notes=(*opened.notes, why) if why else opened.notes)
+        if runtime == "torch":
+            return opened
+    file = export_cached(whole, runtime, report)
+    return replace(opened, runtime=open_exported_file(file, output_kind, threads)[0], file=str(file))
+
+
+def open_exported_model(
+    path: Path,
+    runtime: str,
+    output_kind: OutputKind,
+    threads: int | None,
+    fixed_options: list[str],
+    size: tuple[int, int] | None = None,
+) -> DeployedModel:
+    """Return the model of an exported file, whose options are fixed except the size if it was exported for any size."""
+    own = RUNTIME_SUFFIXES[path.suffix.lower()]
+    if runtime not in ("auto", own):
+        raise ValueError(f"{path} is a file for {own}: omit --runtime {runtime}, or give the checkpoint")
+    if fixed_options:
+        raise ValueError(f"{fixed_options[0]} is fixed in the exported file {path}: omit it, or export the model again")
+    running, contract = open_exported_file(path, output_kind, threads)
+    if size is not None:
+        contract = resize_contract(path, contract, size)
+    return DeployedModel(
+        str(path), path.stem, contract, running, output_kind, notes=describe_token_counts(contract), file=str(path)
+    )
+
+
+def resize_contract(path: Path, contract: ModelContract, size: tuple[int, int]) -> ModelContract:
+    """Return the contract of an exported file for another image size; raise ValueError if its size is fixed."""
+    if size == contract.preprocessing.size:
+        return contract
+    if not contract.any_size:
+        fixed = "{}×{}".format(*contract.preprocessing.size)
+        raise ValueError(f"--size is fixed to {fixed} in {path}: omit it, or export the model with --dynamic-size")
+    config = config_from_json(contract.config)
+    step, least = config.size_rule
+    if min(side // step for side in size) < least:
+        raise ValueError(f"--size of {path} must be at least {step * least} pixels a side, got {size[0]}×{size[1]}")
+    resized = to_json(replace(config, image_size=size))
+    return replace(contract, preprocessing=contract.preprocessing.with_size(size), config=resized)
+
+
+def describe_token_counts(contract: ModelContract) -> tuple[str, ...]:
+    """Return a note on the tokens left in each layer, for a file with merged tokens."""
+    config = config_from_json(contract.config) if contract.merge else None
+    return (format_token_counts(tokens_per_layer(config, contract.merge)),) if isinstance(config, TokenConfig) else ()
+
+
+def clone_runtime(deployed: DeployedModel, threads: int | None) -> Runtime:
+    """Return another runtime of the model for another thread. PyTorch shares the weights, the others open the file again."""
+    if deployed.file is None or isinstance(deployed.runtime, TorchRuntime):
+        return copy.copy(deployed.runtime)
+    return open_exported_file(Path(deployed.file), deployed.output_kind, threads)[0]
+
+
+def open_checkpoint(
+    where: str | Path,
+    device: torch.device,
+    output_kind: OutputKind | None,  # None: the whole model, for export
+    merge: int,
+    size: tuple[int, int] | None,
+    assume: Mapping[str, Any] | None,
+    take: str | None,
+    precision: str,
+) -> DeployedModel:
+    """Open a checkpoint with PyTorch."""
+    path = find_weights(where)
+    classes = None if output_kind == "features" else KEEP
+    # Not memory-mapped: the alignment of file pages differs, and sums could differ in the last bit.
+    model = load(path, image_size=size, assume=assume, take=take, classes=classes, mmap=False).to(device)
+    if output_kind == "logits" and model.config.classes is None:
+        raise ValueError(f"{where} has no classifier: use vitrail embed for its features")
+    contract = replace(build_contract(where, path, model, size), merge=merge, precision=precision)
+    merged = model if not merge else model.merge_tokens(merge)
+    runtime = TorchRuntime(merged, contract.preprocessing, output_kind or "logits", device, precision)
+    notes = (format_token_counts(merged.tokens_per_layer()),) if isinstance(merged, Merged) else ()
+    return DeployedModel(str(where), contract.name, contract, runtime, output_kind or "logits", model, notes)
+
+
+def build_contract(where: str | Path, path: Path, model: Model, size: tuple[int, int] | None = None) -> ModelContract:
+    """Return the contract of a checkpoint."""
+    pipeline: Preprocessing = require_preprocessing(where, model)
+    if size is not None and pipeline.size != size:
+        pipeline = pipeline.with_size(size)
+    return ModelContract(
+        pipeline,
+        class_labels(model),
+        is_multilabel(model, path),
+        config=to_json(model.config),
+        name=derive_model_name(str(where), path),
+        checksum=compute_checksum(path),
+    )
+
+
+def class_labels(model: Model) -> tuple[str, ...] | None:
+    """Return the class names, or the class indices as text if there are none; None without a classifier."""
+    if model.config.classes is None:
+        return None
+    return model.labels or tuple(map(str, range(model.config.classes)))
+
+
+def is_multilabel(model: Model, path: Path) -> bool:
+    """Return True for a multi-label model, according to its run, its recipe's task or its loss."""
+    recipe = model.card.get("recipe")
+    recipe = recipe if isinstance(recipe, dict) else {}
+    run_json = (path if path.is_dir() else path.parent) / "run.json"
+    task = read_task(run_json) if recipe and run_json.is_file() else None
+    if task is None:
+        data, objective = recipe.get("data"), recipe.get("objective")
+        task = data.get("task") if isinstance(data, dict) else None
+        if task in (None, "auto") and isinstance(objective, dict):
+            task = "multi" if objective.get("loss") == "sigmoid" else "single"
+    return task == "multi"
+
+
+def read_task(run_json: Path) -> str | None:
+    """Return the task recorded by a run, or None if that cannot be read."""
+    try:
+        task = json.loads(run_json.read_text(encoding="utf-8")).get("task")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return task if isinstance(task, str) else None

@@ -1,0 +1,1 @@
+"""Image search by the features of a model."""

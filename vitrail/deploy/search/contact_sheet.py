@@ -1,0 +1,117 @@
+"""Contact sheet: a self-contained HTML page of query images and their nearest neighbours."""
+
+import base64
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
+from vitrail.data.preprocessing import convert_image
+from vitrail.data.sources.files import printable_path
+from vitrail.deploy.search.index import SearchIndex
+from vitrail.deploy.search.search import Neighbour, SearchResult
+from vitrail.reports.charts.lines import render_bar
+from vitrail.reports.document import PageSection, render_document, write_html
+from vitrail.reports.html import Markup, h, isolate, join_markup
+from vitrail.utils.text import format_image_count
+
+QUERY_SIZE, NEIGHBOUR_SIZE = 720, 320  # longer side, in pixels
+MAX_PIXELATED_SIZE = 48  # pixels; smaller images are enlarged without smoothing
+BACKGROUND = (255, 255, 255)  # behind transparent pixels
+
+
+def write_sheet(index: SearchIndex, results: list[SearchResult], method: str, path: Path) -> None:
+    """Write the sheet atomically."""
+    write_html(build_sheet(index, results, method), path)
+
+
+def build_sheet(index: SearchIndex, results: list[SearchResult], method: str) -> str:
+    """Return the HTML of one or several queries with their neighbours."""
+    first = results[0].query.name
+    several = len(results) > 1
+    title = f"Nearest to {len(results)} images" if several else f"Nearest to {printable_path(first)}"
+    kicker = ("search", index.model.name, printable_path(index.folder.name))
+    lead = f"The nearest of {format_image_count(len(index.images))} by the cosine of {index.model.name} features, {method}."
+    heading = [
+        h("p", [h("span", isolate(text)) for text in kicker], class_="kicker"),
+        h("h1", "Nearest to ", f"{len(results)} images" if several else isolate(printable_path(first))),
+        h("p", lead, class_="lead"),
+    ]
+    top = heading if several else [h("div", h("div", heading), query_figure(results[0]), class_="beside-it")]
+    parts: list[PageSection] = [
+        (
+            f"query-{number}",
+            printable_path(result.query.name),
+            f"Nearest to {printable_path(result.query.name)}" if several else "Nearest images",
+            [
+                query_figure(result) if several else None,
+                h(
+                    "div",
+                    [neighbour_card(rank, item) for rank, item in enumerate(result.neighbours, 1)],
+                    class_="cards near",
+                ),
+            ],
+        )
+        for number, result in enumerate(results, 1)
+    ]
+    style = (files("vitrail.deploy.search") / "contact_sheet.css").read_text(encoding="utf-8").strip()
+    single = "" if several else "\nnav { display: none; }"  # one section needs no navigation
+    return render_document(title, index.model.checksum + first, top, parts, "the model and the image", style + single)
+
+
+def query_figure(result: SearchResult) -> Markup:
+    """Return the query image."""
+    return h("div", embed_image(result.query, QUERY_SIZE, True), class_="asked")
+
+
+def neighbour_card(rank: int, neighbour: Neighbour) -> Markup:
+    """Return a neighbour with its cosine and path."""
+    folder, _, file = neighbour.relative_path.rpartition("/")
+    return h(
+        "figure",
+        h("div", embed_image(neighbour.path, NEIGHBOUR_SIZE), class_="frame"),
+        h(
+            "figcaption",
+            h(
+                "p",
+                h("span", f"{rank}"),
+                render_bar(neighbour.cosine),
+                h("b", f"{neighbour.cosine:.3f}"),
+                class_="nearness",
+            ),
+            h("p", join_markup([isolate(folder), " / "]) if folder else None, h("b", isolate(file)), class_="file"),
+        ),
+        class_="card",
+    )
+
+
+def embed_image(path: Path, size: int, large: bool = False) -> Markup:
+    """Return an embedded thumbnail, or the reason why there is none."""
+    label = printable_path(path.name)
+    try:
+        data, kind, pixelated = make_thumbnail(path, size)
+    except IMAGE_ERRORS as error:
+        missing = not path.exists()
+        return h("span", "file missing" if missing else "unreadable", class_="lacking", title=f"{error}")
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    alt = f"The image {label}" if large else label
+    return h("img", src=source, alt=alt, class_="few-pixels" if pixelated else None)
+
+
+def make_thumbnail(path: Path, size: int) -> tuple[bytes, str, bool]:
+    """Return the bytes of an upright thumbnail, its format, and True if it is shown with visible pixels."""
+    label = printable_path(str(path))
+    with name_image_errors(label), open_image(str(path), label) as image:
+        image.draft(None, (size, size))
+        upright = convert_image(ImageOps.exif_transpose(image), 4)
+        background = Image.new("RGBA", upright.size, (*BACKGROUND, 255))
+        flat = Image.alpha_composite(background, upright).convert("RGB")
+        flat.thumbnail((size, size), Image.Resampling.LANCZOS)
+        pixelated, buffer = max(flat.size) <= MAX_PIXELATED_SIZE, BytesIO()
+        if pixelated:
+            flat.save(buffer, "PNG")
+        else:
+            flat.save(buffer, "JPEG", quality=84)
+    return buffer.getvalue(), "png" if pixelated else "jpeg", pixelated

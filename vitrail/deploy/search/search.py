@@ -1,0 +1,299 @@
+"""Index the images of a folder by their features, and find the nearest images of a query."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
+from vitrail.data.sources.files import FileStore, printable_path
+from vitrail.data.sources.folders import FolderWalker
+from vitrail.deploy.predict.inputs import ImageInputs
+from vitrail.deploy.predict.predict import InferenceOptions, Predictor, RuntimePool, open_pool
+from vitrail.deploy.runtimes.base import DeployedModel
+from vitrail.deploy.runtimes.files import is_exported
+from vitrail.deploy.runtimes.open import open_deployed_model
+from vitrail.deploy.search.index import (
+    IndexedImage,
+    IndexedModel,
+    SearchIndex,
+    VectorWriter,
+    checksum_file,
+    is_index,
+    read_index,
+    write_header,
+    write_images,
+    write_index_file,
+)
+from vitrail.deploy.search.neighbours import build_graph, normalise_rows, write_graph
+from vitrail.utils.files import stage_output
+from vitrail.utils.progress import ProgressCallback
+
+Report = Callable[[str], None]
+ROWS_PER_WRITE = 1024  # written at once
+
+
+@dataclass(frozen=True)
+class IndexingResult:
+    """Result of indexing a folder."""
+
+    index: SearchIndex
+    kept: int  # images whose vectors were reused
+    added: int
+    changed: int
+    removed: int
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        index = self.index
+        return {
+            "index": str(index.directory),
+            "folder": str(index.folder),
+            "model": index.model.name,
+            "pictures": len(index.images),
+            "values": index.vectors.shape[1],
+            **{name: getattr(self, name) for name in ("kept", "added", "changed", "removed")},
+            "unreadable": index.unreadable,
+            "recall": None if index.recall is None else asdict(index.recall),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """An image of the index with its similarity to the query."""
+
+    path: Path
+    relative_path: str  # to the folder, printable
+    cosine: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A query image and its neighbours, nearest first."""
+
+    query: Path
+    neighbours: tuple[Neighbour, ...]
+
+
+def build_index(
+    where: str,
+    folder: Path,
+    out: Path,
+    *,
+    options: InferenceOptions = InferenceOptions(),  # noqa: B008
+    update: bool = False,
+    graph: bool = False,
+    progress: ProgressCallback | None = None,
+    report: Report | None = None,
+) -> IndexingResult:
+    """Write the feature vectors of all images below a folder; with `update`, compute only new and changed images."""
+    check_index_directory(out, update)
+    old = read_index(out) if update else None
+    if old is not None and not is_same_path(old.folder, folder):
+        raise ValueError(f"{out} is an index of {old.folder}, not {folder}: give that folder, or another --out")
+    images = list_images(folder, progress)
+    builder = IndexBuilder(
+        where, folder, options, graph or (old is not None and old.recall is not None), progress, report
+    )
+    if old is not None:
+        return builder.build(out, images, old)
+    with stage_output(out) as directory:
+        directory.mkdir()
+        result = builder.build(directory, images, None)
+    return IndexingResult(read_index(out), 0, result.added, 0, 0, result.notes)
+
+
+def check_index_directory(out: Path, update: bool) -> None:
+    """Raise ValueError if the output directory does not fit `update`."""
+    if update:
+        if not is_index(out):
+            raise ValueError(f"{out} is not a search index: omit --update to build one")
+    elif is_index(out):
+        raise ValueError(f"{out} is a search index already: add --update, or give another --out")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty: give --out a new directory")
+
+
+def is_same_path(one: Path, other: Path) -> bool:
+    """Return True if two paths lead to the same file or folder."""
+    return one.exists() and other.exists() and os.path.samefile(one, other)
+
+
+def list_images(folder: Path, progress: ProgressCallback | None = None) -> list[IndexedImage]:
+    """Return all images below a folder, in order, with their sizes and times."""
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {problem}: give a folder of images")
+    walk, root = FolderWalker(progress=progress), str(folder)
+    walk.add_tree(root, set())
+    if not walk.listing.count:
+        raise ValueError(f"no images in {folder}")
+    store = walk.listing.to_store()
+    return [
+        IndexedImage(os.path.relpath(store.path(item), root), *file_stamp(store, item)) for item in range(len(store))
+    ]
+
+
+def file_stamp(store: FileStore, item: int) -> tuple[int, int]:
+    """Return size and modification time; -1, -1 for a broken link, which fails later when read."""
+    try:
+        return store.stamp(item) or (-1, -1)
+    except OSError:
+        return -1, -1
+
+
+@dataclass(frozen=True)
+class IndexBuilder:
+    """Options of an index to build."""
+
+    where: str
+    folder: Path
+    options: InferenceOptions
+    graph: bool
+    progress: ProgressCallback | None
+    report: Report | None
+
+    def build(self, directory: Path, images: list[IndexedImage], old: SearchIndex | None) -> IndexingResult:
+        """Write the files of an index; vectors of unchanged images are reused."""
+        before = {} if old is None else {image.path: (row, image.stamp) for row, image in enumerate(old.images)}
+        kept = [image for image in images if image.path in before and before[image.path][1] == image.stamp]
+        fresh = [image for image in images if image.path not in before or before[image.path][1] != image.stamp]
+        pool = open_pool(self.where, "features", self.options, len(fresh), self.report)
+        deployed = pool.deployed
+        if old is not None:
+            old.check_same_model(deployed.contract, self.where)
+        with write_index_file(directory, "vectors", "npy") as (file, written):
+            writer = VectorWriter(file)
+            if old is not None:
+                rows = np.array([before[image.path][0] for image in kept], dtype=np.int64)
+                for start in range(0, len(rows), ROWS_PER_WRITE):
+                    writer.add(old.vectors[rows[start : start + ROWS_PER_WRITE]])
+            read, unreadable = self.embed_images(pool, fresh, writer)
+            if not kept and not read:
+                name, reason = next(iter(unreadable.items()))
+                raise ValueError(f"no image in {self.folder} can be read, such as {name}: {reason}")
+            writer.finish()
+        indexed = (*kept, *read)
+        parts = {"vectors": written[0], "pictures": write_images(directory, indexed)}
+        vectors, recall = np.load(directory / written[0].name, mmap_mode="r", allow_pickle=False), None
+        if self.graph:
+            graph, recall = build_graph(vectors, self.progress)
+            path = directory / written[0].name.replace("vectors", "graph").replace(".npy", ".faiss")
+            write_graph(graph, path)
+            parts["graph"] = checksum_file(path)
+        model = describe_model(self.where, deployed, self.options)
+        pipeline = deployed.contract.preprocessing
+        index = SearchIndex(
+            directory, self.folder.resolve(), model, pipeline, indexed, vectors, unreadable, parts, recall
+        )
+        write_header(index)
+        now, changed = {image.path for image in indexed}, sum(image.path in before for image in read)
+        removed = sum(path not in now for path in before)
+        return IndexingResult(index, len(kept), len(read) - changed, changed, removed, deployed.notes)
+
+    def embed_images(
+        self, pool: RuntimePool, images: Sequence[IndexedImage], writer: VectorWriter
+    ) -> tuple[list[IndexedImage], dict[str, str]]:
+        """Write the vectors of the readable images; return these images, and the errors of the others by path."""
+        store = FileStore.from_paths(os.path.join(self.folder, image.path) for image in images)
+        inputs = ImageInputs((store,), np.array([0, len(images)]), (None,))
+        rows = Predictor(pool, inputs, self.options).predict_rows(0, len(images), self.progress)
+        read: list[IndexedImage] = []
+        unreadable: dict[str, str] = {}
+        pending: list[np.ndarray] = []
+        for image, row in zip(images, rows, strict=True):
+            if row.features is None:
+                unreadable[printable_path(image.path)] = row.error or "not read"
+                continue
+            read.append(image)
+            pending.append(row.features)
+            if len(pending) == ROWS_PER_WRITE:
+                writer.add(normalise_rows(np.stack(pending)))
+                pending = []
+        if pending:
+            writer.add(normalise_rows(np.stack(pending)))
+        return read, unreadable
+
+
+def describe_model(where: str, deployed: DeployedModel, options: InferenceOptions) -> IndexedModel:
+    """Return the model's entry of the index, from which it can be opened again."""
+    return IndexedModel(
+        where if where.startswith("hf://") else os.path.abspath(where),
+        deployed.name,
+        deployed.contract.checksum,
+        deployed.contract.merge,
+        deployed.contract.precision,
+        None if options.size is None else list(options.size),
+        {name: str(value) for name, value in (options.assume or {}).items()},
+        options.take,
+    )
+
+
+def open_query_model(
+    index: SearchIndex,
+    where: str | None = None,  # None: the model of the index
+    *,
+    runtime: str = "auto",
+    device: str = "auto",
+    assume: Mapping[str, str] | None = None,
+    take: str | None = None,
+    n_images: int = 1,
+) -> DeployedModel:
+    """Open the model for queries: the model of the index, or the same model at another path."""
+    model, path = index.model, where or index.model.where
+    if where is None and not path.startswith("hf://") and not Path(path).exists():
+        raise ValueError(f"{path}, the model of {index.directory}, does not exist: give its new path with --model")
+    if is_exported(path):
+        deployed = open_deployed_model(path, runtime=runtime, device=device, output_kind="features")
+    else:
+        deployed = open_deployed_model(
+            path,
+            runtime=runtime,
+            device=device,
+            output_kind="features",
+            merge=model.merge,
+            size=None if model.size is None else (model.size[0], model.size[1]),
+            assume=assume or model.assume,
+            take=take or model.take,
+            precision=model.precision if model.precision in ("fp32", "bf16", "fp16") else "fp32",
+            n_images=n_images,
+        )
+    index.check_same_model(deployed.contract, path)
+    return deployed
+
+
+def find_neighbours(
+    index: SearchIndex, deployed: DeployedModel, queries: Sequence[Path], top: int = 10, exact: bool = False
+) -> list[SearchResult]:
+    """Return the nearest images of each query, without the query itself."""
+    index.check_same_model(deployed.contract, deployed.where)
+    features = np.concatenate([deployed.runtime(load_query(deployed, path)[None]) for path in queries])
+    if not np.isfinite(features).all():
+        bad = queries[int(np.flatnonzero(~np.isfinite(features).all(1))[0])]
+        raise ValueError(f"the features of {bad} are not finite with {deployed.where}")
+    cosines, rows = index.searcher(exact)(normalise_rows(features), min(top + 1, len(index.images)))
+    results = []
+    for query, query_cosines, query_rows in zip(queries, cosines, rows, strict=True):
+        neighbours = [
+            Neighbour(index.image_path(int(row)), printable_path(index.images[int(row)].path), float(cosine))
+            for cosine, row in zip(query_cosines, query_rows, strict=True)
+            if row >= 0
+        ]
+        others = tuple(item for item in neighbours if not is_same_path(item.path, query))
+        results.append(SearchResult(query, others[:top]))
+    return results
+
+
+def load_query(deployed: DeployedModel, path: Path) -> np.ndarray:
+    """Return a preprocessed image, uint8 [C, H, W]; raise ValueError if it cannot be read."""
+    if not path.is_file():
+        raise ValueError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: give a query image")
+    name = printable_path(str(path))
+    try:
+        with name_image_errors(name), open_image(str(path), name) as image:
+            return deployed.contract.preprocessing.to_pixels(image).numpy()
+    except IMAGE_ERRORS as error:
+        raise ValueError(f"cannot read the query image: {error}") from error

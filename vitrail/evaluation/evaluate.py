@@ -1,0 +1,210 @@
+"""Evaluate one or several models on a dataset, and test whether they differ."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.dataset import Images
+from vitrail.data.labels import drop_placeholder_labels
+from vitrail.evaluation.class_mapping import ClassMatching, match_classes, read_class_map
+from vitrail.evaluation.loading import ComputeOptions, LoadedModel, compute_logits, load_for_evaluation
+from vitrail.evaluation.result import ModelEvaluation, write_predictions
+from vitrail.evaluation.selection import EvaluationData, select_images
+from vitrail.metrics.paired import compare_correct, compare_map
+from vitrail.reports.compare import PairComparison, pair_to_dict
+from vitrail.reports.compare_page import format_multiple_testing_note, format_pair_verdict
+from vitrail.reports.document import write_html
+from vitrail.reports.evaluation import EvaluationReport, render_evaluation_page
+from vitrail.training.distributed import Team
+from vitrail.training.runs.record import describe_environment
+from vitrail.utils.files import atomic_write
+from vitrail.utils.progress import ProgressCallback
+
+RECORD_FILE = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Evaluations of a model and its baselines, with paired comparisons."""
+
+    evaluations: list[ModelEvaluation]  # the model first
+    names: list[str]  # unique, for display
+    pairs: list[PairComparison] = field(default_factory=list)  # the model and each of the others
+    command: tuple[str, ...] = ()
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Return a sentence per comparison: whether the difference is significant."""
+        return [format_pair_verdict(pair, self.names) for pair in self.pairs]
+
+    @property
+    def caution(self) -> str:
+        """Return a note on multiple testing."""
+        return format_multiple_testing_note(len(self.pairs))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all results for JSON: the model's at the top level, the others' in `against`."""
+        first, *others = [evaluation.as_dict() for evaluation in self.evaluations]
+        compared = [
+            pair_to_dict(pair, self.names) | {"verdict": verdict}
+            for pair, verdict in zip(self.pairs, self.verdicts, strict=True)
+        ]
+        more = {"against": others, "comparisons": compared, "caution": self.caution or None}
+        return first | (more if others else {})
+
+    def write(self, out: Path) -> list[Path]:
+        """Write predictions.csv, evaluation.json and report.html to a directory, the report last."""
+        out.mkdir(parents=True, exist_ok=True)
+        files = [out / "predictions.csv"]
+        files += [out / f"predictions-{number}.csv" for number in range(2, len(self.evaluations) + 1)]
+        with atomic_write(out / RECORD_FILE) as file:  # first: it identifies an incomplete directory
+            text = json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
+            file.write((text + "\n").encode("utf-8", "backslashreplace"))
+        for evaluation, path in zip(self.evaluations, files, strict=True):
+            write_predictions(evaluation, path)
+        files += [out / RECORD_FILE, out / "report.html"]
+        write_html(render_evaluation_page(self.report_data()), files[-1])
+        return files
+
+    def report_data(self) -> EvaluationReport:
+        """Return the content of the report."""
+        first = self.evaluations[0]
+        root = first.selection.where.rstrip("/") + "/"
+        names = [name.removeprefix(root) for name in first.evaluation.names]
+        return EvaluationReport(
+            names=self.names,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            evaluation=replace(first.evaluation, names=names, images=first.load_mistake_images()),
+            labels=first.labels,
+            metrics=[evaluation.measures for evaluation in self.evaluations],
+            models=[evaluation.model_dict() for evaluation in self.evaluations],
+            speeds=[evaluation.speed_dict() for evaluation in self.evaluations],
+            data=first.data_dict(),
+            unreadable=first.unreadable,
+            environment=first.environment,
+            comparisons=[
+                (verdict, pair.test is not None and pair.test.is_significant)
+                for pair, verdict in zip(self.pairs, self.verdicts, strict=True)
+            ],
+            caution=self.caution,
+            command=self.command,
+        )
+
+
+def is_evaluation(directory: Path) -> bool:
+    """Return True if a directory holds an evaluation."""
+    try:
+        record = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and {"n", "split", "model", "data", "per_class", "reliability"} <= set(record)
+
+
+def evaluate(
+    model: str | Path,
+    data: str | EvaluationData,
+    *,
+    against: Sequence[str | Path] = (),
+    class_map: str | Path | None = None,
+    only_present: bool = False,
+    size: tuple[int, int] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    runtime: str = "torch",
+    merge: int = 0,
+    compute: ComputeOptions = ComputeOptions(),  # noqa: B008
+    command: Sequence[str] = (),
+    progress: ProgressCallback | None = None,
+) -> EvaluationResult:
+    """Evaluate a model on a dataset, and compare it with other models on the same images.
+
+    `model` is a file, a directory, a run or `hf://owner/name`; `data` a folder, a file, a dataset name, or an `EvaluationData`.
+    `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
+    maps class names, or "index" if the data's classes are the model's indices.
+    """
+    request = EvaluationData(data) if isinstance(data, str) else data
+    loaded = [
+        load_for_evaluation(
+            where,
+            device=compute.device,
+            size=size,
+            assume=assume if not number else None,
+            take=take if not number else None,
+            runtime=runtime if not number else "torch",
+            merge=merge if not number else 0,
+            precision=compute.precision,
+        )
+        for number, where in enumerate((model, *against))
+    ]
+    for item in loaded:
+        if item.model.config.classes is None:
+            raise ValueError(f"{item.where} has no classifier: use --probe knn, linear or few-shot")
+
+    def match_all(images: Images) -> list[ClassMatching]:
+        return [match_to_model(item, images, class_map) for item in loaded]
+
+    names = make_names_unique([item.name for item in loaded])
+    trained = {name: item.training_data for name, item in zip(names, loaded, strict=True)}
+    selection = select_images(request, trained, progress, match_all)
+    matchings = match_all(selection.images)
+    if only_present and not selection.images.is_multi_label and min(len(item.present) for item in matchings) < 2:
+        raise ValueError("--only-present leaves a single class, so accuracy is always 1: omit it")
+    machine = describe_environment(Team(0, 1, compute.device), compute.precision) | {"batch size": compute.batch_size}
+    evaluations = [
+        ModelEvaluation(
+            item, selection, matching, compute_logits(item, selection.images, compute, progress), only_present, machine
+        )
+        for item, matching in zip(loaded, matchings, strict=True)
+    ]
+    pairs = [compare_pair(evaluations, index) for index in range(1, len(evaluations))]
+    return EvaluationResult(evaluations, names, pairs, tuple(command))
+
+
+def match_to_model(opened: LoadedModel, images: Images, class_map: str | Path | None) -> ClassMatching:
+    """Match the data's classes to the model's outputs; errors name the model."""
+    outputs = opened.model.config.classes
+    assert outputs is not None
+    labels = opened.model.labels
+    try:
+        if class_map is None or str(class_map) == "index":
+            return match_classes(images, labels, outputs, class_map and "index")
+        return match_classes(
+            images, labels, outputs, read_class_map(class_map, drop_placeholder_labels(labels), outputs)
+        )
+    except ValueError as error:
+        raise ValueError(f"{opened.name}: {error}") from None
+
+
+def compare_pair(evaluations: list[ModelEvaluation], index: int) -> PairComparison:
+    """Compare the first model with another on the images that both could read."""
+    first, second = evaluations[0], evaluations[index]
+    both = first.outputs.is_read & second.outputs.is_read
+    split = first.selection.split_label
+    if not first.evaluation.is_multilabel:
+        one, two = (item.evaluation.predictions.correct[both[item.outputs.is_read]] for item in (first, second))
+        return PairComparison(0, index, split, compare_correct(one, two))
+    # Classes of the data that map to one output of both models count as one class, as in the metrics.
+    used = np.flatnonzero(first.matching.indices >= 0)
+    joint, column = np.unique(
+        np.stack([item.matching.indices[used] for item in (first, second)]), axis=1, return_inverse=True
+    )
+    labels, targets = first.selection.images.targets[both], np.zeros((int(both.sum()), joint.shape[1]), np.uint8)
+    for data_class, joint_class in zip(used, column.ravel(), strict=True):
+        targets[:, joint_class] |= labels[:, data_class]
+    one, two = (item.outputs.logits[both][:, columns] for item, columns in zip((first, second), joint, strict=True))
+    return PairComparison(0, index, split, compare_map(one, two, targets))
+
+
+def make_names_unique(names: list[str]) -> list[str]:
+    """Return the names, with a number added to duplicates."""
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return unique

@@ -1,0 +1,270 @@
+"""Results of one model on a dataset, as metrics, JSON and CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.evaluation.class_mapping import ClassMatching
+from vitrail.evaluation.loading import LoadedModel, ModelOutputs
+from vitrail.evaluation.selection import SelectedData
+from vitrail.inference import probabilities, rank_classes
+from vitrail.metrics import accuracy, find_confident_mistakes, find_worst_label, multilabel
+from vitrail.metrics.calibration import compute_reliability
+from vitrail.metrics.intervals import wilson_interval
+from vitrail.reports.run import EvaluatedSplit
+from vitrail.training.runs.predictions import MAX_MISTAKES, encode_thumbnail, summarise_metrics
+from vitrail.training.runs.record import fingerprint_split
+from vitrail.utils.files import atomic_write
+
+MAX_CONFUSION_CLASSES = 100  # with more classes, only the most confused pairs are written
+MAX_CONFUSED_PAIRS = 20
+
+
+@dataclass(frozen=True)
+class ModelEvaluation:
+    """A model, the images, and its outputs for them."""
+
+    loaded: LoadedModel
+    selection: SelectedData
+    matching: ClassMatching
+    outputs: ModelOutputs
+    only_present: bool = False
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def columns(self) -> np.ndarray:
+        """Return the evaluated outputs: all, or the classes present in the data."""
+        return self.matching.present if self.only_present else np.arange(self.outputs.logits.shape[1])
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.matching.labels[column] for column in self.columns]
+
+    @cached_property
+    def evaluation(self) -> EvaluatedSplit:
+        """Return logits and targets of the readable images, over the evaluated outputs."""
+        is_read, columns = self.outputs.is_read, self.columns
+        images = self.selection.images.select(is_read)
+        targets = self.matching.map_targets(images)
+        targets = targets[:, columns] if targets.ndim == 2 else np.searchsorted(columns, targets)
+        names = [images.name(index) for index in range(len(images))]
+        logits = self.outputs.logits if is_read.all() else self.outputs.logits[is_read]  # avoids a copy of all
+        logits = logits[:, columns] if self.only_present else logits
+        return EvaluatedSplit(self.selection.split_label, logits, targets, names, {})
+
+    @cached_property
+    def measures(self) -> dict[str, Any]:
+        """Return all metrics, as training writes them."""
+        return summarise_metrics(self.evaluation.logits, self.evaluation.targets)
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Return skipped and unreadable images with their reasons."""
+        return self.selection.skipped | self.outputs.unreadable
+
+    @cached_property
+    def mistakes(self) -> np.ndarray:
+        """Return the indices of the most confident mistakes."""
+        return find_confident_mistakes(self.evaluation.logits, self.evaluation.targets, MAX_MISTAKES)
+
+    def load_mistake_images(self) -> dict[int, bytes]:
+        """Return thumbnails of the most confident mistakes by index, without files removed meanwhile."""
+        images, thumbnails = self.selection.images.select(self.outputs.is_read), {}
+        for index in self.mistakes.tolist():
+            try:
+                thumbnails[index] = encode_thumbnail(images, index)
+            except (OSError, ValueError):  # removed meanwhile: the card shows no image
+                continue
+        return thumbnails
+
+    def class_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each class present in the data, in the order of the outputs."""
+        evaluation = self.evaluation
+        metrics = (
+            multilabel.compute_label_metrics(evaluation.logits, evaluation.targets)
+            if evaluation.is_multilabel
+            else accuracy.compute_class_metrics(evaluation.predictions)
+        )
+        rows = []
+        for k in np.flatnonzero(metrics["support"] > 0).tolist():
+            support, correct = int(metrics["support"][k]), int(metrics["right"][k])
+            row = {"class": self.labels[k], "index": int(self.columns[k]), "n": support, "right": correct}
+            row |= {"said": int(metrics["said"][k]), "interval": list(wilson_interval(correct, support))}
+            row |= {name: nan_to_none(metrics[name][k]) for name in ("recall", "precision", "f1")}
+            if evaluation.is_multilabel:
+                row["average_precision"] = nan_to_none(metrics["average_precision"][k])
+            rows.append(row)
+        return rows
+
+    def mistake_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each of the most confident mistakes."""
+        evaluation, rows = self.evaluation, []
+        for index in self.mistakes.tolist():
+            row: dict[str, Any] = {"path": evaluation.image_name(index)}
+            if evaluation.is_multilabel:
+                worst, probability = find_worst_label(evaluation.logits[index], evaluation.targets[index])
+                labels = [self.labels[k] for k in np.flatnonzero(evaluation.targets[index])]
+                row |= {"labels": labels, "about": self.labels[worst], "probability": probability}
+            else:
+                predictions = evaluation.predictions
+                row |= {"label": self.labels[int(predictions.targets[index])]}
+                row |= {"predicted": self.labels[int(predictions.predicted[index])]}
+                row |= {"probability": float(predictions.confidence[index])}
+            rows.append(row)
+        return rows
+
+    def confusion_dict(self) -> dict[str, Any]:
+        """Return the most confused pairs, and the confusion matrix if there are few classes."""
+        if self.evaluation.is_multilabel:
+            return {}
+        predictions, labels = self.evaluation.predictions, self.labels
+        pairs = accuracy.find_confused_pairs(predictions, MAX_CONFUSED_PAIRS)
+        confusion: dict[str, Any] = {
+            "confused": [{"label": labels[true], "predicted": labels[wrong], "n": n} for true, wrong, n in pairs]
+        }
+        if predictions.classes <= MAX_CONFUSION_CLASSES:
+            confusion["confusion"] = {"labels": labels, "matrix": accuracy.confusion_matrix(predictions).tolist()}
+        return confusion
+
+    def reliability_rows(self) -> list[dict[str, Any]]:
+        """Return the bins of the reliability diagram."""
+        evaluation = self.evaluation
+        if evaluation.is_multilabel:
+            bins = compute_reliability(
+                probabilities(evaluation.logits, multilabel=True).ravel(), (evaluation.targets > 0).ravel()
+            )
+        else:
+            bins = compute_reliability(evaluation.predictions.confidence, evaluation.predictions.correct)
+        return [
+            {
+                "low": bin.low,
+                "high": bin.high,
+                "n": bin.count,
+                "sure": nan_to_none(bin.confidence),
+                "right": nan_to_none(bin.accuracy),
+            }
+            for bin in bins
+        ]
+
+    def model_dict(self) -> dict[str, Any]:
+        """Return the description of the model."""
+        model, pipeline = self.loaded.model, self.loaded.preprocessing
+        return {
+            "name": model.config.describe(),
+            "file": self.loaded.where,
+            "sha256": self.loaded.checksum,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "classes": len(self.matching.labels),
+            "image_size": list(pipeline.size),
+            "preprocessing": pipeline.describe(),
+            **({} if self.loaded.runtime is None else {"runtime": self.loaded.runtime.name}),
+        }
+
+    def speed_dict(self) -> dict[str, Any]:
+        """Return images per second, with and without preprocessing."""
+        count, outputs = int(self.outputs.is_read.sum()), self.outputs
+        return {
+            "images_per_second": count / max(1e-9, outputs.seconds),
+            "model_images_per_second": count / max(1e-9, outputs.model_seconds),
+            "seconds": round(outputs.seconds, 3),
+        }
+
+    def data_dict(self) -> dict[str, Any]:
+        """Return the description of the data."""
+        images = self.selection.images
+        return {
+            "where": self.selection.where,
+            "kind": self.selection.kind,
+            "split": self.selection.split,
+            "images": len(images),
+            "classes_present": len(self.matching.present),
+            "classes_matched": self.matching.method,
+            "only_present": self.only_present,
+            "notes": list(self.selection.notes),
+            "fingerprint": fingerprint_split(images),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all results for JSON."""
+        metrics, evaluation = self.measures, self.evaluation
+        return {
+            **metrics,
+            **({} if "top5" in metrics else top_k_accuracy(evaluation.logits, evaluation.targets, 5)),
+            "n": metrics["images"],
+            "ece": metrics["calibration_error"],
+            "split": self.selection.split,
+            "task": "multi" if evaluation.is_multilabel else "single",
+            "throughput": self.speed_dict(),
+            "model": self.model_dict(),
+            "data": self.data_dict(),
+            "per_class": self.class_rows(),
+            **self.confusion_dict(),
+            "reliability": self.reliability_rows(),
+            "mistakes": self.mistake_rows(),
+            "unreadable": self.unreadable,
+            "environment": self.environment,
+        }
+
+
+def top_k_accuracy(logits: np.ndarray, targets: np.ndarray, count: int) -> dict[str, Any]:
+    """Return top-k accuracy: the fraction of images with a true label among the `count` largest logits."""
+    first = rank_classes(logits, count)
+    correct = targets[:, None] == first if targets.ndim == 1 else np.take_along_axis(targets, first, 1) > 0
+    hits = int(correct.any(1).sum())
+    return {f"top{count}": hits / len(logits), f"top{count}_interval": list(wilson_interval(hits, len(logits)))}
+
+
+def nan_to_none(value: Any) -> float | None:
+    """Return a float, or None for NaN."""
+    return None if math.isnan(value) else float(value)
+
+
+TOP_K = 5
+ROWS_PER_BLOCK = 1024
+
+
+def write_predictions(evaluation: ModelEvaluation, path: Path) -> None:
+    """Write a CSV row for each readable image: label, prediction, probability, and the top classes."""
+    with atomic_write(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
+        csv.writer(text).writerows(prediction_rows(evaluation))
+        text.detach()  # flushes, and leaves the file open
+
+
+def prediction_rows(result: ModelEvaluation) -> Iterator[list[object]]:
+    """Yield the header, then a row for each image."""
+    evaluation, labels = result.evaluation, result.labels
+    first = min(TOP_K, len(labels))
+    last = "rank" if not evaluation.is_multilabel else "wrong_labels"
+    top_columns = [name for rank in range(1, first + 1) for name in (f"top{rank}", f"probability{rank}")]
+    yield ["path", "label", "predicted", "probability", "right", last, *top_columns]
+    for start in range(0, len(evaluation.logits), ROWS_PER_BLOCK):
+        logits = evaluation.logits[start : start + ROWS_PER_BLOCK].astype(np.float64)
+        scores = probabilities(logits, evaluation.is_multilabel)
+        order = rank_classes(logits, first)
+        for row, (score, classes) in enumerate(zip(scores, order.tolist(), strict=True)):
+            index = start + row
+            best = [cell for k in classes for cell in (labels[k], format_probability(score[k]))]
+            if evaluation.is_multilabel:
+                true, predicted = evaluation.targets[index] > 0, logits[row] >= 0
+                wrong = int((true != predicted).sum())
+                cells = ["|".join(labels[k] for k in np.flatnonzero(mask)) for mask in (true, predicted)]
+                cells += [format_probability(score[classes[0]]), int(not wrong), wrong]
+            else:
+                results = evaluation.predictions
+                true, predicted = int(results.targets[index]), int(results.predicted[index])
+                cells = [labels[true], labels[predicted], format_probability(score[predicted])]
+                cells += [int(true == predicted), int(results.rank[index]) + 1]
+            yield [evaluation.image_name(index), *cells, *best]
+
+
+def format_probability(probability: float) -> str:
+    """Format with six significant digits."""
+    return f"{probability:.6g}"

@@ -1,0 +1,136 @@
+"""Run a model over images: preprocessing, batches, device, outputs, host. Also the conversion of logits to probabilities.
+
+B images, C channels of H×W pixels, K classes, F features.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitrail.data.dataset import Images
+from vitrail.data.loader import Loader
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.arrays import ArrayStore
+from vitrail.data.transforms.pipeline import EvalPipeline
+from vitrail.data.workers import MAX_UNREADABLE
+from vitrail.metrics.probabilities import probabilities, rank_classes, top_classes
+from vitrail.utils.devices import default_workers
+from vitrail.utils.progress import ProgressCallback
+
+__all__ = ["OutputBatch", "TorchRuntime", "probabilities", "rank_classes", "run_batches", "run_pixels", "top_classes"]
+
+BATCH_SIZE = 64
+HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_PRECISIONS = ("fp32", *HALF_DTYPES)
+OutputKind = Literal["logits", "features"]
+T = TypeVar("T")
+
+
+class TorchRuntime:
+    """A PyTorch model that takes uint8 pixels. It keeps no state between calls, so several threads may call it at once."""
+
+    name = "torch"
+
+    def __init__(
+        self,
+        model: Callable[[torch.Tensor], torch.Tensor] | nn.Module,
+        preprocessing: Preprocessing,
+        output_kind: OutputKind = "logits",
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+        precision: str = "fp32",
+    ) -> None:
+        """Run `model` as it is: for features, pass a model without a classifier."""
+        if precision not in TORCH_PRECISIONS:
+            raise ValueError(f"unknown precision {precision!r}: use {', '.join(TORCH_PRECISIONS)}")
+        self.model, self.preprocessing = model, preprocessing
+        self.output_kind: OutputKind = output_kind
+        self.device, self.precision = device, precision
+
+    @torch.inference_mode()
+    def __call__(self, pixels: np.ndarray) -> np.ndarray:
+        """Return float32 logits [B, K] or features [B, F] of uint8 pixels [B, C, H, W]."""
+        images = torch.from_numpy(pixels).to(self.device, non_blocking=True)
+        with self.autocast():
+            outputs = self.model(self.preprocessing.normalise(images))
+        return outputs.flatten(1).float().cpu().numpy()  # a distilled model's features are [B, 2, D]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context that computes matrix products in the chosen precision."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, HALF_DTYPES[self.precision])
+
+
+@dataclass(frozen=True)
+class OutputBatch(Generic[T]):
+    """The outputs for one batch of images."""
+
+    indices: np.ndarray  # int64 [B], in the dataset
+    outputs: T
+    seconds: float  # of the forward pass
+
+
+def run_batches(
+    forward: Callable[[np.ndarray], T],  # of uint8 pixels [B, C, H, W]; any Runtime
+    images: Images,
+    preprocessing: Preprocessing,
+    unreadable: dict[str, str],  # receives the name and the error of each image that cannot be read
+    *,
+    batch_size: int = BATCH_SIZE,
+    workers: int | None = None,  # None: chosen from the cores, the device and the number of images
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    progress: ProgressCallback | None = None,
+    stage: str = "",
+    max_unreadable: int = MAX_UNREADABLE,  # of one batch
+) -> Iterator[OutputBatch[T]]:
+    """Yield the outputs of `forward` for every readable image of a dataset, in order, batch by batch."""
+    if batch_size < 1:
+        raise ValueError(f"the batch size must be >= 1, got {batch_size}")
+    if workers is None:
+        in_process = isinstance(images.store, ArrayStore) or len(images) <= batch_size
+        workers = 0 if in_process else default_workers(device.type)
+    loader = Loader(
+        images,
+        None,
+        EvalPipeline(preprocessing),
+        batch_size=batch_size,
+        workers=workers,
+        cache_bytes=0,  # images are read once
+        max_unreadable=max_unreadable,
+    )
+    done = 0
+    try:
+        for batch in loader.iter_once():
+            if len(batch.indices):
+                start = time.perf_counter()
+                outputs = forward(batch.pixels.numpy())
+                seconds = time.perf_counter() - start
+                done += len(batch.indices)
+                yield OutputBatch(batch.indices.numpy().copy(), outputs, seconds)
+            if progress:
+                progress(stage, done + len(loader.unreadable), len(images))
+    finally:
+        unreadable.update(loader.unreadable)
+        loader.close()
+
+
+def run_pixels(
+    forward: Callable[[np.ndarray], np.ndarray],
+    pixels: np.ndarray,  # uint8 [n, C, H, W], preprocessed
+    batch_size: int = 16,
+    progress: ProgressCallback | None = None,
+    stage: str = "",
+) -> np.ndarray:
+    """Return the outputs of `forward` for images in memory, batch by batch."""
+    parts = []
+    for start in range(0, len(pixels), batch_size):
+        parts.append(forward(pixels[start : start + batch_size]))
+        if progress:
+            progress(stage, min(len(pixels), start + batch_size), len(pixels))
+    return np.concatenate(parts)

@@ -1,0 +1,64 @@
+"""Calibration: agreement of confidence and accuracy, in bins."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+BINS = 15
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Samples of one confidence bin."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float  # mean; NaN in an empty bin
+    accuracy: float  # NaN in an empty bin
+
+
+def compute_reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> list[ReliabilityBin]:
+    """Return bins of equal width from 0 to 1; a value on an edge belongs to the bin below it."""
+    edges, index = np.linspace(0, 1, bins + 1), assign_bins(confidence, bins)
+    count = np.bincount(index, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        mean_confidence = np.bincount(index, weights=confidence, minlength=bins) / count
+        accuracy = np.bincount(index, weights=correct.astype(np.float64), minlength=bins) / count
+    return [
+        ReliabilityBin(
+            float(edges[i]), float(edges[i + 1]), int(count[i]), float(mean_confidence[i]), float(accuracy[i])
+        )
+        for i in range(bins)
+    ]
+
+
+def assign_bins(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """Return the bin index of each confidence."""
+    return np.clip(np.searchsorted(np.linspace(0, 1, bins + 1), confidence, side="left") - 1, 0, bins - 1)
+
+
+def compute_calibration_gaps(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
+    """Return what each image ([n], or [n, K] labels) adds to the gap of confidence and accuracy in each bin, [n, bins].
+
+    The calibration error is the sum over bins of the absolute means over images.
+    """
+    n, labels = len(confidence), confidence.size // len(confidence)
+    cells = assign_bins(confidence).reshape(n, labels) + BINS * np.arange(n)[:, None]
+    gaps = (confidence - correct).reshape(n, labels) / labels
+    return np.bincount(cells.ravel(), weights=gaps.ravel(), minlength=n * BINS).reshape(n, BINS)
+
+
+def calibration_interval(error: float, resampled_errors: np.ndarray) -> list[float]:
+    """Return the 95 % interval of a calibration error: the upper half of its resamples, mirrored.
+
+    With few images the error is biased upwards, and resampling adds the bias again: the true value is likely lower.
+    """
+    half = max(0.0, float(np.percentile(resampled_errors, 97.5)) - error)
+    return [max(0.0, error - half), min(1.0, error + half)]
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
+    """Return the expected calibration error: the mean over images of |confidence − accuracy| of their bin."""
+    full = [bin for bin in compute_reliability(confidence, correct, bins) if bin.count]
+    return sum(bin.count * abs(bin.confidence - bin.accuracy) for bin in full) / len(confidence)

@@ -1,0 +1,376 @@
+"""The interface of every model family, used by training, checkpoints, export, analysis and the service.
+
+`Model` is the interface of all families. `TokenModel` adds the interface of families with patch tokens: equation 1 is
+separate from equations 2 and 3, so that masking, distillation and attention maps work for every such family. `Unsupported`
+is raised for a capability that a family lacks.
+
+B images, C channels, T tokens, D width, K classes, a grid of h×w cells.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.nn.block import RecomputeModule
+from vitrail.nn.shape import EncoderShape, Grid
+
+if TYPE_CHECKING:
+    from vitrail.models.sizes import Size
+    from vitrail.models.vit_config import EmbedSlot
+    from vitrail.nn.block import BlockSlot
+    from vitrail.nn.embed import Embedding, Prefix, PrefixTokens
+    from vitrail.nn.head import HeadSlot
+    from vitrail.nn.pool import Pool, PoolSlot
+    from vitrail.nn.position import PositionEmbedding, PositionSlot
+
+State = dict[str, Tensor]
+
+
+class Unsupported(ValueError):
+    """A capability that a model family lacks."""
+
+
+def refuse(config: "ModelConfig", purpose: str, remedy: str = "use a Vision Transformer, such as S/16") -> Unsupported:
+    """Return the error for a family that lacks what `purpose` needs."""
+    return Unsupported(f"{purpose} does not support {config.title}: {remedy}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model as a value: comparable, stored as JSON, with all facts that do not need the weights."""
+
+    family: ClassVar[str]  # the name it is registered under
+    title: ClassVar[str]  # the family in messages, in the plural
+    EVERY_FIELD_WRITTEN: ClassVar[bool] = True  # in JSON: a model file without a field is refused (utils/json.py)
+    ABSTRACT: ClassVar[bool] = True  # not a value by itself
+
+    if TYPE_CHECKING:  # fields of every family, declared there
+        classes: int | None  # None for a model that ends in features
+        image_size: tuple[int, int]  # height and width
+        channels: int
+        init: str
+
+    @property
+    def depth(self) -> int:
+        """Return the number of layers between the embedding and the head."""
+        return 1
+
+    @property
+    def stride(self) -> int:
+        """Return the number of pixels per cell of the last grid."""
+        return 1
+
+    @property
+    def size_rule(self) -> tuple[int, int]:
+        """Return (step, least): image sides are multiples of `step` pixels, at least `least` steps."""
+        return self.stride, 1
+
+    def grid_of(self, size: tuple[int, ...]) -> Grid:
+        """Return the grid of the last feature map for images of this size."""
+        return tuple(side // self.stride for side in size)
+
+    def describe(self) -> str:
+        """Return the published name, or the sizes if there is none."""
+        return self.family
+
+    def facts(self) -> dict[str, str]:
+        """Return the facts that distinguish this model within its family, for cards and `vitrail describe`."""
+        return {}
+
+    @property
+    def has_tokens(self) -> bool:
+        """Return whether the family computes patch tokens."""
+        return False
+
+    def tokens_for(self, purpose: str) -> "TokenConfig":
+        """Return this configuration if it has patch tokens; raise Unsupported otherwise."""
+        raise refuse(self, purpose)
+
+    def check_any_size(self) -> None:
+        """Raise Unsupported if the model cannot be exported for images of any size."""
+
+    def matches_option(self, name: str, value: Any) -> bool:
+        """Return whether a fact given by hand (heads, eps, size, …) is that of the configuration."""
+        return (name, value) in (("size", self.image_size), ("channels", self.channels))
+
+    # A trained model for another task, as configuration and tensors; see models/adapt.py.
+
+    def with_classes(self, classes: int | None) -> Self:
+        """Return the configuration with a head for this number of classes."""
+        return replace(self, classes=classes)  # type: ignore[call-arg]
+
+    def resize_state(self, state: State, size: tuple[int, ...]) -> State:
+        """Return these tensors for another image size."""
+        return state
+
+    def input_weight(self) -> str:
+        """Return the name of the weight that reads the image's channels."""
+        raise refuse(self, "another number of channels", f"use images of {self.channels}")
+
+
+@dataclass(frozen=True)
+class TokenConfig(ModelConfig):
+    """The configuration of a family with patch tokens."""
+
+    ABSTRACT: ClassVar[bool] = True
+
+    if TYPE_CHECKING:
+        size: Size
+        embed: EmbedSlot
+        position: PositionSlot
+        prefix: Prefix
+        block: BlockSlot
+        pool: PoolSlot
+        head: HeadSlot
+        dropout: float
+        stochastic_depth: float
+        eps: float
+        token_norm: bool
+
+    @property
+    def shape(self) -> EncoderShape:
+        """Return the sizes that all parts share; raise ValueError if they do not fit together."""
+        grid, size, prefix = self.grid_of(self.image_size), self.size, self.prefix
+        return EncoderShape(
+            size.width, size.depth, size.heads, grid, size.mlp, prefix.outputs, prefix.registers, self.eps, size.head
+        )
+
+    @property
+    def has_tokens(self) -> bool:
+        return True
+
+    def tokens_for(self, purpose: str) -> "TokenConfig":
+        return self
+
+
+def check_common(config: ModelConfig) -> None:
+    """Raise ValueError for an invalid number of classes or channels or an invalid image size."""
+    if config.classes is not None and config.classes < 1:
+        raise ValueError(f"classes must be at least 1, or None for a model that ends in features, got {config.classes}")
+    if config.channels < 1:
+        raise ValueError(f"channels must be at least 1, got {config.channels}")
+    if not config.image_size or min(config.image_size) < 1:
+        raise ValueError(f"each side of the image size must be at least 1 pixel, got {config.image_size}")
+
+
+def image_sides(value: int | tuple[int, ...]) -> tuple[int, int]:
+    """Return (height, width); one number is used for both."""
+    if isinstance(value, int):
+        return value, value
+    if len(value) != 2:
+        raise ValueError(f"image size must be a number or (height, width), got {value!r}")
+    return value[0], value[1]
+
+
+class Step(NamedTuple):
+    """One stage of a forward pass: its name, its output, and the modules whose parameters it uses."""
+
+    name: str
+    value: Tensor
+    modules: tuple[nn.Module, ...] = ()
+
+
+class Layer(NamedTuple):
+    """One layer by the prefix of its parameters' names."""
+
+    name: str
+    module: nn.Module
+
+
+class Model(RecomputeModule, ABC):
+    """A model with its labels, preprocessing and card."""
+
+    labels: tuple[str, ...] | None = None  # in the order of the logits
+    preprocessing: Callable[[Any], Tensor] | None = None  # a PIL image to the normalised [C, H, W]
+    card: Mapping[str, Any] = MappingProxyType({})  # recipe, metrics, provenance, licence
+
+    if TYPE_CHECKING:
+        config: ModelConfig  # pyright: ignore[reportUninitializedInstanceVariable]
+        head: nn.Module  # pyright: ignore[reportUninitializedInstanceVariable]
+
+    # --- forward ---
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, K], or features without classes."""
+        return self.forward_head(self.forward_features(images))
+
+    @abstractmethod
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the last layer's tokens [B, T, D], or its feature map [B, D, h, w]."""
+
+    @abstractmethod
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool the output of `forward_features`, then apply the head; `pre_logits` stops before the classifier."""
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return the logits of pre-logits: the classifier only."""
+        return self.head(features)
+
+    def compute_pre_logits(self, images: Tensor) -> Tensor:
+        """Return the input of the classifier: [B, D], or [B, 2, D] with a distillation token."""
+        return self.forward_head(self.forward_features(images), pre_logits=True)
+
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Return one feature vector per image, [B, feature_dim]: the flattened pre-logits."""
+        return self.compute_pre_logits(images).flatten(1)
+
+    def dense_logits(self, images: Tensor) -> Tensor:
+        """Return logits at every cell of the last grid, [B, h, w, K]."""
+        raise refuse(self.config, "token labelling")
+
+    def feature_maps(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
+        """Return the feature maps [B, C, h, w] after these layers: the model as a backbone."""
+        if tuple(layers) != (-1,):
+            raise refuse(self.config, f"features of layers {list(layers)}", "use the last one, -1")
+        return [self.forward_features(images)]
+
+    @property
+    @abstractmethod
+    def feature_dim(self) -> int:
+        """Return the number of values per image that `embed_images` returns."""
+
+    def steps(self, images: Tensor, every_token: bool = False) -> Iterator[Step]:
+        """Run the model stage by stage, for cost counting; `every_token` computes all tokens in the last layer."""
+        yield Step("image", images)
+        body = tuple(module for name, module in self.named_children() if name != "head")
+        features = self.forward_features(images)
+        yield Step("features", features, body)
+        yield Step("head", self.forward_head(features), (self.head,))
+
+    # --- layers and parameters ---
+
+    @abstractmethod
+    def layers(self) -> list[Layer]:
+        """Return the layers in order: units of layer decay, freezing, compilation and sharding."""
+
+    def layer_index(self, parameter: str) -> int:
+        """Return 0 for parameters before the first layer, 1 to L for the layers', L + 1 for those after the last."""
+        for index, layer in enumerate(self.layers(), start=1):
+            if parameter.startswith(f"{layer.name}."):
+                return index
+        return 0 if parameter.startswith(self.STEM) else self.config.depth + 1
+
+    STEM: ClassVar[tuple[str, ...]] = ()  # prefixes of parameters before the first layer
+    UNDECAYED: ClassVar[tuple[str, ...]] = ()  # prefixes of tables and tokens that weight decay is not meant for
+
+    def decays(self, name: str, parameter: Tensor) -> bool:
+        """Whether weight decay is meant for a parameter: for matrices and filters, not for norms, biases and tables."""
+        return (
+            parameter.ndim >= 2 and not name.startswith(self.UNDECAYED) and not name.endswith(("probe", "mask_token"))
+        )
+
+    def lora_modules(self) -> list[nn.Linear]:
+        """Return the matrices that low-rank adaptation (LoRA) adds to."""
+        raise refuse(self.config, "--tune lora", "use head, last-N or full")
+
+    # --- other forms of the same model ---
+
+    def tokens_for(self, purpose: str) -> "TokenModel":
+        """Return this model if it has patch tokens; raise Unsupported otherwise."""
+        raise refuse(self.config, purpose)
+
+    def merge_tokens(self, r: int) -> "nn.Module":
+        """Return this model with r tokens merged in each layer."""
+        raise refuse(self.config, "--merge", "leave it out, or use a Vision Transformer")
+
+    def for_tracing(self, any_size: bool = False) -> Self:
+        """Return a copy in evaluation mode whose graph is traceable and whose weights keep their names."""
+        if any_size:
+            self.config.check_any_size()
+        return copy.deepcopy(self).eval().requires_grad_(False)
+
+    def with_constants(self, any_size: bool = False, size: tuple[int, ...] | None = None) -> Self:
+        """Return a copy for tracing in which everything independent of the image is a constant."""
+        return self.for_tracing(any_size)
+
+    def resize(self, image_size: tuple[int, int]) -> "Model":
+        """Return the model for another image size, positions resampled (section 3.2)."""
+        from vitrail.models.adapt import adapt_model
+
+        return adapt_model(self, image_size=image_size)
+
+    def replace_head(self, classes: int | None) -> "Model":
+        """Return the model with a new zero head for this number of classes (section 3.2); None returns features."""
+        from vitrail.models.adapt import adapt_model
+
+        return adapt_model(self, classes=classes)
+
+    def adapt_channels(self, channels: int) -> "Model":
+        """Return the model for images of this number of channels."""
+        from vitrail.models.adapt import adapt_model
+
+        return adapt_model(self, channels=channels)
+
+
+class TokenModel(Model):
+    """A model that cuts the image into patch tokens and runs a Transformer encoder over them."""
+
+    if TYPE_CHECKING:
+        config: TokenConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+        embed: Embedding
+        prefix: PrefixTokens
+        position: PositionEmbedding
+        token_norm: nn.Module
+        blocks: nn.ModuleList
+        pool: Pool
+
+    def tokens_for(self, purpose: str) -> "TokenModel":
+        return self
+
+    @abstractmethod
+    def tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return z_0 of equation 1, [B, T, D]; `keep`, [B, n], selects patches for each image."""
+
+    @abstractmethod
+    def add_positions(self, x: Tensor, grid: Grid, keep: Tensor | None = None) -> Tensor:
+        """Return z_0 of embedded patches x, [B, n, D]: prefix tokens before them, positions added."""
+
+    def encode(
+        self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, n_outputs: int | None = None
+    ) -> Tensor:
+        """Return z_L of equations 2 and 3: [B, T, D], or the first `n_outputs` tokens of it."""
+        for z_l in self.states(z, grid, keep, n_outputs):
+            z = z_l
+        return z
+
+    @abstractmethod
+    def states(
+        self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, n_outputs: int | None = None
+    ) -> Iterator[Tensor]:
+        """Yield z_1 to z_L, one after the other."""
+
+    def hidden_states(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
+        """Return the tokens z_l after these layers, [B, T, D] each: 0 is the embedding, -1 the last layer."""
+        depth, grid = self.config.depth, self.embed.grid(images)
+        wanted = [layer + depth + 1 if layer < 0 else layer for layer in layers]
+        for given, layer in zip(layers, wanted, strict=True):
+            if not 0 <= layer <= depth:
+                raise ValueError(f"layer {given} of {depth}: use 0 (the embedding) to {depth}, or -1 for the last")
+        z = self.tokens(images)
+        states = {0: z, **dict(zip(range(1, max(wanted, default=0) + 1), self.states(z, grid), strict=False))}
+        return [states[layer] for layer in wanted]
+
+    @abstractmethod
+    def pre_logits(self, y: Tensor) -> Tensor:
+        """Return the input of the classifier for pooled tokens y."""
+
+    def pool_tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return the pooled tokens of equation 4, computing only the tokens that the pooling reads."""
+        z = self.encode(self.tokens(images, keep), self.embed.grid(images), keep, n_outputs=self.pool.n_inputs)
+        return self.pool(z)
+
+
+def count_parameters(*modules: nn.Module, trainable: bool = False) -> int:
+    """Return the number of parameter values in these modules."""
+    return sum(p.numel() for module in modules for p in module.parameters() if p.requires_grad or not trainable)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter."""
+    return next(model.parameters()).device

@@ -1,0 +1,114 @@
+"""The registry of model families: builds models from names and configurations.
+
+A family is registered once; building, loading, JSON, `vitrail describe` and the recipes go through this table. Adding one
+touches `models/`, `checkpoints/formats/`, tests and docs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vitrail.models.base import Model, ModelConfig, TokenConfig, refuse
+from vitrail.models.bit import BIT_NAME, BiT, BiTConfig, configure_bit
+from vitrail.models.init import build_and_fill, initialise
+from vitrail.models.sizes import SIZES
+from vitrail.models.vit import ViT
+from vitrail.models.vit_config import VIT_NAME, ViTConfig, configure_vit
+from vitrail.utils.json import value_from_json
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family: its name, the class of its configurations, and the functions that build both."""
+
+    name: str
+    config: type[ModelConfig]
+    layout: Callable[[Any], Model]  # returns a model whose weights are not initialised
+    configure: Callable[..., ModelConfig]  # from a model's name and its options
+    matches: Callable[[str], bool]  # whether a model's name belongs to this family
+    options: frozenset[str] | None = None  # options of `configure`; None: `configure` checks them
+    example: str = ""  # a model's name, for messages
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def register(family: Family) -> None:
+    """Add a family to the table: its configurations can then be built, saved, loaded and named."""
+    known = FAMILIES.get(family.name)
+    if known is not None and known.config is not family.config:
+        raise ValueError(f"model family {family.name!r} is already registered by {known.config.__name__}")
+    FAMILIES[family.name] = family
+
+
+def unregister(name: str) -> None:
+    """Remove a family from the table."""
+    del FAMILIES[name]
+
+
+def family_of(config: ModelConfig) -> Family:
+    """Return the family of a configuration."""
+    for family in FAMILIES.values():
+        if type(config) is family.config:
+            return family
+    raise ValueError(f"{type(config).__name__} belongs to no registered model family: known are {', '.join(FAMILIES)}")
+
+
+def configure(name: str | None = None, *, family: str | None = None, **options: Any) -> ModelConfig:
+    """Return the configuration that a name and its options describe.
+
+    Without a name, the options describe a model of `family` (default: a Vision Transformer).
+    """
+    if name is None:
+        return FAMILIES[family or "vit"].configure(None, **options)
+    known = FAMILIES[family] if family else find_family(name)
+    if known.options is not None and (extra := set(options) - known.options):
+        raise ValueError(f"{known.config.title} do not support {', '.join(sorted(extra))} (model {name})")
+    return known.configure(name, **options)
+
+
+def find_family(name: str) -> Family:
+    """Return the family that a model's name belongs to."""
+    for family in FAMILIES.values():
+        if family.matches(name):
+            return family
+    raise ValueError(
+        f"unknown model {name!r}: use a name like 'B/16', 'R50+B/16' or 'R50x1'. Sizes: {', '.join(SIZES)}"
+    )
+
+
+def configure_tokens(name: str | None = None, *, purpose: str = "this recipe", **options: Any) -> TokenConfig:
+    """Return the configuration of a model with patch tokens; refuse the name of a family without them."""
+    if name is not None and not issubclass((known := find_family(name)).config, TokenConfig):
+        raise refuse(known.configure(name), f"{purpose} (--model {name})")
+    return configure(name, **options).tokens_for(purpose)
+
+
+def build(name: str | None = None, **options: Any) -> Model:
+    """Return a model with fresh weights from a name and its options; see `configure_vit` and `configure_bit`.
+
+    >>> build("S/16", position="sincos2d", pool="mean", registers=4, channels=1, image_size=(160, 224), classes=10)
+    """
+    return build_from(configure(name, **options))
+
+
+def build_from(config: ModelConfig) -> Model:
+    """Return a model with fresh weights from its configuration."""
+    return build_and_fill(lambda: lay_out(config), lambda model: initialise(model, config.init))
+
+
+def lay_out(config: ModelConfig) -> Model:
+    """Return a model whose weights are not initialised."""
+    return family_of(config).layout(config)
+
+
+def config_from_json(data: Any) -> ModelConfig:
+    """Return the configuration that `to_json` wrote."""
+    return value_from_json(data, ModelConfig, "config")
+
+
+BIT_OPTIONS = frozenset({"classes", "image_size", "channels", "root"})
+register(Family("vit", ViTConfig, ViT, configure_vit, lambda name: bool(VIT_NAME.fullmatch(name)), None, "S/16"))
+register(
+    Family("bit", BiTConfig, BiT, configure_bit, lambda name: bool(BIT_NAME.fullmatch(name)), BIT_OPTIONS, "R50x1")
+)

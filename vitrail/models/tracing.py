@@ -1,0 +1,185 @@
+"""Forms of a model for tracing: everything that does not depend on the image becomes a constant.
+
+At one size, positions of every kind are stored as tables. At any size, learned tables are resampled inside the graph by
+products with two small matrices of bicubic weights, because runtimes multiply alike but resize differently. The ResNets'
+weights are standardised once.
+
+T tokens, D width, h×w the table's grid, n cells along one side of the image's grid.
+"""
+
+from collections.abc import Iterator
+from typing import TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.nn.position import (
+    AddedPositionEmbedding,
+    LayerPosition,
+    Learned1DTable,
+    Learned2DTable,
+    PositionEmbedding,
+    PositionScope,
+    RelativePositionBias,
+)
+from vitrail.nn.resnet import StdConv, pad_same
+from vitrail.nn.shape import Grid
+
+BICUBIC_A = -0.5  # of PyTorch's bicubic filter with antialiasing
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def fold_convolutions(model: M) -> M:
+    """Replace, in place, convolutions that standardise their weights in each step by ones with standardised weights."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, StdConv):
+                setattr(module, name, FoldedConv(child))
+    return model
+
+
+class FoldedConv(nn.Module):
+    """A convolution of a BiT with standardised weights."""
+
+    def __init__(self, of: StdConv) -> None:
+        super().__init__()
+        flat = of.weight.reshape(1, of.out_channels, -1)
+        with torch.no_grad():
+            weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-8)
+        self.weight = nn.Parameter(weight.reshape_as(of.weight), requires_grad=False)
+        self.kernel, self.stride, self.padding, self.same = of.kernel_size[0], of.stride[0], of.padding, of.same
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = pad_same(x, self.kernel, self.stride, 0.0) if self.same else x
+        return F.conv2d(x, self.weight, None, self.stride, self.padding)  # pyright: ignore[reportArgumentType]
+
+
+# --- one size ---
+
+
+class ConstantPositions(PositionEmbedding):
+    """Positions of any kind on one grid, as constants; layers with the same positions share them."""
+
+    def __init__(self, of: PositionEmbedding, grid: Grid) -> None:
+        super().__init__(of.shape)
+        self.tables: list[Tensor] = []
+        with torch.no_grad():
+            self.stem_name = self.store_table(of.stem_embedding(grid, None))
+            store = self.store_table
+            self.layer_names = [
+                (store(position.embedding), store(position.bias), tuple(map(store, position.rotation or ())))
+                for position in of.layer_positions(grid, None)
+            ]
+        self.tables.clear()
+
+    def store_table(self, table: Tensor | None) -> str | None:
+        """Register a table as a buffer, once, and return the buffer's name."""
+        if table is None:
+            return None
+        index = next((index for index, known in enumerate(self.tables) if known is table), len(self.tables))
+        if index == len(self.tables):
+            self.tables.append(table)
+            self.register_buffer(f"table_{index}", table.detach().contiguous())
+        return f"table_{index}"
+
+    def get_table(self, name: str | None) -> Tensor | None:
+        return None if name is None else self.get_buffer(name)
+
+    def stem_embedding(self, grid: Grid, keep: Tensor | None) -> Tensor | None:
+        return self.get_table(self.stem_name)
+
+    def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
+        for embedding, bias, rotation in self.layer_names:
+            pair = tuple(self.get_buffer(name) for name in rotation if name is not None)
+            yield LayerPosition(self.get_table(embedding), self.get_table(bias), (pair[0], pair[1]) if pair else None)
+
+
+# --- any size ---
+
+
+def resample_in_graph(position: PositionEmbedding) -> PositionEmbedding:
+    """Return the same positions with tables resampled inside the graph; computed positions are returned unchanged."""
+    match position:
+        case Learned1DTable():
+            return TracedLearned1D(position)
+        case Learned2DTable():
+            return TracedLearned2D(position)
+        case RelativePositionBias():
+            return TracedRelative(position)
+        case _:
+            return position
+
+
+class TracedLearned1D(AddedPositionEmbedding):
+    """A vector per token, resampled to the grid of the image."""
+
+    def __init__(self, of: Learned1DTable) -> None:
+        super().__init__(of.shape, cast(PositionScope, of.at))
+        self.of = of
+
+    def table(self, index: int, grid: Grid) -> Tensor:
+        covered, table = self.of.covered, self.of.weight[index]
+        patches = resample_table(table[covered:].unflatten(0, self.shape.grid), grid)
+        return torch.cat((table[:covered], patches.flatten(0, 1)))
+
+
+class TracedLearned2D(AddedPositionEmbedding):
+    """A vector per row and one per column, both resampled."""
+
+    def __init__(self, of: Learned2DTable) -> None:
+        super().__init__(of.shape, cast(PositionScope, of.at))
+        self.of = of
+
+    def table(self, index: int, grid: Grid) -> Tensor:
+        (h, w), of = grid, self.of
+        y = bicubic_weights(self.shape.grid[0], h, of.rows_weight) @ of.rows_weight[index]  # [h, D/2]
+        x = bicubic_weights(self.shape.grid[1], w, of.columns_weight) @ of.columns_weight[index]  # [w, D/2]
+        patches = torch.cat((y[:, None].expand(h, w, -1), x[None].expand(h, w, -1)), -1).flatten(0, 1)
+        return torch.cat((of.prefix[index], patches))
+
+
+class TracedRelative(RelativePositionBias):
+    """A bias per offset, with the table of offsets resampled."""
+
+    def __init__(self, of: RelativePositionBias) -> None:
+        PositionEmbedding.__init__(self, of.shape)
+        self.at, self.offsets, self.prefix = of.at, of.offsets, of.prefix
+
+    def compute_offset_index(self, grid: Grid, keep: Tensor | None) -> Tensor:
+        """Return the same index without the remainder of a division, which ONNX supports for known numbers only."""
+        (h, w), device = grid, self.offsets.device
+        y = torch.arange(h, device=device)[:, None].expand(h, w).flatten()
+        x = torch.arange(w, device=device)[None].expand(h, w).flatten()
+        dy, dx = y[:, None] - y[None] + h - 1, x[:, None] - x[None] + w - 1
+        return (dy * (2 * w - 1) + dx).unsqueeze(0)
+
+    def table(self, layer: int, grid: Grid) -> Tensor:
+        h, w = grid
+        offsets = self.offsets[layer].permute(1, 2, 0)  # [2h-1, 2w-1, H]
+        return resample_table(offsets, (2 * h - 1, 2 * w - 1)).flatten(0, 1).T
+
+
+def resample_table(table: Tensor, grid: Grid) -> Tensor:
+    """Return a table [h, w, D] on another grid, equal to `vitrail.nn.position.resample_table`."""
+    h, w, _ = table.shape
+    # [w', h·D]: OpenVINO requires both factors to be matrices
+    wide = bicubic_weights(w, grid[1], table) @ table.transpose(0, 1).flatten(1)
+    wide = wide.unflatten(1, (h, -1)).transpose(0, 1)  # [h, w', D]
+    return (bicubic_weights(h, grid[0], table) @ wide.flatten(1)).unflatten(1, (grid[1], -1))
+
+
+def bicubic_weights(source: int, count: int, reference: Tensor) -> Tensor:
+    """Return the weights [count, source] of the old values in each new one: bicubic, antialiased when shrinking."""
+    steps = torch.arange(count, device=reference.device, dtype=torch.float32)
+    scale = source / (steps[-1:] + 1)  # count as a tensor: a graph may not know it before it runs
+    middle = (steps + 0.5) * scale
+    centres = torch.arange(source, device=reference.device, dtype=torch.float32) + 0.5
+    x = ((centres[None] - middle[:, None]) / scale.clamp(min=1.0)).abs()
+    a = BICUBIC_A
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    weight = torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+    return (weight / weight.sum(1, keepdim=True)).to(reference.dtype)

@@ -1,0 +1,274 @@
+"""The configuration of a Vision Transformer, and the short strings that stand for its parts.
+
+"B/16" and `position="sincos2d"` are parsed here; all other modules receive objects in every slot.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
+
+from vitrail.models.base import State, TokenConfig, Unsupported, check_common, image_sides
+from vitrail.models.hybrid import Hybrid, configure_hybrid
+from vitrail.models.init import SCHEMES
+from vitrail.models.sizes import SIZES, SLOT_NAMES, Size, closest, get_size
+from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm
+from vitrail.nn.embed import ConvStem, Patches, Prefix
+from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection
+from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
+from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
+from vitrail.nn.position import (
+    Learned1D,
+    Learned2D,
+    NoPosition,
+    PositionSlot,
+    Relative,
+    Rotary2D,
+    SinCos2D,
+    Sinusoid1D,
+    resize_positions,
+)
+from vitrail.nn.shape import Grid
+
+EmbedSlot = Patches | ConvStem | Hybrid
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ViTConfig(TokenConfig):
+    """A Vision Transformer as a value: its size and the object in each slot. The defaults are the paper's."""
+
+    family: ClassVar[str] = "vit"
+    title: ClassVar[str] = "Vision Transformers"
+
+    size: Size
+    embed: EmbedSlot = Patches(16)
+    position: PositionSlot = Learned1D()
+    prefix: Prefix = Prefix()
+    block: BlockSlot = PreNorm()
+    pool: PoolSlot = ClassToken()
+    head: HeadSlot = Linear()
+    classes: int | None = 1000  # None: the model returns features
+    image_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    dropout: float = 0.0
+    stochastic_depth: float = 0.0  # of the last layer; increases linearly from 0 at the first
+    eps: float = 1e-6  # of every LayerNorm
+    token_norm: bool = False  # a LayerNorm on z_0 too, as in CLIP
+    init: str = "vit"
+
+    def __post_init__(self) -> None:
+        check_common(self)
+        for name in ("dropout", "stochastic_depth"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if self.pool.required_tokens > self.prefix.outputs:
+            raise ValueError(
+                "this pooling reads a class token and the model has none: use prefix='class' or pool='mean'"
+            )
+        if self.init not in SCHEMES:
+            raise ValueError(f"unknown initialisation {self.init!r}: use {' or '.join(SCHEMES)}")
+        _ = self.shape
+
+    @property
+    def depth(self) -> int:
+        return self.size.depth
+
+    @property
+    def stride(self) -> int:
+        return self.embed.stride
+
+    @property
+    def size_rule(self) -> tuple[int, int]:
+        return self.embed.stride, 2  # an exported graph resamples positions for at least two patches per side
+
+    def grid_of(self, size: tuple[int, ...]) -> Grid:
+        return self.embed.grid_of(size)
+
+    def describe(self) -> str:
+        size, patch = self.size, self.embed.stride
+        name = next((name for name, known in SIZES.items() if known == size), None)
+        kind = "" if isinstance(self.embed, Patches) else f"{type(self.embed).__name__} + "
+        if name:
+            return f"{kind}{name}/{patch}"
+        return f"ViT of width {size.width}, depth {size.depth}, patch {patch}"
+
+    def facts(self) -> dict[str, str]:
+        block = self.block
+        tokens = {0: "none", 1: "class", 2: "class and distillation"}[self.prefix.outputs]
+        registers = f", {self.prefix.registers} registers" if self.prefix.registers else ""
+        options = [
+            type(block.mlp).__name__,
+            *(["LayerScale"] if block.layer_scale is not None else []),
+            *(["q/k norm"] if block.qk_norm else []),
+            *(["no q/k/v bias"] if not block.qkv_bias else []),
+            *(["a norm on z_0"] if self.token_norm else []),
+        ]
+        size = self.size
+        return {
+            "size": f"width {size.width}, depth {size.depth}, {size.heads} heads, MLP {size.mlp}",
+            "patches": "×".join(map(str, self.shape.grid)),
+            "positions": str(self.position),
+            "prefix tokens": tokens + registers,
+            "blocks": f"{type(block).__name__}, {', '.join(options)}",
+            "pooling": str(self.pool),
+            "head": str(self.head),
+        }
+
+    def check_any_size(self) -> None:
+        if not isinstance(self.embed, Patches):
+            raise Unsupported(
+                f"--dynamic-size does not support {type(self.embed).__name__}: its padding depends on the size, use --size"
+            )
+
+    def matches_option(self, name: str, value: Any) -> bool:
+        if name == "gelu":
+            return GELUS.get(value) == self.block.mlp
+        if name == "pool":
+            return {"class": ClassToken(), "mean": Mean()}.get(value) == self.pool
+        return {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}[
+            name
+        ] == value
+
+    def with_classes(self, classes: int | None) -> "ViTConfig":
+        """Return the configuration with a head for this number of classes; a linear head replaces CLIP's projection."""
+        head = Linear() if isinstance(self.head, Projection) else self.head
+        return replace(self, classes=classes, head=head)
+
+    def resize_state(self, state: State, size: tuple[int, ...]) -> State:
+        """Return these tensors with learned positions resampled to the grid of another image size (section 3.2)."""
+        return resize_positions(self.position, self.prefix, state, self.shape.grid, self.grid_of(size))
+
+    def input_weight(self) -> str:
+        if isinstance(self.embed, Patches) and self.embed.normed:
+            raise Unsupported("patches with a norm before the projection do not support another number of channels")
+        return f"embed.{self.embed.input_weight}"
+
+
+def name_slot(slot: str, *objects: Any) -> dict[str, Any]:
+    """Return the objects of a slot by their names in `SLOT_NAMES`."""
+    return dict(zip(SLOT_NAMES[slot][0], objects, strict=True))
+
+
+EMBEDS = name_slot("embed", Patches, ConvStem)
+POSITIONS = name_slot("position", NoPosition, Learned1D, Learned2D, Relative, SinCos2D, Sinusoid1D, Rotary2D)
+PREFIXES: dict[str, Prefix] = name_slot("prefix", Prefix(0), Prefix(1), Prefix(2))
+POOLS: dict[str, PoolSlot] = name_slot("pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP())
+BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel())
+MLPS: dict[str, MLPSlot] = name_slot("mlp", GELU(), TanhGELU(), QuickGELU(), ReLU(), SwiGLU())
+HEADS: dict[str, HeadSlot] = name_slot("head", Linear(), PreLogits())
+
+VIT_NAME = re.compile(r"(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)")
+GELUS: dict[str, MLPSlot] = {"exact": GELU(), "tanh": TanhGELU(), "quick": QuickGELU()}
+
+
+def get_slot(slot: str, name: str, known: dict[str, T]) -> T:
+    """Return the object that a short string names in a slot; raise ValueError with the known names."""
+    if name not in known:
+        raise ValueError(f"unknown {slot} {name!r}: {closest(name, list(known))}")
+    return known[name]
+
+
+def parse_position(name: str) -> PositionSlot:
+    """Return the position slot of `learned1d`, or of `learned1d@every` or `learned1d@shared` for every layer."""
+    kind, _, at = name.partition("@")
+    position = get_slot("position", kind, POSITIONS)
+    if not at:
+        return position()
+    if position in (NoPosition, Rotary2D):
+        raise ValueError(f"position {kind!r} has no scope: leave out '@{at}'")
+    return position(at=at)
+
+
+def configure_vit(
+    name: str | None = None,
+    *,
+    patch: int | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
+    head_width: int | None = None,
+    mlp_width: int | None = None,
+    embed: str | EmbedSlot = "patches",
+    position: str | PositionSlot = "learned1d",
+    prefix: str | Prefix | None = None,
+    registers: int = 0,
+    pool: str | PoolSlot = "class",
+    block: str | BlockSlot = "pre",
+    mlp: str | MLPSlot | None = None,
+    head: str | HeadSlot = "linear",
+    layer_scale: float | None = None,
+    qk_norm: bool = False,
+    classes: int | None = 1000,
+    image_size: int | tuple[int, int] = 224,
+    channels: int = 3,
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+    eps: float = 1e-6,
+    token_norm: bool = False,
+    init: str | None = None,
+) -> ViTConfig:
+    """Return a configuration from a name and the options that differ from it.
+
+    `name` is a size and a patch size, "B/16", or a hybrid, "R50+B/16". Without a name, give `patch`, `width`, `depth` and
+    `heads`; the MLP is then four times as wide as the model. Every slot accepts a short string or an object.
+    """
+    if name is None:
+        if patch is None or width is None or depth is None or heads is None:
+            raise ValueError("without a name like 'B/16', give patch, width, depth and heads")
+        size = Size(depth, width, 4 * width if mlp_width is None else mlp_width, heads, head_width)
+        slot = embed
+    else:
+        match = VIT_NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"unknown model {name!r}: use a name like 'B/16' or 'R50+B/16'. Sizes: {', '.join(SIZES)}")
+        base = get_size(match["size"])
+        size = Size(
+            depth=base.depth if depth is None else depth,
+            width=base.width if width is None else width,
+            mlp=mlp_width if mlp_width is not None else (base.mlp if width is None else 4 * width),
+            heads=base.heads if heads is None else heads,
+            head=head_width,
+        )
+        patch = int(match["patch"]) if patch is None else patch
+        if match["resnet"] is not None:
+            if embed != "patches":
+                raise ValueError(f"{name} is a hybrid and embeds patches with its ResNet: leave out embed")
+            slot = configure_hybrid(match["resnet"], patch)
+        else:
+            slot = embed
+    if isinstance(slot, str):
+        slot = get_slot("embedding", slot, EMBEDS)(patch)
+    elif isinstance(slot, (Patches, ConvStem)) and slot.patch != patch:
+        raise ValueError(f"patch size {patch} does not match {slot}: give the same size in both")
+
+    pool = get_slot("pooling", pool, POOLS) if isinstance(pool, str) else pool
+    if prefix is None:
+        prefix = "class" if pool.required_tokens else "none"
+    prefix = get_slot("prefix", prefix, PREFIXES) if isinstance(prefix, str) else prefix
+    prefix = replace(prefix, registers=prefix.registers + registers)
+
+    block = get_slot("block", block, BLOCKS) if isinstance(block, str) else block
+    if mlp is not None:
+        block = replace(block, mlp=get_slot("MLP", mlp, MLPS) if isinstance(mlp, str) else mlp)
+    if layer_scale is not None:
+        block = replace(block, layer_scale=layer_scale)
+    if qk_norm:
+        block = replace(block, qk_norm=True)
+
+    return ViTConfig(
+        size=size,
+        embed=slot,
+        position=parse_position(position) if isinstance(position, str) else position,
+        prefix=prefix,
+        block=block,
+        pool=pool,
+        head=get_slot("head", head, HEADS) if isinstance(head, str) else head,
+        classes=classes,
+        image_size=image_sides(image_size),
+        channels=channels,
+        dropout=dropout,
+        stochastic_depth=stochastic_depth,
+        eps=eps,
+        token_norm=token_norm,
+        init=init or ("deit" if prefix.outputs == 2 else "vit"),
+    )

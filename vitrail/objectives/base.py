@@ -1,0 +1,136 @@
+"""Interfaces of an objective: `Objective` holds the settings of a recipe, `Task` the modules that compute the loss.
+
+An objective owns its checks, the construction of its task, its validation signals and the files that it writes beside the model.
+Runs and the training loop use the members below and never ask which objective it is. `registry.py` lists all objectives.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.rng import StepRandom
+from vitrail.data.transforms.multicrop import Views
+from vitrail.models.base import Model, ModelConfig, TokenConfig
+from vitrail.objectives.teacher import Teacher
+
+TeacherOutput = Literal["logits", "features", "maps"]
+Parts = dict[str, dict[str, Tensor]]  # tensors of the modules beside the model, by module
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """Images as uint8 [B, C, H, W]; hidden patches are grey in `masked`."""
+
+    original: Tensor
+    masked: Tensor
+    reconstructed: Tensor
+
+
+class Task(nn.Module):
+    """A model with its loss: `forward` takes images, targets and a random generator and returns the `loss`."""
+
+    model: Model
+    reconstructs: ClassVar[bool] = False  # whether `reconstruct` is implemented
+
+    def after_step(self, step: int) -> None:
+        """Update what follows an optimiser step, such as a momentum teacher."""
+
+    def standardise_features(self, y: Tensor) -> Tensor:
+        """Return features [n, F] of the kept model as the written file will compute them."""
+        return y
+
+    def export_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of the kept model as they are written to the model file."""
+        return weights
+
+    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return numbers that describe held-out images, at least the `loss`.
+
+        `memo` belongs to this batch and is the same at every validation: what does not change may be stored in it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no validation signals")
+
+    def reconstruct(
+        self, images: Tensor, draw: StepRandom, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> Reconstruction:
+        """Return the original, masked and reconstructed images of a normalised batch."""
+        raise NotImplementedError(f"{type(self).__name__} does not reconstruct images")
+
+
+@dataclass(frozen=True)
+class TaskInputs:
+    """Everything that a run offers an objective beside the model to build its task."""
+
+    steps: int
+    preprocessing: Preprocessing  # of the trained model
+    class_weights: Tensor | None = None  # [K]
+    teacher: Teacher | None = None
+    cached: bool = False  # targets hold the teacher's outputs
+    group: ProcessGroup | None = None  # None for one process
+    parts: Parts = field(default_factory=dict)  # as read by `Objective.read_parts`
+
+
+class Objective:
+    """Base class of the objectives, which are frozen dataclasses stored in recipes."""
+
+    method: ClassVar[str | None] = None  # its name as `vitrail pretrain --method`
+    label_use: ClassVar[Literal["required", "optional", "none"]] = "none"
+    teacher_output: ClassVar[TeacherOutput | None] = None  # what it reads of a teacher; None without a teacher
+    keeps: ClassVar[str] = "model"  # the module of the task that becomes the model file
+    uses_views: ClassVar[bool] = False  # whether it trains on several crops of each image
+    unlabelled_score: ClassVar[str] = "rank"  # the signal to maximise where data has no labels
+    signals_follow_step: ClassVar[bool] = False  # whether validation signals depend on the training step
+    own_fields: ClassVar[tuple[str, ...]] = ()  # not taken over from another objective when this one replaces it
+
+    @property
+    def pairs(self) -> bool:
+        """Whether neighbours in a batch are mixed, so that both must be in the same process."""
+        return False
+
+    @property
+    def map_classes(self) -> int:
+        """Classes kept of each cell of a teacher's cached score map."""
+        raise NotImplementedError(f"{type(self).__name__} uses no score maps")
+
+    def method_for(self, classes: int | None) -> str | None:
+        """Return the pretraining method for a model with this many classes; None where it learns labels."""
+        return self.method if self.label_use == "none" or classes is None else None
+
+    def check(self, config: TokenConfig, batch: int) -> None:
+        """Raise ValueError for a model or batch size that cannot be pretrained. `batch` counts all processes."""
+
+    def check_run(self, config: ModelConfig, batch: int, views: Views | None, ema: bool) -> None:
+        """Raise ValueError for a pretraining run that cannot work, before anything is computed."""
+        self.check(config.tokens_for("pretraining without labels"), batch)
+        name = type(self).__name__
+        if self.uses_views and views is None:
+            raise ValueError(f"{name} needs several crops of each image: set views=Views, or use another --method")
+        if views is not None and not self.uses_views:
+            raise ValueError(f"{name} does not use several crops of each image: set views=none, or use --method dino")
+        if views is not None:
+            views.check_sizes(config.image_size, config.stride)
+        if ema and self.keeps != "model":
+            raise ValueError(f"{name} keeps its {self.keeps}, which is an average already: set ema=none")
+
+    def check_teacher(self, config: ModelConfig, teacher: Teacher, multi_label: bool) -> None:
+        """Raise ValueError for a teacher that this objective cannot use with this student and data."""
+
+    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+        """Return the task that trains `model`."""
+        raise NotImplementedError(f"{type(self).__name__} does not build a task")
+
+    def read_parts(self, path: str, config: ModelConfig) -> tuple[Parts, str]:
+        """Read modules beside the model from the initial checkpoint; return them and a note for the user."""
+        return {}, ""
+
+    @property
+    def saved_parts(self) -> tuple[str, ...]:
+        """Modules of the task beside the model that `write_parts` saves."""
+        return ()
+
+    def write_parts(self, model: Model, parts: Parts, directory: Path) -> None:
+        """Write the modules of `saved_parts` with the trained model into a run directory."""

@@ -1,0 +1,24 @@
+"""The table of objectives: the one place that lists them. A recipe's objective is one of `ObjectiveSlot`."""
+
+from typing import get_args
+
+from vitrail.objectives.base import Objective
+from vitrail.objectives.classification import Classification
+from vitrail.objectives.dino import DINO
+from vitrail.objectives.distillation import Distillation
+from vitrail.objectives.feature_distillation import FeatureDistillation
+from vitrail.objectives.mae import MAE
+from vitrail.objectives.masked_patches import MaskedPatches
+from vitrail.objectives.token_labelling import TokenLabelling
+
+ObjectiveSlot = Classification | Distillation | FeatureDistillation | TokenLabelling | MaskedPatches | MAE | DINO
+OBJECTIVES: dict[str, type[Objective]] = {kind.__name__: kind for kind in get_args(ObjectiveSlot)}
+PRETRAINING: dict[str, type[Objective]] = {
+    kind.method: kind for kind in OBJECTIVES.values() if kind.method
+}  # by --method
+DISTILLATION: dict[str, ObjectiveSlot] = {  # by --distil
+    "hard": Distillation(kind="hard"),
+    "soft": Distillation(kind="soft"),
+    "features": FeatureDistillation(),
+    "tokens": TokenLabelling(),
+}

@@ -1,0 +1,151 @@
+"""Report page of an evaluation: one or several models on a dataset, without their runs."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from vitrail.reports import facts, predictions, summary
+from vitrail.reports.document import PageSection, render_document
+from vitrail.reports.html import Markup, h, isolate, join_markup
+from vitrail.reports.run import EvaluatedSplit
+from vitrail.utils.text import (
+    NO_BREAK_SPACE,
+    format_count,
+    format_datetime,
+    format_duration,
+    format_image_count,
+    format_large_number,
+    format_number,
+)
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Contents of the page. Of several models, the first is evaluated and the others are the references."""
+
+    names: list[str]
+    date: str
+    evaluation: EvaluatedSplit
+    labels: list[str]
+    metrics: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+    speeds: list[dict[str, Any]]
+    data: dict[str, Any]
+    unreadable: dict[str, str]
+    environment: dict[str, Any]
+    comparisons: list[tuple[str, bool]]  # sentence, and whether the difference is significant
+    caution: str = ""  # note on multiple comparisons
+    command: tuple[str, ...] = ()
+
+
+def format_evaluation_headline(report: EvaluationReport) -> str:
+    """Return "deit_tiny on samples: top-1 accuracy 81.0 % (75.0–85.8) on 200 images"."""
+    data = PurePath(report.data["where"]).name or report.data["where"]
+    score = "map" if report.evaluation.is_multilabel else "top1"
+    return f"{report.names[0]} on {data}: {summary.format_result(report.metrics[0], score)}"
+
+
+def render_evaluation_page(report: EvaluationReport) -> str:
+    """Return the page."""
+    title, evaluation = format_evaluation_headline(report), report.evaluation
+    kicker = ("evaluation", report.names[0], format_datetime(report.date))
+    top = [
+        h("p", [h("span", isolate(text)) for text in kicker], class_="kicker"),
+        h("h1", title),
+        h("p", render_evaluation_lead(report), class_="lead"),
+        render_skipped_notice(report),
+        render_evaluation_tiles(report),
+    ]
+    note = summary.render_interval_note(evaluation.is_multilabel)
+    sections: list[PageSection] = [("results", "Results", "Results", [render_evaluation_metrics(report), note])]
+    if report.comparisons:
+        caution = h("p", report.caution, class_="note") if report.caution else None
+        verdicts = [render_comparison_verdicts(report), caution]
+        sections.append(("chance", "Significance", "Statistical significance of the differences", verdicts))
+    sections += [
+        predictions.build_mistakes_section(evaluation, report.labels),
+        *predictions.build_class_sections(evaluation, report.labels, "Per-class results"),
+        ("calibration", "Calibration", "Calibration", predictions.render_calibration(evaluation)),
+        ("data", "Data", "Data", render_evaluation_data(report)),
+        ("model", "Model", "Model" if len(report.models) == 1 else "Models", render_models(report)),
+        ("environment", "Environment", "Environment", [facts.render_definitions(report.environment)]),
+        ("command", "Command", "Command", [facts.render_code(shlex.join(report.command)) if report.command else None]),
+    ]
+    seed = " ".join(model["sha256"] for model in report.models)
+    return render_document(title, seed, top, sections, "the model’s checksum")
+
+
+def render_evaluation_lead(report: EvaluationReport) -> Markup:
+    """Return sentences on the model, the data and the classes."""
+    model, data = report.models[0], report.data
+    height, width = model["image_size"]
+    present, outputs = data["classes_present"], model["classes"]
+    classes = f"{format_count(present)} classes"
+    if present < outputs:
+        classes = f"{format_count(present)} of the model’s {format_count(outputs)} classes"
+    split = "all of" if data["split"] == "all" else f"the {data['split']} split of"
+    size = f" with {format_large_number(model['parameters'])} parameters, at {height}×{width} pixels."
+    count = f": {format_image_count(report.metrics[0]['images'])} of {classes}."
+    parts = [isolate(model["name"]), size, f" Evaluated on {split} ", isolate(data["where"]), count]
+    if present < outputs:
+        parts.append(" Predictions are limited to these." if data["only_present"] else " All classes can be predicted.")
+    return join_markup(parts)
+
+
+def render_skipped_notice(report: EvaluationReport) -> Markup | None:
+    """Return the notice on skipped files, or None."""
+    if not report.unreadable:
+        return None
+    files = f"{format_count(len(report.unreadable))} file" + ("" if len(report.unreadable) == 1 else "s")
+    return h("p", h("strong", f"{files} skipped."), " They are listed below and not counted.", class_="notice")
+
+
+def render_evaluation_tiles(report: EvaluationReport) -> Markup:
+    """Return the tiles of the most important metrics and of the throughput."""
+    speed, score = report.speeds[0], "map" if report.evaluation.is_multilabel else "top1"
+    tiles = summary.render_metric_tiles(report.metrics[0], score, report.evaluation.calibration_direction)
+    throughput = f"{format_number(speed['images_per_second'])}{NO_BREAK_SPACE}/{NO_BREAK_SPACE}s"
+    duration = f"with preprocessing, in {format_duration(speed['seconds'])}"
+    return h("div", tiles, summary.render_tile("Images per second", throughput, None, None, duration), class_="tiles")
+
+
+def render_evaluation_metrics(report: EvaluationReport) -> Markup:
+    """Return the table of all metrics, a pair of columns per model."""
+    names = report.names if len(report.names) > 1 else ["value"]
+    return summary.render_metric_table(dict(zip(names, report.metrics, strict=True)), "Metrics of each model")
+
+
+def render_comparison_verdicts(report: EvaluationReport) -> Markup:
+    """Return the results of the paired tests against the other models."""
+    items = [h("li", text, class_="beyond" if beyond else "within") for text, beyond in report.comparisons]
+    return h("ul", items, class_="verdicts")
+
+
+def render_evaluation_data(report: EvaluationReport) -> list[Markup | None]:
+    """Return source, class matching, notes and skipped files of the data."""
+    data = report.data
+    entries = [{"path": path, "detail": reason} for path, reason in report.unreadable.items()]
+    source = h("code", isolate(data["where"]))
+    return [
+        h("p", "Read from ", source, f" ({data['kind']}); classes matched {data['classes_matched']}."),
+        *(h("p", note, class_="note") for note in data["notes"]),
+        facts.render_skipped_files(entries, "evaluation.json"),
+    ]
+
+
+def render_models(report: EvaluationReport) -> list[Markup | None]:
+    """Return the description of each model with its checksum and throughput."""
+    parts: list[Markup | None] = []
+    for name, model, speed in zip(report.names, report.models, report.speeds, strict=True):
+        if len(report.models) > 1:
+            parts.append(h("h3", isolate(name)))
+        definitions = {key.replace("sha256", "SHA-256"): value for key, value in model.items()} | {
+            "image_size": "×".join(map(str, model["image_size"])),
+            "parameters": format_count(model["parameters"]),
+            "classes": format_count(model["classes"]),
+            "images/s": format_number(speed["images_per_second"]),
+            "images/s, model only": format_number(speed["model_images_per_second"]),
+        }
+        parts.append(facts.render_definitions(definitions))
+    return parts

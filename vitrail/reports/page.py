@@ -1,0 +1,45 @@
+"""The report page of a run."""
+
+import json
+from pathlib import Path
+
+from vitrail.reports import curves, facts, predictions, pretraining, summary
+from vitrail.reports.document import PageSection, render_document, write_html
+from vitrail.reports.html import h
+from vitrail.reports.run import RunDirectory, read_run
+
+
+def write_report(run_directory: str | Path) -> Path:
+    """Read a run, write its page to report.html in the run directory, and return the path."""
+    run = read_run(run_directory)
+    path = run.directory / "report.html"
+    write_html(render_run_page(run), path)
+    return path
+
+
+def render_run_page(run: RunDirectory) -> str:
+    """Return the page of one run."""
+    seed = json.dumps(run.recipe, sort_keys=True) if run.recipe else summary.describe_run(run)
+    if run.is_pretraining:
+        top, sections = pretraining.render_pretraining_top(run), pretraining.build_pretraining_sections(run)
+    else:
+        top, sections = [*summary.render_opening(run), summary.render_tiles(run)], build_sections(run)
+    return render_document(summary.format_headline(run), seed, top, [*sections, *facts.build_fact_sections(run)])
+
+
+def build_sections(run: RunDirectory) -> list[PageSection]:
+    """Return the sections of a supervised run that it has data for."""
+    evaluation, charts = run.evaluation, curves.render_training_charts(run)
+    note = summary.render_interval_note(run.is_multilabel) if evaluation else None
+    sections: list[PageSection] = [
+        ("results", "Results", "Results", [summary.render_metrics(run), note]),
+        ("curves", "Training", "Training curves", [h("div", charts, class_="charts") if charts else None]),
+    ]
+    if evaluation:
+        labels = run.class_names(evaluation.logits.shape[1])
+        sections += predictions.build_class_sections(evaluation, labels, f"Per-class results, {evaluation.split}")
+    if shown := predictions.select_evaluation(run):
+        sections.append(predictions.build_mistakes_section(shown, run.class_names(shown.logits.shape[1])))
+    if evaluation:
+        sections.append(("calibration", "Calibration", "Calibration", predictions.render_calibration(evaluation)))
+    return sections

@@ -1,0 +1,284 @@
+"""Reader of run directories. Unfinished and interrupted runs are read as far as their files go."""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.metrics import compute_metrics, score_name
+from vitrail.metrics.accuracy import ClassPredictions, predict_classes
+
+SPLIT_ORDER = ("test", "validation", "train")
+RUN_FILES = ("run.json", "recipe.json", "metrics.jsonl", "summary.json")
+
+
+@dataclass(frozen=True)
+class EvaluatedSplit:
+    """Logits and targets of every image of a split."""
+
+    split: str
+    logits: np.ndarray  # [n, K]
+    targets: np.ndarray  # [n], or [n, K] for multi-label data
+    names: list[str]  # [n]; empty if they were not stored
+    images: Mapping[int, Path | bytes]  # small copies of some images, by index
+
+    @property
+    def is_multilabel(self) -> bool:
+        return self.targets.ndim == 2
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return compute_metrics(self.logits, self.targets)
+
+    @cached_property
+    def predictions(self) -> ClassPredictions:
+        return predict_classes(self.logits, self.targets)
+
+    @property
+    def calibration_direction(self) -> str:
+        """Return "over-confident" or "under-confident", or "" for multi-label data."""
+        if self.is_multilabel:
+            return ""
+        over = self.predictions.confidence.mean() > self.predictions.correct.mean()
+        return "over-confident" if over else "under-confident"
+
+    def image_name(self, index: int) -> str:
+        return self.names[index] if index < len(self.names) else f"image {index}"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Contents of a run directory."""
+
+    directory: Path
+    metadata: dict[str, Any]  # run.json
+    recipe: dict[str, Any] | None
+    training: list[dict[str, Any]]  # of metrics.jsonl
+    validation: list[dict[str, Any]]
+    timing: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    evaluations: dict[str, EvaluatedSplit]
+    problems: list[str] = field(default_factory=list)  # files that could not be read
+
+    @property
+    def name(self) -> str:
+        return self.directory.resolve().name or str(self.directory)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.summary is not None
+
+    @property
+    def is_pretraining(self) -> bool:
+        """Return whether the run is self-supervised, so that it has signals instead of predictions."""
+        return self.metadata.get("task") == "pretraining"
+
+    @property
+    def method(self) -> str:
+        """Return the self-supervised method: mpp, mae, dino or features."""
+        return str(self.metadata.get("method") or (self.summary or {}).get("method") or "")
+
+    @property
+    def collapse(self) -> dict[str, Any] | None:
+        """Return the detected collapse (cause, advice, step), or None."""
+        collapse = (self.summary or {}).get("collapse")
+        return collapse if isinstance(collapse, dict) else None
+
+    @property
+    def is_multilabel(self) -> bool:
+        if self.evaluations:
+            return next(iter(self.evaluations.values())).is_multilabel
+        return self.metadata.get("task") == "multi" or any("map" in row for row in self.validation)
+
+    @property
+    def score_name(self) -> str:
+        return score_name(self.is_multilabel)
+
+    @property
+    def split(self) -> str | None:
+        """Return the split of the run's score."""
+        split = (self.summary or {}).get("split")
+        if isinstance(split, str):
+            return split
+        return next((split for split in SPLIT_ORDER if split in self.evaluations), None)
+
+    @property
+    def evaluation(self) -> EvaluatedSplit | None:
+        return self.evaluations.get(self.split or "")
+
+    def split_metrics(self, split: str) -> dict[str, Any]:
+        """Return the metrics of a split: from its logits if they were stored, else from summary.json."""
+        summary = self.summary or {}
+        written = summary.get(split) if isinstance(summary.get(split), dict) else None
+        if written is None and split == self.split:
+            written = {key: value for key, value in summary.items() if not isinstance(value, dict)}
+        if split in self.evaluations:
+            return (written or {}) | self.evaluations[split].metrics
+        return written or {}
+
+    def class_names(self, classes: int) -> list[str]:
+        """Return a name for each class."""
+        labels = self.metadata.get("labels")
+        names = [str(label) for label in labels] if isinstance(labels, list) else []
+        return (names + [f"class {k}" for k in range(len(names), classes)])[:classes]
+
+    def get(self, *path: str) -> Any:
+        """Return a value of run.json, or None."""
+        value: Any = self.metadata
+        for step in path:
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
+
+
+def read_run(directory: str | Path) -> RunDirectory:
+    """Read a run directory. Files that cannot be read are named in `problems`; a directory without run files is an error."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise FileNotFoundError(f"no such directory: {directory}; give a run directory of vitrail train or pretrain")
+    if not any((directory / name).is_file() for name in RUN_FILES):
+        raise ValueError(f"{directory} is not a run directory: it has none of {', '.join(RUN_FILES)}")
+    problems: list[str] = []
+    metrics = _read_jsonl(directory / "metrics.jsonl", problems)
+    return RunDirectory(
+        directory,
+        _read_json(directory / "run.json", problems) or {},
+        _read_json(directory / "recipe.json", problems),
+        _sort_by_step(row for row in metrics if row.get("kind") == "train"),
+        _sort_by_step(row for row in metrics if row.get("kind") == "validation"),
+        _sort_by_step(_read_jsonl(directory / "timing.jsonl", problems)),
+        _read_json(directory / "summary.json", problems),
+        _load_evaluations(directory / "evaluation", problems),
+        problems,
+    )
+
+
+def _read_json(path: Path, problems: list[str]) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        problems.append(f"{path.name} could not be read: {error}")
+        return None
+    if not isinstance(data, dict):
+        problems.append(f"{path.name} could not be used: it is not a JSON object")
+        return None
+    return data
+
+
+def _read_jsonl(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        problems.append(f"{path.name} could not be read: {error}")
+        return []
+    rows, broken = [], 0
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        elif number < len(lines) - 1:  # an incomplete last line is being written
+            broken += 1
+    if broken:
+        problems.append(f"{path.name}: {broken} of {len(rows) + broken} lines are invalid and are skipped")
+    return rows
+
+
+def _sort_by_step(rows: Any) -> list[dict[str, Any]]:
+    """Return the rows in order of their steps; the last row of a step wins."""
+    by_step = {row["step"]: row for row in rows if isinstance(row.get("step"), int)}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, EvaluatedSplit]:
+    evaluations = {}
+    for split in SPLIT_ORDER:
+        path = directory / f"{split}.npz"
+        if not path.is_file():
+            continue
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                logits, targets = file["logits"], file["targets"]
+            names = _load_names(directory, split, len(logits), problems)
+            evaluations[split] = EvaluatedSplit(split, logits, targets, *names)
+            _ = evaluations[split].metrics  # raises if shapes do not match or logits are not finite
+        except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            evaluations.pop(split, None)
+            problems.append(f"evaluation/{path.name} could not be used: {error}")
+    return evaluations
+
+
+def _load_names(directory: Path, split: str, count: int, problems: list[str]) -> tuple[list[str], dict[int, Path]]:
+    stored = (_read_json(directory / f"{split}.json", problems) or {}).get("names")
+    names = [str(name) for name in stored] if isinstance(stored, list) else []
+    if names and len(names) != count:
+        problems.append(f"evaluation/{split}.json has {len(names)} names for {count} images: names are not used")
+        names = []
+    images = {}
+    for path in sorted((directory / "pictures").glob(f"{split}-*")):
+        index = path.stem.rpartition("-")[2]
+        if index.isdecimal() and int(index) < count:
+            images[int(index)] = path
+    return names, images
+
+
+class Absent:
+    """Placeholder for a field that a recipe does not have."""
+
+    def __repr__(self) -> str:
+        return "–"
+
+
+ABSENT = Absent()
+
+
+def find_differences(values: list[Any], path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield the fields that differ by path, `optimizer.lr`, with their values. Objects of different types are not descended."""
+    if all(values_equal(value, values[0]) for value in values):
+        return
+    if all(isinstance(value, dict) for value in values) and len({str(value.get("type")) for value in values}) == 1:
+        for key in dict.fromkeys(key for value in values for key in value):
+            inner = f"{path}.{key}" if path else str(key)
+            yield from find_differences([value.get(key, ABSENT) for value in values], inner)
+    elif all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1:
+        if any(isinstance(part, (dict, list)) for value in values for part in value):
+            for index in range(len(values[0])):
+                yield from find_differences([value[index] for value in values], f"{path}[{index}]")
+        else:
+            yield path, values
+    else:
+        yield path, values
+
+
+def values_equal(a: Any, b: Any) -> bool:
+    """Return whether two values are equal; 1 equals 1.0, but not true."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(values_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(values_equal, a, b))
+    return isinstance(a, bool) is isinstance(b, bool) and a == b
+
+
+def format_value(value: Any) -> str:
+    """Return a value on one line: AdamW(lr=0.0003, clip=1.0)."""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key}={format_value(part)}" for key, part in value.items() if key != "type")
+        return f"{value.get('type', '')}({inner})"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(format_value, value))}]"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return {None: "none", True: "yes", False: "no"}[value] if isinstance(value, bool | None) else str(value)

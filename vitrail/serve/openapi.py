@@ -1,0 +1,142 @@
+"""OpenAPI models of requests and responses."""
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from vitrail.serve.body import FIELD_NAME, FORM_TYPE, RAW_TYPE
+
+IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", RAW_TYPE)  # examples; any image/* is accepted
+
+
+class ErrorResponse(BaseModel):
+    """An error response."""
+
+    error: str = Field(description="error message, one line")
+
+
+class ClassScore(BaseModel):
+    label: str
+    score: float = Field(
+        description="probability: softmax over all classes, or sigmoid of this class if `several`", ge=0, le=1
+    )
+
+
+class ImagePrediction(BaseModel):
+    """Predictions for one image, or an error."""
+
+    name: str | None = Field(description="file name of the part")
+    answers: list[ClassScore] = Field(default=[], description="most likely classes in descending order")
+    error: str | None = Field(default=None, description="instead of answers, if a part of a form is not a valid image")
+
+
+class PredictionsResponse(BaseModel):
+    model: str
+    predictions: list[ImagePrediction] = Field(description="one per image, in request order")
+    seconds: float = Field(description="from the last byte of the request to the response")
+
+
+class ImageFeatures(BaseModel):
+    name: str | None
+    values: list[float] = Field(default=[], description="input of the model's head")
+    error: str | None = None
+
+
+class FeaturesResponse(BaseModel):
+    model: str
+    features: list[ImageFeatures]
+    seconds: float
+
+
+class AttentionResponse(BaseModel):
+    """Attention maps as base64 bytes: a value is byte / 255 × the scale of its map (or row)."""
+
+    model: str
+    map: list[list[float]] | None = Field(
+        default=None, description="[h][w]: the requested map; the other fields are then absent"
+    )
+    grid: list[int] | None = Field(default=None, description="h, w: rows and columns of patches")
+    size: list[int] | None = Field(default=None, description="height and width of the model's input")
+    picture: str | None = Field(default=None, description="the model's input as a data: URL")
+    answers: list[ClassScore] = []
+    layers: int | None = None
+    heads: int | None = None
+    reader: str | None = Field(default=None, description="source of the attention: class token, or mean of patches")
+    attention: str | None = Field(default=None, description="uint8 [L, H, h, w]")
+    attention_scale: list[list[float]] | None = Field(default=None, description="[L][H]")
+    between: str | None = Field(default=None, description="uint8 [L, H, n, n]: from every cell to every cell")
+    between_scale: str | None = Field(default=None, description="float32 [L, H, n] in base64: scale of each row")
+    between_grid: list[int] | None = Field(default=None, description="rows and columns of cells, n in total")
+    between_side: int | None = Field(default=None, description="patches along the side of a cell")
+    rollout: str | None = Field(default=None, description="uint8 [h, w]")
+    rollout_scale: float | None = None
+    relevance: str | None = Field(default=None, description="uint8 [h, w]: for `target`")
+    relevance_scale: float | None = None
+    target: str | None = None
+
+
+class ModelInfo(BaseModel):
+    name: str
+    labels: list[str] | None = Field(description="null for a model without a classifier")
+    size: list[int] = Field(description="height and width of the model's input")
+    grid: list[int] | None = Field(description="rows and columns of patches; null if there are none")
+    layers: int
+    heads: int
+    prefix: int = Field(description="number of tokens before the patches")
+    attention: bool = Field(description="true if POST /attention is supported")
+    several: bool = Field(description="true for a multi-label model")
+    runtime: str
+    merge: int = Field(description="tokens merged in each layer")
+    default: bool = Field(description="true for the model used if a request names none")
+
+
+class ModelsResponse(BaseModel):
+    models: list[ModelInfo]
+
+
+class ReloadResponse(BaseModel):
+    reloaded: list[str]
+
+
+class StatusResponse(BaseModel):
+    status: str
+
+
+ERROR_DESCRIPTIONS = {
+    400: "Invalid or incomplete body",
+    401: "Missing or invalid token",
+    404: "Unknown model, layer, head or patch",
+    408: "The body took too long to arrive",
+    409: "Not supported by this model",
+    413: "Too many bytes, pixels or images",
+    415: "Unsupported content type",
+    422: "Invalid parameter or image",
+    500: "Internal error: see the server log",
+    503: "Busy, stopping or timed out: try again after Retry-After seconds",
+}
+
+
+def error_responses(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """Return the error responses of a route."""
+    responses: dict[int | str, dict[str, Any]] = {
+        code: {"model": ErrorResponse, "description": ERROR_DESCRIPTIONS[code]} for code in codes
+    }
+    if 503 in responses:
+        responses[503]["headers"] = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+    return responses
+
+
+IMAGE_ERRORS = error_responses(400, 401, 404, 408, 409, 413, 415, 422, 500, 503)
+
+
+def image_request_body(max_images: int) -> dict[str, Any]:
+    """Return the request body: the bytes of an image, or a form with at most `max_images` images."""
+    binary = {"type": "string", "format": "binary"}
+    form = {
+        "type": "object",
+        "properties": {FIELD_NAME: {"type": "array", "items": binary, "minItems": 1, "maxItems": max_images}},
+        "required": [FIELD_NAME],
+        "additionalProperties": False,
+    }
+    content: dict[str, Any] = {kind: {"schema": {**binary, "minLength": 1}} for kind in IMAGE_TYPES}
+    return {"requestBody": {"required": True, "content": {**content, FORM_TYPE: {"schema": form}}}}

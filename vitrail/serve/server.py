@@ -1,0 +1,153 @@
+"""The server process: socket, signals, graceful shutdown and reload."""
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+
+import uvicorn
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.runtimes.base import Runtime
+from vitrail.serve.app import Service, create_app
+from vitrail.serve.auth import Tokens
+from vitrail.serve.batching import Batcher
+from vitrail.serve.connection import make_connection_class
+from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.limits import MemoryTrimmer, RequestLimits, RequestRefused
+from vitrail.serve.metrics import ServiceMetrics
+from vitrail.serve.models import ModelOpener, ModelSource, ServedModels
+
+log = logging.getLogger("vitrail.serve")
+TRIM_INTERVAL_SECONDS = 3  # between returns of freed memory to the system
+MAX_DECODERS = 4  # threads; a large image takes 8 bytes per pixel in each
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of workers, batches, shutdown and limits."""
+
+    workers: int = 1  # threads that run the model
+    max_batch_size: int = 8  # images
+    max_wait: float = 0.005  # seconds that an image waits for a batch
+    drain_seconds: float = 1.0  # between "not ready" and refusing connections
+    limits: RequestLimits = field(default_factory=RequestLimits)
+
+
+def create_service(
+    models: Sequence[ModelSource], opener: ModelOpener, options: ServerOptions, tokens: Tokens
+) -> Service:
+    """Open the models and return the service."""
+    metrics, decoder = ServiceMetrics(), ImageDecoder(options.limits.pixels, MemoryTrimmer())
+    pool = ThreadPoolExecutor(min(MAX_DECODERS, os.cpu_count() or 1), thread_name_prefix="decoding")
+
+    def make_batcher(name: str, runtimes: Sequence[Runtime], preprocessing: Preprocessing) -> Batcher:
+        return Batcher(
+            runtimes,
+            preprocessing,
+            decoder,
+            pool,
+            max_batch_size=options.max_batch_size,
+            max_wait=options.max_wait,
+            on_batch=partial(metrics.record_batch, name),
+        )
+
+    served = ServedModels(models, opener, make_batcher, options.workers)
+    return Service(served, decoder, options.limits, tokens, metrics)
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Bind it before opening models, so that a taken port fails early."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; change --host or --port"
+        ) from None
+
+
+def format_address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn server. SIGTERM: report not ready, drain, refuse connections, finish, exit. SIGHUP: reload the models."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain: float) -> None:
+        super().__init__(config)
+        self.service, self.drain = service, drain
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.reloading: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle SIGTERM and SIGINT; a second signal exits at once."""
+        again, self.service.stopping = self.service.stopping, True
+        if again:
+            self.force_exit = self.should_exit = True
+        elif sig == signal.SIGINT or self.loop is None:
+            self.should_exit = True
+        else:
+            self.loop.call_soon_threadsafe(self.loop.call_later, self.drain, self.request_exit)
+
+    def request_exit(self) -> None:
+        self.should_exit = True
+
+    def handle_hangup(self) -> None:
+        """Handle SIGHUP: start a reload unless one is running."""
+        if self.reloading is None or self.reloading.done():
+            self.reloading = asyncio.ensure_future(self.reload())
+
+    async def reload(self) -> None:
+        try:
+            await self.service.reload()
+        except RequestRefused:
+            return  # logged; the old model stays
+
+    async def main_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP"):
+            try:
+                loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)
+            except (ValueError, RuntimeError):
+                log.debug("no SIGHUP handler: not in the main thread")
+        await super().main_loop()
+
+
+def create_server(service: Service, options: ServerOptions) -> Server:
+    """Return a server; start it with `server.run([socket])`."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # warnings about clients' files would fill the log
+    config = uvicorn.Config(
+        create_app(service),
+        http=make_connection_class(max_connections()),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        callback_notify=partial(asyncio.to_thread, service.decoder.memory.trim),
+        timeout_notify=TRIM_INTERVAL_SECONDS,
+        timeout_graceful_shutdown=int(options.limits.seconds + options.limits.body_seconds) + 5,
+    )
+    return Server(config, service, options.drain_seconds)
+
+
+def max_connections() -> int:
+    """Return the maximum number of connections: the limit of open files minus a reserve."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(16, (1024 if allowed < 0 else min(allowed, 8192)) - 64)

@@ -1,0 +1,258 @@
+"""Checkpoints of a run: everything that a bit-exact resume needs.
+
+A checkpoint is a directory `step-00001200`: tensors in the format of `torch.distributed.checkpoint` (each process writes its
+own part, any number of processes reads them), `progress.json` and `checksums.json`. It is written under a temporary name and
+renamed when all of it is on the disk, so it is complete or absent.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as read_shards
+from torch.distributed.checkpoint.state_dict_saver import save as write_shards
+from torch.optim import Optimizer
+
+from vitrail.training.distributed import Team
+from vitrail.training.ema import WeightAverage
+
+PARTIAL_SUFFIX = ".partial"
+STEP_DIRECTORY = re.compile(r"step-\d{8}")
+
+
+@dataclass
+class Progress:
+    """The state of a run besides its tensors."""
+
+    step: int = 0  # finished steps
+    best: float | None = None  # the best validation score so far
+    best_step: int = 0
+    since_best: int = 0  # validations since then
+    nonfinite: int = 0  # skipped steps
+    loss: float = 0.0  # summed since the last line of the log
+    losses: int = 0  # number of summed losses
+    logged: int = 0  # bytes of metrics.jsonl up to this step
+    seconds: float = 0.0  # of training
+    images: int = 0
+    unreadable: dict[str, str] = field(default_factory=dict)
+    scale: dict[str, float] | None = None  # of the loss, in float16
+
+
+class CheckpointReader(FileSystemReader):
+    """PyTorch's reader with a restricted unpickler for its metadata."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            metadata = MetadataUnpickler(file).load()
+        if not isinstance(metadata, Metadata) or metadata.storage_meta is None:
+            raise ValueError("its metadata has another type")
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """An unpickler of names, shapes and offsets of tensors that refuses every other class."""
+
+    allowed = frozenset(
+        {
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("pathlib", "PosixPath"),
+            ("pathlib", "WindowsPath"),
+        }
+        | {("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
+        | {
+            ("torch.distributed.checkpoint.metadata", name)
+            for name in (
+                *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+                *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+            )
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if dtype or (module, name) in self.allowed:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"unexpected class {module}.{name}")
+
+
+def collect_tensors(task: nn.Module, optimizers: list[Optimizer], average: WeightAverage | None) -> dict[str, Tensor]:
+    """Return every tensor of a run by name: weights and buffers, their EMA, and the state of the optimisers."""
+    names: dict[Any, str] = {parameter: name for name, parameter in task.named_parameters()}
+    tensors = {f"weights.{name}": tensor for name, tensor in task.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            tensors |= {
+                f"optimizer.{names[parameter]}:{key}": value for key, value in state.items() if value is not None
+            }
+    return tensors
+
+
+class Checkpoints:
+    """The last few checkpoints of a run."""
+
+    def __init__(self, directory: Path, team: Team, keep: int = 2) -> None:
+        self.directory, self.team, self.keep = directory, team, keep
+
+    def save(self, tensors: dict[str, Tensor], progress: Progress) -> Path:
+        """Write a checkpoint and remove old ones. A full disk leaves earlier checkpoints intact."""
+        final = self.directory / f"step-{progress.step:08d}"
+        partial = final.with_name(final.name + PARTIAL_SUFFIX)
+        if self.team.is_main:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for stale in self.directory.glob(f"*{PARTIAL_SUFFIX}"):  # left by a killed process
+                shutil.rmtree(stale, ignore_errors=True)
+        self.team.barrier()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about running without a process group
+                write_shards(
+                    {name: tensor.detach() for name, tensor in tensors.items()},
+                    storage_writer=FileSystemWriter(partial),
+                    no_dist=self.team.world_size == 1,
+                )
+            if self.team.is_main:
+                (partial / "progress.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
+                sums = {file.name: hash_file(file) for file in sorted(partial.iterdir())}
+                (partial / "checksums.json").write_text(json.dumps(sums), encoding="utf-8")
+                for file in partial.iterdir():
+                    fsync(file)
+                fsync(partial)
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(partial, final)
+                fsync(self.directory)
+                for old in self.steps()[: -self.keep]:
+                    shutil.rmtree(old, ignore_errors=True)
+        except (Exception, CheckpointException) as error:  # CheckpointException is not an Exception
+            if self.team.is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise OSError(
+                f"cannot write the checkpoint of step {progress.step} to {self.directory}: {root_cause(error)}; "
+                "earlier checkpoints are intact"
+            ) from error
+        self.team.barrier()
+        return final
+
+    def steps(self) -> list[Path]:
+        """Return the existing checkpoints, oldest first."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(
+            p for p in self.directory.iterdir() if p.name.startswith("step-") and not p.name.endswith(PARTIAL_SUFFIX)
+        )
+
+    def newest_intact(self) -> tuple[Path | None, list[str]]:
+        """Return the newest intact checkpoint, and a message for each newer damaged one."""
+        complaints: list[str] = []
+        for path in reversed(self.steps()):
+            problem = find_damage(path)
+            if problem is None:
+                return path, complaints
+            complaints.append(f"{path} is damaged ({problem}): using the one before")
+        return None, complaints
+
+    def remove_after(self, step: int) -> None:
+        """Remove checkpoints after a step: they are damaged."""
+        for path in self.steps():
+            if path.name > f"step-{step:08d}":
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def load_checkpoint(
+    path: Path, task: nn.Module, optimizers: list[Optimizer], average: WeightAverage | None, team: Team
+) -> Progress:
+    """Load an intact checkpoint into a task, its optimisers and its EMA; return the progress."""
+    reader = CheckpointReader(path)
+    stored = reader.read_metadata().state_dict_metadata
+    named = dict(task.named_parameters())
+    home = {
+        parameter: optimizer for optimizer in optimizers for g in optimizer.param_groups for parameter in g["params"]
+    }
+    for name, entry in stored.items():
+        if name.startswith("optimizer."):
+            owner, _, key = name.removeprefix("optimizer.").rpartition(":")
+            parameter = named.get(owner)
+            if parameter is None or parameter not in home or not isinstance(entry, TensorStorageMetadata):
+                raise ValueError(
+                    f"{path} has optimiser state of {owner}, which this run does not train: was the recipe changed?"
+                )
+            like = entry.size == parameter.shape
+            dtype = entry.properties.dtype
+            # Fused optimisers count their steps on the device, others on the CPU.
+            device = parameter.device if home[parameter].defaults.get("fused") else torch.device("cpu")
+            small = torch.empty(entry.size, dtype=dtype, device=device)
+            home[parameter].state[parameter][key] = torch.empty_like(parameter, dtype=dtype) if like else small
+    wanted = collect_tensors(task, optimizers, average)
+    if set(wanted) != set(stored):
+        differ = sorted(set(wanted) ^ set(stored))
+        raise ValueError(
+            f"{path} belongs to another model or recipe: {len(differ)} tensors differ, e.g. {', '.join(differ[:3])}"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read_shards(
+            {n: t.detach() for n, t in wanted.items()},
+            storage_reader=CheckpointReader(path),
+            no_dist=team.world_size == 1,
+        )
+    return read_progress(path)
+
+
+def find_damage(path: Path) -> str | None:
+    """Return the damage of a checkpoint; None if every byte matches its checksum."""
+    try:
+        sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
+        there = {file.name for file in path.iterdir()} - {"checksums.json"}
+        if not isinstance(sums, dict) or set(sums) != there or not {".metadata", "progress.json"} <= there:
+            return "its files do not match its list of checksums"
+        for name, expected in sums.items():
+            if hash_file(path / name) != expected:
+                return f"{name} does not match its checksum"
+        CheckpointReader(path).read_metadata()
+        read_progress(path)
+    except (OSError, ValueError, TypeError, pickle.UnpicklingError) as error:
+        return str(error)
+    return None
+
+
+def read_progress(path: Path) -> Progress:
+    """Read progress.json of a checkpoint."""
+    return Progress(**json.loads((path / "progress.json").read_text(encoding="utf-8")))
+
+
+def hash_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync(path: Path) -> None:
+    """Flush a file or a directory entry to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def root_cause(error: BaseException) -> str:
+    """Return the innermost error as one line: PyTorch wraps those of its workers."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        return root_cause(next(iter(failures.values()))[0])
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().splitlines()[-1]

@@ -1,0 +1,177 @@
+"""Process groups, DDP and FSDP2: the only module that knows of them."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+
+from vitrail.utils.devices import pick_device
+
+Parallel = Literal["ddp", "fsdp"]
+GROUP_TIMEOUT = timedelta(hours=6)  # the other processes wait while the main one audits a large dataset
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process and the others of its process group; a single process has no group."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    parallel: Parallel = "ddp"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and messages."""
+        return self.rank == 0
+
+    def wrap(self, task: nn.Module) -> nn.Module:
+        """Return the task wrapped in DDP or FSDP2, so that its gradients are those of the whole batch."""
+        if self.world_size == 1:
+            return task
+        if self.parallel == "fsdp":
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh(self.device.type, (self.world_size,))
+            for module in list(task.modules()):  # of the model, a decoder, a momentum teacher
+                for block in getattr(module, "blocks", ()):
+                    fully_shard(block, mesh=mesh)
+            fully_shard(task, mesh=mesh)
+            return task
+        device_ids = [self.device.index] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(task, device_ids=device_ids, broadcast_buffers=False)
+
+    @contextmanager
+    def gradient_sync(self, wrapped: nn.Module, last: bool) -> Iterator[None]:
+        """Synchronise gradients only with the last micro-batch."""
+        if self.world_size > 1 and self.parallel == "fsdp":
+            getattr(wrapped, "set_requires_gradient_sync")(last)  # noqa: B009
+            yield
+        else:
+            accumulate = self.world_size > 1 and not last
+            with getattr(wrapped, "no_sync")() if accumulate else nullcontext():  # noqa: B009
+                yield
+
+    @contextmanager
+    def unsharded(self, task: nn.Module) -> Iterator[None]:
+        """Unshard all modules of the task, so that parts of it can be called."""
+        from torch.distributed.fsdp import FSDPModule
+
+        sharded = [module for module in task.modules() if isinstance(module, FSDPModule)] if self.world_size > 1 else []
+        for module in sharded:
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in sharded:
+                module.reshard()
+
+    def average_buffers(self, task: nn.Module) -> None:
+        """Average running statistics over the processes."""
+        if self.world_size > 1:
+            for buffer in task.buffers():
+                if buffer.is_floating_point() and buffer.numel():
+                    dist.all_reduce(buffer)
+                    buffer.div_(self.world_size)
+
+    def any_process(self, *flags: bool) -> tuple[bool, ...]:
+        """Return each flag, true if it is true on any process."""
+        if self.world_size == 1:
+            return flags
+        agreed = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        return tuple(bool(flag) for flag in agreed.tolist())
+
+    def all_reduce_mean(self, value: Tensor) -> Tensor:
+        """Return the mean of a number over the processes."""
+        if self.world_size == 1:
+            return value
+        total = value.detach().clone()
+        dist.all_reduce(total)
+        return total / self.world_size
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the object of the main process on all."""
+        if self.world_size == 1:
+            return value
+        holder = [value]
+        dist.broadcast_object_list(holder, src=0)
+        return holder[0]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the objects of all processes, by rank."""
+        if self.world_size == 1:
+            return [value]
+        objects: list[Any] = [None] * self.world_size
+        dist.all_gather_object(objects, value)
+        return objects
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor that may be sharded as a full one."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def agree_on_group_name(store: Store, rank: int, world: int) -> str:
+    """Return a name of the process group that the processes alive now have agreed on.
+
+    When torchrun restarts workers it gives them the store of their predecessors, which still has the addresses of dead
+    processes: a group of the same name may try to reach them. So the main process offers a new name, every other process
+    signs it, and uses it once its signature is confirmed.
+    """
+    if rank == 0:
+        name = f"vitrail-{uuid4().hex}"
+        store.set("vitrail-offer", name)
+        signatures = [store.get(f"{name}-signed-{other}").decode() for other in range(1, world)]
+        store.set(f"{name}-confirmed", " ".join(signatures))
+        return name
+    mine = uuid4().hex
+    while True:
+        name = store.get("vitrail-offer").decode()
+        store.set(f"{name}-signed-{rank}", mine)
+        while store.get("vitrail-offer").decode() == name:
+            if store.check([f"{name}-confirmed"]) and mine in store.get(f"{name}-confirmed").decode().split():
+                return name
+            time.sleep(0.05)
+
+
+@contextmanager
+def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
+    """Join the process group of `torchrun`; a team of one without it."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = pick_device(device)
+    if world == 1:
+        yield Team(0, 1, chosen, parallel)
+        return
+    if chosen.type == "mps":
+        raise ValueError("PyTorch does not support several processes on Metal: use --device cpu")
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    store, rank, world = next(rendezvous("env://", timeout=GROUP_TIMEOUT))
+    dist.init_process_group(
+        "nccl" if chosen.type == "cuda" else "gloo",
+        store=PrefixStore(agree_on_group_name(store, rank, world), store),
+        rank=rank,
+        world_size=world,
+        timeout=GROUP_TIMEOUT,
+    )
+    try:
+        yield Team(dist.get_rank(), world, chosen, parallel)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,266 @@
+"""Recipes: everything that determines the result of a training run as one value, how it is changed and stored."""
+
+import json
+import math
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augment import AugmentSlot
+from vitrail.data.transforms.multicrop import Views
+from vitrail.models.base import ModelConfig
+from vitrail.models.lora import check_tune
+from vitrail.models.sizes import closest
+from vitrail.objectives.registry import ObjectiveSlot
+from vitrail.training.ema import EMA
+from vitrail.training.optim import OptimizerSlot
+from vitrail.training.schedule import ScheduleSlot
+from vitrail.utils.json import dataclass_from_json, to_json, value_from_json
+
+
+@dataclass(frozen=True)
+class Data:
+    """A dataset and the treatment of its labels."""
+
+    where: str
+    fractions: tuple[float, float, float] | None = None  # train, validation, test, where the data has no splits
+    task: Literal["auto", "single", "multi", "none"] = "auto"  # "none" needs no labels
+    balance: Literal["none", "weights", "sampling"] = "none"  # for classes with few images
+    allow_class_mismatch: bool = False
+    quarantine: str | None = None  # a file that lists images to leave out
+    per_class: int | None = None  # at most this many training images of each class
+    drawn: int = 0  # seed of that draw
+    test: bool = True  # whether the test split is used: not while something is still being tuned
+    classes: tuple[int, int] | None = None  # first class and step, to use a part of the classes
+    examples: tuple[int, int] | None = None  # training and validation images in all, as VTAB draws them
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and not 0 <= self.classes[0] < self.classes[1]:
+            raise ValueError(f"classes must be (first, step), such as (0, 2) or (1, 2), got {self.classes}")
+        if self.examples is not None and min(self.examples) < 1:
+            raise ValueError(f"examples must be >= 1 for training and validation, got {self.examples}")
+        if self.per_class is not None and self.per_class < 1:
+            raise ValueError(f"per_class must be >= 1, got {self.per_class}")
+        if self.drawn < 0:
+            raise ValueError(f"drawn must be >= 0, got {self.drawn}")
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Settings of the trained model that a run learns from."""
+
+    where: str  # a file, a directory, hf://owner/name
+    cached: bool = False  # outputs computed once for each whole image, not for every sample of the student
+    same_classes: bool = False  # its classes are the data's in their order, though it has no names for them
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run as a value. Two runs of one recipe on the same machine give the same weights, bit for bit."""
+
+    name: str
+    data: Data
+    model: ModelConfig
+    preprocessing: Preprocessing  # of evaluation, and of the trained model
+    augment: tuple[AugmentSlot, ...]
+    objective: ObjectiveSlot
+    optimizer: OptimizerSlot
+    schedule: ScheduleSlot
+    batch_size: int  # over all processes
+    epochs: float | None = None  # this or `steps`
+    steps: int | None = None
+    init: str | None = None  # the initial checkpoint
+    teacher: Teacher | None = None
+    tune: str = "full"
+    ema: EMA | None = None
+    views: Views | None = None  # several crops of each image, for DINO; `augment` is for the first
+    collapse: Literal["stop", "warn"] = "stop"  # reaction to the alarm of pretraining
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    accumulate: int = 1
+    validate_every: float = 1.0  # epochs
+    patience: int | None = None  # validations without improvement before training stops
+    keep: Literal["last", "best"] = "last"  # the weights that become the model
+    skip_nonfinite: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("a recipe has either epochs or steps: set one, and the other to none")
+        for name in ("batch_size", "epochs", "steps", "accumulate", "patience", "validate_every"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be from 0 to {2**31 - 1}, got {self.seed}")
+        if self.preprocessing.size != self.model.image_size:
+            raise ValueError(
+                f"the model takes {self.model.image_size} and the preprocessing gives {self.preprocessing.size}: "
+                "use --size, which changes both"
+            )
+        check_tune(self.tune)
+
+    def check(self) -> None:
+        """Raise ValueError for parts that do not fit together. Not in __post_init__: settings change one after the other."""
+        takes, gives = self.model.channels, self.preprocessing.channels
+        if takes != gives:
+            raise ValueError(
+                f"the model takes {takes} channels and the preprocessing gives {gives}: set model.channels={gives}"
+            )
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of steps of the run."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * steps_per_epoch))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Settings that change the speed of a run and not its result."""
+
+    device: str = "auto"
+    workers: int | None = None  # loading processes; None to choose
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    compile: bool = False
+    save_seconds: float = 300.0
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        if self.keep_checkpoints < 1:
+            raise ValueError(f"keep_checkpoints must be >= 1, got {self.keep_checkpoints}")
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers must be >= 0, got {self.workers}")
+        if not self.save_seconds >= 0:
+            raise ValueError(f"save_seconds must be >= 0, got {self.save_seconds}")
+
+
+@dataclass
+class Facts:
+    """Properties of the data that a named recipe adapts to, the user's overrides, and the choices made."""
+
+    images: int  # training images
+    classes: int
+    several: bool  # several labels per image
+    side: tuple[int, int]  # median height and width of the images
+    channels: int
+    several_sizes: bool  # whether images differ in size, as photographs do
+    init: ModelConfig | None = None  # of the initial checkpoint
+    init_preprocessing: Preprocessing | None = None
+    teacher: Teacher | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)  # the user's values: batch_size, epochs, model, size…
+    chosen: list[str] = field(default_factory=list)  # a line for each choice, with its reason
+    used: set[str] = field(default_factory=set)  # the overrides that the recipe asked for
+
+    @property
+    def loss(self) -> Literal["softmax", "sigmoid"]:
+        """The loss of labels: a sigmoid for each class where images have several labels."""
+        return "sigmoid" if self.several else "softmax"
+
+    def steps(self, epochs: float, batch: int) -> int:
+        """Return the number of steps in so many epochs."""
+        return round(epochs * max(1, self.images // batch))
+
+    def choose_length(self, *, steps: int | None = None, epochs: float | None = None, why: str) -> dict[str, Any]:
+        """Return `epochs` or `steps` of a recipe: the user's override, or the given value."""
+        for name in ("epochs", "steps"):
+            if self.overrides.get(name) is not None:
+                return {name: self.choose(name, None, "")}
+        return {"steps": self.choose("steps", steps, why)} if steps else {"epochs": self.choose("epochs", epochs, why)}
+
+    def choose(self, name: str, value: Any, why: str) -> Any:
+        """Return the user's override, or the recipe's value, and record the choice."""
+        override = self.overrides.get(name)
+        self.used.add(name)
+        if override is not None:
+            self.chosen.append(f"{name.replace('_', ' ')} {format_value(override)}: as given")
+            return override
+        self.chosen.append(f"{name.replace('_', ' ')} {format_value(value)}: {why}")
+        return value
+
+
+def method_of(recipe: Recipe) -> str | None:
+    """Return the pretraining method of a recipe; None for one that learns labels."""
+    return recipe.objective.method_for(recipe.model.classes)
+
+
+def format_value(value: Any) -> str:
+    """Return a setting as text."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """Write a recipe as JSON."""
+    path.write_text(json.dumps(to_json(recipe), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe; raise ValueError with the field that is wrong."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a recipe ({error})") from None
+    try:
+        return dataclass_from_json(data, Recipe, "recipe")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
+    """Return a recipe with changes like `optimizer.lr=3e-4`, `augment.0.scale=[0.3,1]`, `ema=none`, `optimizer=Muon`."""
+    # `epochs=none` and `steps=none` come last: they are valid once the other is set.
+    for setting in sorted(settings, key=lambda setting: setting.lower() in ("epochs=none", "steps=none")):
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set {setting}: write it as NAME=VALUE, optimizer.lr=3e-4 for example")
+        try:
+            recipe = replace_at(recipe, Recipe, path.strip().split("."), text.strip(), path.strip())
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"--set {setting}: {error}") from None
+    return recipe
+
+
+def replace_at(value: Any, kind: Any, path: list[str], text: str, whole: str) -> Any:
+    """Return `value` with the field at the end of the path replaced."""
+    if not path:
+        return parse_setting(value, kind, text, whole)
+    name = path[0]
+    if isinstance(value, tuple):
+        if not name.isdecimal() or int(name) >= len(value):
+            raise ValueError(f"index of {whole} must be from 0 to {len(value) - 1}, got {name!r}")
+        inner = get_args(kind)[0]
+        index = int(name)
+        return (*value[:index], replace_at(value[index], inner, path[1:], text, whole), *value[index + 1 :])
+    if not is_dataclass(value):
+        raise ValueError(f"{whole}: {format_value(value)} has no fields; set it to a class first")
+    known = [f.name for f in fields(value)]
+    if name not in known:
+        raise ValueError(f"no {name!r} in {type(value).__name__}: {closest(name, known)}")
+    inner = get_type_hints(type(value))[name]
+    if isinstance(value, Recipe) and name in ("epochs", "steps") and text.lower() != "none":
+        length = {"epochs": None, "steps": None, name: parse_setting(None, inner, text, whole)}
+        return replace(value, **length)
+    return replace(value, **{name: replace_at(getattr(value, name), inner, path[1:], text, whole)})  # type: ignore[type-var]
+
+
+def parse_setting(old: Any, kind: Any, text: str, where: str) -> Any:
+    """Return a value typed on the command line: JSON, a bare word, none, or the name of a class with its defaults."""
+    if text.lower() in ("none", "null") and text not in get_args(kind):  # "none" is a value of data.balance
+        return value_from_json(None, kind, where)
+    alternatives: tuple[Any, ...] = (kind, *get_args(kind))
+    classes: dict[str, Any] = {option.__name__.lower(): option for option in alternatives if is_dataclass(option)}  # type: ignore[union-attr]
+    if classes and not text.startswith("{"):
+        if text.lower() not in classes:
+            raise ValueError(
+                f"unknown class {text!r}: {closest(text, [option.__name__ for option in classes.values()])}"
+            )
+        new: Any = classes[text.lower()]
+        shared = {f.name for f in fields(new)} & ({f.name for f in fields(old)} if is_dataclass(old) else set())
+        return new(**{name: getattr(old, name) for name in shared if name != "betas"})
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = text
+    return value_from_json(data, kind, where)

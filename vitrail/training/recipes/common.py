@@ -1,0 +1,82 @@
+"""Shared choices of recipes: the model, its preprocessing, the length of the run."""
+
+from dataclasses import replace
+from typing import Any
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.base import ModelConfig, TokenConfig
+from vitrail.models.registry import configure, configure_tokens, find_family
+from vitrail.training.recipe import Facts
+
+MAX_SMALL_SIDE = 64  # pixels: up to this side, a ResNet gets a small stem and images are not cropped
+
+
+def configure_init(facts: Facts, size: tuple[int, int] | None = None) -> TokenConfig:
+    """Return the configuration of the initial checkpoint with this data's classes."""
+    if facts.init is None:
+        raise ValueError("this recipe fine-tunes: give the initial checkpoint, --init FILE")
+    init = facts.init.tokens_for("this recipe").with_classes(facts.classes)
+    return replace(init, image_size=size or init.image_size)
+
+
+def configure_named(facts: Facts, **slots: Any) -> ModelConfig:
+    """Return the model of --model with this data's classes; `slots` are for families with patch tokens."""
+    name = facts.choose("model", None, "")
+    size = facts.choose("size", (224, 224), "usual for named models")
+    shape: dict[str, Any] = {"classes": facts.classes, "channels": facts.channels, "image_size": size}
+    family = find_family(name)
+    if issubclass(family.config, TokenConfig):
+        return configure(name, **slots, **shape)
+    if "root" in (family.options or ()):
+        shape["root"] = "small" if max(size) <= MAX_SMALL_SIDE else "large"
+    return configure(name, **shape)
+
+
+def is_small(facts: Facts) -> bool:
+    """Return whether images are small and of one size, so that they are used whole."""
+    return max(facts.side) <= MAX_SMALL_SIDE and not facts.several_sizes
+
+
+def configure_encoder(facts: Facts, patch: int | None = None) -> TokenConfig:
+    """Return the model of --init or --model, or one that a laptop can train.
+
+    It ends in the features of the class token, like published MAE and DINO.
+    """
+    if facts.init is not None:
+        init = facts.init.tokens_for("pretraining without labels (--init)")
+        size = facts.choose("size", init.image_size, "size of the checkpoint")
+        return replace(init, classes=None, image_size=size)
+    shape: dict[str, Any] = {"position": "sincos2d", "classes": None, "channels": facts.channels}
+    if facts.overrides.get("model"):
+        size = facts.choose("size", (224, 224), "usual for named models")
+        purpose = "pretraining without labels"
+        return configure_tokens(facts.choose("model", None, ""), purpose=purpose, image_size=size, **shape)
+    side, small = max(facts.side), is_small(facts)
+    patch = patch or (4 if small else 16)
+    near = max(16, -(-side // patch) * patch) if small else 128
+    why = f"images of {facts.side[0]}×{facts.side[1]} pixels, a multiple of the patch" if small else "for photographs"
+    size = facts.choose("size", (near, near), why)
+    count = f"{facts.images:,} training images"
+    width = facts.choose("width", 192 if facts.images >= 2_000 else 96, count)
+    depth = facts.choose("depth", 6, count)
+    return configure_tokens(patch=patch, width=width, depth=depth, heads=max(1, width // 32), image_size=size, **shape)
+
+
+def choose_preprocessing(facts: Facts, model: TokenConfig) -> Preprocessing:
+    """Return the preprocessing of the checkpoint, or a resize with mean and std 0.5."""
+    if facts.init_preprocessing is not None:
+        return facts.init_preprocessing.with_size(model.image_size)
+    half = (0.5,) * model.channels
+    filter = "bilinear" if is_small(facts) else "bicubic"
+    return Preprocessing(model.image_size, model.image_size, interpolation=filter, mean=half, std=half, turn=True)
+
+
+def validation_interval(facts: Facts, batch: int, total: int) -> float:
+    """Return the epochs between validations: twenty validations in a run, so that the alarm comes in time."""
+    return max(1, total // 20) / max(1, facts.images // batch)
+
+
+def choose_length(facts: Facts, n_images: int) -> dict[str, Any]:
+    """Return `epochs` or `steps` for so many images in all, at least 5 epochs and at most 1000."""
+    epochs = float(min(1000, max(5, round(n_images / facts.images))))
+    return facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")

@@ -1,0 +1,1 @@
+"""Runs: the setup, data, models and evaluation that turn a recipe into a run directory."""

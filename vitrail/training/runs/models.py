@@ -1,0 +1,156 @@
+"""Models of a run: the one it starts from, and the trained one with its files."""
+
+import shutil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoints.adapter import write_adapter
+from vitrail.checkpoints.convert import check_expressible
+from vitrail.checkpoints.load import inspect_checkpoint, load, save
+from vitrail.models.base import Model
+from vitrail.models.lora import merge_lora, tune
+from vitrail.models.registry import build_from
+from vitrail.training.distributed import full_tensor
+from vitrail.training.recipe import Recipe
+from vitrail.training.runs.setup import RunSetup
+from vitrail.training.trainer import Trainer
+from vitrail.utils.json import to_json
+
+BEST, MODEL = "best.safetensors", "model.safetensors"  # weights with the best validation score; the model of the run
+
+
+def build_model(recipe: Recipe) -> Model:
+    """Return a model with weights drawn from the recipe's seed."""
+    torch.manual_seed(recipe.seed)
+    return build_from(recipe.model)
+
+
+def load_initial_model(setup: RunSetup) -> Model:
+    """Return the model that training starts from: new, or from the recipe's checkpoint with a head for these labels."""
+    recipe, init = setup.recipe, setup.recipe.init
+    if init is None:
+        return build_model(recipe)
+    config = recipe.model
+    # Not memory-mapped: the alignment of a file's pages differs from that of memory, and sums could differ in the last bit.
+    source = load(init, classes=config.classes, image_size=config.image_size, channels=config.channels, mmap=False)
+    if config.classes is None:
+        if source.config != config:
+            raise ValueError(
+                f"{init} is another model than the recipe's: leave out --model and settings that change it"
+            )
+        return source.train()
+    model = build_model(recipe)
+    theirs, ours = source.state_dict(), model.state_dict()
+    differ = sorted(n for n in {*theirs, *ours} if n not in theirs or n not in ours or theirs[n].shape != ours[n].shape)
+    if differ:
+        raise ValueError(
+            f"{init} is another model than the recipe's: {len(differ)} tensors differ, e.g. {', '.join(differ[:3])}"
+        )
+    if source.labels == setup.prepared.labels.names:
+        setup.note(f"{init} has the same labels: its head is kept")
+    else:  # a head trained for other classes starts at zero
+        last = [n for n in theirs if n.startswith("head.") and not n.startswith("head.pre_logits")]
+        theirs |= {name: torch.zeros_like(theirs[name]) for name in last}
+    model.load_state_dict(theirs)
+    return model
+
+
+class TrainedModel:
+    """The weights of a trainer as a model and as files. Methods must be called on all processes."""
+
+    def __init__(self, setup: RunSetup, trainer: Trainer) -> None:
+        self.setup, self.trainer = setup, trainer
+
+    def weights(self, part: str | None = None) -> dict[str, Tensor]:
+        """Return the unsharded tensors of a module of the task; by default those of the model that is kept."""
+        task, prefix = self.trainer.task, f"{part or self.setup.recipe.objective.keeps}."
+        tensors = {
+            name.removeprefix(prefix): full_tensor(tensor.detach()).cpu().clone()
+            for name, tensor in task.state_dict().items()
+            if name.startswith(prefix)
+        }
+        return tensors if part else task.export_weights(tensors)
+
+    def build_tuned(self) -> Model:
+        """Return a model with the current weights, LoRA matrices apart from the weights that they change."""
+        model = build_model(self.setup.recipe)
+        tune(model, self.setup.recipe.tune)
+        model.load_state_dict(self.weights())
+        return model
+
+    def build(self) -> Model:
+        """Return a plain model with the current weights, its labels and its preprocessing."""
+        model = self.build_tuned()
+        merge_lora(model)
+        model.preprocessing = self.setup.recipe.preprocessing
+        if self.setup.recipe.model.classes is not None:
+            model.labels = self.setup.prepared.labels.names
+        for parameter in model.parameters():
+            parameter.requires_grad = True
+        return model.eval()
+
+    def save(self, name: str, **card: Any) -> None:
+        """Write the current model into the run directory."""
+        model = self.build()
+        if self.setup.team.is_main:
+            save(model, self.setup.directory / name, recipe=to_json(self.setup.recipe), **card)
+
+    def save_parts(self) -> None:
+        """Write what the objective saves beside the model."""
+        objective = self.setup.recipe.objective
+        if objective.saved_parts:
+            model, parts = self.build(), {name: self.weights(name) for name in objective.saved_parts}
+            if self.setup.team.is_main:
+                objective.write_parts(model, parts, self.setup.directory)
+
+    def save_adapter(self) -> str | None:
+        """Write the LoRA matrices as a PEFT adapter; return where, or why not. None for a run without LoRA."""
+        recipe, directory = self.setup.recipe, self.setup.directory / "adapter"
+        if not recipe.tune.startswith("lora"):
+            return None
+        model = self.build_tuned()
+        if not self.setup.team.is_main:
+            return None
+        try:
+            check_expressible("hf", recipe.model)
+        except ValueError as reason:
+            return f"not written: {reason}"
+        shutil.rmtree(directory, ignore_errors=True)  # left by a run that was killed after writing it
+        write_adapter(
+            directory,
+            model.tokens_for("PEFT's form"),
+            base=recipe.init.removeprefix("hf://") if recipe.init else None,
+            labels=self.setup.prepared.labels.names,
+            preprocessing=recipe.preprocessing,
+        )
+        return f"{directory.name}, in PEFT's form"
+
+    def best_is_current(self) -> bool:
+        """Return whether the file of the best weights belongs to this run, not to one that was killed and resumed earlier."""
+        step = self.trainer.progress.best_step
+        with inspect_checkpoint(self.setup.directory / BEST) as checkpoint:
+            current = checkpoint.contract.card.get("step") == step
+        if not current:
+            self.setup.note(f"{BEST} is not of step {step}: the last weights are kept instead")
+        return current
+
+    def uses_best(self) -> bool:
+        """Return whether the best weights become the model instead of the last ones."""
+        return (self.setup.recipe.keep == "best" or self.trainer.stopped == "early") and self.best_is_current()
+
+    def describe_progress(self, best: bool) -> dict[str, Any]:
+        """Return the fields of summary.json that every run has."""
+        progress, average = self.trainer.progress, self.trainer.average
+        return {
+            "seconds": round(progress.seconds, 3),
+            "steps": progress.step,
+            "images_per_second": progress.images / max(1e-9, progress.seconds),
+            "weights": "best" if best else "last" if average is None else "ema",
+            "stopped": self.trainer.stopped,
+            "best_validation": progress.best,
+            "best_step": progress.best_step,
+            "skipped_nonfinite": progress.nonfinite,
+            "unreadable": progress.unreadable,
+        }

@@ -1,0 +1,85 @@
+"""Logits of held-out images, their metrics, and the files of a run's `evaluation` directory."""
+
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import ImageOps
+from torch import Tensor
+
+from vitrail.data.dataset import Images
+from vitrail.data.loader import Loader
+from vitrail.data.preprocessing import convert_image
+from vitrail.metrics import compute_metrics, find_confident_mistakes
+from vitrail.metrics.intervals import wilson_interval
+from vitrail.training.distributed import Team
+
+MAX_MISTAKES, THUMBNAIL_SIDE = 24, 192  # thumbnails of a split, and their longer side in pixels
+
+
+def validation_metrics(logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Return the metrics that a validation logs."""
+    metrics = summarise_metrics(logits, targets, intervals=False)
+    return {name: float(metrics[name]) for name in ("loss", "top1", "top5", "map") if metrics.get(name) is not None}
+
+
+def summarise_metrics(logits: np.ndarray, targets: np.ndarray, intervals: bool = True) -> dict[str, Any]:
+    """Return all metrics. For multi-label images `top1` is how often the class with the highest logit is one of the labels."""
+    metrics = compute_metrics(logits, targets, intervals=intervals)
+    if targets.ndim == 2:
+        correct = np.take_along_axis(targets, logits.argmax(1)[:, None], 1)
+        metrics["top1"] = float(correct.mean())
+        if intervals:
+            metrics["top1_interval"] = list(wilson_interval(int(correct.sum()), len(correct)))
+    return metrics
+
+
+@torch.no_grad()
+def predict_split(
+    model: Callable[[Tensor], Tensor], loader: Loader, normalise: Callable[[Tensor], Tensor], team: Team
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the outputs [n, K] for all images of a loader, on every process, and which images were readable, [n]."""
+    outputs: list[tuple[np.ndarray, np.ndarray]] = []
+    for batch in loader.iter_once():
+        # A sharded model computes on all processes or on none: a process without images left computes on a blank one.
+        pixels = batch.pixels if len(batch.pixels) else torch.zeros((1, *batch.pixels.shape[1:]), dtype=torch.uint8)
+        values = model(normalise(pixels.to(team.device, non_blocking=True))).float().cpu().numpy()
+        outputs.append((batch.indices.numpy(), values[: len(batch.indices)]))
+    parts = [part for process in team.gather_objects(outputs) for part in process]
+    logits = np.zeros((len(loader.images), parts[0][1].shape[1]), dtype=np.float32)
+    readable = np.zeros(len(loader.images), dtype=bool)
+    for indices, values in parts:
+        logits[indices], readable[indices] = values, True
+    return logits, readable
+
+
+def write_predictions(
+    directory: Path, split: str, logits: np.ndarray, images: Images, note: Callable[[str], None]
+) -> None:
+    """Write logits, targets and names of a split, and thumbnails of the most confident mistakes."""
+    folder = directory / "evaluation"
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / f"{split}.npz", logits=logits, targets=images.targets)
+    names = [images.name(index) for index in range(len(images))]
+    (folder / f"{split}.json").write_text(json.dumps({"names": names}, ensure_ascii=False), encoding="utf-8")
+    for index in find_confident_mistakes(logits, images.targets, MAX_MISTAKES):
+        try:
+            data = encode_thumbnail(images, int(index))
+        except (OSError, ValueError) as error:
+            note(f"no thumbnail of {images.name(int(index))}: {error}")
+            continue
+        (folder / "pictures" / f"{split}-{index:06d}.jpg").write_bytes(data)
+
+
+def encode_thumbnail(images: Images, index: int) -> bytes:
+    """Return a small upright copy of an image as JPEG bytes."""
+    with images.open(index) as image:
+        thumbnail = convert_image(ImageOps.exif_transpose(image), 3)
+    thumbnail.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    file = BytesIO()
+    thumbnail.save(file, "JPEG", quality=88)
+    return file.getvalue()

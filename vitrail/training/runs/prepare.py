@@ -1,0 +1,171 @@
+"""Preparation of data for training: reading, audit, label map, splits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from vitrail.data.audit import UNUSABLE_KINDS, Audit, audit_dataset
+from vitrail.data.audit.quarantine import exclude_images, read_quarantine
+from vitrail.data.dataset import Dataset, Images
+from vitrail.data.labels import LabelMap
+from vitrail.data.sources import load_dataset
+from vitrail.data.sources.splits import HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
+from vitrail.training.recipe import Data, Facts
+
+Progress = Callable[[str, int, int], None]
+SAMPLE_SIZE = 1024  # images whose size and mode are measured
+MIN_UNLABELLED = 10  # images for pretraining, training and held-out together
+GREY_MODES = ("1", "L", "LA", "I", "F")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Audited splits and their label map."""
+
+    dataset: Dataset  # without unreadable images
+    labels: LabelMap
+    splits: dict[str, Images]  # targets are indices of the label map
+    audit: Audit
+    skipped: list[tuple[str, str]]  # path and reason
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def train(self) -> Images:
+        return self.splits["train"]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there is more than one class."""
+        return len(self.labels) > 1
+
+    def measure_facts(self) -> Facts:
+        """Return the properties that recipes adapt to."""
+        sample = np.linspace(0, len(self.train) - 1, min(SAMPLE_SIZE, len(self.train))).round().astype(int)
+        sizes, modes = [], []
+        for index in sample:
+            with self.train.open(int(index)) as image:
+                sizes.append((image.height, image.width))
+                modes.append(image.mode)
+        return Facts(
+            images=len(self.train),
+            classes=len(self.labels),
+            several=self.train.is_multi_label,
+            side=(int(median(h for h, _ in sizes)), int(median(w for _, w in sizes))),
+            channels=1 if all(mode.split(";")[0] in GREY_MODES for mode in modes) else 3,
+            several_sizes=len(set(sizes)) > 1,
+        )
+
+
+def prepare_data(data: Data, progress: Progress | None = None, cache: bool = True) -> Prepared:
+    """Read and audit a dataset; bad images are left out and listed, other problems are errors."""
+    # Pretraining holds out a few images for its signals.
+    fractions = data.fractions or (HOLDOUT_FRACTIONS if data.task == "none" else None)
+    prepared = audit_and_split(data, load_data(data, fractions, progress), progress, cache)
+    if "validation" not in prepared.splits:
+        raise ValueError(f"{data.where} has no validation images: give --split 0.8,0.2,0 or a validation folder")
+    return prepared
+
+
+def limit_per_class(images: Images, data: Data) -> Images:
+    """Return at most `per_class` random images of each class, in order; a smaller draw is part of a larger one."""
+    if data.per_class is None:
+        return images
+    if images.is_multi_label:
+        raise ValueError(f"{data.where}: --per-class needs one label per image")
+    order = np.random.default_rng(data.drawn).permutation(len(images))
+    mine = [order[images.targets[order] == label][: data.per_class] for label in np.unique(images.targets)]
+    return images.select(np.sort(np.concatenate(mine)))
+
+
+def select_classes(dataset: Dataset, data: Data) -> Dataset:
+    """Return the dataset with the selected classes of the training split only."""
+    if data.classes is None:
+        return dataset
+    if dataset["train"].is_multi_label:
+        raise ValueError(f"{data.where}: data.classes needs one label per image")
+    first, step = data.classes
+    kept = set(dataset["train"].classes[first::step])
+    splits = {}
+    for split, images in dataset.splits.items():
+        names = tuple(name for name in images.classes if name in kept)
+        index = np.array([names.index(name) if name in kept else -1 for name in images.classes])
+        chosen = images.select(index[images.targets] >= 0)
+        splits[split] = replace(chosen, targets=index[chosen.targets], classes=names)
+    return replace(dataset, splits=splits)
+
+
+def draw_examples(splits: dict[str, Images], data: Data) -> dict[str, Images]:
+    """Return random training and validation images of any class, as in VTAB (800 and 200). With a test split, nothing is
+    tuned any more, and training uses both."""
+    if data.examples is None or "validation" not in splits:
+        return splits
+    rng = np.random.default_rng(data.drawn)
+    train, held = (
+        splits[split].select(np.sort(rng.permutation(len(splits[split]))[:count]))
+        for split, count in zip(("train", "validation"), data.examples, strict=True)
+    )
+    return splits | {"train": concatenate_images(train, held) if data.test else train, "validation": held}
+
+
+def concatenate_images(first: Images, second: Images) -> Images:
+    """Return two parts of a dataset as one."""
+    assert first.store is second.store, "splits of a dataset share one store"
+    both = first.shards is not None and second.shards is not None
+    return replace(
+        first,
+        items=np.concatenate((first.items, second.items)),
+        targets=np.concatenate((first.targets, second.targets)),
+        shards=np.concatenate((first.shards, second.shards)) if both else None,  # type: ignore[arg-type]
+    )
+
+
+def drop_labels(images: Images) -> Images:
+    """Return the same images, all of one class."""
+    return replace(images, targets=np.zeros(len(images), dtype=np.int64), classes=(UNLABELLED_CLASS,))
+
+
+def load_data(data: Data, fractions: Fractions | None, progress: Progress | None = None) -> Dataset:
+    """Read a dataset, split by these fractions where it has no splits."""
+    several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
+    return load_dataset(data.where, fractions=fractions, multi_label=several, progress=progress)
+
+
+def audit_and_split(data: Data, dataset: Dataset, progress: Progress | None = None, cache: bool = True) -> Prepared:
+    """Return the audited dataset without bad images, every split matched to the labels of the training split."""
+    if "train" not in dataset.splits:
+        raise ValueError(f"{data.where} has no training split: it has {', '.join(dataset.splits)}")
+    checked = audit_dataset(dataset, cache=cache, progress=progress)
+    clean = checked.clean_dataset()
+    usable = sum(map(len, clean.splits.values()))
+    if data.task == "none" and usable < MIN_UNLABELLED:
+        raise ValueError(f"{data.where} has {usable} usable images: pretraining needs {MIN_UNLABELLED}")
+    skipped = [(finding.path, finding.detail) for finding in checked.select_findings(UNUSABLE_KINDS)]
+    warnings: list[str] = []
+    if data.quarantine:
+        reasons = read_quarantine(Path(data.quarantine))
+        clean, left_out = exclude_images(clean, reasons)
+        skipped += [(name, f"listed in {data.quarantine}") for name in left_out]
+    clean = select_classes(clean, data)
+    unlabelled = data.task == "none"
+    if unlabelled and len({images.classes for images in clean.splits.values()}) > 1:
+        plain = {split: drop_labels(images) for split, images in clean.splits.items()}
+        note = "the splits do not have the same classes: labels are not used"
+        clean = replace(clean, splits=plain, notes=(*clean.notes, note))
+    allow = data.allow_class_mismatch or unlabelled
+    labels = LabelMap.from_images(clean["train"], allow_mismatch=allow)
+    if len(labels) < 2 and not clean["train"].is_multi_label and not unlabelled:
+        raise ValueError(f"{data.where} has only one class, {labels.names[0]!r}: training needs two or more")
+    splits = {}
+    for split, images in clean.splits.items():
+        if len(images):
+            applied = labels.apply(images, allow_mismatch=allow)
+            warnings += applied.warnings if not unlabelled else ()
+            splits[split] = applied.images
+    splits["train"] = limit_per_class(splits["train"], data)
+    splits = draw_examples(splits, data)
+    if not data.test:
+        splits.pop("test", None)
+    return Prepared(clean, labels, splits, checked, skipped, warnings)

@@ -1,0 +1,263 @@
+"""Evaluation of runs that learn without labels: signals of the features on held-out images, and the training alarm."""
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.checkpoints.load import load
+from vitrail.data.dataset import Images
+from vitrail.data.loader import Loader
+from vitrail.data.rng import StepRandom
+from vitrail.metrics.collapse import Collapse, detect_collapse
+from vitrail.metrics.intervals import wilson_interval
+from vitrail.metrics.knn import predict_knn
+from vitrail.metrics.signals import effective_rank, feature_spread
+from vitrail.models.base import Model
+from vitrail.objectives.base import Task
+from vitrail.training.logging import finite_or_name, read_json_lines
+from vitrail.training.recipe import method_of
+from vitrail.training.runs.models import BEST, MODEL, TrainedModel, build_model
+from vitrail.training.runs.predictions import predict_split
+from vitrail.training.runs.record import write_json
+from vitrail.training.runs.setup import RunLoaders, RunSetup
+from vitrail.training.trainer import Metrics, Trainer
+from vitrail.utils.json import to_json
+
+MIN_IMAGES = 8  # training images
+FEW_HELD_OUT = 50  # below this, rank and spread are unreliable
+MAX_REFERENCES, MAX_QUERIES = 5_000, 1_000  # training images and held-out images of the k-NN vote of a validation
+N_RECONSTRUCTIONS = 8
+PIXEL_SIDE = 32  # longest side of raw pixels used as features
+REFERENCES, QUERIES, LOSS = "references", "queries", "loss"  # names of the loaders
+
+
+class Collapsed(Exception):
+    """The training alarm stopped the run."""
+
+
+class FeatureEvaluator:
+    """Validates and finishes a run without labels."""
+
+    def __init__(self, setup: RunSetup, loaders: RunLoaders) -> None:
+        self.setup, self.loaders, self.objective = setup, loaders, setup.recipe.objective
+        prepared = setup.prepared
+        self.has_knn = prepared.labelled and not prepared.train.is_multi_label  # one label for each image
+        self.score = "knn" if self.has_knn else self.objective.unlabelled_score
+        self.collapse: Collapse | None = None
+        self.baseline: dict[str, Any] | None = None  # the validation before the first step
+        self.memos: dict[int, dict[str, Tensor]] = {}  # by batch of the loss loader; see `Task.signals`
+
+    def check(self) -> None:
+        """Raise ValueError for a run that cannot work."""
+        recipe, splits = self.setup.recipe, self.setup.prepared.splits
+        needed = max(2, self.setup.team.world_size)  # each process needs one
+        if len(splits["train"]) < MIN_IMAGES or len(splits["validation"]) < needed:
+            raise ValueError(
+                f"{recipe.data.where} has {len(splits['train'])} training and {len(splits['validation'])} held-out images: "
+                f"pretraining needs at least {MIN_IMAGES} and {needed}"
+            )
+        self.objective.check_run(recipe.model, self.setup.batch_size(), recipe.views, recipe.ema is not None)
+        if recipe.tune != "full":
+            raise ValueError(
+                f"tune={recipe.tune} would freeze the encoder: pretraining trains all of it, use tune=full"
+            )
+        self.setup.augmentation()  # raises for crops of another size
+
+    def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:
+        """Measure the signals before the first step, or restore the alarm of a resumed run."""
+        history = self.read_history() if resumed else []
+        if not history:
+            held_out = len(self.setup.prepared.splits["validation"])
+            if not self.has_knn and held_out < FEW_HELD_OUT:
+                self.setup.note(
+                    f"{held_out} held-out images without labels: rank and spread are unreliable; "
+                    "hold out more with --split 0.8,0.2,0"
+                )
+            # Before the trainer exists, whose task takes memory too.
+            task = build_baseline().to(self.setup.team.device).eval()
+            self.baseline = {"kind": "validation", "step": 0, "epoch": 0.0, **self.measure(task, 0), "best": False}
+        elif self.setup.recipe.collapse == "warn":  # the alarm was raised before the stop
+            histories = (history[:n] for n in range(2, len(history) + 1))
+            self.collapse = next(filter(None, map(self.detect, histories)), None)
+
+    def validate(self, trainer: Trainer) -> Metrics:
+        """Return the signals, and raise the alarm where a condition of it holds."""
+        progress, history = trainer.progress, self.read_history()
+        if not history:
+            assert self.baseline is not None
+            trainer.journal.write(self.baseline)
+            history.append(self.baseline)
+        metrics = self.measure(trainer.task, progress.step)
+        epoch = round(progress.step / trainer.loader.steps_per_epoch, 4)
+        history.append({"kind": "validation", "step": progress.step, "epoch": epoch, **metrics})
+        collapse = self.setup.team.broadcast_object(self.detect(history))
+        if collapse is not None and self.collapse is None:
+            self.collapse = collapse
+            self.setup.note(f"collapse at step {collapse.step:,}: {collapse.cause}. {collapse.advice}")
+            if self.setup.recipe.collapse == "stop":
+                trainer.journal.write({**history[-1], "best": False})
+                raise Collapsed
+        return metrics
+
+    def read_history(self) -> list[dict[str, Any]]:
+        """Return the validations that the main process has logged."""
+        path, team = self.setup.directory / "metrics.jsonl", self.setup.team
+        records = [line for line in read_json_lines(path) if line.get("kind") == "validation"] if team.is_main else None
+        return team.broadcast_object(records)
+
+    def detect(self, history: list[dict[str, Any]]) -> Collapse | None:
+        """Return the condition of the alarm that holds after the last of these validations, if any."""
+        recipe = self.setup.recipe
+        return detect_collapse(
+            history,
+            str(method_of(recipe)),
+            lr=recipe.optimizer.lr,
+            objective=to_json(self.objective),
+            images=min(MAX_QUERIES, len(self.setup.prepared.splits["validation"])),
+            untrained=recipe.init is None,
+        )
+
+    # --- signals ---
+
+    def loader(self, name: str) -> Loader:
+        """Return the loader of the k-NN references, of the k-NN queries or of the images of the loss."""
+        split, most = ("train", MAX_REFERENCES) if name == REFERENCES else ("validation", MAX_QUERIES)
+        images = thin_images(self.setup.prepared.splits[split], most)
+        return self.loaders.augmented(name, images) if name == LOSS else self.loaders.evaluation(name, images)
+
+    def measure(self, task: Task, step: int) -> Metrics:
+        """Return all signals of a task."""
+        with self.setup.team.unsharded(task):
+            metrics = self.measure_losses(task, step)
+            features, correct = self.measure_features(getattr(task, self.objective.keeps), task.standardise_features)
+        metrics |= {"spread": feature_spread(features), "rank": effective_rank(features)}
+        return metrics if correct is None else metrics | {"knn": float(correct.mean())}
+
+    def measure_losses(self, task: Task, step: int) -> Metrics:
+        """Return the task's own signals on held-out images, with the same crops and random numbers every time."""
+        loader, team, sums = self.loader(LOSS), self.setup.team, dict[str, Tensor]()
+        for number, batch in enumerate(loader.iter_epoch(0)):
+            mine = len(batch.indices)
+            at = step if self.objective.signals_follow_step else number
+            draw = StepRandom(self.setup.recipe.seed, at, team.rank * mine, mine, team.world_size * mine, team.device)
+            images = self.setup.normalise(batch.pixels.to(team.device))
+            with torch.no_grad():
+                signals = task.signals(images, draw, self.memos.setdefault(number, {}))
+            for name, value in signals.items():
+                sums[name] = sums.get(name, torch.zeros((), device=team.device)) + value.detach().float()
+        return {name: float(team.all_reduce_mean(value / loader.steps_per_epoch)) for name, value in sums.items()}
+
+    def measure_features(
+        self, model: Any, standardise: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the features of the query images [n, F], and where they have a class, whether k-NN predicts it, [n].
+
+        Only k-NN uses standardised features: their spread would always look healthy.
+        """
+        queries, normalise, team = self.loader(QUERIES), self.setup.recipe.preprocessing.normalise, self.setup.team
+        features, readable = predict_split(model, queries, normalise, team)
+        if not self.has_knn:
+            return features[readable], None
+        references = self.loader(REFERENCES)
+        known, known_readable = predict_split(model, references, normalise, team)
+        pair = [known[known_readable], np.nan_to_num(features[readable])]
+        if standardise is not None:
+            pair = [standardise(torch.from_numpy(values).to(team.device)).cpu().numpy() for values in pair]
+        classes = len(self.setup.prepared.labels)
+        votes = predict_knn(pair[0], references.images.targets[known_readable], pair[1], classes)
+        return features[readable], votes.argmax(1) == queries.images.targets[readable]
+
+    # --- the end of a run ---
+
+    def finish(self, trainer: Trainer) -> dict[str, Any]:
+        """Write the model and what the objective saves beside it, evaluate the written file, and write the summary."""
+        setup, team, trained = self.setup, self.setup.team, TrainedModel(self.setup, trainer)
+        file, method = setup.directory / MODEL, method_of(setup.recipe)
+        best = trained.uses_best()
+        summary: dict[str, Any] = {"method": method, "split": "validation"}
+        with trainer.kept_weights():
+            with team.unsharded(trainer.task):
+                summary |= self.measure_losses(trainer.task, trainer.progress.step)
+            finite = all(bool(torch.isfinite(tensor).all()) for tensor in trained.weights().values())
+            if finite:
+                trained.save_parts()
+                self.write_reconstructions(trainer.task)
+                if not best:
+                    trained.save(MODEL, method=method)
+        if best and team.is_main:
+            shutil.copyfile(setup.directory / BEST, file)
+        team.barrier()
+        if finite or best:
+            summary |= self.evaluate_model(load(file, mmap=False).to(team.device))
+        else:
+            setup.note("the weights are not finite: no model file is written")
+        summary |= trained.describe_progress(best)
+        if not best and trainer.average is None:
+            summary["weights"] = self.objective.keeps
+        if self.collapse is not None:
+            if setup.recipe.collapse == "stop":
+                summary["stopped"] = "collapse"
+            collapse = self.collapse
+            summary["collapse"] = {name: getattr(collapse, name) for name in ("condition", "cause", "advice", "step")}
+        if team.is_main:
+            named = {name: finite_or_name(value) for name, value in summary.items()}
+            write_json(setup.directory / "summary.json", named)
+        team.barrier()
+        return summary
+
+    def evaluate_model(self, model: Model) -> dict[str, Any]:
+        """Return the signals of the written model, and the k-NN accuracy of raw pixels and of the untrained model."""
+        features, correct = self.measure_features(model)
+        summary: dict[str, Any] = {
+            "images": len(features),
+            "spread": feature_spread(features),
+            "rank": effective_rank(features),
+        }
+        if correct is None:
+            return summary
+        summary["knn"] = float(correct.mean())
+        summary["knn_interval"] = list(wilson_interval(int(correct.sum()), len(correct)))
+        untrained = build_model(self.setup.recipe).eval().to(self.setup.team.device)
+        for name, other in (("knn_pixels", flatten_pixels), ("knn_random", untrained)):
+            _, correct = self.measure_features(other)
+            assert correct is not None
+            summary[name] = float(correct.mean())
+        return summary
+
+    def write_reconstructions(self, task: Task) -> None:
+        """Write original, masked and reconstructed images, where the task reconstructs any."""
+        if not task.reconstructs:
+            return
+        pipeline, team = self.setup.recipe.preprocessing, self.setup.team
+        with team.unsharded(task):  # on all processes, because layers may be sharded
+            batch = next(iter(self.loader(QUERIES).iter_once()))
+            images = pipeline.normalise(batch.pixels[:N_RECONSTRUCTIONS].to(team.device))
+            draw = StepRandom(self.setup.recipe.seed, 0, 0, len(images), len(images), team.device)
+            result = task.reconstruct(images, draw, pipeline.mean, pipeline.std)
+        if not team.is_main:
+            return
+        folder = self.setup.directory / "evaluation" / "reconstructions"
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind in ("original", "masked", "reconstructed"):
+            for number, image in enumerate(getattr(result, kind).cpu()):
+                array = image.permute(1, 2, 0).squeeze(-1).numpy()
+                Image.fromarray(array).save(folder / f"{number:02d}-{kind}.png")
+
+
+def thin_images(images: Images, most: int) -> Images:
+    """Return at most `most` images, evenly spaced in the order of the split."""
+    if len(images) <= most:
+        return images
+    return images.select(np.linspace(0, len(images) - 1, most).round().astype(np.int64))
+
+
+def flatten_pixels(images: Tensor) -> Tensor:
+    """Return raw pixels, at most 32×32, as features: the baseline that any training has to beat."""
+    if max(images.shape[-2:]) > PIXEL_SIDE:  # on the CPU: Metal has no area interpolation
+        images = torch.nn.functional.interpolate(images.cpu(), (PIXEL_SIDE, PIXEL_SIDE), mode="area")
+    return images.flatten(1)

@@ -1,0 +1,166 @@
+"""`run.json`: the description of a run, written before its first step and checked when it is resumed."""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+import vitrail
+from vitrail.data.dataset import Images
+from vitrail.training.distributed import Team
+from vitrail.training.recipe import Machine, Recipe, method_of
+from vitrail.training.runs.prepare import Prepared
+from vitrail.utils.files import atomic_write
+from vitrail.utils.json import to_json
+
+
+def describe_environment(team: Team, precision: str) -> dict[str, object]:
+    """Return versions, processor and device."""
+    device = torch.cuda.get_device_name(team.device) if team.device.type == "cuda" else str(team.device)
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "processes": team.world_size,
+        "parallel": team.parallel if team.world_size > 1 else None,
+        "precision": precision,
+    }
+
+
+def processor_name() -> str:
+    """Return the name of the processor."""
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@contextmanager
+def lock_run(directory: Path) -> Iterator[None]:
+    """Hold the lock of a run directory; the system releases it when the process ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with open(directory / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is training {directory}: wait for it, or stop it") from None
+        yield
+
+
+def build_run_record(
+    recipe: Recipe, prepared: Prepared, machine: Machine, team: Team, model: Any, chosen: list[str]
+) -> dict[str, Any]:
+    """Return the content of run.json."""
+    labels = prepared.labels.names
+    method = method_of(recipe)
+    return {
+        "vitrail": vitrail.__version__,
+        "command": ["vitrail", *sys.argv[1:]],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe_name": recipe.name,
+        "task": "pretraining" if method else "multi" if prepared.train.is_multi_label else "single",
+        **({"method": method} if method else {}),
+        "labels": list(labels) if prepared.labelled or not method else [],
+        "data": {
+            "where": recipe.data.where,
+            "path": absolute_path(recipe.data.where),
+            "kind": prepared.dataset.kind,
+            "splits": {
+                split: {"images": len(p), "classes": dict(zip(labels, p.count_classes().tolist(), strict=True))}
+                for split, p in prepared.splits.items()
+            },
+            "skipped": [{"path": path, "detail": detail} for path, detail in prepared.skipped],
+            "notes": [*prepared.dataset.notes, *prepared.warnings],
+            "fingerprints": fingerprint_splits(prepared.splits),
+        },
+        "model": {
+            "name": model.config.describe(),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "init": recipe.init,
+            "image_size": list(recipe.model.image_size),
+            "channels": recipe.model.channels,
+            "preprocessing": recipe.preprocessing.describe(),
+        },
+        "environment": describe_environment(team, recipe.precision) | {"compile": machine.compile},
+        "machine": to_json(machine),
+        "id": uuid4().hex,
+        "chosen": chosen,
+    }
+
+
+def absolute_path(where: str) -> str | None:
+    """Return the absolute path of data; None for a name."""
+    path = os.path.expanduser(where)
+    return os.path.realpath(path) if os.path.exists(path) else None
+
+
+def fingerprint_splits(splits: dict[str, Images]) -> dict[str, str]:
+    """Return the fingerprint of each split."""
+    return {split: fingerprint_split(images) for split, images in splits.items()}
+
+
+def fingerprint_split(images: Images) -> str:
+    """Return a hash of the names and labels of a split in their order."""
+    digest = hashlib.sha256(images.targets.tobytes())
+    for index in range(len(images)):
+        digest.update(images.name(index).encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
+
+
+def check_same_data(directory: Path, prepared: Prepared) -> None:
+    """Raise ValueError unless the data is that of the run's start."""
+    before = read_json(directory / "run.json")
+    if not isinstance(before.get("labels"), list) or not isinstance(before.get("data", {}).get("fingerprints"), dict):
+        raise ValueError(f"{directory / 'run.json'} has an unknown layout")
+    was, now = before["labels"], list(prepared.labels.names)
+    if was != now and (was or prepared.labelled):
+        gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
+        raise ValueError(
+            f"{directory} started with other classes: {', '.join(gone) or 'none'} are missing, "
+            f"{', '.join(new) or 'none'} are new. Restore them, or start a new run"
+        )
+    now_is = fingerprint_splits(prepared.splits)
+    for split in {**before["data"]["fingerprints"], **now_is}:
+        if before["data"]["fingerprints"].get(split) != now_is.get(split):
+            count = before["data"]["splits"].get(split, {"images": 0})["images"]
+            there = len(prepared.splits[split]) if split in prepared.splits else 0
+            raise ValueError(
+                f"{directory} started with {count:,} {split} images, now there are {there:,}, or others: "
+                "restore them, or start a new run"
+            )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.parent} is not a readable run: {path.name}: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return data
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    with atomic_write(path) as file:
+        file.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,206 @@
+"""A training run: a recipe on prepared data, started or resumed, to a finished run directory."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from vitrail.models.base import Model
+from vitrail.models.lora import tune
+from vitrail.nn.block import EncoderBlock
+from vitrail.objectives.base import Parts, Task, TaskInputs
+from vitrail.training.checkpointing import Checkpoints
+from vitrail.training.logging import MetricsLog
+from vitrail.training.recipe import method_of, write_recipe
+from vitrail.training.runs.models import BEST, TrainedModel, build_model, load_initial_model
+from vitrail.training.runs.pretraining import Collapsed, FeatureEvaluator
+from vitrail.training.runs.record import build_run_record, check_same_data, fingerprint_splits, lock_run, write_json
+from vitrail.training.runs.setup import RunLoaders, RunSetup
+from vitrail.training.runs.supervised import LabelEvaluator
+from vitrail.training.runs.teaching import RunTeacher, uses_teacher
+from vitrail.training.trainer import Metrics, Plan, Trainer
+from vitrail.utils.files import stage_output
+
+
+class Evaluator(Protocol):
+    """Validation and end of a run: `LabelEvaluator` with labels, `FeatureEvaluator` without."""
+
+    score: str  # the metric of a validation to maximise
+
+    def check(self) -> None: ...
+    def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None: ...
+    def validate(self, trainer: Trainer) -> Metrics: ...
+    def finish(self, trainer: Trainer) -> dict[str, Any]: ...
+
+
+class Run:
+    """One recipe in one directory. The objective builds the task, the evaluator validates it, a teacher may teach it."""
+
+    def __init__(self, setup: RunSetup) -> None:
+        self.setup, self.loaders = setup, RunLoaders(setup)
+        self.teacher: RunTeacher | None = None
+        self.parts: Parts | None = None  # of the initial checkpoint, beside the model
+        self.evaluator: Evaluator = (FeatureEvaluator if method_of(setup.recipe) else LabelEvaluator)(
+            setup, self.loaders
+        )
+
+    def start(self) -> dict[str, Any]:
+        """Train from the first step; return the summary."""
+        setup, recipe = self.setup, self.setup.recipe
+        self.load_teacher()
+        self.check_processes()
+        model = self.prepare_model()
+        tune(model, recipe.tune)
+        if setup.team.is_main:
+            setup.directory.parent.mkdir(parents=True, exist_ok=True)
+            with stage_output(setup.directory) as staged:  # a kill leaves a whole directory or none
+                staged.mkdir()
+                write_recipe(recipe, staged / "recipe.json")
+                record = build_run_record(recipe, setup.prepared, setup.machine, setup.team, model, setup.chosen)
+                write_json(staged / "run.json", record | ({"teacher": self.teacher.describe()} if self.teacher else {}))
+        return self.train(model, None)
+
+    def resume(self) -> dict[str, Any]:
+        """Train from the newest intact checkpoint, or from the first step where there is none; return the summary."""
+        setup, team = self.setup, self.setup.team
+        self.load_teacher()
+        if self.teacher is not None:
+            self.teacher.check_resumed()
+        self.check_processes()
+        check_same_data(setup.directory, setup.prepared)
+        checkpoints = Checkpoints(setup.directory / "checkpoints", team)
+        newest, complaints = team.broadcast_object(checkpoints.newest_intact() if team.is_main else None)
+        for complaint in complaints:
+            setup.note(complaint)
+        if newest is None:
+            setup.note("no intact checkpoint: starting from the first step")
+        if team.is_main and complaints:
+            checkpoints.remove_after(0 if newest is None else int(newest.name.removeprefix("step-")))
+        model = self.prepare_model() if newest is None else build_model(setup.recipe)
+        tune(model, setup.recipe.tune)
+        return self.train(model, newest)
+
+    def load_teacher(self) -> None:
+        """Load the teacher of the recipe, where it has one."""
+        if uses_teacher(self.setup.recipe):
+            self.teacher = RunTeacher(self.setup)
+
+    def check_processes(self) -> None:
+        """Raise ValueError unless all processes see the same data."""
+        prints = self.setup.team.gather_objects(fingerprint_splits(self.setup.prepared.splits))
+        if any(other != prints[0] for other in prints):
+            raise ValueError("the processes do not see the same data: put it on a file system that all of them read")
+
+    def prepare_model(self) -> Model:
+        """Check the run and return the model that training starts from."""
+        recipe = self.setup.recipe
+        self.evaluator.check()
+        model = load_initial_model(self.setup)
+        if recipe.init is not None and self.parts is None:
+            self.parts, note = recipe.objective.read_parts(recipe.init, recipe.model)
+            if note:
+                self.setup.note(note)
+        if self.teacher is not None:
+            self.build_task(model, 0)  # raises for a student that does not fit, before anything is written
+        return model
+
+    def build_task(self, model: Model, steps: int) -> Task:
+        """Return the task of the objective for a run of this many steps."""
+        setup, recipe = self.setup, self.setup.recipe
+        inputs = TaskInputs(
+            steps=steps,
+            preprocessing=recipe.preprocessing,
+            class_weights=None if recipe.model.classes is None else setup.class_weights(),
+            teacher=self.teacher.teacher if self.teacher is not None else None,
+            cached=recipe.teacher is not None and recipe.teacher.cached,
+            group=dist.group.WORLD if setup.team.world_size > 1 else None,
+            parts=self.parts or {},
+        )
+        torch.manual_seed(recipe.seed)  # modules beside the model start the same on every process
+        return recipe.objective.build_task(model, inputs)
+
+    def train(self, model: Model, checkpoint: Path | None) -> dict[str, Any]:
+        """Train and finish the run, holding its lock."""
+        with lock_run(self.setup.directory) if self.setup.team.is_main else nullcontext():
+            self.setup.team.barrier()
+            try:
+                self.evaluator.begin(lambda: self.build_task(self.prepare_model(), 1), checkpoint is not None)
+                trainer = self.build_trainer(model)
+                try:
+                    if checkpoint is not None:
+                        trainer.resume(checkpoint)
+                        self.setup.note(f"resuming at step {trainer.progress.step:,} of {trainer.plan.steps:,}")
+                    self.run_trainer(trainer)
+                    return self.evaluator.finish(trainer)
+                finally:
+                    # The callbacks refer to the trainer: without them its memory is freed at once.
+                    trainer.validate, trainer.on_best = dict, lambda: None
+            finally:
+                self.loaders.close()  # worker processes would keep this one from exiting
+
+    def build_trainer(self, model: Model) -> Trainer:
+        """Return the training loop of this run."""
+        setup, recipe, machine, team = self.setup, self.setup.recipe, self.setup.machine, self.setup.team
+        if recipe.tune.startswith("lora") and team.world_size > 1 and team.parallel == "fsdp":
+            raise ValueError("LoRA matrices are too small to be sharded: use --parallel ddp")
+        loader = self.loaders.training()
+        if self.teacher is not None:
+            self.teacher.attach_outputs(loader)
+        steps, per_epoch = recipe.total_steps(loader.steps_per_epoch), loader.steps_per_epoch
+        task = self.build_task(model, steps)
+        if machine.compile:
+            compile_task(task)
+        plan = Plan(
+            steps=steps,
+            validate_every=max(1, round(recipe.validate_every * per_epoch)),
+            log_every=max(1, min(50, per_epoch // 10)),
+            save_seconds=machine.save_seconds,
+            accumulate=recipe.accumulate,
+            precision=recipe.precision,
+            seed=recipe.seed,
+            patience=recipe.patience,
+            skip_nonfinite=recipe.skip_nonfinite,
+            score=self.evaluator.score,
+        )
+        trainer = Trainer(
+            task=task,
+            loader=loader,
+            normalise=setup.normalise,
+            optim=recipe.optimizer,
+            schedule=recipe.schedule,
+            plan=plan,
+            team=team,
+            journal=MetricsLog(setup.directory if team.is_main else None, setup.record_listeners()),
+            checkpoints=Checkpoints(setup.directory / "checkpoints", team, machine.keep_checkpoints),
+            validate=lambda: self.evaluator.validate(trainer),
+            on_best=lambda: TrainedModel(setup, trainer).save(BEST, step=trainer.progress.step),
+            ema=recipe.ema,
+        )
+        return trainer
+
+    def run_trainer(self, trainer: Trainer) -> None:
+        """Run the loop to its end, or until the training alarm stops it."""
+        steps, warmup = trainer.plan.steps, self.setup.recipe.schedule.warmup
+        if warmup >= steps:
+            self.setup.note(
+                f"the warm-up of {warmup:,} steps is longer than the run of {steps:,}: the learning rate stays below its full "
+                "value; change it with --set schedule.warmup=N"
+            )
+        trainer.journal.notify({"kind": "begin", "steps": steps, "steps_per_epoch": trainer.loader.steps_per_epoch})
+        try:
+            trainer.run()
+        except Collapsed:
+            trainer.save()
+
+
+def compile_task(task: Task) -> None:
+    """Compile every model of a task with `torch.compile`, and its blocks for objectives that call a model part by part."""
+    modules = [module for module in task.modules() if isinstance(module, Model | EncoderBlock)]
+    # Blocks share one piece of code, and each rate of stochastic depth is another graph of it: PyTorch gives up after eight.
+    settings = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, 4 * len(modules))
+    for module in modules:
+        module.compile()

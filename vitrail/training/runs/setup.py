@@ -1,0 +1,167 @@
+"""Inputs of a run, and the values that follow from them: batch size, augmentation, class weights, data loaders."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.dataset import Images
+from vitrail.data.loader import Loader
+from vitrail.data.sources.arrays import ArrayStore
+from vitrail.data.transforms.pipeline import EvalPipeline, Pipeline, TrainPipeline
+from vitrail.training.distributed import Team
+from vitrail.training.logging import TRACKERS, Listener
+from vitrail.training.recipe import Machine, Recipe
+from vitrail.training.runs.prepare import Prepared
+from vitrail.training.runs.record import read_json
+from vitrail.utils.json import to_json
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class RunSetup:
+    """A recipe, its prepared data, the run directory and the machine."""
+
+    recipe: Recipe
+    prepared: Prepared
+    directory: Path
+    machine: Machine
+    team: Team
+    chosen: list[str] = field(default_factory=list)
+    listeners: tuple[Listener, ...] = ()
+    trackers: tuple[str, ...] = ()
+    progress: Progress | None = None
+
+    def note(self, text: str) -> None:
+        """Send a line of text to the listeners of the main process."""
+        if self.team.is_main:
+            for listener in self.listeners:
+                listener({"kind": "note", "text": text})
+
+    def record_listeners(self) -> tuple[Listener, ...]:
+        """Return the listeners of every record, trackers included; none on processes other than the main one."""
+        if not self.team.is_main:
+            return ()
+        settings, identity = to_json(self.recipe), read_json(self.directory / "run.json").get("id", self.directory.name)
+        return (*self.listeners, *(TRACKERS[name](self.directory, identity, settings) for name in self.trackers))
+
+    def batch_size(self) -> int:
+        """Return the images of a step over all processes: the recipe's, or all images where there are fewer."""
+        asked, world, count = self.recipe.batch_size, self.team.world_size, len(self.prepared.train)
+        if count < world:
+            raise ValueError(f"{count} training images for {world} processes: use fewer processes")
+        batch = asked if asked <= count else max(world, count // world * world)
+        if batch % world:
+            raise ValueError(f"batch size {batch} must be divisible by the number of processes, {world}")
+        if self.recipe.objective.pairs and batch < 2:
+            raise ValueError(
+                f"mixing needs pairs of images: use --batch-size 2 or more, got {batch}, or turn mixing off"
+            )
+        if self.recipe.objective.pairs and world > 1 and batch // world % 2:
+            raise ValueError(f"mixing needs pairs: a batch of {batch} gives each of {world} processes an odd number")
+        return batch
+
+    def class_weights(self) -> Tensor | None:
+        """Return loss weights [K], inverse to the images of each class and 1 on average over the images, or None."""
+        if self.recipe.data.balance != "weights":
+            return None
+        train = self.prepared.train
+        counts = torch.from_numpy(train.count_classes()).float().clamp(min=1)
+        if train.is_multi_label:  # positives and negatives of a class weigh the same
+            return ((len(train) - counts) / counts).clamp(1, 100)
+        return counts.sum() / len(counts) / counts
+
+    def augmentation(self) -> Pipeline:
+        """Return the pipeline that turns an image into a row of a training batch."""
+        recipe, pipeline = self.recipe, self.recipe.preprocessing
+        if recipe.views is not None:
+            return recipe.views.build_pipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
+        return TrainPipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
+
+    def normalise(self, pixels: Tensor) -> Any:
+        """Return the uint8 pixels of a batch as the task takes them."""
+        views, pipeline = self.recipe.views, self.recipe.preprocessing
+        if views is None:
+            return pipeline.normalise(pixels)
+        return tuple(
+            pipeline.normalise(crops.flatten(0, 1)).unflatten(0, crops.shape[:2])
+            for crops in views.split_crops(pixels, pipeline.size, pipeline.channels)
+        )
+
+
+class RunLoaders:
+    """The data loaders of a run, made on first use and closed together."""
+
+    def __init__(self, setup: RunSetup) -> None:
+        self.setup = setup
+        self.loaders: dict[str, Loader] = {}
+
+    def training(self) -> Loader:
+        """Return the loader of augmented training images, in a new order every epoch."""
+        recipe, train = self.setup.recipe, self.setup.prepared.train
+        batch = self.setup.batch_size()
+        if batch != recipe.batch_size:
+            self.setup.note(
+                f"batch size {batch} instead of {recipe.batch_size}: there are {len(train)} training images"
+            )
+        return self._add(
+            "training",
+            train,
+            self.setup.augmentation(),
+            batch_size=batch,
+            weights="balanced" if recipe.data.balance == "sampling" else None,
+            epochs=-(-recipe.total_steps(len(train) // batch) // (len(train) // batch)),
+            progress=self._report_decoding,
+        )
+
+    def split(self, name: str) -> Loader:
+        """Return the loader of a whole split, in order, preprocessed as for evaluation."""
+        return self.evaluation(name, self.setup.prepared.splits[name])
+
+    def evaluation(self, name: str, images: Images) -> Loader:
+        """Return the loader of these images, in order, preprocessed as for evaluation."""
+        size = min(256, max(16, self.setup.recipe.batch_size)) * self.setup.team.world_size
+        pipeline = EvalPipeline(self.setup.recipe.preprocessing)
+        return self._add(name, images, pipeline, batch_size=size, progress=self._report_decoding)
+
+    def augmented(self, name: str, images: Images) -> Loader:
+        """Return a loader of one epoch of these images, augmented as in training."""
+        world = self.setup.team.world_size
+        size = max(world, min(self.setup.recipe.batch_size, len(images)) // world * world)
+        return self._add(name, images, self.setup.augmentation(), batch_size=size, epochs=1)
+
+    def close(self) -> None:
+        """Stop the worker processes of all loaders."""
+        for loader in self.loaders.values():
+            loader.close()
+        self.loaders = {}
+
+    def _add(self, name: str, images: Images, pipeline: Pipeline, **options: Any) -> Loader:
+        if name not in self.loaders:
+            team, seed = self.setup.team, self.setup.recipe.seed
+            parallel: dict[str, Any] = {
+                "rank": team.rank,
+                "world_size": team.world_size,
+                "workers": self._workers(images),
+            }
+            self.loaders[name] = Loader(images, None, pipeline, seed=seed, **parallel, **options)
+        return self.loaders[name]
+
+    def _workers(self, images: Images) -> int:
+        """Return the number of loading processes: 0 for arrays in memory, few beside a model on the same cores."""
+        machine, team = self.setup.machine, self.setup.team
+        if machine.workers is not None:
+            return machine.workers
+        if isinstance(images.store, ArrayStore):
+            return 0
+        cores = (os.cpu_count() or 1) // team.world_size
+        return max(1, min(8, cores if team.device.type == "cuda" else cores // 2))
+
+    def _report_decoding(self, done: int, total: int) -> None:
+        if self.setup.progress is not None and self.setup.team.is_main:
+            self.setup.progress("decoding", done, total)

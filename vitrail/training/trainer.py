@@ -1,0 +1,295 @@
+"""The training loop, the only one.
+
+It uses `losses["loss"]` and never asks which objective it is. The learning rate is a function of the step, samples and their
+augmentation of (seed, epoch, index), dropout and stochastic depth of (seed, step, process): a resumed run needs no replay and
+computes the same numbers.
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data.loader import Batch, Loader
+from vitrail.data.rng import StepRandom
+from vitrail.objectives.base import Task
+from vitrail.training.checkpointing import Checkpoints, Progress, collect_tensors, load_checkpoint
+from vitrail.training.distributed import Team, full_tensor
+from vitrail.training.ema import EMA, WeightAverage
+from vitrail.training.logging import MetricsLog
+from vitrail.training.optim import Optim, parameter_rules, set_lr, set_weight_decay
+from vitrail.training.schedule import ScheduleSlot
+from vitrail.utils.devices import keep_freed_memory
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Length of a run, and the intervals of validation, logging and checkpoints."""
+
+    steps: int
+    validate_every: int  # steps
+    log_every: int = 10
+    save_seconds: float = 300.0  # a checkpoint at least this often, besides one after each validation
+    accumulate: int = 1  # micro-batches of a process's share of a batch
+    precision: Precision = "fp32"
+    seed: int = 0
+    patience: int | None = None  # validations without improvement before training stops
+    skip_nonfinite: int = 0
+    score: str = "top1"  # the validation metric to maximise
+
+
+class Stopped(Exception):
+    """A signal stopped the run after a checkpoint was saved."""
+
+    def __init__(self, number: int, checkpoint: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; checkpoint saved in {checkpoint}")
+        self.number, self.run = number, checkpoint.parent.parent
+
+
+class Diverged(ValueError):
+    """The loss or its gradient is not finite."""
+
+
+@dataclass
+class Trainer:
+    """The loop: a task, its data, its optimisers and its progress through a plan."""
+
+    task: Task
+    loader: Loader
+    normalise: Callable[[Tensor], Tensor]
+    optim: Optim
+    schedule: ScheduleSlot
+    plan: Plan
+    team: Team
+    journal: MetricsLog
+    checkpoints: Checkpoints
+    validate: Callable[[], Metrics]  # called in evaluation mode, with the averaged weights where there is an EMA
+    on_best: Callable[[], None]  # called for the best score so far, with the same weights
+    ema: EMA | None = None
+    progress: Progress = field(default_factory=Progress)
+    stopped: Literal["end", "early"] = "end"
+
+    def __post_init__(self) -> None:
+        if self.team.device.type == "cpu":
+            keep_freed_memory()
+        self.task.to(self.team.device)
+        self.wrapped = self.team.wrap(self.task)
+        self.optimizers = self.optim.build(self.task, parameter_rules(self.task, self.optim.layer_decay))
+        self.average = WeightAverage(self.ema, self.task) if self.ema else None
+        self.parameters = [p for p in self.task.parameters() if p.requires_grad]
+        # The loss is scaled for float16, where small gradients underflow.
+        self.scaler = torch.amp.GradScaler(self.team.device.type, enabled=self.plan.precision == "fp16")
+        self.signal_number: int | None = None
+
+    def resume(self, checkpoint: Path) -> None:
+        """Restore everything from a checkpoint."""
+        self.progress = load_checkpoint(checkpoint, self.task, self.optimizers, self.average, self.team)
+        if self.progress.scale is not None:
+            self.scaler.load_state_dict(self.progress.scale)
+
+    def run(self) -> None:
+        """Train to the end of the plan, or until a signal or the patience stops it."""
+        plan, progress = self.plan, self.progress
+        self.journal.truncate(progress.logged, progress.step)
+        start = saved = logged = time.monotonic()
+        before, images_before = progress.seconds, progress.images
+        with self.handle_signals():
+            for step, epoch, batch in self.batches():
+                self.train_step(step, epoch, batch)
+                progress.step = step + 1
+                progress.images += self.loader.batch_size
+                now = time.monotonic()
+                progress.seconds = before + now - start
+                if progress.step % plan.log_every == 0 or progress.step == plan.steps:
+                    self.log(step)
+                    speed = (progress.images - images_before) / max(1e-9, now - logged)
+                    timing = {"step": progress.step, "seconds": round(progress.seconds, 3), "images_per_second": speed}
+                    self.journal.write_timing(timing)
+                    logged, images_before = now, progress.images
+                due = progress.step % plan.validate_every == 0 or progress.step == plan.steps
+                if due:
+                    self.run_validation(step)
+                    spent = time.monotonic() - now  # validation does not count as training time
+                    start, logged = start + spent, logged + spent
+                over_time = self.team.is_main and time.monotonic() - saved > plan.save_seconds
+                save, stop = self.team.any_process(due or over_time, self.signal_number is not None)
+                if save or stop:
+                    checkpoint = self.save()
+                    saved = time.monotonic()
+                    if stop:
+                        self.journal.notify({"kind": "stopping"})
+                        number = max(n or 0 for n in self.team.gather_objects(self.signal_number))
+                        raise Stopped(number, checkpoint)
+                if self.out_of_patience:
+                    break
+        self.stopped = "early" if self.out_of_patience else "end"
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether the validation score has not improved for `plan.patience` validations."""
+        return self.plan.patience is not None and self.progress.since_best >= self.plan.patience
+
+    def batches(self) -> Iterator[tuple[int, int, Batch]]:
+        """Yield step, epoch and batch, from the current step to the end of the plan."""
+        step, per_epoch = self.progress.step, self.loader.steps_per_epoch
+        while step < self.plan.steps and not self.out_of_patience:
+            epoch, start = divmod(step, per_epoch)
+            for batch in self.loader.iter_epoch(epoch, start):
+                yield step, epoch, batch
+                step += 1
+                if step >= self.plan.steps:
+                    return
+
+    def train_step(self, step: int, epoch: int, batch: Batch) -> None:
+        """Do one step: gradients of the batch, clipping, optimiser, EMA."""
+        plan, team = self.plan, self.team
+        torch.manual_seed((plan.seed * 1_000_003 + step) * 4096 + team.rank)
+        lr = self.optim.lr * self.schedule.factor(step, plan.steps)
+        set_lr(self.optimizers, lr)
+        set_weight_decay(self.optimizers, self.optim.decay_at(step, plan.steps))
+        self.task.train()
+        statistics = [(buffer, buffer.clone()) for buffer in self.task.buffers() if buffer.is_floating_point()]
+        loss = self.backward(step, batch)
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf))
+        value, length = team.all_reduce_mean(loss).item(), norm.item()
+        if math.isfinite(value) and math.isfinite(length):
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)
+            self.scaler.update()
+            team.average_buffers(self.task)
+            self.task.after_step(step)
+            if self.average is not None:
+                self.average.update(step)
+            self.progress.loss += value
+            self.progress.losses += 1
+        else:  # undo the step's effect on running statistics too
+            for buffer, before in statistics:
+                buffer.copy_(before)
+            self.scaler.update()
+            # An overflow is usual in float16 now and then: the scaler lowers its factor.
+            if not (plan.precision == "fp16" and math.isfinite(value)):
+                self.skip_or_stop(step, epoch, batch, lr, value, length)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.last = {"lr": lr, "grad_norm": length}
+
+    def backward(self, step: int, batch: Batch) -> Tensor:
+        """Accumulate the gradients of this process's share of the batch; return its mean loss."""
+        plan, team = self.plan, self.team
+        mine = len(batch.indices)
+        parts = min(plan.accumulate, mine)
+        first, total = team.rank * mine, team.world_size * mine
+        loss = torch.zeros((), device=team.device)
+        # Even bounds, because mixed pairs are neighbours.
+        bounds = sorted({0, mine, *(2 * round(mine * part / parts / 2) for part in range(1, parts))})
+        for a, b in pairwise(bounds):
+            images = self.normalise(batch.pixels[a:b].to(team.device, non_blocking=True))
+            targets = batch.targets[a:b].to(team.device, non_blocking=True)
+            draw = StepRandom(plan.seed, step, first + a, b - a, total, team.device)
+            with team.gradient_sync(self.wrapped, last=b == mine):
+                with self.autocast():
+                    part = self.wrapped(images, targets, draw)["loss"] * ((b - a) / mine)
+                self.scaler.scale(part).backward()
+            loss += part.detach()
+        return loss
+
+    def autocast(self) -> Any:
+        """Return the autocast context of the plan's precision."""
+        if self.plan.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(
+            self.team.device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.precision]
+        )
+
+    def skip_or_stop(self, step: int, epoch: int, batch: Batch, lr: float, loss: float, norm: float) -> None:
+        """Count a skipped step; raise Diverged after more than `plan.skip_nonfinite` of them."""
+        self.progress.nonfinite += 1
+        names = [self.loader.images.name(int(index)) for index in batch.indices]
+        images = [name for part in self.team.gather_objects(names) for name in part]
+        what = f"loss {loss:g}" if not math.isfinite(loss) else f"gradient norm {norm:g}"
+        where = f"{what} at step {step + 1} (epoch {epoch + 1}), learning rate {lr:.3g}"
+        if self.progress.nonfinite > self.plan.skip_nonfinite:
+            raise Diverged(
+                f"{where}; images: {', '.join(images)}. The last checkpoint is intact. "
+                "Lower the learning rate, or use --skip-nonfinite N to skip up to N such steps"
+            )
+        self.journal.write({"kind": "skipped", "step": step + 1, "why": what, "lr": lr, "pictures": images})
+
+    def log(self, step: int) -> None:
+        """Log the mean loss since the last line."""
+        progress = self.progress
+        if progress.losses:
+            self.journal.write(
+                {
+                    "kind": "train",
+                    "step": progress.step,
+                    "epoch": round(progress.step / self.loader.steps_per_epoch, 4),
+                    "loss": progress.loss / progress.losses,
+                    **self.last,
+                }
+            )
+        progress.loss, progress.losses = 0.0, 0
+
+    def run_validation(self, step: int) -> None:
+        """Validate, and record whether the score is the best so far."""
+        progress = self.progress
+        with self.kept_weights():
+            metrics = self.validate()
+            epoch = round(progress.step / self.loader.steps_per_epoch, 4)
+            score = metrics[self.plan.score]
+            best = progress.best is None or score > progress.best
+            record = {"kind": "validation", "step": progress.step, "epoch": epoch, **metrics, "best": best}
+            self.journal.write(record)
+            if best:
+                progress.best, progress.best_step, progress.since_best = score, progress.step, 0
+                self.on_best()
+            else:
+                progress.since_best += 1
+
+    def kept_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights that are validated and kept: the EMA, where there is one."""
+        self.task.eval()
+        return self.average.applied() if self.average is not None else nullcontext()
+
+    def save(self) -> Path:
+        """Save a checkpoint of the current state."""
+        progress = self.progress
+        progress.logged = self.journal.bytes
+        for unreadable in self.team.gather_objects(self.loader.unreadable):
+            progress.unreadable |= unreadable
+        progress.scale = self.scaler.state_dict() or None
+        return self.checkpoints.save(collect_tensors(self.task, self.optimizers, self.average), progress)
+
+    @contextmanager
+    def handle_signals(self) -> Iterator[None]:
+        """Stop after the current step on SIGTERM and Ctrl-C, at once on a second Ctrl-C."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.signal_number is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.signal_number = number
+
+        if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+            yield
+            return
+        previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Atomic writes, JSON of dataclasses, text formatting and devices."""

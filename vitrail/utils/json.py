@@ -1,0 +1,116 @@
+"""JSON of configurations: `{"type": "ViTConfig", "size": {"type": "Size", "depth": 12, …}, …}`.
+
+Unknown types, unknown fields and values of another kind are errors, and the dataclasses check their own values.
+"""
+
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+ALIASES: dict[str, str] = {}  # earlier name of a stored dataclass: its name now, so that earlier files keep loading
+
+
+def to_json(value: Any) -> Any:
+    """Return a configuration, or a part of one, as JSON values.
+
+    A field with the metadata `omit_default` is left out at its default, so that files and checksums of models that do not
+    use it stay as earlier versions wrote them.
+    """
+    if is_dataclass(value):
+        kept = {f.name: getattr(value, f.name) for f in fields(value)}
+        for f in fields(value):
+            if f.metadata.get("omit_default") and kept[f.name] == f.default:
+                del kept[f.name]
+        return {"type": type(value).__name__} | {name: to_json(part) for name, part in kept.items()}
+    return [to_json(part) for part in value] if isinstance(value, tuple) else value
+
+
+def dataclass_from_json(data: Any, kind: type[T], where: str) -> T:
+    """Return the frozen dataclass that `to_json` wrote; `where` names it in errors."""
+    return value_from_json(data, kind, where)
+
+
+def value_from_json(data: Any, kind: Any, where: str) -> Any:
+    """Return JSON data as a value of this type; raise ValueError if it is not one."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _parse_union(data, parts, where)
+    if is_dataclass(kind):
+        return _parse_dataclass(data, kind, where)
+    if origin is tuple:
+        if isinstance(data, list) and (parts[-1] is ... or len(parts) == len(data)):
+            kinds = parts[:1] * len(data) if parts[-1] is ... else parts
+            items = enumerate(zip(data, kinds, strict=True))
+            return tuple(value_from_json(item, kind, f"{where}[{i}]") for i, (item, kind) in items)
+    elif origin is Literal:
+        if data in parts:
+            return data
+    elif kind is float:
+        if type(data) in (int, float):
+            return float(data)
+    elif type(data) is kind:
+        return data
+    raise ValueError(f"{where} is {_shorten(data)}, which is not {_type_name(kind)}")
+
+
+def _parse_union(data: Any, kinds: tuple[Any, ...], where: str) -> Any:
+    classes: dict[str, Any] = {_type_name(kind): kind for kind in kinds if is_dataclass(kind)}
+    if isinstance(data, dict) and classes:
+        classes = {name: sub for kind in classes.values() for name, sub in _subclasses(kind).items()}
+        name = _class_name(data)
+        if not isinstance(name, str) or name not in classes:
+            raise ValueError(f"{where} has the unknown type {_shorten(name)}: known are {', '.join(classes)}")
+        return _parse_dataclass(data, classes[name], where)
+    if data is None and NoneType in kinds:
+        return None
+    for kind in kinds:
+        if not is_dataclass(kind) and kind is not NoneType:
+            try:
+                return value_from_json(data, kind, where)
+            except ValueError:
+                continue
+    raise ValueError(f"{where} is {_shorten(data)}, which is none of {', '.join(map(_type_name, kinds))}")
+
+
+def _parse_dataclass(data: Any, kind: Any, where: str) -> Any:
+    known = _subclasses(kind)
+    if not isinstance(data, dict):
+        raise ValueError(f"{where} is {_shorten(data)}, which is not {_type_name(kind)}")
+    if _class_name(data) not in known:
+        raise ValueError(f"{where} has the unknown type {_shorten(_class_name(data))}: known are {', '.join(known)}")
+    kind = known[_class_name(data)]
+    hints, names = get_type_hints(kind), {f.name for f in fields(kind)}
+    given = {name: value for name, value in data.items() if name != "type"}
+    if extra := sorted(set(given) - names):
+        raise ValueError(f"{where} has the unknown {', '.join(map(_shorten, extra))}: written by a newer version?")
+    # A model's JSON must have every field. Elsewhere a missing field, written by an older version, has its default.
+    model = getattr(kind, "EVERY_FIELD_WRITTEN", False)
+    needed = {f.name for f in fields(kind) if model or (f.default is MISSING and f.default_factory is MISSING)}
+    if lacking := sorted(needed - set(given)):
+        raise ValueError(f"{where} lacks {', '.join(lacking)}")
+    return kind(**{name: value_from_json(value, hints[name], f"{where}.{name}") for name, value in given.items()})
+
+
+def _subclasses(kind: Any) -> dict[str, Any]:
+    """Return a class and its subclasses by name, without those marked as abstract."""
+    known = {} if "ABSTRACT" in vars(kind) else {kind.__name__: kind}
+    for sub in kind.__subclasses__():
+        known |= _subclasses(sub)
+    return known
+
+
+def _class_name(data: dict[str, Any]) -> Any:
+    """Return the class name that JSON data gives, replaced by its name in this version."""
+    name = data.get("type")
+    return ALIASES.get(name, name) if isinstance(name, str) else name
+
+
+def _type_name(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
+
+
+def _shorten(data: Any) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,1 +1,0 @@
-"""What analysis finds, drawn: figures, an interactive page, the terminal."""
