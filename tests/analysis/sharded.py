@@ -9,6 +9,7 @@ from torch import nn
 
 import vitrail
 from tests.variants import SMALL
+from vitrail.__main__ import exit_process
 from vitrail.analysis import record_attention, trace_image
 from vitrail.data.rng import StepRandom
 from vitrail.objectives.classification import Classification
@@ -46,3 +47,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    exit_process(0)  # a plain shutdown may abort inside C++ and fail the other process
