@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.checkpoints.io.pickle_memory import estimate_pickle_memory
 from vitrail.checkpoints.io.source import MAX_TENSORS, TensorFile, TensorSpec, checkpoint_error
 from vitrail.utils.files import atomic_write
 
@@ -31,6 +32,8 @@ PREFERRED_KEYS = (
     "module",
 )
 NON_WEIGHT_KEYS = ("optimizer", "optim", "scaler", "lr_scheduler", "scheduler", "dino_loss", "loss_scaler", "rng_state")
+LEGACY_PICKLES = 5  # magic number, protocol, machine, content, keys of storages: PyTorch's format before version 1.6
+MEMORY_FACTOR, MEMORY_ALLOWANCE = 32, 2**26  # an ordinary pickle takes a few MB
 
 
 class PyTorchFile(TensorFile):
@@ -71,6 +74,7 @@ def load_weights_only(path: Path) -> Any:
     archive = zipfile.is_zipfile(path)
     if archive:
         check_archive(path)
+    check_pickle_memory(path, archive)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the pickle's version: if it matters, loading fails
@@ -108,6 +112,23 @@ def check_archive(path: Path) -> None:
     size = path.stat().st_size
     if any(info.compress_type != zipfile.ZIP_STORED for info in infos) or sum(i.file_size for i in infos) > size:
         raise checkpoint_error(path, "not written by PyTorch: members of the archive are compressed or overlap")
+
+
+def check_pickle_memory(path: Path, archive: bool) -> None:
+    """Raise if unpickling would take much more memory than the file's size."""
+    limit = MEMORY_FACTOR * path.stat().st_size + MEMORY_ALLOWANCE
+    try:
+        if archive:
+            with zipfile.ZipFile(path) as opened:
+                programs = [info for info in opened.infolist() if info.filename.endswith("data.pkl")]
+                needed = sum(estimate_pickle_memory(opened.read(info)) for info in programs)
+        else:
+            with path.open("rb") as file:
+                needed = sum(estimate_pickle_memory(file) for _ in range(LEGACY_PICKLES))
+    except (ValueError, OverflowError, zipfile.BadZipFile) as error:
+        raise checkpoint_error(path, f"not a PyTorch file, or a damaged one ({error})") from None
+    if needed > limit:
+        raise checkpoint_error(path, f"refused: unpickling it may take {needed:,} bytes, more than {limit:,}")
 
 
 def find_state_dicts(

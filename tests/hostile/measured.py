@@ -1,0 +1,62 @@
+"""Run a command of vitrail in a process of its own, and measure its peak memory."""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that has ended."""
+
+    code: int
+    out: str
+    err: str
+    peak_mb: float  # of resident memory
+
+    def assert_refused(self, *words: str) -> None:
+        """Assert a failure with one error line that holds the words, and no traceback."""
+        assert self.code in (1, 2), (self.code, self.out, self.err)
+        assert "Traceback" not in self.err + self.out, self.err
+        lines = [line for line in self.err.splitlines() if line.startswith("vitrail ")]
+        assert len(lines) == 1, self.err
+        for word in words:
+            assert word in lines[0], lines[0]
+
+
+def run_vitrail(
+    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 120
+) -> Finished:
+    """Run `python -m vitrail` with the arguments; raise TimeoutExpired if it does not end."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vitrail", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        )
+        usage = _wait(process, timeout)
+        out.seek(0)
+        err.seek(0)
+        return Finished(process.returncode, out.read(), err.read(), usage.ru_maxrss / 1024)
+
+
+def _wait(process: subprocess.Popen, timeout: float) -> resource.struct_rusage:
+    timer = threading.Timer(timeout, process.kill)
+    timer.start()
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    finally:
+        in_time = timer.is_alive()
+        timer.cancel()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if not in_time:
+        raise subprocess.TimeoutExpired(process.args, timeout)
+    return usage
