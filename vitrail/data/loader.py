@@ -11,8 +11,9 @@ from torch import Tensor
 from vitrail.data.cache import ScoreMaps
 from vitrail.data.dataset import Images
 from vitrail.data.image_cache import CacheProgress, default_cache_bytes
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sampling import compute_balanced_weights, resolve_weights
-from vitrail.data.transforms.pipeline import EvalPipeline, Pipeline, TrainPipeline, compute_crop_transforms
+from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline, compute_crop_transforms
 from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, PreparedBatch, WorkerPool
 
 
@@ -133,7 +134,7 @@ class Loader:
                     batches = None
                 elif batches is not None:
                     batches.append(prepared)
-            if batches is not None and isinstance(self._preparer.pipeline, EvalPipeline):
+            if batches is not None and isinstance(self._preparer.pipeline, Preprocessing):
                 self._cached = batches  # evaluation is deterministic: reuse the batches
                 self.close()
         else:

@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import BatchRandom, SampleRandom
 from vitrail.data.sampling import sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
-from vitrail.data.transforms.pipeline import EvalPipeline, Pipeline, convert_channels
+from vitrail.data.transforms.pipeline import Pipeline, convert_channels
 
 MAX_TRIES = 50  # consecutive unreadable images after which the data is considered lost
 MAX_UNREADABLE = 4  # per batch; an error is raised above this and above half of the batch
@@ -80,7 +80,7 @@ class BatchPreparer:
             return
         self._cache_filled = True
         pipeline = self.pipeline
-        if self.images is not None and not isinstance(pipeline, EvalPipeline) and self.max_bytes > 0:
+        if self.images is not None and not isinstance(pipeline, Preprocessing) and self.max_bytes > 0:
             self.cache = image_cache.cache_images(
                 self.images, pipeline.channels, pipeline.size, pipeline.turn, self.max_bytes, progress
             )
@@ -115,9 +115,9 @@ class BatchPreparer:
         pipeline, indices = self.pipeline, request.draws % self.count
         epoch = request.epoch or 0
         rng = BatchRandom(self.seed, epoch, request.draws)
-        by_batch = not isinstance(pipeline, EvalPipeline) and pipeline.augments_batches
-        if isinstance(pipeline, EvalPipeline):
-            if self._needs_no_resize(pipeline.preprocessing):
+        by_batch = not isinstance(pipeline, Preprocessing) and pipeline.augments_batches
+        if isinstance(pipeline, Preprocessing):
+            if self._needs_no_resize(pipeline):
                 return PreparedBatch(self._gather(indices).permute(0, 3, 1, 2).contiguous(), indices)
         elif by_batch and self.array is not None and pipeline.crops_batches:
             pixels = pipeline.augment_batch(pipeline.crop_batch(self._gather(indices), rng), rng)
@@ -149,7 +149,7 @@ class BatchPreparer:
             pixels, indices = pixels[kept], indices[kept]
         rng = BatchRandom(self.seed, epoch, request.draws[kept])
         if by_batch and not failure:
-            assert not isinstance(pipeline, EvalPipeline)
+            assert not isinstance(pipeline, Preprocessing)
             pixels = pipeline.augment_batch(pixels, rng)
         return PreparedBatch(pixels, indices, tuple(unreadable.items()), failure, rng)
 
@@ -172,10 +172,10 @@ class BatchPreparer:
     def _prepare_image(self, index: int, rng: SampleRandom) -> Tensor | tuple[str, str]:
         """Return one image, or its name and the error. Batch-wise augmentations are applied later."""
         pipeline = self.pipeline
-        if isinstance(pipeline, EvalPipeline):
+        if isinstance(pipeline, Preprocessing):
             if self.array is not None and self.items is not None:
-                return pipeline(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
-            return self._read_image(index, pipeline)
+                return pipeline.to_pixels(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
+            return self._read_image(index, pipeline.to_pixels)
         decoded = self._get_cached(index, pipeline.channels)
         if decoded is not None:
             cropped = pipeline.crop_image(decoded, rng)
