@@ -31,7 +31,7 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
         raise ValueError(f"--label-from needs a folder of images, got {folder}")
     walk = FolderWalker(progress=progress)
     walk.add_tree(path, set())
-    store, labels = walk.listing.to_store(), []
+    store, labels = walk.files, []
     for item in range(len(store)):
         name = os.path.basename(store.path(item))
         match = regex.search(name)
@@ -46,7 +46,7 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
         store,
         labels,
         [None] * len(labels),
-        fractions=parts.TRAIN_ONLY_FRACTIONS,
+        parts.ReadOptions(parts.TRAIN_ONLY_FRACTIONS),
         notes=(note,),
         skipped=walk.skipped,
     )

@@ -4,7 +4,7 @@ import csv
 import io
 import os
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import product, takewhile
 
 import numpy as np
 
@@ -23,12 +23,11 @@ def build_dataset(
     store: Store,
     labels: Sequence[Label],
     splits: Sequence[str | None],
+    options: parts.ReadOptions,
     *,
     items: np.ndarray | None = None,
     class_order: Sequence[str] | None = None,
     shards: np.ndarray | None = None,
-    fractions: parts.Fractions | None = None,
-    progress: parts.ProgressCallback | None = None,
     notes: Sequence[str] = (),
     skipped: Sequence[tuple[str, str]] = (),
 ) -> Dataset:
@@ -51,7 +50,6 @@ def build_dataset(
             chosen_shards = None if shards is None else shards[chosen]
             built[split] = Images(store, chosen_items, targets, classes, split, chosen_shards)
     all_notes = list(notes)
-    options = parts.ReadOptions(fractions, progress=progress)
     built = parts.add_validation_split(built, options, parts.DEFAULT_FRACTIONS, all_notes)
     return Dataset(source, kind, built, tuple(all_notes), tuple(skipped))
 
@@ -77,11 +75,7 @@ def encode_labels(labels: Sequence[Label], class_order: Sequence[str] | None) ->
 def split_from_path(path: str) -> str | None:
     """Return the split in a file name's first word or its folder: `train-00000-of-00002`, `val/0.tar`."""
     folder, _, name = path.replace("\\", "/").rpartition("/")
-    word = ""
-    for letter in name:
-        if not letter.isalpha():
-            break
-        word += letter
+    word = "".join(takewhile(str.isalpha, name))
     return parts.parse_split_name(word) or parts.parse_split_name(folder.rpartition("/")[2])
 
 
@@ -165,15 +159,8 @@ def read_listed_paths(
         raise ValueError(f"{manifest}: column {path_column} has no image paths, got {paths[0]!r}")
     if "://" in paths[0]:
         raise ValueError(f"{manifest}: {paths[0]} is a URL; only local files are supported")
-    return build_dataset(
-        manifest,
-        "manifest",
-        FileStore.from_paths(paths),
-        split_labels(manifest, labels, options.multi_label),
-        splits,
-        fractions=options.fractions,
-        progress=options.progress,
-    )
+    labels = split_labels(manifest, labels, options.multi_label)
+    return build_dataset(manifest, "manifest", FileStore.from_paths(paths), labels, splits, options)
 
 
 def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.LabelMode) -> list[Label]:

@@ -35,11 +35,9 @@ def import_parquet() -> Any:
 class ParquetStore:
     """A store of table rows. Row groups are read on demand, and the last few are kept."""
 
-    def __init__(self, files: Sequence[str], column: str, groups: np.ndarray) -> None:
-        self.files = list(files)
-        self.column = column
+    def __init__(self, files: Sequence[str], column: str, groups: np.ndarray, size: int) -> None:
+        self.files, self.column, self.size = list(files), column, size
         self.groups = groups  # [g, 3] int64: first item, file, row group in the file
-        self.size = 0
         self._process = -1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,8 +169,7 @@ def read_embedded(source: str, files: Sequence[str], column: str, options: parts
             splits += [split_from_path(path)] * (len(labels) - len(splits))
     starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
     starts = starts[np.diff(starts[:, 0], append=len(labels)) > 0]  # row groups may be empty
-    store = ParquetStore(files, column, starts)
-    store.size = len(labels)
+    store = ParquetStore(files, column, starts, len(labels))
     shards = np.searchsorted(starts[:, 0], np.arange(len(labels)), side="right") - 1
     if not options.needs_labels and None in labels:
         labels, order = [parts.UNLABELLED_CLASS] * len(labels), None
@@ -182,17 +179,18 @@ def read_embedded(source: str, files: Sequence[str], column: str, options: parts
     multi_label = options.multi_label
     if multi_label in (None, parts.UNLABELLED) and order and not any(isinstance(label, tuple) for label in known):
         multi_label = False  # with class names in the schema, | in a name is not a separator
+    split_labels, splits = manifest.split_labels(source, known, multi_label), [splits[row] for row in kept]
+    items = np.array(kept, dtype=np.int64)
     return build_dataset(
         source,
         "parquet",
         store,
-        manifest.split_labels(source, known, multi_label),
-        [splits[row] for row in kept],
-        items=np.array(kept, dtype=np.int64),
+        split_labels,
+        splits,
+        options,
+        items=items,
         class_order=order,
         shards=shards[kept],
-        fractions=options.fractions,
-        progress=options.progress,
         notes=notes,
     )
 
