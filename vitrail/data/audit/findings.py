@@ -68,18 +68,15 @@ class Finding:
     kind: str
     path: str  # of the image, or split/class
     detail: str
-    severity: Severity
     location: tuple[str, int] | None = None  # split and index of the image
+    own_severity: Severity | None = None  # instead of that of its kind
+
+    @property
+    def severity(self) -> Severity:
+        return self.own_severity or FINDING_KINDS[self.kind].severity
 
     def to_dict(self) -> dict[str, str]:
         return {"kind": self.kind, "path": self.path, "detail": self.detail, "severity": self.severity}
-
-
-def make_finding(
-    kind: str, path: str, detail: str, location: tuple[str, int] | None = None, severity: Severity | None = None
-) -> Finding:
-    """Return a finding with the severity of its kind, unless another is given."""
-    return Finding(kind, path, detail, severity or FINDING_KINDS[kind].severity, location)
 
 
 MIN_SIDE = 8  # pixels
@@ -106,20 +103,18 @@ def find_image_problems(split: str, scan: SplitScan, min_side: int = MIN_SIDE) -
     if is_in_memory(images.store):
         return
     for index, inspection in sorted(scan.notable.items()):
-        path = images.name(index)
         for kind, detail in _iter_problems(inspection):
-            yield make_finding(kind, path, detail, (split, index))
+            yield Finding(kind, images.name(index), detail, (split, index))
     for index, name in sorted(scan.wrong_suffix.items()):
-        yield make_finding("wrong-suffix", images.name(index), f"is {name}", (split, index))
+        yield Finding("wrong-suffix", images.name(index), f"is {name}", (split, index))
     for index in np.flatnonzero(scan.has_thumb & (scan.sizes.min(1) < min_side)).tolist():
         width, height = scan.sizes[index].tolist()
-        yield make_finding("tiny", images.name(index), f"{width}×{height} pixels", (split, index))
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit:
-        for index in np.flatnonzero(scan.has_thumb & (scan.sizes.astype(np.int64).prod(1) > limit)).tolist():
-            width, height = scan.sizes[index].tolist()
-            detail = f"{width}×{height}, {width * height / 1e6:,.0f} megapixels"
-            yield make_finding("large", images.name(index), detail, (split, index))
+        yield Finding("tiny", images.name(index), f"{width}×{height} pixels", (split, index))
+    pixels, limit = scan.sizes.astype(np.int64).prod(1), Image.MAX_IMAGE_PIXELS or np.inf
+    for index in np.flatnonzero(scan.has_thumb & (pixels > limit)).tolist():
+        width, height = scan.sizes[index].tolist()
+        detail = f"{width}×{height}, {width * height / 1e6:,.0f} megapixels"
+        yield Finding("large", images.name(index), detail, (split, index))
 
 
 def classify_skipped(reason: str) -> str:
@@ -152,24 +147,14 @@ def find_class_problems(
     dataset: Dataset, scans: dict[str, SplitScan], max_imbalance: float = MAX_IMBALANCE
 ) -> Iterator[Finding]:
     """Yield the findings about classes, counting usable images only."""
-    counts = {
-        split: dict(zip(scan.images.classes, count_usable(scan).tolist(), strict=True)) for split, scan in scans.items()
-    }
+    counts = {split: scan.images.select(scan.find_usable()).class_counts for split, scan in scans.items()}
     split_by_content = any("by content" in note for note in dataset.notes)
     for name in sorted({name for split_counts in counts.values() for name in split_counts}):
         if dataset.kind == "folder" and is_ignored_name(name):
-            yield make_finding("tool-folder", name, "a folder created by a tool is used as a class")
+            yield Finding("tool-folder", name, "a folder created by a tool is used as a class")
         yield from _check_presence(name, counts, split_by_content)
     if "train" in counts:
         yield from _check_balance(counts["train"], max_imbalance)
-
-
-def count_usable(scan: SplitScan) -> np.ndarray:
-    """Return the number of usable images of each class, [K]."""
-    bad = [index for index, result in scan.notable.items() if result.problem in UNUSABLE_KINDS]
-    keep = np.ones(len(scan.images), dtype=bool)
-    keep[bad] = False
-    return scan.images.select(keep).count_classes() if len(keep) else scan.images.count_classes()
 
 
 def _check_presence(name: str, counts: dict[str, dict[str, int]], split_by_content: bool) -> Iterator[Finding]:
@@ -177,7 +162,7 @@ def _check_presence(name: str, counts: dict[str, dict[str, int]], split_by_conte
     present = [split for split, split_counts in counts.items() if split_counts.get(name)]
     if not present:
         split = next(split for split, split_counts in counts.items() if name in split_counts)
-        yield make_finding("empty-class", f"{split}/{name}", "no usable image in any split")
+        yield Finding("empty-class", f"{split}/{name}", "no usable image in any split")
         return
     for split, split_counts in counts.items():
         if split_counts.get(name):
@@ -185,11 +170,11 @@ def _check_presence(name: str, counts: dict[str, dict[str, int]], split_by_conte
         count = counts[present[0]][name]
         location, found = f"{present[0]}/{name}", f"{count:,} image{'s' if count > 1 else ''} in {present[0]}"
         if split_by_content:
-            yield make_finding("thin-class", location, f"{found}, none left for {split}")
+            yield Finding("thin-class", location, f"{found}, none left for {split}")
         elif name in split_counts:
-            yield make_finding("empty-class", f"{split}/{name}", f"{found}, no usable image in {split}")
+            yield Finding("empty-class", f"{split}/{name}", f"{found}, no usable image in {split}")
         else:
-            yield make_finding("classes-differ", location, f"{found}, no such class in {split}")
+            yield Finding("classes-differ", location, f"{found}, no such class in {split}")
 
 
 def _check_balance(counts: dict[str, int], max_imbalance: float) -> Iterator[Finding]:
@@ -201,4 +186,4 @@ def _check_balance(counts: dict[str, int], max_imbalance: float) -> Iterator[Fin
     if counts[most] >= max_imbalance * counts[least]:
         ratio = counts[most] / counts[least]
         detail = f"{counts[least]:,} images; {most} has {counts[most]:,}, {ratio:.0f} times as many"
-        yield make_finding("imbalance", f"train/{least}", detail)
+        yield Finding("imbalance", f"train/{least}", detail)

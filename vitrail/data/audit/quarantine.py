@@ -46,10 +46,8 @@ def exclude_images(dataset: Dataset, names: Collection[str]) -> tuple[Dataset, l
         excluded += [image_names[index] for index in np.flatnonzero(~keep).tolist()]
         splits[split] = images if keep.all() else images.select(keep)
     if names and not excluded and all(map(os.path.exists, listed)):
-        first = sorted(names)[0]
-        raise ValueError(
-            f"none of the {len(names):,} listed paths is an image of {dataset.source}; the first is {first}"
-        )
+        source, first = dataset.source, min(names)
+        raise ValueError(f"none of the {len(names):,} listed paths is an image of {source}; the first is {first}")
     return replace(dataset, splits=splits), excluded
 
 
