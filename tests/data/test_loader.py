@@ -13,7 +13,7 @@ from vitrail.data import image_cache
 from vitrail.data.dataset import Images
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sampling import compute_balanced_weights, sample_with_replacement, shuffle_indices
+from vitrail.data.rng import compute_balanced_weights, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.augment import ColourJitter, Flip, PadCrop, RandAugment, RandomErasing
 from vitrail.data.transforms.crops import RandomResizedCrop

@@ -12,16 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data import decode
 from vitrail.data.dataset import Images
-from vitrail.data.decode import (
-    IMAGE_ERRORS,
-    DecodedImage,
-    LazyImage,
-    is_reducible,
-    name_image_errors,
-    read_orientation,
-    start_decoding,
-)
+from vitrail.data.decode import IMAGE_ERRORS, DecodedImage
 from vitrail.data.preprocessing import ImageSize
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -84,10 +77,10 @@ def cache_images(
 
     def read_header(index: int) -> tuple[int, int, int] | None:
         try:
-            with name_image_errors(images.name(index)), images.open(index) as image:
-                source = LazyImage(image, channels, read_orientation(image) if turn else 1)
+            with decode.name_image_errors(images.name(index)), images.open(index) as image:
+                source = decode.LazyImage(image, channels, decode.read_orientation(image) if turn else 1)
                 height, width = source.size
-                if is_reducible(image) and height // 2 >= size[0] and width // 2 >= size[1]:
+                if decode.is_reducible(image) and height // 2 >= size[0] and width // 2 >= size[1]:
                     return None
                 return *source.stored_size, source.orientation
         except IMAGE_ERRORS:
@@ -109,11 +102,10 @@ def cache_images(
 
         def fill(index: int) -> bool:
             cached = cache.get(index)
-            if cached is None:
-                return True
+            assert cached is not None
             try:
-                with name_image_errors(images.name(index)), images.open(index) as image:
-                    cached.pixels.copy_(start_decoding(image, channels, turn).decode().pixels)
+                with decode.name_image_errors(images.name(index)), images.open(index) as image:
+                    cached.pixels.copy_(decode.start_decoding(image, channels, turn).decode().pixels)
             except (*IMAGE_ERRORS, RuntimeError):
                 return False
             return True

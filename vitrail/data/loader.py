@@ -12,7 +12,7 @@ from vitrail.data.cache import ScoreMaps
 from vitrail.data.dataset import Images
 from vitrail.data.image_cache import CacheProgress, default_cache_bytes
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sampling import compute_balanced_weights, resolve_weights
+from vitrail.data.rng import compute_balanced_weights, resolve_weights
 from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline, compute_crop_transforms
 from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, PreparedBatch, WorkerPool
 

@@ -18,8 +18,7 @@ from vitrail.data import image_cache
 from vitrail.data.dataset import Images
 from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, format_image_error, name_image_errors, start_decoding
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.rng import BatchRandom, SampleRandom
-from vitrail.data.sampling import sample_with_replacement, shuffle_indices
+from vitrail.data.rng import BatchRandom, SampleRandom, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import Pipeline, convert_channels
 
@@ -51,39 +50,33 @@ class BatchPreparer:
     """Builder of batches, small enough to be sent to a worker; large arrays are in shared memory."""
 
     def __init__(
-        self,
-        images: Images,
-        pipeline: Pipeline,
-        seed: int,
-        weights: np.ndarray | None,
-        max_bytes: int,
-        max_unreadable: int = MAX_UNREADABLE,
+        self, images: Images, pipeline: Pipeline, seed: int, weights: np.ndarray | None, max_bytes: int, max_lost: int
     ) -> None:
-        self.pipeline, self.seed, self.weights, self.max_unreadable = pipeline, seed, weights, max_unreadable
-        self.count, self.shards = len(images), images.shards
+        self.pipeline, self.seed, self.weights, self.max_bytes, self.max_lost = (
+            pipeline,
+            seed,
+            weights,
+            max_bytes,
+            max_lost,
+        )
+        self.count, self.shards, self.items = len(images), images.shards, images.items
+        self.images: Images | None = images  # None if the store is an array
         self.array: Tensor | None = None  # [N, H, W, c], if the store is an array
-        self.items: np.ndarray | None = None
-        self.images: Images | None = images
         self.cache: image_cache.ImageCache | None = None
-        self.max_bytes = max_bytes
         self._order: tuple[int, np.ndarray] | None = None
         self._cache_filled = False
         if isinstance(images.store, ArrayStore):
             pixels = images.store.pixels
-            pixels = pixels if pixels.flags.writeable and pixels.flags.c_contiguous else pixels.copy()
-            array = torch.from_numpy(pixels)
-            self.array, self.items, self.images = array if array.ndim == 4 else array[..., None], images.items, None
+            array = torch.from_numpy(pixels if pixels.flags.writeable and pixels.flags.c_contiguous else pixels.copy())
+            self.array, self.images = array if array.ndim == 4 else array[..., None], None
 
     def fill_cache(self, progress: image_cache.CacheProgress | None = None) -> None:
         """Decode a small set of images into memory once, before the workers start, so that they share it."""
-        if self._cache_filled:
-            return
+        images, pipeline, limit = self.images, self.pipeline, self.max_bytes
+        if not self._cache_filled and images is not None and not isinstance(pipeline, Preprocessing) and limit > 0:
+            channels, size, turn = pipeline.channels, pipeline.size, pipeline.turn
+            self.cache = image_cache.cache_images(images, channels, size, turn, limit, progress)
         self._cache_filled = True
-        pipeline = self.pipeline
-        if self.images is not None and not isinstance(pipeline, Preprocessing) and self.max_bytes > 0:
-            self.cache = image_cache.cache_images(
-                self.images, pipeline.channels, pipeline.size, pipeline.turn, self.max_bytes, progress
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_order": None}
@@ -115,13 +108,14 @@ class BatchPreparer:
         pipeline, indices = self.pipeline, request.draws % self.count
         epoch = request.epoch or 0
         rng = BatchRandom(self.seed, epoch, request.draws)
-        by_batch = not isinstance(pipeline, Preprocessing) and pipeline.augments_batches
-        if isinstance(pipeline, Preprocessing):
-            if self._needs_no_resize(pipeline):
-                return PreparedBatch(self._gather(indices).permute(0, 3, 1, 2).contiguous(), indices)
-        elif by_batch and self.array is not None and pipeline.crops_batches:
-            pixels = pipeline.augment_batch(pipeline.crop_batch(self._gather(indices), rng), rng)
-            return PreparedBatch(pixels, indices, rng=rng)
+        if self.array is not None:
+            if isinstance(pipeline, Preprocessing):
+                size = (self.array.shape[1], self.array.shape[2])
+                if pipeline.resized_size(*size) == size == tuple(pipeline.size):
+                    return PreparedBatch(self._gather(indices).permute(0, 3, 1, 2).contiguous(), indices)
+            elif pipeline.augments_batches and pipeline.crops_batches:
+                pixels = pipeline.augment_batch(pipeline.crop_batch(self._gather(indices), rng), rng)
+                return PreparedBatch(pixels, indices, rng=rng)
         pixels = torch.empty((len(indices), *pipeline.shape), dtype=torch.uint8)
         kept: list[int] = []
         unreadable: dict[str, str] = {}
@@ -143,27 +137,22 @@ class BatchPreparer:
                 kept.append(row)
         lost = len(unreadable)
         all_lost = bool(lost) and not kept and request.epoch is not None  # of a training batch
-        too_many = all_lost or lost > max(self.max_unreadable, len(indices) // 2)
-        failure = format_unreadable_error(unreadable) if too_many else None
+        failure = None
+        if all_lost or lost > max(self.max_lost, len(indices) // 2):
+            name, why = next(iter(unreadable.items()))
+            failure = (
+                f"{lost} images of one batch are unreadable, first {name} ({why}): check that the data is still there"
+            )
         if len(kept) < len(indices):
             pixels, indices = pixels[kept], indices[kept]
         rng = BatchRandom(self.seed, epoch, request.draws[kept])
-        if by_batch and not failure:
-            assert not isinstance(pipeline, Preprocessing)
+        if not isinstance(pipeline, Preprocessing) and pipeline.augments_batches and not failure:
             pixels = pipeline.augment_batch(pixels, rng)
         return PreparedBatch(pixels, indices, tuple(unreadable.items()), failure, rng)
-
-    def _needs_no_resize(self, preprocessing: Preprocessing) -> bool:
-        """Return True if the array's images already have the size after resizing and cropping."""
-        if self.array is None:
-            return False
-        size = (self.array.shape[1], self.array.shape[2])
-        return preprocessing.resized_size(*size) == size == tuple(preprocessing.size)
 
     def _gather(self, indices: np.ndarray) -> Tensor:
         """Return whole images of the array, [B, H, W, C]."""
         assert self.array is not None
-        assert self.items is not None
         pixels = self.array[torch.from_numpy(self.items[indices])]
         if pixels.shape[-1] == self.pipeline.channels:
             return pixels
@@ -173,16 +162,15 @@ class BatchPreparer:
         """Return one image, or its name and the error. Batch-wise augmentations are applied later."""
         pipeline = self.pipeline
         if isinstance(pipeline, Preprocessing):
-            if self.array is not None and self.items is not None:
+            if self.array is not None:
                 return pipeline.to_pixels(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
             return self._read_image(index, pipeline.to_pixels)
-        decoded = self._get_cached(index, pipeline.channels)
+        channels, turn = pipeline.channels, pipeline.turn
+        decoded = self._get_cached(index)
         if decoded is not None:
             cropped = pipeline.crop_image(decoded, rng)
         else:
-            cropped = self._read_image(
-                index, lambda image: pipeline.crop_image(start_decoding(image, pipeline.channels, pipeline.turn), rng)
-            )
+            cropped = self._read_image(index, lambda im: pipeline.crop_image(start_decoding(im, channels, turn), rng))
         if isinstance(cropped, tuple) or pipeline.augments_batches:
             return cropped
         return pipeline.augment_image(cropped, rng)
@@ -196,19 +184,10 @@ class BatchPreparer:
         except IMAGE_ERRORS as error:
             return name, format_image_error(error, name)
 
-    def _get_cached(self, index: int, channels: int) -> DecodedImage | None:
-        if self.array is not None and self.items is not None:
-            pixels = self.array[int(self.items[index])]
-            if pixels.shape[-1] != channels:
-                pixels = convert_channels(pixels.permute(2, 0, 1), channels).permute(1, 2, 0)
-            return DecodedImage(pixels)
+    def _get_cached(self, index: int) -> DecodedImage | None:
+        if self.array is not None:
+            return DecodedImage(self._gather(np.array([index]))[0])
         return self.cache.get(index) if self.cache is not None else None
-
-
-def format_unreadable_error(unreadable: dict[str, str]) -> str:
-    """Return the message for a batch with too many unreadable images."""
-    name, why = next(iter(unreadable.items()))
-    return f"{len(unreadable)} images of one batch are unreadable, first {name} ({why}): check that the data is still there"
 
 
 WORKER_GRACE_SECONDS = 30  # time for the parent process to save before a terminated worker exits
@@ -226,7 +205,6 @@ class WorkerPool:
             batch_size=None,
             sampler=self._requests,
             num_workers=workers,
-            collate_fn=_identity,
             persistent_workers=True,
             prefetch_factor=2,
             worker_init_fn=_init_worker,
@@ -234,7 +212,8 @@ class WorkerPool:
         )
 
         # Runs at exit too, before multiprocessing terminates the workers, which would take WORKER_GRACE_SECONDS.
-        self.close = weakref.finalize(self, _stop_workers, self._loader)
+        # Deleting the iterator stops them.
+        self.close = weakref.finalize(self, setattr, self._loader, "_iterator", None)
 
     def run(self, requests: Iterable[BatchRequest]) -> Iterator[PreparedBatch]:
         """Yield the batches of these requests; unfinished batches of an earlier run are dropped."""
@@ -248,9 +227,8 @@ class WorkerPool:
             if not connection_lost and "DataLoader worker" not in str(error):
                 raise
             why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise OSError(
-                f"a data-loading worker process died ({why}), often for lack of memory: use fewer workers"
-            ) from error
+            text = f"a data-loading worker process died ({why}), often for lack of memory: use fewer workers"
+            raise OSError(text) from error
 
 
 class _RequestSource:
@@ -261,14 +239,6 @@ class _RequestSource:
 
     def __iter__(self) -> Iterator[BatchRequest]:
         return iter(self.current)
-
-
-def _stop_workers(loader: Any) -> None:
-    loader._iterator = None  # deleting the iterator stops the workers
-
-
-def _identity(batch: Any) -> Any:
-    return batch
 
 
 def _init_worker(_worker: int) -> None:
