@@ -22,6 +22,7 @@ from vitrail.data.rng import BatchRandom, SampleRandom, sample_with_replacement,
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import Pipeline, convert_channels
 
+Weights = np.ndarray | None  # of the images, [n]
 MAX_TRIES = 50  # consecutive unreadable images after which the data is considered lost
 MAX_UNREADABLE = 4  # per batch; an error is raised above this and above half of the batch
 
@@ -50,15 +51,10 @@ class BatchPreparer:
     """Builder of batches, small enough to be sent to a worker; large arrays are in shared memory."""
 
     def __init__(
-        self, images: Images, pipeline: Pipeline, seed: int, weights: np.ndarray | None, max_bytes: int, max_lost: int
+        self, images: Images, pipeline: Pipeline, seed: int, weights: Weights, max_bytes: int, max_unreadable: int
     ) -> None:
-        self.pipeline, self.seed, self.weights, self.max_bytes, self.max_lost = (
-            pipeline,
-            seed,
-            weights,
-            max_bytes,
-            max_lost,
-        )
+        self.pipeline, self.seed, self.weights = pipeline, seed, weights
+        self.max_bytes, self.max_unreadable = max_bytes, max_unreadable
         self.count, self.shards, self.items = len(images), images.shards, images.items
         self.images: Images | None = images  # None if the store is an array
         self.array: Tensor | None = None  # [N, H, W, c], if the store is an array
@@ -119,30 +115,23 @@ class BatchPreparer:
         pixels = torch.empty((len(indices), *pipeline.shape), dtype=torch.uint8)
         kept: list[int] = []
         unreadable: dict[str, str] = {}
+        tries = 1 if request.epoch is None else max(1, min(MAX_TRIES, self.count))
         for row, draw in enumerate(request.draws.tolist()):
-            image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
-            if isinstance(image, tuple):
+            for attempt in range(tries):
+                if attempt:  # replace an unreadable image by the next one of the epoch
+                    order = self.epoch_order(epoch)
+                    indices[row] = order[(request.position + row + attempt) % self.count] % self.count
+                image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
+                if isinstance(image, Tensor):
+                    pixels[row] = image
+                    kept.append(row)
+                    break
                 unreadable |= (image,)
-                if request.epoch is None:
-                    continue
-                for further in range(1, min(MAX_TRIES, self.count)):
-                    order = self.epoch_order(request.epoch)
-                    indices[row] = order[(request.position + row + further) % self.count] % self.count
-                    image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
-                    if isinstance(image, Tensor):
-                        break
-                    unreadable |= (image,)
-            if isinstance(image, Tensor):
-                pixels[row] = image
-                kept.append(row)
-        lost = len(unreadable)
+        lost, failure = len(unreadable), None
         all_lost = bool(lost) and not kept and request.epoch is not None  # of a training batch
-        failure = None
-        if all_lost or lost > max(self.max_lost, len(indices) // 2):
-            name, why = next(iter(unreadable.items()))
-            failure = (
-                f"{lost} images of one batch are unreadable, first {name} ({why}): check that the data is still there"
-            )
+        if all_lost or lost > max(self.max_unreadable, len(indices) // 2):
+            first = "{} ({})".format(*next(iter(unreadable.items())))
+            failure = f"{lost} images of one batch are unreadable, first {first}: check that the data is still there"
         if len(kept) < len(indices):
             pixels, indices = pixels[kept], indices[kept]
         rng = BatchRandom(self.seed, epoch, request.draws[kept])

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.audit import UNUSABLE_KINDS, audit_dataset
-from vitrail.data.audit.quarantine import exclude_images, read_quarantine
+from vitrail.data.audit import UNUSABLE_KINDS, audit_dataset, exclude_images, read_quarantine
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.sources import downloads, load_dataset
 from vitrail.data.sources import splits as parts

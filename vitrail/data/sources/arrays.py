@@ -68,19 +68,22 @@ class ArrayStore(PixelStore):
         return self.pixels[item]
 
 
-def build_splits(
+def build_dataset(
+    root: str,
+    kind: str,
     store: ArrayStore,
     targets: dict[str, np.ndarray],
     classes: tuple[str, ...],
-    options: parts.ReadOptions,
     notes: list[str],
-) -> dict[str, Images]:
-    """Return the splits of a store that holds one split after another, with a validation split."""
+    options: parts.ReadOptions,
+) -> Dataset:
+    """Build the dataset of a store that holds one split after another."""
     splits, start = {}, 0
     for split, values in targets.items():
         splits[split] = Images(store, np.arange(start, start + len(values)), values, classes, split)
         start += len(values)
-    return parts.add_validation_split(splits, options, parts.HOLDOUT_FRACTIONS, notes)
+    splits = parts.add_validation_split(splits, options, parts.HOLDOUT_FRACTIONS, notes)
+    return Dataset(root, kind, splits, tuple(notes))
 
 
 DIGITS_FRACTIONS: parts.Fractions = (0.7, 0.15, 0.15)
@@ -146,8 +149,7 @@ def read_idx(root: str, options: parts.ReadOptions) -> Dataset:
         notes.append("EMNIST images are stored transposed and were transposed back")
     classes, targets = encode_idx_labels([labels for _, labels in pairs])
     store = ArrayStore.from_files([(paths[s, "images"], array) for s, array in zip(present, images, strict=True)])
-    splits = build_splits(store, dict(zip(present, targets, strict=True)), classes, options, notes)
-    return Dataset(root, "idx", splits, tuple(notes))
+    return build_dataset(root, "idx", store, dict(zip(present, targets, strict=True)), classes, notes, options)
 
 
 def read_idx_pair(root: str, paths: dict[tuple[str, str], str], split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -259,14 +261,13 @@ def build_cifar(
     if len(classes) != layout.n_classes or len(set(classes)) != layout.n_classes:
         raise ValueError(f"{files[layout.names_file]} has {len(set(classes))} class names, expected {layout.n_classes}")
     test_files = [layout.test_file] if layout.test_file in files else []
-    arrays, targets, notes = [], {}, []
+    arrays, targets = [], {}
     for split, batches in (("train", sorted(filter(layout.train_pattern.fullmatch, files))), ("test", test_files)):
         parsed = [parse_cifar_batch(load(name), files[name], layout) for name in batches]
         arrays += [(files[name], pixels) for name, (_, pixels) in zip(batches, parsed, strict=True)]
         if parsed:
             targets[split] = np.concatenate([labels for labels, _ in parsed])
-    splits = build_splits(ArrayStore.from_files(arrays), targets, classes, options, notes)
-    return Dataset(source, "cifar", splits, tuple(notes))
+    return build_dataset(source, "cifar", ArrayStore.from_files(arrays), targets, classes, [], options)
 
 
 def parse_cifar_batch(data: bytes, name: str, layout: CifarLayout) -> tuple[np.ndarray, np.ndarray]:

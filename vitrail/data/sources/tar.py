@@ -87,9 +87,8 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
                 skipped.append((f"{printable_path(shard)}:{key}", "a sample without an image"))
             elif sample.label is None and options.needs_labels:
                 problem = "a caption (.txt) and no label" if sample.has_caption else "no label"
-                raise ValueError(
-                    f"{printable_path(shard)}: sample {key} has {problem}: add {key}.cls, or {key}.json with a label"
-                )
+                hint = f"add {key}.cls, or {key}.json with a label"
+                raise ValueError(f"{printable_path(shard)}: sample {key} has {problem}: {hint}")
             else:
                 label = NO_LABEL if sample.label is None else sample.label
                 store.add(number, *sample.image)
@@ -134,9 +133,8 @@ def reject_compressed(file: BinaryIO, shard: str) -> None:
     """Raise an error for a compressed shard, which has no random access."""
     begin = file.read(2)
     if begin in UNPACK_COMMANDS:
-        raise ValueError(
-            f"{printable_path(shard)} is compressed, which prevents random access: decompress it ({UNPACK_COMMANDS[begin]})"
-        )
+        hint = f"decompress it ({UNPACK_COMMANDS[begin]})"
+        raise ValueError(f"{printable_path(shard)} is compressed, which prevents random access: {hint}")
     file.seek(0)
 
 
