@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data import image_cache
+from vitrail.data import workers as batch_workers
 from vitrail.data.dataset import Images
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.preprocessing import Preprocessing
@@ -134,10 +134,10 @@ def test_the_cache_does_not_change_pixels(photographs):
 
 
 def test_images_that_do_not_fit_are_not_cached(photographs):
-    assert image_cache.cache_images(photographs, 3, (32, 32), True, 10_000) is None
+    assert batch_workers.cache_images(photographs, 3, (32, 32), True, 10_000) is None
     reports = []
     assert (
-        image_cache.cache_images(photographs, 3, (32, 32), True, 10**8, lambda done, of: reports.append((done, of)))
+        batch_workers.cache_images(photographs, 3, (32, 32), True, 10**8, lambda done, of: reports.append((done, of)))
         is not None
     )
     assert reports[-1][0] == reports[-1][1] == len(reports)

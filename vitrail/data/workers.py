@@ -1,4 +1,4 @@
-"""Preparation of batches, in this process or in worker processes."""
+"""Preparation of batches, in this process or in worker processes, which share a cache of decoded images."""
 
 import atexit
 import os
@@ -6,7 +6,11 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +18,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data import image_cache
+from vitrail.data import decode
 from vitrail.data.dataset import Images
-from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, format_image_error, name_image_errors, start_decoding
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, name_image_errors, start_decoding
+from vitrail.data.preprocessing import ImageSize, Preprocessing
 from vitrail.data.rng import BatchRandom, SampleRandom, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import Pipeline, convert_channels
@@ -47,6 +51,108 @@ class PreparedBatch:
     rng: BatchRandom | None = None  # random numbers of the training samples
 
 
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+DEFAULT_MAX_BYTES = 2 * 2**30  # bytes
+NOT_CACHED = -1  # start offset of images that are read from the store every time
+
+CacheProgress = Callable[[int, int], None]  # images done, total
+
+
+@dataclass(frozen=True)
+class ImageCache:
+    """Decoded images, one after another in one tensor that all worker processes share."""
+
+    pixels: Tensor  # uint8, flat
+    starts: np.ndarray  # [n] int64; NOT_CACHED for images outside the cache
+    sizes: np.ndarray  # [n, 2] int64: stored height and width
+    orientations: np.ndarray  # [n] uint8
+    channels: int
+
+    @staticmethod
+    def default_limit() -> int:
+        """Return the default limit in bytes: 2 GiB, or a quarter of the free memory."""
+        return min(DEFAULT_MAX_BYTES, available_memory() // 4)
+
+    def get(self, index: int) -> DecodedImage | None:
+        start = int(self.starts[index])
+        if start == NOT_CACHED:
+            return None
+        height, width = self.sizes[index].tolist()
+        pixels = self.pixels[start : start + height * width * self.channels]
+        return DecodedImage(pixels.view(height, width, self.channels), int(self.orientations[index]))
+
+
+def available_memory() -> int:
+    """Return the bytes of memory available to this process, including the limit of its container."""
+    free = DEFAULT_MAX_BYTES
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError, IndexError):  # not Linux
+        with suppress(AttributeError, ValueError, OSError):
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no container, or no limit
+        limit, used = (int((CGROUP_ROOT / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def cache_images(
+    images: Images, channels: int, size: ImageSize, turn: bool, max_bytes: int, progress: CacheProgress | None = None
+) -> ImageCache | None:
+    """Decode all images that are never read at a reduced scale, if they fit in `max_bytes`; otherwise return None.
+
+    Other images are read from their files every time, since their pixels depend on the crop. So are unreadable images:
+    they are reported when they are used.
+    """
+    count = len(images)
+    sizes, orientations = np.zeros((count, 2), dtype=np.int64), np.ones(count, dtype=np.uint8)
+    starts = np.full(count, NOT_CACHED, dtype=np.int64)
+
+    def read_header(index: int) -> tuple[int, int, int] | None:
+        try:
+            with name_image_errors(images.name(index)), images.open(index) as image:
+                source = decode.LazyImage(image, channels, decode.read_orientation(image) if turn else 1)
+                height, width = source.size
+                if decode.is_reducible(image) and height // 2 >= size[0] and width // 2 >= size[1]:
+                    return None
+                return *source.stored_size, source.orientation
+        except IMAGE_ERRORS:
+            return None  # reported when the image is used
+
+    total = 0
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        indices = iter(range(count))
+        while chunk := list(islice(indices, 512)):
+            for index, header in zip(chunk, threads.map(read_header, chunk), strict=True):
+                if header is not None:
+                    sizes[index], orientations[index], starts[index] = header[:2], header[2], total
+                    total += header[0] * header[1] * channels
+            if total > max_bytes:
+                return None
+        if not total:
+            return None
+        cache = ImageCache(torch.empty(total, dtype=torch.uint8), starts, sizes, orientations, channels)
+
+        def fill(index: int) -> bool:
+            cached = cache.get(index)
+            assert cached is not None
+            try:
+                with name_image_errors(images.name(index)), images.open(index) as image:
+                    cached.pixels.copy_(start_decoding(image, channels, turn).decode().pixels)
+            except (*IMAGE_ERRORS, RuntimeError):
+                return False
+            return True
+
+        cached_indices = np.flatnonzero(starts != NOT_CACHED).tolist()
+        for done, (index, ok) in enumerate(zip(cached_indices, threads.map(fill, cached_indices), strict=True), 1):
+            if not ok:
+                starts[index] = NOT_CACHED
+            if progress is not None:
+                progress(done, len(cached_indices))
+    return cache
+
+
 class BatchPreparer:
     """Builder of batches, small enough to be sent to a worker; large arrays are in shared memory."""
 
@@ -58,7 +164,7 @@ class BatchPreparer:
         self.count, self.shards, self.items = len(images), images.shards, images.items
         self.images: Images | None = images  # None if the store is an array
         self.array: Tensor | None = None  # [N, H, W, c], if the store is an array
-        self.cache: image_cache.ImageCache | None = None
+        self.cache: ImageCache | None = None
         self._order: tuple[int, np.ndarray] | None = None
         self._cache_filled = False
         if isinstance(images.store, ArrayStore):
@@ -66,12 +172,12 @@ class BatchPreparer:
             array = torch.from_numpy(pixels if pixels.flags.writeable and pixels.flags.c_contiguous else pixels.copy())
             self.array, self.images = array if array.ndim == 4 else array[..., None], None
 
-    def fill_cache(self, progress: image_cache.CacheProgress | None = None) -> None:
+    def fill_cache(self, progress: CacheProgress | None = None) -> None:
         """Decode a small set of images into memory once, before the workers start, so that they share it."""
         images, pipeline, limit = self.images, self.pipeline, self.max_bytes
         if not self._cache_filled and images is not None and not isinstance(pipeline, Preprocessing) and limit > 0:
             channels, size, turn = pipeline.channels, pipeline.size, pipeline.turn
-            self.cache = image_cache.cache_images(images, channels, size, turn, limit, progress)
+            self.cache = cache_images(images, channels, size, turn, limit, progress)
         self._cache_filled = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,7 +277,7 @@ class BatchPreparer:
             with name_image_errors(name), self.images.open(index) as image:
                 return make(image)
         except IMAGE_ERRORS as error:
-            return name, format_image_error(error, name)
+            return name, decode.format_image_error(error, name)
 
     def _get_cached(self, index: int) -> DecodedImage | None:
         if self.array is not None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitrail.data.audit.findings import Finding
 from vitrail.data.audit.image import THUMB_SIDE
-from vitrail.data.audit.scan import SplitScan, is_in_memory
+from vitrail.data.audit.scan import Scans, is_in_memory
 from vitrail.data.dataset import Images
 
 N_BANDS, BAND_BITS = 6, 21  # bits per band: a million images rarely share a band by chance
@@ -129,7 +129,7 @@ class UsableImages:
         return f"labelled {labels[0]}; {self.name(second)} is labelled {labels[1]}"
 
 
-def gather_usable(scans: dict[str, SplitScan]) -> UsableImages:
+def gather_usable(scans: Scans) -> UsableImages:
     """Concatenate the splits without unusable images."""
     keep = [np.flatnonzero(scan.has_digest & scan.find_usable()) for scan in scans.values()]
     selected = list(zip(scans.values(), keep, strict=True))
@@ -164,7 +164,7 @@ def _encode_label_ids(parts: list[Images]) -> np.ndarray:
     return np.array(set_ids, dtype=np.int64)
 
 
-def find_repeats(scans: dict[str, SplitScan], max_distance: int | None) -> Iterator[Finding]:
+def find_repeats(scans: Scans, max_distance: int | None) -> Iterator[Finding]:
     """Yield findings about exact copies, then about near duplicates."""
     usable = gather_usable(scans)
     group = group_identical(usable.digests)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vitrail.data.audit.image import ImageInspection
-from vitrail.data.audit.scan import SplitScan, is_in_memory
+from vitrail.data.audit.scan import Scans, SplitScan, is_in_memory
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.folders import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, is_ignored_name
 
@@ -16,9 +16,8 @@ Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # most severe first
 
 
-@dataclass(frozen=True)
-class FindingKind:
-    """A kind of problem."""
+class Kind(NamedTuple):
+    """A kind of finding."""
 
     severity: Severity
     title: str
@@ -27,36 +26,34 @@ class FindingKind:
 
 REFETCH = "download again or delete; training skips them"
 FINDING_KINDS = {
-    "zero-byte": FindingKind("error", "empty files", REFETCH),
-    "truncated": FindingKind("error", "image data ends too early", REFETCH),
-    "unreadable": FindingKind("error", "unreadable images", REFETCH),
-    "not-an-image": FindingKind("error", "files that are not images", "check the download; training skips them"),
-    "bomb": FindingKind("error", "images too large to decode safely", "make them smaller; training skips them"),
-    "empty-class": FindingKind("error", "classes without images", "add images, or remove the folder"),
-    "classes-differ": FindingKind("error", "classes that differ between splits", "give every split the same classes"),
-    "tool-folder": FindingKind("error", "tool folders used as classes", "move them out of the data"),
-    "contradiction": FindingKind("error", "identical images with different labels", "keep one copy with one label"),
-    "leak": FindingKind("error", "identical images in two splits", "delete the training copy; --quarantine lists it"),
-    "near-leak": FindingKind("warning", "similar images in two splits", "compare them: results may be too optimistic"),
-    "near-contradiction": FindingKind(
+    "zero-byte": Kind("error", "empty files", REFETCH),
+    "truncated": Kind("error", "image data ends too early", REFETCH),
+    "unreadable": Kind("error", "unreadable images", REFETCH),
+    "not-an-image": Kind("error", "files that are not images", "check the download; training skips them"),
+    "bomb": Kind("error", "images too large to decode safely", "make them smaller; training skips them"),
+    "empty-class": Kind("error", "classes without images", "add images, or remove the folder"),
+    "classes-differ": Kind("error", "classes that differ between splits", "give every split the same classes"),
+    "tool-folder": Kind("error", "tool folders used as classes", "move them out of the data"),
+    "contradiction": Kind("error", "identical images with different labels", "keep one copy with one label"),
+    "leak": Kind("error", "identical images in two splits", "delete the training copy; --quarantine lists it"),
+    "near-leak": Kind("warning", "similar images in two splits", "compare them: results may be too optimistic"),
+    "near-contradiction": Kind(
         "warning", "similar images with different labels", "compare them: one label may be wrong"
     ),
-    "duplicate": FindingKind("warning", "identical images in one split", "keep one: copies count twice"),
-    "large": FindingKind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
-    "tiny": FindingKind("warning", "very small images", "delete thumbnails and tracking pixels"),
-    "thin-class": FindingKind("warning", "classes too small to be split", "add images"),
-    "outside": FindingKind("warning", "images that are not used", "move them into a class folder, or convert them"),
-    "imbalance": FindingKind("warning", "imbalanced classes", "balance the sampling or weight the classes"),
-    "near-duplicate": FindingKind("note", "similar images in one split", "keep one if both are the same photograph"),
-    "wrong-suffix": FindingKind(
-        "note", "suffix of another format", "harmless: the content is used; rename to be clean"
-    ),
-    "mode": FindingKind("note", "unusual pixel formats", "harmless: converted when read"),
-    "turned": FindingKind("note", "images with an EXIF orientation", "harmless: rotated when read"),
-    "animated": FindingKind("note", "animated or multi-page images", "harmless: the first frame is used"),
-    "hidden": FindingKind("note", "hidden files and tool files", "harmless: ignored"),
-    "other-file": FindingKind("note", "other files", "harmless: ignored"),
-    "passed-over": FindingKind("note", "ignored entries", "harmless, if none of them is training data"),
+    "duplicate": Kind("warning", "identical images in one split", "keep one: copies count twice"),
+    "large": Kind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
+    "tiny": Kind("warning", "very small images", "delete thumbnails and tracking pixels"),
+    "thin-class": Kind("warning", "classes too small to be split", "add images"),
+    "outside": Kind("warning", "images that are not used", "move them into a class folder, or convert them"),
+    "imbalance": Kind("warning", "imbalanced classes", "balance the sampling or weight the classes"),
+    "near-duplicate": Kind("note", "similar images in one split", "keep one if both are the same photograph"),
+    "wrong-suffix": Kind("note", "suffix of another format", "harmless: the content is used; rename to be clean"),
+    "mode": Kind("note", "unusual pixel formats", "harmless: converted when read"),
+    "turned": Kind("note", "images with an EXIF orientation", "harmless: rotated when read"),
+    "animated": Kind("note", "animated or multi-page images", "harmless: the first frame is used"),
+    "hidden": Kind("note", "hidden files and tool files", "harmless: ignored"),
+    "other-file": Kind("note", "other files", "harmless: ignored"),
+    "passed-over": Kind("note", "ignored entries", "harmless, if none of them is training data"),
 }
 UNUSABLE_KINDS = ("zero-byte", "truncated", "unreadable", "not-an-image", "bomb")
 
@@ -97,7 +94,7 @@ MODE_NAMES = {
 }
 
 
-def find_image_problems(split: str, scan: SplitScan, min_side: int = MIN_SIDE) -> Iterator[Finding]:
+def find_image_problems(split: str, scan: SplitScan, min_side: int) -> Iterator[Finding]:
     """Yield the findings about single images of a split."""
     images = scan.images
     if is_in_memory(images.store):
@@ -143,9 +140,7 @@ def _iter_problems(inspection: ImageInspection) -> Iterator[tuple[str, str]]:
 MAX_IMBALANCE = 10.0  # ratio of the largest to the smallest class
 
 
-def find_class_problems(
-    dataset: Dataset, scans: dict[str, SplitScan], max_imbalance: float = MAX_IMBALANCE
-) -> Iterator[Finding]:
+def find_class_problems(dataset: Dataset, scans: Scans, max_imbalance: float) -> Iterator[Finding]:
     """Yield the findings about classes, counting usable images only."""
     counts = {split: scan.images.select(scan.find_usable()).class_counts for split, scan in scans.items()}
     split_by_content = any("by content" in note for note in dataset.notes)

@@ -158,14 +158,15 @@ class SplitScan:
         return usable
 
 
+Scans = dict[str, SplitScan]  # by split
+
+
 def is_in_memory(store: Store) -> bool:
     """Return True if the store is an array of decoded pixels, which cannot be corrupt."""
     return isinstance(getattr(store, "pixels", None), np.ndarray)
 
 
-def scan_dataset(
-    dataset: Dataset, cache: bool, workers: int | None, progress: ProgressCallback | None
-) -> dict[str, SplitScan]:
+def scan_dataset(dataset: Dataset, cache: bool, workers: int | None, progress: ProgressCallback | None) -> Scans:
     """Inspect every image, or take its result from the cache."""
     scans = {split: SplitScan(images) for split, images in dataset.splits.items()}
     total, done = sum(map(len, dataset.splits.values())), 0

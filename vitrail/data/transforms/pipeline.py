@@ -17,6 +17,7 @@ from vitrail.data.transforms.augment import AugmentSlot, Blur, ChangeSlot, Colou
 from vitrail.data.transforms.crops import CropSlot, Fit, RandomResizedCrop, SimpleCrop
 from vitrail.data.transforms.operations import luma
 
+Steps = tuple[AugmentSlot, ...]
 CROP_TYPES = (RandomResizedCrop, SimpleCrop, Fit)
 MAX_BATCHED_BYTES = 3 * 64 * 64  # per image; larger images are augmented one by one
 VIEW_STRIDE = 2**40  # offset between the sample indices of two views, above every draw
@@ -26,7 +27,7 @@ VIEW_STRIDE = 2**40  # offset between the sample indices of two views, above eve
 class TrainPipeline:
     """Training pipeline: an optional crop first, then augmentations. Without a crop, `Fit` is used."""
 
-    steps: tuple[AugmentSlot, ...]
+    steps: Steps
     size: ImageSize = (224, 224)
     channels: int = 3
     turn: bool = True
@@ -175,11 +176,8 @@ class MultiCropPipeline:
         groups = [(self.first, (0,)), (self.second, (1,)), (self.local, range(2, 2 + self.n_local))]
         if self.first.crop == self.second.crop:  # one call resizes more boxes of equal size together
             groups[:2] = [(self.first, (0, 1))]
-        crops = (
-            pipeline.crop_batch(pixels.repeat_interleave(len(views), 0), rng_for_views(rng, views))
-            for pipeline, views in groups
-        )
-        return join_crops(crops, len(pixels))
+        repeated = [(p, pixels.repeat_interleave(len(views), 0), rng_for_views(rng, views)) for p, views in groups]
+        return join_crops((p.crop_batch(images, view_rng) for p, images, view_rng in repeated), len(pixels))
 
     def augment_batch(self, rows: Tensor, rng: BatchRandom) -> Tensor:
         """Apply the steps after the crops to rows: the small crops of all images together."""
@@ -215,6 +213,7 @@ def split_crops(rows: Tensor, channels: int, large: ImageSize, small: ImageSize)
 
 
 MAX_LOCAL_CROPS = 64  # per image
+SHARED_STEPS = (Flip(), ColourJitter(0.4, 0.4, 0.2, 0.1, rate=0.8), Grey(0.2))  # of all crops
 
 
 @dataclass(frozen=True)
@@ -224,21 +223,13 @@ class Views:
     The defaults are the published ones for large crops of 224 pixels.
     """
 
-    second: tuple[AugmentSlot, ...] = (
+    second: Steps = (
         RandomResizedCrop((224, 224), (0.4, 1.0)),
-        Flip(),
-        ColourJitter(0.4, 0.4, 0.2, 0.1, rate=0.8),
-        Grey(0.2),
+        *SHARED_STEPS,
         Blur(0.1, (0.1, 2.0)),
         Solarise(0.2, 128),
     )
-    local: tuple[AugmentSlot, ...] = (
-        RandomResizedCrop((96, 96), (0.05, 0.4)),
-        Flip(),
-        ColourJitter(0.4, 0.4, 0.2, 0.1, rate=0.8),
-        Grey(0.2),
-        Blur(0.5, (0.1, 2.0)),
-    )
+    local: Steps = (RandomResizedCrop((96, 96), (0.05, 0.4)), *SHARED_STEPS, Blur(0.5, (0.1, 2.0)))
     count: int = 8  # small crops
     size: tuple[int, int] = (96, 96)  # of a small crop
 
@@ -261,31 +252,22 @@ class Views:
         if not self.count:
             return
         if h % stride or w % stride:
-            nearest = tuple(max(stride, round(side / stride) * stride) for side in self.size)
-            hint = f"use {nearest[0]}×{nearest[1]}"
+            hint = "use {}×{}".format(*(max(stride, round(side / stride) * stride) for side in self.size))
             raise ValueError(f"small crops of {h}×{w} pixels do not divide into {stride}×{stride} patches: {hint}")
         if h > large[0] or w > large[1]:
             raise ValueError(f"small crops of {h}×{w} pixels exceed the large crops of {large[0]}×{large[1]}")
 
-    def build_pipeline(
-        self, first: tuple[AugmentSlot, ...], size: ImageSize, channels: int = 3, turn: bool = True
-    ) -> MultiCropPipeline:
+    def build_pipeline(self, first: Steps, size: ImageSize, channels: int = 3, turn: bool = True) -> MultiCropPipeline:
         """Return the pipeline for a loader. `first` and `size` belong to the large crops."""
-        return MultiCropPipeline(
-            TrainPipeline(first, size, channels, turn),
-            TrainPipeline(self.second, size, channels, turn),
-            TrainPipeline(self.local, self.size, channels, turn),
-            self.count,
-        )
+        large, second = (TrainPipeline(steps, size, channels, turn) for steps in (first, self.second))
+        return MultiCropPipeline(large, second, TrainPipeline(self.local, self.size, channels, turn), self.count)
 
     def split_crops(self, rows: Tensor, size: ImageSize, channels: int = 3) -> tuple[Tensor, Tensor]:
         """Split a loader's rows into large crops uint8 [B, 2, C, H, W] and small ones [B, n, C, h, w]."""
         return split_crops(rows, channels, size, self.size)
 
 
-Pipeline = (
-    TrainPipeline | MultiCropPipeline | Preprocessing
-)  # the preprocessing of a model is the pipeline of evaluation
+Pipeline = TrainPipeline | MultiCropPipeline | Preprocessing  # the last for evaluation
 
 
 def convert_channels(pixels: Tensor, channels: int) -> Tensor:

@@ -27,9 +27,8 @@ class VtabLayout:
 
 FOLDER_FRACTIONS = (0.6, 0.2, 0.2)  # VTAB's split of class folders
 NORB_MATRICES = tuple(f"{name}-{kind}.mat" for name in arrays.NORB_FILES.values() for kind in ("dat", "info"))
-CAMELYON_FILES = tuple(
-    arrays.CAMELYON_FILE.format(part, which) for part in arrays.CAMELYON_SPLITS.values() for which in "xy"
-)
+CAMELYON_PARTS = arrays.CAMELYON_SPLITS.values()
+CAMELYON_FILES = tuple(arrays.CAMELYON_FILE.format(part, which) for part in CAMELYON_PARTS for which in "xy")
 VTAB_LAYOUTS = {
     "caltech-101": VtabLayout(("101_ObjectCategories",), files.read_caltech),
     "dtd": VtabLayout(("labels/train1.txt", "labels/val1.txt", "labels/test1.txt", "images"), files.read_dtd),
