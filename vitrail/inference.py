@@ -17,7 +17,6 @@ from vitrail.data.dataset import Images
 from vitrail.data.loader import Loader
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.arrays import ArrayStore
-from vitrail.data.transforms.pipeline import EvalPipeline
 from vitrail.data.workers import MAX_UNREADABLE
 from vitrail.metrics.probabilities import probabilities, rank_classes, top_classes
 from vitrail.utils.devices import default_workers
@@ -98,7 +97,7 @@ def run_batches(
     loader = Loader(
         images,
         None,
-        EvalPipeline(preprocessing),
+        preprocessing,
         batch_size=batch_size,
         workers=workers,
         cache_bytes=0,  # images are read once

@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 
 from tests.data.spoilt import bomb, chunk, encoded, good, odd_names, photograph, put, spoilt
-from vitrail.data.audit import FINDING_KINDS, Audit, audit_dataset
+from vitrail.data.audit import FINDING_KINDS, Audit, audit_dataset, exclude_images, format_quarantine, read_quarantine
 from vitrail.data.audit import scan as scan_module
 from vitrail.data.audit.duplicates import find_near_pairs, group_identical
 from vitrail.data.audit.image import ImageInspection, inspect_bytes
-from vitrail.data.audit.quarantine import exclude_images, format_quarantine, read_quarantine
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.sources import load_dataset
 from vitrail.utils.files import cache_directory

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageFilter, ImageOps
 
 from vitrail.data.decode import DecodedImage, image_to_tensor
-from vitrail.data.preprocessing import Preprocessing, convert_image
+from vitrail.data.preprocessing import convert_image
 from vitrail.data.rng import BatchRandom, SampleRandom
 from vitrail.data.transforms import operations
 from vitrail.data.transforms.augment import (
@@ -23,7 +23,7 @@ from vitrail.data.transforms.augment import (
 )
 from vitrail.data.transforms.crops import Fit, RandomResizedCrop, SimpleCrop
 from vitrail.data.transforms.operations import apply_affine, rotation_matrix
-from vitrail.data.transforms.pipeline import EvalPipeline, TrainPipeline, convert_channels
+from vitrail.data.transforms.pipeline import TrainPipeline, convert_channels
 from vitrail.data.transforms.randaugment import OPERATIONS
 from vitrail.utils.json import dataclass_from_json, to_json
 
@@ -302,11 +302,6 @@ def test_a_pipeline_without_a_crop_fits_the_image():
     assert TrainPipeline((Flip(),), (32, 24))(noisy(), SampleRandom(0, 0, 0)).shape == (3, 32, 24)
     exact = noisy(24, 32)
     assert (TrainPipeline((), (24, 32))(exact, SampleRandom(0, 0, 0)) == tensor(exact)).all()
-
-
-def test_evaluation_pipeline_equals_preprocessing():
-    preprocessing = Preprocessing(size=(40, 40), resize=(50, 50))
-    assert (EvalPipeline(preprocessing)(noisy()) == preprocessing.to_pixels(noisy())).all()
 
 
 def test_convert_channels_equals_preprocessing():

@@ -9,15 +9,15 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data import image_cache
+from vitrail.data import workers as batch_workers
 from vitrail.data.dataset import Images
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sampling import compute_balanced_weights, sample_with_replacement, shuffle_indices
+from vitrail.data.rng import compute_balanced_weights, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.augment import ColourJitter, Flip, PadCrop, RandAugment, RandomErasing
 from vitrail.data.transforms.crops import RandomResizedCrop
-from vitrail.data.transforms.pipeline import EvalPipeline, TrainPipeline
+from vitrail.data.transforms.pipeline import TrainPipeline
 
 COUNT = 37
 
@@ -74,7 +74,7 @@ def pixels() -> Images:
 LARGE = TrainPipeline((RandomResizedCrop((32, 32)), Flip(), RandAugment(2, 9), RandomErasing(0.5)), (32, 32))
 SMALL = TrainPipeline((PadCrop(2), Flip(), ColourJitter(0.3, 0.3, 0.3, 0.1), RandomErasing(0.5)), (16, 16))
 CROPPED = TrainPipeline((RandomResizedCrop((16, 16), (0.3, 1.0)), Flip()), (16, 16))
-EVALUATION = EvalPipeline(Preprocessing(size=(32, 32), resize=(36, 36), turn=True))
+EVALUATION = Preprocessing(size=(32, 32), resize=(36, 36), turn=True)
 
 
 def collected(batches) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -134,10 +134,10 @@ def test_the_cache_does_not_change_pixels(photographs):
 
 
 def test_images_that_do_not_fit_are_not_cached(photographs):
-    assert image_cache.cache_images(photographs, 3, (32, 32), True, 10_000) is None
+    assert batch_workers.cache_images(photographs, 3, (32, 32), True, 10_000) is None
     reports = []
     assert (
-        image_cache.cache_images(photographs, 3, (32, 32), True, 10**8, lambda done, of: reports.append((done, of)))
+        batch_workers.cache_images(photographs, 3, (32, 32), True, 10**8, lambda done, of: reports.append((done, of)))
         is not None
     )
     assert reports[-1][0] == reports[-1][1] == len(reports)
@@ -239,7 +239,7 @@ def test_a_last_batch_of_one_bad_image_does_not_fail(photographs, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 3])
 def test_evaluation_reads_every_image_once_in_order(photographs, workers, world):
-    expected = torch.stack([EVALUATION(photographs.open(index)) for index in range(COUNT)])
+    expected = torch.stack([EVALUATION.to_pixels(photographs.open(index)) for index in range(COUNT)])
     loaders = [
         Loader(photographs, None, EVALUATION, batch_size=9, workers=workers, rank=rank, world_size=world)
         for rank in range(world)
@@ -266,7 +266,7 @@ def test_evaluation_skips_and_names_unreadable_images(photographs):
 @pytest.mark.parametrize("size", [(16, 16), (20, 20)])
 def test_evaluation_of_arrays_equals_preprocessing(pixels, size, channels):
     preprocessing = Preprocessing(size=size, resize=size).with_channels(channels)
-    found = collected(Loader(pixels, None, EvalPipeline(preprocessing), batch_size=10).iter_once())[0]
+    found = collected(Loader(pixels, None, preprocessing, batch_size=10).iter_once())[0]
     expected = torch.stack([preprocessing.to_pixels(pixels.open(index)) for index in range(COUNT)])
     assert torch.equal(found, expected)
 
@@ -327,10 +327,10 @@ def test_workers_ignore_signals_to_the_group(photographs, which):
     alone = collected(Loader(photographs, None, LARGE, batch_size=4).iter_epoch(0))
     loader = Loader(photographs, None, LARGE, batch_size=4, workers=2)
     batches = loader.iter_epoch(0)
-    first = next(batches)
+    first = [next(batches), next(batches)]  # one of each worker: both have started
     for worker in loader._pool._loader._iterator._workers:  # pyright: ignore
         os.kill(worker.pid, which)
-    assert equal(alone, collected([first, *batches]))
+    assert equal(alone, collected([*first, *batches]))
     loader.close()
 
 

@@ -16,8 +16,7 @@ from vitrail.data.rng import BatchRandom, SampleRandom
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.augment import Blur, ColourJitter, Flip, Grey, Solarise
 from vitrail.data.transforms.crops import RandomResizedCrop, SimpleCrop
-from vitrail.data.transforms.multicrop import Views
-from vitrail.data.transforms.pipeline import VIEW_STRIDE, MultiCropPipeline, TrainPipeline
+from vitrail.data.transforms.pipeline import VIEW_STRIDE, MultiCropPipeline, TrainPipeline, Views
 from vitrail.utils.json import to_json, value_from_json
 
 COUNT = 21

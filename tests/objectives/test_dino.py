@@ -17,7 +17,7 @@ from scipy.special import erf
 
 import vitrail
 from tests.training.made import draw
-from vitrail.data.transforms.multicrop import Views
+from vitrail.data.transforms.pipeline import Views
 from vitrail.metrics.collapse import HIGH_TEMPERATURE, NO_CENTRE, detect_collapse
 from vitrail.metrics.signals import effective_rank, feature_spread
 from vitrail.nn.embed import ConvStem

@@ -29,7 +29,7 @@ def test_every_objective_builds_a_task_and_declares_its_labels(name: str) -> Non
 
 def test_unused_views_and_ema_are_refused_by_the_base_class() -> None:
     from tests.objectives.made import encoder
-    from vitrail.data.transforms.multicrop import Views
+    from vitrail.data.transforms.pipeline import Views
 
     config = encoder().config
     OBJECTIVES["MAE"]().check_run(config, 8, None, True)

@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 def write_quarantine(audit: "Audit", file: Path) -> int:
     """Write the list of images to leave out, atomically, and return its length."""
-    from vitrail.data.audit.quarantine import format_quarantine
+    from vitrail.data.audit import format_quarantine
 
     quarantined = audit.list_quarantine()
     partial = file.with_name(f".{file.name}.partial")

@@ -204,10 +204,8 @@ class ScoreMapFile(RecordFile):
         maps = self.find_maps(images)
         missing = np.flatnonzero(maps.rows < 0)
         if len(missing):
-            name = images.name(int(missing[0]))
-            raise OSError(
-                f"{self.path} has no map of {len(missing):,} images, first {name}: unreadable or changed since"
-            )
+            count = f"{len(missing):,} images, first {images.name(int(missing[0]))}"
+            raise OSError(f"{self.path} has no map of {count}: unreadable or changed since")
         return maps
 
 

@@ -72,6 +72,11 @@ class Images:
             return self.targets.sum(0, dtype=np.int64)
         return np.bincount(self.targets, minlength=len(self.classes))
 
+    @property
+    def class_counts(self) -> dict[str, int]:
+        """Return the number of images of each class by name."""
+        return dict(zip(self.classes, self.count_classes().tolist(), strict=True))
+
     def select(self, selection: np.ndarray | Sequence[int], split: str | None = None) -> "Images":
         """Return the images at these indices, or under this mask."""
         selection = np.asarray(selection, dtype=None if len(selection) else np.int64)

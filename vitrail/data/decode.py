@@ -57,20 +57,15 @@ def name_image_errors(name: str) -> Iterator[None]:
     except UnidentifiedImageError:
         raise UnidentifiedImageError(f"{name}: not an image, or none of {', '.join(FORMATS)}") from None
     except OSError as error:
-        if name in str(error) and not error.strerror:
+        if error.strerror:  # keeps errno, so that a missing file stays a FileNotFoundError
+            raise OSError(error.errno, error.strerror, name) from None
+        if name in str(error):
             raise
-        raise _name_os_error(error, name) from None
+        raise OSError(f"{name}: {error}") from None
     except ValueError as error:
         raise ValueError(str(error) if name in str(error) else f"{name}: {error}") from None
     except DECODER_ERRORS as error:
         raise OSError(f"{name}: broken ({type(error).__name__}: {error})") from error
-
-
-def _name_os_error(error: OSError, name: str) -> OSError:
-    """Return the error with the name, keeping errno, so that a missing file stays a FileNotFoundError."""
-    if error.strerror:
-        return OSError(error.errno, error.strerror, name)
-    return OSError(f"{name}: {error}")
 
 
 def open_image(source: str | BinaryIO, name: str) -> Image.Image:
@@ -101,44 +96,44 @@ class Box:
     width: int
 
 
-@dataclass(frozen=True)
-class DecodedImage:
-    """An image in memory: stored pixels uint8 [H, W, C] and the EXIF orientation."""
+class ImageSource:
+    """Base of images in memory and in files: the stored size, and the EXIF orientation."""
 
-    pixels: Tensor
-    orientation: int = 1
+    orientation: int
 
     @property
     def stored_size(self) -> ImageSize:
-        return self.pixels.shape[0], self.pixels.shape[1]
+        raise NotImplementedError
 
     @property
     def size(self) -> ImageSize:
         """Return the upright height and width."""
         return orient_size(self.stored_size, self.orientation)
 
-    def read_region(self, box: Box, size: ImageSize) -> tuple[Tensor, Box]:
-        return self.pixels, box
-
 
 @dataclass(frozen=True)
-class ReducedImage(DecodedImage):
-    """An image in memory, decoded at a reduced scale; boxes refer to the full scale."""
+class DecodedImage(ImageSource):
+    """An image in memory: stored pixels uint8 [H, W, C], the EXIF orientation, and the scale if it is reduced.
 
-    full_size: ImageSize = (0, 0)  # height and width at full scale, as stored
+    Boxes refer to the full scale, of which `full_size` is the stored height and width.
+    """
+
+    pixels: Tensor
+    orientation: int = 1
+    full_size: ImageSize | None = None
     scale: int = 1
 
     @property
     def stored_size(self) -> ImageSize:
-        return self.full_size
+        return self.full_size or (self.pixels.shape[0], self.pixels.shape[1])
 
     def read_region(self, box: Box, size: ImageSize) -> tuple[Tensor, Box]:
         frame = (self.pixels.shape[0], self.pixels.shape[1])
-        return self.pixels, scale_box(box, self.scale, frame, size)
+        return self.pixels, box if self.scale == 1 else scale_box(box, self.scale, frame, size)
 
 
 @dataclass(frozen=True)
-class LazyImage:
+class LazyImage(ImageSource):
     """An image of which only the header is read, so that a JPEG can be decoded at the scale a crop needs."""
 
     image: Image.Image
@@ -149,34 +144,30 @@ class LazyImage:
     def stored_size(self) -> ImageSize:
         return self.image.height, self.image.width
 
-    @property
-    def size(self) -> ImageSize:
-        """Return the upright height and width."""
-        return orient_size(self.stored_size, self.orientation)
-
     def decode(self) -> DecodedImage:
         """Decode the whole image."""
         return DecodedImage(image_to_tensor(convert_image(self.image, self.channels)), self.orientation)
 
     def decode_for_crops(self, crops: list[tuple[Box, ImageSize]]) -> DecodedImage:
         """Decode the image once, at the smallest scale that suffices for all (box, size) crops."""
-        stored, image = self.stored_size, self.image
-        scale = min(
-            self.find_draft_scale(to_stored_box(box, stored, self.orientation), orient_size(size, self.orientation))
-            for box, size in crops
-        )
-        if scale == 1:
-            return self.decode()
-        image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
-        return ReducedImage(image_to_tensor(convert_image(image, self.channels)), self.orientation, stored, scale)
+        stored, turn = self.stored_size, self.orientation
+        stored_crops = ((to_stored_box(box, stored, turn), orient_size(size, turn)) for box, size in crops)
+        scale = min(self.find_draft_scale(box, size) for box, size in stored_crops)
+        self.reduce(scale)
+        return DecodedImage(self.decode().pixels, turn, stored, scale)
+
+    def reduce(self, scale: int) -> None:
+        """Set the scale divisor at which the file is decoded."""
+        if scale > 1:
+            self.image.draft(None, (max(1, self.image.width // scale), max(1, self.image.height // scale)))
 
     def read_region(self, box: Box, size: ImageSize) -> tuple[Tensor, Box]:
         """Return pixels [H, W, C] that contain the box, and the box within them, both as stored."""
-        image, scale = self.image, self.find_draft_scale(box, size)
+        scale = self.find_draft_scale(box, size)
+        self.reduce(scale)
         if scale > 1:
-            image.draft(None, (max(1, image.width // scale), max(1, image.height // scale)))
-            box = scale_box(box, scale, (image.height, image.width), size)
-        image = convert_image(image, self.channels)
+            box = scale_box(box, scale, self.stored_size, size)
+        image = convert_image(self.image, self.channels)
         region = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
         return image_to_tensor(region), Box(0, 0, box.height, box.width)
 

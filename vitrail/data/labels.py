@@ -66,11 +66,9 @@ class LabelMap:
         """Return the map of a training split. A class without images is an error, unless `allow_mismatch` keeps it."""
         if not len(images):
             raise ValueError(f"the {images.split} split has no images")
-        empty = [name for name, count in zip(images.classes, images.count_classes(), strict=True) if not count]
+        empty = format_names(name for name, count in images.class_counts.items() if not count)
         if empty and not allow_mismatch:
-            raise ValueError(
-                f"the {images.split} split has no images of {format_names(empty)}: add some, or remove the class"
-            )
+            raise ValueError(f"the {images.split} split has no images of {empty}: add some, or remove the class")
         return cls(images.classes)
 
     def __len__(self) -> int:
@@ -88,8 +86,7 @@ class LabelMap:
         New and missing classes are an error that names them. With `allow_mismatch` they are warnings, and images that have
         new classes only are dropped and counted.
         """
-        counts = dict(zip(images.classes, images.count_classes().tolist(), strict=True))
-        known = set(self.names)
+        counts, known = images.class_counts, set(self.names)
         new = [name for name in images.classes if name not in known]
         missing = [name for name in self.names if not counts.get(name)]
         differences = []
@@ -98,9 +95,8 @@ class LabelMap:
         if missing:
             differences.append(f"has no images of {format_names(missing)}")
         if differences and not allow_mismatch:
-            raise ValueError(
-                f"the {images.split} split {' and '.join(differences)}: fix the data, or allow mismatched classes"
-            )
+            found = " and ".join(differences)
+            raise ValueError(f"the {images.split} split {found}: fix the data, or allow mismatched classes")
         targets, keep = self._map_targets(images)
         n_dropped = int((~keep).sum())
         kept = images.select(keep) if n_dropped else images

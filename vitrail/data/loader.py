@@ -1,6 +1,6 @@
 """Batches of images in an order that does not depend on the number of workers or processes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitrail.data.cache import ScoreMaps
 from vitrail.data.dataset import Images
-from vitrail.data.image_cache import CacheProgress, default_cache_bytes
-from vitrail.data.sampling import compute_balanced_weights, resolve_weights
-from vitrail.data.transforms.pipeline import EvalPipeline, Pipeline, TrainPipeline, compute_crop_transforms
-from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, PreparedBatch, WorkerPool
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.rng import compute_balanced_weights, resolve_weights
+from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline, compute_crop_transforms
+from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, ImageCache, PreparedBatch, WorkerPool
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Loader:
         cache_bytes: int | None = None,
         epochs: int | None = None,
         start_method: str | None = None,
-        progress: CacheProgress | None = None,
+        progress: Callable[[int, int], None] | None = None,
         maps: ScoreMaps | None = None,
         max_unreadable: int = MAX_UNREADABLE,
     ) -> None:
@@ -81,7 +81,7 @@ class Loader:
         self.targets = torch.from_numpy(targets_array.astype(np.int64 if targets_array.ndim == 1 else np.float32))
         self.unreadable: dict[str, str] = {}
         if cache_bytes is None:
-            cache_bytes = default_cache_bytes() // world_size
+            cache_bytes = ImageCache.default_limit() // world_size
         self._preparer = BatchPreparer(images, pipeline, seed, weights, cache_bytes, max_unreadable)
         self._requests = _RankRequests(self._preparer, batch_size, rank, world_size, epochs)
         self._workers, self._start_method, self._progress = workers, start_method, progress
@@ -133,7 +133,7 @@ class Loader:
                     batches = None
                 elif batches is not None:
                     batches.append(prepared)
-            if batches is not None and isinstance(self._preparer.pipeline, EvalPipeline):
+            if batches is not None and isinstance(self._preparer.pipeline, Preprocessing):
                 self._cached = batches  # evaluation is deterministic: reuse the batches
                 self.close()
         else:

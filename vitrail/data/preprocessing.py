@@ -81,6 +81,11 @@ class Preprocessing:
     def channels(self) -> int:
         return len(self.mean)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of an image's pixels, (C, H, W)."""
+        return self.channels, *self.size
+
     def __call__(self, image: Image.Image) -> Tensor:
         """Convert a PIL image to the normalised float32 tensor [C, H, W]."""
         return self.normalise(self.to_pixels(image))

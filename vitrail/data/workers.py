@@ -1,4 +1,4 @@
-"""Preparation of batches, in this process or in worker processes."""
+"""Preparation of batches, in this process or in worker processes, which share a cache of decoded images."""
 
 import atexit
 import os
@@ -6,7 +6,11 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +18,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data import image_cache
+from vitrail.data import decode
 from vitrail.data.dataset import Images
-from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, format_image_error, name_image_errors, start_decoding
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.rng import BatchRandom, SampleRandom
-from vitrail.data.sampling import sample_with_replacement, shuffle_indices
+from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, name_image_errors, start_decoding
+from vitrail.data.preprocessing import ImageSize, Preprocessing
+from vitrail.data.rng import BatchRandom, SampleRandom, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
-from vitrail.data.transforms.pipeline import EvalPipeline, Pipeline, convert_channels
+from vitrail.data.transforms.pipeline import Pipeline, convert_channels
 
+Weights = np.ndarray | None  # of the images, [n]
 MAX_TRIES = 50  # consecutive unreadable images after which the data is considered lost
 MAX_UNREADABLE = 4  # per batch; an error is raised above this and above half of the batch
 
@@ -47,43 +51,134 @@ class PreparedBatch:
     rng: BatchRandom | None = None  # random numbers of the training samples
 
 
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+DEFAULT_MAX_BYTES = 2 * 2**30  # bytes
+NOT_CACHED = -1  # start offset of images that are read from the store every time
+
+CacheProgress = Callable[[int, int], None]  # images done, total
+
+
+@dataclass(frozen=True)
+class ImageCache:
+    """Decoded images, one after another in one tensor that all worker processes share."""
+
+    pixels: Tensor  # uint8, flat
+    starts: np.ndarray  # [n] int64; NOT_CACHED for images outside the cache
+    sizes: np.ndarray  # [n, 2] int64: stored height and width
+    orientations: np.ndarray  # [n] uint8
+    channels: int
+
+    @staticmethod
+    def default_limit() -> int:
+        """Return the default limit in bytes: 2 GiB, or a quarter of the free memory."""
+        return min(DEFAULT_MAX_BYTES, available_memory() // 4)
+
+    def get(self, index: int) -> DecodedImage | None:
+        start = int(self.starts[index])
+        if start == NOT_CACHED:
+            return None
+        height, width = self.sizes[index].tolist()
+        pixels = self.pixels[start : start + height * width * self.channels]
+        return DecodedImage(pixels.view(height, width, self.channels), int(self.orientations[index]))
+
+
+def available_memory() -> int:
+    """Return the bytes of memory available to this process, including the limit of its container."""
+    free = DEFAULT_MAX_BYTES
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError, IndexError):  # not Linux
+        with suppress(AttributeError, ValueError, OSError):
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no container, or no limit
+        limit, used = (int((CGROUP_ROOT / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def cache_images(
+    images: Images, channels: int, size: ImageSize, turn: bool, max_bytes: int, progress: CacheProgress | None = None
+) -> ImageCache | None:
+    """Decode all images that are never read at a reduced scale, if they fit in `max_bytes`; otherwise return None.
+
+    Other images are read from their files every time, since their pixels depend on the crop. So are unreadable images:
+    they are reported when they are used.
+    """
+    count = len(images)
+    sizes, orientations = np.zeros((count, 2), dtype=np.int64), np.ones(count, dtype=np.uint8)
+    starts = np.full(count, NOT_CACHED, dtype=np.int64)
+
+    def read_header(index: int) -> tuple[int, int, int] | None:
+        try:
+            with name_image_errors(images.name(index)), images.open(index) as image:
+                source = decode.LazyImage(image, channels, decode.read_orientation(image) if turn else 1)
+                height, width = source.size
+                if decode.is_reducible(image) and height // 2 >= size[0] and width // 2 >= size[1]:
+                    return None
+                return *source.stored_size, source.orientation
+        except IMAGE_ERRORS:
+            return None  # reported when the image is used
+
+    total = 0
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        indices = iter(range(count))
+        while chunk := list(islice(indices, 512)):
+            for index, header in zip(chunk, threads.map(read_header, chunk), strict=True):
+                if header is not None:
+                    sizes[index], orientations[index], starts[index] = header[:2], header[2], total
+                    total += header[0] * header[1] * channels
+            if total > max_bytes:
+                return None
+        if not total:
+            return None
+        cache = ImageCache(torch.empty(total, dtype=torch.uint8), starts, sizes, orientations, channels)
+
+        def fill(index: int) -> bool:
+            cached = cache.get(index)
+            assert cached is not None
+            try:
+                with name_image_errors(images.name(index)), images.open(index) as image:
+                    cached.pixels.copy_(start_decoding(image, channels, turn).decode().pixels)
+            except (*IMAGE_ERRORS, RuntimeError):
+                return False
+            return True
+
+        cached_indices = np.flatnonzero(starts != NOT_CACHED).tolist()
+        for done, (index, ok) in enumerate(zip(cached_indices, threads.map(fill, cached_indices), strict=True), 1):
+            if not ok:
+                starts[index] = NOT_CACHED
+            if progress is not None:
+                progress(done, len(cached_indices))
+    return cache
+
+
 class BatchPreparer:
     """Builder of batches, small enough to be sent to a worker; large arrays are in shared memory."""
 
     def __init__(
-        self,
-        images: Images,
-        pipeline: Pipeline,
-        seed: int,
-        weights: np.ndarray | None,
-        max_bytes: int,
-        max_unreadable: int = MAX_UNREADABLE,
+        self, images: Images, pipeline: Pipeline, seed: int, weights: Weights, max_bytes: int, max_unreadable: int
     ) -> None:
-        self.pipeline, self.seed, self.weights, self.max_unreadable = pipeline, seed, weights, max_unreadable
-        self.count, self.shards = len(images), images.shards
+        self.pipeline, self.seed, self.weights = pipeline, seed, weights
+        self.max_bytes, self.max_unreadable = max_bytes, max_unreadable
+        self.count, self.shards, self.items = len(images), images.shards, images.items
+        self.images: Images | None = images  # None if the store is an array
         self.array: Tensor | None = None  # [N, H, W, c], if the store is an array
-        self.items: np.ndarray | None = None
-        self.images: Images | None = images
-        self.cache: image_cache.ImageCache | None = None
-        self.max_bytes = max_bytes
+        self.cache: ImageCache | None = None
         self._order: tuple[int, np.ndarray] | None = None
         self._cache_filled = False
         if isinstance(images.store, ArrayStore):
             pixels = images.store.pixels
-            pixels = pixels if pixels.flags.writeable and pixels.flags.c_contiguous else pixels.copy()
-            array = torch.from_numpy(pixels)
-            self.array, self.items, self.images = array if array.ndim == 4 else array[..., None], images.items, None
+            array = torch.from_numpy(pixels if pixels.flags.writeable and pixels.flags.c_contiguous else pixels.copy())
+            self.array, self.images = array if array.ndim == 4 else array[..., None], None
 
-    def fill_cache(self, progress: image_cache.CacheProgress | None = None) -> None:
+    def fill_cache(self, progress: CacheProgress | None = None) -> None:
         """Decode a small set of images into memory once, before the workers start, so that they share it."""
-        if self._cache_filled:
-            return
+        images, pipeline, limit = self.images, self.pipeline, self.max_bytes
+        if not self._cache_filled and images is not None and not isinstance(pipeline, Preprocessing) and limit > 0:
+            channels, size, turn = pipeline.channels, pipeline.size, pipeline.turn
+            self.cache = cache_images(images, channels, size, turn, limit, progress)
         self._cache_filled = True
-        pipeline = self.pipeline
-        if self.images is not None and not isinstance(pipeline, EvalPipeline) and self.max_bytes > 0:
-            self.cache = image_cache.cache_images(
-                self.images, pipeline.channels, pipeline.size, pipeline.turn, self.max_bytes, progress
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_order": None}
@@ -115,55 +210,44 @@ class BatchPreparer:
         pipeline, indices = self.pipeline, request.draws % self.count
         epoch = request.epoch or 0
         rng = BatchRandom(self.seed, epoch, request.draws)
-        by_batch = not isinstance(pipeline, EvalPipeline) and pipeline.augments_batches
-        if isinstance(pipeline, EvalPipeline):
-            if self._needs_no_resize(pipeline.preprocessing):
-                return PreparedBatch(self._gather(indices).permute(0, 3, 1, 2).contiguous(), indices)
-        elif by_batch and self.array is not None and pipeline.crops_batches:
-            pixels = pipeline.augment_batch(pipeline.crop_batch(self._gather(indices), rng), rng)
-            return PreparedBatch(pixels, indices, rng=rng)
+        if self.array is not None:
+            if isinstance(pipeline, Preprocessing):
+                size = (self.array.shape[1], self.array.shape[2])
+                if pipeline.resized_size(*size) == size == tuple(pipeline.size):
+                    return PreparedBatch(self._gather(indices).permute(0, 3, 1, 2).contiguous(), indices)
+            elif pipeline.augments_batches and pipeline.crops_batches:
+                pixels = pipeline.augment_batch(pipeline.crop_batch(self._gather(indices), rng), rng)
+                return PreparedBatch(pixels, indices, rng=rng)
         pixels = torch.empty((len(indices), *pipeline.shape), dtype=torch.uint8)
         kept: list[int] = []
         unreadable: dict[str, str] = {}
+        tries = 1 if request.epoch is None else max(1, min(MAX_TRIES, self.count))
         for row, draw in enumerate(request.draws.tolist()):
-            image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
-            if isinstance(image, tuple):
+            for attempt in range(tries):
+                if attempt:  # replace an unreadable image by the next one of the epoch
+                    order = self.epoch_order(epoch)
+                    indices[row] = order[(request.position + row + attempt) % self.count] % self.count
+                image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
+                if isinstance(image, Tensor):
+                    pixels[row] = image
+                    kept.append(row)
+                    break
                 unreadable |= (image,)
-                if request.epoch is None:
-                    continue
-                for further in range(1, min(MAX_TRIES, self.count)):
-                    order = self.epoch_order(request.epoch)
-                    indices[row] = order[(request.position + row + further) % self.count] % self.count
-                    image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
-                    if isinstance(image, Tensor):
-                        break
-                    unreadable |= (image,)
-            if isinstance(image, Tensor):
-                pixels[row] = image
-                kept.append(row)
-        lost = len(unreadable)
+        lost, failure = len(unreadable), None
         all_lost = bool(lost) and not kept and request.epoch is not None  # of a training batch
-        too_many = all_lost or lost > max(self.max_unreadable, len(indices) // 2)
-        failure = format_unreadable_error(unreadable) if too_many else None
+        if all_lost or lost > max(self.max_unreadable, len(indices) // 2):
+            first = "{} ({})".format(*next(iter(unreadable.items())))
+            failure = f"{lost} images of one batch are unreadable, first {first}: check that the data is still there"
         if len(kept) < len(indices):
             pixels, indices = pixels[kept], indices[kept]
         rng = BatchRandom(self.seed, epoch, request.draws[kept])
-        if by_batch and not failure:
-            assert not isinstance(pipeline, EvalPipeline)
+        if not isinstance(pipeline, Preprocessing) and pipeline.augments_batches and not failure:
             pixels = pipeline.augment_batch(pixels, rng)
         return PreparedBatch(pixels, indices, tuple(unreadable.items()), failure, rng)
-
-    def _needs_no_resize(self, preprocessing: Preprocessing) -> bool:
-        """Return True if the array's images already have the size after resizing and cropping."""
-        if self.array is None:
-            return False
-        size = (self.array.shape[1], self.array.shape[2])
-        return preprocessing.resized_size(*size) == size == tuple(preprocessing.size)
 
     def _gather(self, indices: np.ndarray) -> Tensor:
         """Return whole images of the array, [B, H, W, C]."""
         assert self.array is not None
-        assert self.items is not None
         pixels = self.array[torch.from_numpy(self.items[indices])]
         if pixels.shape[-1] == self.pipeline.channels:
             return pixels
@@ -172,17 +256,16 @@ class BatchPreparer:
     def _prepare_image(self, index: int, rng: SampleRandom) -> Tensor | tuple[str, str]:
         """Return one image, or its name and the error. Batch-wise augmentations are applied later."""
         pipeline = self.pipeline
-        if isinstance(pipeline, EvalPipeline):
-            if self.array is not None and self.items is not None:
-                return pipeline(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
-            return self._read_image(index, pipeline)
-        decoded = self._get_cached(index, pipeline.channels)
+        if isinstance(pipeline, Preprocessing):
+            if self.array is not None:
+                return pipeline.to_pixels(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
+            return self._read_image(index, pipeline.to_pixels)
+        channels, turn = pipeline.channels, pipeline.turn
+        decoded = self._get_cached(index)
         if decoded is not None:
             cropped = pipeline.crop_image(decoded, rng)
         else:
-            cropped = self._read_image(
-                index, lambda image: pipeline.crop_image(start_decoding(image, pipeline.channels, pipeline.turn), rng)
-            )
+            cropped = self._read_image(index, lambda im: pipeline.crop_image(start_decoding(im, channels, turn), rng))
         if isinstance(cropped, tuple) or pipeline.augments_batches:
             return cropped
         return pipeline.augment_image(cropped, rng)
@@ -194,21 +277,12 @@ class BatchPreparer:
             with name_image_errors(name), self.images.open(index) as image:
                 return make(image)
         except IMAGE_ERRORS as error:
-            return name, format_image_error(error, name)
+            return name, decode.format_image_error(error, name)
 
-    def _get_cached(self, index: int, channels: int) -> DecodedImage | None:
-        if self.array is not None and self.items is not None:
-            pixels = self.array[int(self.items[index])]
-            if pixels.shape[-1] != channels:
-                pixels = convert_channels(pixels.permute(2, 0, 1), channels).permute(1, 2, 0)
-            return DecodedImage(pixels)
+    def _get_cached(self, index: int) -> DecodedImage | None:
+        if self.array is not None:
+            return DecodedImage(self._gather(np.array([index]))[0])
         return self.cache.get(index) if self.cache is not None else None
-
-
-def format_unreadable_error(unreadable: dict[str, str]) -> str:
-    """Return the message for a batch with too many unreadable images."""
-    name, why = next(iter(unreadable.items()))
-    return f"{len(unreadable)} images of one batch are unreadable, first {name} ({why}): check that the data is still there"
 
 
 WORKER_GRACE_SECONDS = 30  # time for the parent process to save before a terminated worker exits
@@ -226,7 +300,6 @@ class WorkerPool:
             batch_size=None,
             sampler=self._requests,
             num_workers=workers,
-            collate_fn=_identity,
             persistent_workers=True,
             prefetch_factor=2,
             worker_init_fn=_init_worker,
@@ -234,7 +307,8 @@ class WorkerPool:
         )
 
         # Runs at exit too, before multiprocessing terminates the workers, which would take WORKER_GRACE_SECONDS.
-        self.close = weakref.finalize(self, _stop_workers, self._loader)
+        # Deleting the iterator stops them.
+        self.close = weakref.finalize(self, setattr, self._loader, "_iterator", None)
 
     def run(self, requests: Iterable[BatchRequest]) -> Iterator[PreparedBatch]:
         """Yield the batches of these requests; unfinished batches of an earlier run are dropped."""
@@ -248,9 +322,8 @@ class WorkerPool:
             if not connection_lost and "DataLoader worker" not in str(error):
                 raise
             why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise OSError(
-                f"a data-loading worker process died ({why}), often for lack of memory: use fewer workers"
-            ) from error
+            text = f"a data-loading worker process died ({why}), often for lack of memory: use fewer workers"
+            raise OSError(text) from error
 
 
 class _RequestSource:
@@ -261,14 +334,6 @@ class _RequestSource:
 
     def __iter__(self) -> Iterator[BatchRequest]:
         return iter(self.current)
-
-
-def _stop_workers(loader: Any) -> None:
-    loader._iterator = None  # deleting the iterator stops the workers
-
-
-def _identity(batch: Any) -> Any:
-    return batch
 
 
 def _init_worker(_worker: int) -> None:

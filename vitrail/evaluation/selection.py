@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.audit import UNUSABLE_KINDS, audit_dataset
-from vitrail.data.audit.quarantine import exclude_images, read_quarantine
+from vitrail.data.audit import UNUSABLE_KINDS, audit_dataset, exclude_images, read_quarantine
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.sources import downloads, load_dataset
 from vitrail.data.sources import splits as parts
@@ -31,7 +30,7 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
         raise ValueError(f"--label-from needs a folder of images, got {folder}")
     walk = FolderWalker(progress=progress)
     walk.add_tree(path, set())
-    store, labels = walk.listing.to_store(), []
+    store, labels = walk.files, []
     for item in range(len(store)):
         name = os.path.basename(store.path(item))
         match = regex.search(name)
@@ -46,7 +45,7 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
         store,
         labels,
         [None] * len(labels),
-        fractions=parts.TRAIN_ONLY_FRACTIONS,
+        parts.ReadOptions(parts.TRAIN_ONLY_FRACTIONS),
         notes=(note,),
         skipped=walk.skipped,
     )

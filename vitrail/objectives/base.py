@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import StepRandom
-from vitrail.data.transforms.multicrop import Views
+from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import Model, ModelConfig, TokenConfig
 from vitrail.objectives.teacher import Teacher
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.rng import StepRandom
-from vitrail.data.transforms.multicrop import Views
+from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.nn.head import Linear
 from vitrail.nn.pool import ClassToken, Mean

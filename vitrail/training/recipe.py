@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augment import AugmentSlot
-from vitrail.data.transforms.multicrop import Views
+from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import ModelConfig
 from vitrail.models.lora import check_tune
 from vitrail.models.sizes import closest

@@ -1,7 +1,6 @@
 """Atomic writes of files and directories, and the cache directory."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,21 +13,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing; it replaces `path` only when it is complete on the disk."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: give a file name")
-    _check_parent(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_get_umask())
-        os.replace(name, path)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(name)
-        if isinstance(error, OSError):
-            raise OSError(f"{path} was not written: {error.strerror or error}") from error
-        raise
+    with stage_output(path) as staged, open(staged, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager
@@ -39,31 +27,17 @@ def stage_output(path: Path) -> Iterator[Path]:
     """
     if path.is_dir() and any(path.iterdir()):
         raise FileExistsError(f"{path} exists and is not empty: give another name, or empty it first")
-    _check_parent(path)
-    try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    except OSError as error:
-        raise OSError(f"{path} was not written: {error.strerror or error}") from error
-    try:
-        yield staging / path.name
-        os.replace(staging / path.name, path)
-    except OSError as error:
-        reason = str(error) if "was not written" in str(error) else error.strerror or error
-        reason = str(reason).replace(f"{staging / path.name} was not written: ", "")
-        raise OSError(f"{path} was not written: {reason}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _check_parent(path: Path) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path.name}: there is no directory {path.parent}")
-
-
-def _get_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    try:
+        with tempfile.TemporaryDirectory(
+            ".partial", f".{path.name}.", path.parent, ignore_cleanup_errors=True
+        ) as folder:
+            yield Path(folder) / path.name
+            os.replace(Path(folder) / path.name, path)
+    except OSError as error:
+        reason = error.strerror or str(error).rpartition(" was not written: ")[2]
+        raise OSError(f"{path} was not written: {reason}") from error
 
 
 def make_directories(path: Path) -> list[Path]:

@@ -6,32 +6,34 @@ audit.findings                   # most severe first
 dataset = audit.clean_dataset()  # without unusable images
 """
 
+import os
+import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vitrail.data.audit import findings as checks
 from vitrail.data.audit.duplicates import MAX_HASH_DISTANCE, find_repeats
-from vitrail.data.audit.findings import (
-    FINDING_KINDS,
-    MAX_IMBALANCE,
-    MIN_SIDE,
-    SEVERITIES,
-    UNUSABLE_KINDS,
-    Finding,
-    classify_skipped,
-    find_class_problems,
-    find_image_problems,
-    make_finding,
-)
+from vitrail.data.audit.findings import FINDING_KINDS, UNUSABLE_KINDS, Finding
 from vitrail.data.audit.scan import scan_dataset
 from vitrail.data.dataset import Dataset
 from vitrail.utils.progress import ProgressCallback
 
-__all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
+__all__ = [
+    "FINDING_KINDS",
+    "MAX_HASH_DISTANCE",
+    "UNUSABLE_KINDS",
+    "Audit",
+    "Finding",
+    "audit_dataset",
+    "exclude_images",
+]
+__all__ += ["format_quarantine", "read_quarantine"]
 
 
 @dataclass(frozen=True)
@@ -57,22 +59,17 @@ class Audit:
 
     def clean_dataset(self, kinds: Collection[str] = UNUSABLE_KINDS) -> Dataset:
         """Return the dataset without the images that have findings of these kinds."""
+        splits = dict(self.dataset.splits)
         locations = [finding.location for finding in self.select_findings(kinds) if finding.location]
-        splits = {}
-        for split, images in self.dataset.splits.items():
-            bad = [index for location_split, index in locations if location_split == split]
-            keep = np.ones(len(images), dtype=bool)
-            keep[bad] = False
-            splits[split] = images.select(keep) if bad else images
+        for split in {split for split, _ in locations}:
+            bad = [index for located_split, index in locations if located_split == split]
+            splits[split] = splits[split].select(np.delete(np.arange(len(splits[split])), bad))
         return replace(self.dataset, splits=splits)
 
     def list_quarantine(self) -> dict[str, str]:
         """Return the paths of images to leave out, so that no errors remain, with the reasons."""
-        return {
-            finding.path: f"{finding.kind}: {finding.detail}"
-            for finding in reversed(self.findings)
-            if finding.location and finding.severity == "error"
-        }
+        errors = [f for f in reversed(self.findings) if f.location and f.severity == "error"]
+        return {finding.path: f"{finding.kind}: {finding.detail}" for finding in errors}
 
     def format_summary(self) -> list[str]:
         """Return one line for each kind of finding, most severe first."""
@@ -95,11 +92,7 @@ class Audit:
             "images": sum(map(len, splits.values())),
             "classes": list(names),
             "splits": {
-                split: {
-                    "images": len(images),
-                    "classes": dict(zip(images.classes, images.count_classes().tolist(), strict=True)),
-                }
-                for split, images in splits.items()
+                split: {"images": len(images), "classes": images.class_counts} for split, images in splits.items()
             },
             "notes": list(self.dataset.notes),
             "problems": [finding.to_dict() for finding in self.findings],
@@ -113,8 +106,8 @@ def audit_dataset(
     workers: int | None = None,
     progress: ProgressCallback | None = None,
     max_hash_distance: int | None = MAX_HASH_DISTANCE,
-    min_side: int = MIN_SIDE,
-    max_imbalance: float = MAX_IMBALANCE,
+    min_side: int = checks.MIN_SIDE,
+    max_imbalance: float = checks.MAX_IMBALANCE,
 ) -> Audit:
     """Read every image completely and compare all images with each other.
 
@@ -123,10 +116,54 @@ def audit_dataset(
     copies only.
     """
     scans = scan_dataset(dataset, cache, workers, progress)
-    findings = [make_finding(classify_skipped(reason), path, reason) for path, reason in dataset.skipped]
+    findings = [Finding(checks.classify_skipped(reason), path, reason) for path, reason in dataset.skipped]
     for split, scan in scans.items():
-        findings += find_image_problems(split, scan, min_side)
-    findings += [*find_class_problems(dataset, scans, max_imbalance), *find_repeats(scans, max_hash_distance)]
+        findings += checks.find_image_problems(split, scan, min_side)
+    findings += [*checks.find_class_problems(dataset, scans, max_imbalance), *find_repeats(scans, max_hash_distance)]
     order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}
-    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), order[finding.kind]))
+    findings.sort(key=lambda finding: (checks.SEVERITIES.index(finding.severity), order[finding.kind]))
     return Audit(dataset, tuple(findings))
+
+
+# A quarantine list has one image to exclude from training per line: path, tab, reason. Lines that start with # are comments.
+ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}  # characters that a path may contain
+UNESCAPES = {escape: character for character, escape in ESCAPES.items()} | {"\\#": "#"}
+
+
+def format_quarantine(images: Mapping[str, str]) -> str:
+    """Return the lines of a quarantine list."""
+    return "".join(f"{_escape(path)}\t{' '.join(reason.split())}\n" for path, reason in sorted(images.items()))
+
+
+def read_quarantine(file: Path) -> dict[str, str]:
+    """Read the paths and reasons of a quarantine list; reasons are optional."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not UTF-8 text: expected one path per line") from None
+    pairs = (line.rstrip("\r").partition("\t") for line in lines if line.strip() and line[0] != "#")
+    return {re.sub(r"\\.", lambda m: UNESCAPES.get(m[0], m[0]), path): reason for path, _, reason in pairs}
+
+
+def exclude_images(dataset: Dataset, names: Collection[str]) -> tuple[Dataset, list[str]]:
+    """Return the dataset without these images, and the names of the excluded images.
+
+    Deleted files are ignored. A list of existing files of which none belongs to the dataset is an error.
+    """
+    listed = {os.path.abspath(name) for name in names}
+    excluded: list[str] = []
+    splits = {}
+    for split, images in dataset.splits.items():
+        image_names = [images.name(index) for index in range(len(images))]
+        keep = np.array([os.path.abspath(name) not in listed for name in image_names], dtype=bool)
+        excluded += [image_names[index] for index in np.flatnonzero(~keep).tolist()]
+        splits[split] = images if keep.all() else images.select(keep)
+    if names and not excluded and all(map(os.path.exists, listed)):
+        source, first = dataset.source, min(names)
+        raise ValueError(f"none of the {len(names):,} listed paths is an image of {source}; the first is {first}")
+    return replace(dataset, splits=splits), excluded
+
+
+def _escape(path: str) -> str:
+    escaped = "".join(ESCAPES.get(character, character) for character in path)
+    return "\\" + escaped if escaped.startswith("#") else escaped

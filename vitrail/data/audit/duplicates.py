@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.audit.findings import UNUSABLE_KINDS, Finding, make_finding
+from vitrail.data.audit.findings import Finding
 from vitrail.data.audit.image import THUMB_SIDE
-from vitrail.data.audit.scan import SplitScan, is_in_memory
+from vitrail.data.audit.scan import Scans, is_in_memory
 from vitrail.data.dataset import Images
 
 N_BANDS, BAND_BITS = 6, 21  # bits per band: a million images rarely share a band by chance
@@ -118,20 +118,20 @@ class UsableImages:
 
     def format_labels(self, position: int) -> str:
         """Return the class names, joined by |."""
-        images, index = self.images[self.split[position]], self.index[position]
-        target = images.targets[index]
+        images = self.images[self.split[position]]
+        target = images.targets[self.index[position]]
         if not images.is_multi_label:
             return images.classes[target]
         return "|".join(images.classes[k] for k in np.flatnonzero(target)) or "nothing"
 
+    def describe_contradiction(self, first: int, second: int) -> str:
+        labels = self.format_labels(first), self.format_labels(second)
+        return f"labelled {labels[0]}; {self.name(second)} is labelled {labels[1]}"
 
-def gather_usable(scans: dict[str, SplitScan]) -> UsableImages:
+
+def gather_usable(scans: Scans) -> UsableImages:
     """Concatenate the splits without unusable images."""
-    keep = []
-    for scan in scans.values():
-        usable = scan.has_digest.copy()
-        usable[[index for index, result in scan.notable.items() if result.problem in UNUSABLE_KINDS]] = False
-        keep.append(np.flatnonzero(usable))
+    keep = [np.flatnonzero(scan.has_digest & scan.find_usable()) for scan in scans.values()]
     selected = list(zip(scans.values(), keep, strict=True))
     return UsableImages(
         list(scans),
@@ -150,22 +150,21 @@ def _encode_label_ids(parts: list[Images]) -> np.ndarray:
     index = {name: i for i, name in enumerate(names)}
     tables = [np.array([index[name] for name in part.classes], dtype=np.int64) for part in parts]
     if not any(part.is_multi_label for part in parts):
-        return np.concatenate(
-            [np.zeros(0, dtype=np.int64), *(t[p.targets] for t, p in zip(tables, parts, strict=True))]
-        )
+        ids = (table[part.targets] for table, part in zip(tables, parts, strict=True))
+        return np.concatenate([np.zeros(0, dtype=np.int64), *ids])
     sets: dict[bytes, int] = {}
-    ids: list[int] = []
+    set_ids: list[int] = []
     for table, part in zip(tables, parts, strict=True):
         rows = np.zeros((len(part), len(names)), dtype=bool)
         if part.is_multi_label:
             rows[:, table] = part.targets > 0
         else:
             rows[np.arange(len(part)), table[part.targets]] = True
-        ids += [sets.setdefault(row.tobytes(), len(sets)) for row in np.packbits(rows, axis=1)]
-    return np.array(ids, dtype=np.int64)
+        set_ids += [sets.setdefault(row.tobytes(), len(sets)) for row in np.packbits(rows, axis=1)]
+    return np.array(set_ids, dtype=np.int64)
 
 
-def find_repeats(scans: dict[str, SplitScan], max_distance: int | None) -> Iterator[Finding]:
+def find_repeats(scans: Scans, max_distance: int | None) -> Iterator[Finding]:
     """Yield findings about exact copies, then about near duplicates."""
     usable = gather_usable(scans)
     group = group_identical(usable.digests)
@@ -187,19 +186,14 @@ def _find_copies(usable: UsableImages, group: np.ndarray) -> Iterator[Finding]:
         if len({int(usable.label_ids[m]) for m in members}) > 1:
             for member in members:
                 other = next(m for m in members if usable.label_ids[m] != usable.label_ids[member])
-                detail = (
-                    f"labelled {usable.format_labels(member)}; "
-                    f"{usable.name(other)} is labelled {usable.format_labels(other)}"
-                )
-                yield make_finding("contradiction", usable.name(member), detail, usable.locate(member), severity)
+                detail = usable.describe_contradiction(member, other)
+                yield Finding("contradiction", usable.name(member), detail, usable.locate(member), severity)
             continue
         kept = max(members, key=lambda m: (usable.split[m], -m))
-        for member in members:
-            if member == kept:
-                continue
+        for member in (m for m in members if m != kept):
             kind = "duplicate" if usable.split[member] == usable.split[kept] else "leak"
             detail, override = f"identical to {usable.name(kept)}", severity if kind == "leak" else None
-            yield make_finding(kind, usable.name(member), detail, usable.locate(member), override)
+            yield Finding(kind, usable.name(member), detail, usable.locate(member), override)
 
 
 def _find_near_copies(usable: UsableImages, unique: np.ndarray, max_distance: int) -> Iterator[Finding]:
@@ -216,9 +210,5 @@ def _find_near_copies(usable: UsableImages, unique: np.ndarray, max_distance: in
             continue
         reported |= {(first, kind), (second, kind)} if kind == "near-contradiction" else {(first, kind)}
         bits = f"{distance} of 128 bits differ"
-        if differ:
-            labels = usable.format_labels(first), usable.format_labels(second)
-            detail = f"labelled {labels[0]}; {usable.name(second)} is labelled {labels[1]} ({bits})"
-        else:
-            detail = f"similar to {usable.name(second)} ({bits})"
-        yield make_finding(kind, usable.name(first), detail, usable.locate(first))
+        detail = usable.describe_contradiction(first, second) if differ else f"similar to {usable.name(second)}"
+        yield Finding(kind, usable.name(first), f"{detail} ({bits})", usable.locate(first))

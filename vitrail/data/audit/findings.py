@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vitrail.data.audit.image import ImageInspection
-from vitrail.data.audit.scan import SplitScan, is_in_memory
+from vitrail.data.audit.scan import Scans, SplitScan, is_in_memory
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.folders import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, is_ignored_name
 
@@ -16,9 +16,8 @@ Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # most severe first
 
 
-@dataclass(frozen=True)
-class FindingKind:
-    """A kind of problem."""
+class Kind(NamedTuple):
+    """A kind of finding."""
 
     severity: Severity
     title: str
@@ -27,36 +26,34 @@ class FindingKind:
 
 REFETCH = "download again or delete; training skips them"
 FINDING_KINDS = {
-    "zero-byte": FindingKind("error", "empty files", REFETCH),
-    "truncated": FindingKind("error", "image data ends too early", REFETCH),
-    "unreadable": FindingKind("error", "unreadable images", REFETCH),
-    "not-an-image": FindingKind("error", "files that are not images", "check the download; training skips them"),
-    "bomb": FindingKind("error", "images too large to decode safely", "make them smaller; training skips them"),
-    "empty-class": FindingKind("error", "classes without images", "add images, or remove the folder"),
-    "classes-differ": FindingKind("error", "classes that differ between splits", "give every split the same classes"),
-    "tool-folder": FindingKind("error", "tool folders used as classes", "move them out of the data"),
-    "contradiction": FindingKind("error", "identical images with different labels", "keep one copy with one label"),
-    "leak": FindingKind("error", "identical images in two splits", "delete the training copy; --quarantine lists it"),
-    "near-leak": FindingKind("warning", "similar images in two splits", "compare them: results may be too optimistic"),
-    "near-contradiction": FindingKind(
+    "zero-byte": Kind("error", "empty files", REFETCH),
+    "truncated": Kind("error", "image data ends too early", REFETCH),
+    "unreadable": Kind("error", "unreadable images", REFETCH),
+    "not-an-image": Kind("error", "files that are not images", "check the download; training skips them"),
+    "bomb": Kind("error", "images too large to decode safely", "make them smaller; training skips them"),
+    "empty-class": Kind("error", "classes without images", "add images, or remove the folder"),
+    "classes-differ": Kind("error", "classes that differ between splits", "give every split the same classes"),
+    "tool-folder": Kind("error", "tool folders used as classes", "move them out of the data"),
+    "contradiction": Kind("error", "identical images with different labels", "keep one copy with one label"),
+    "leak": Kind("error", "identical images in two splits", "delete the training copy; --quarantine lists it"),
+    "near-leak": Kind("warning", "similar images in two splits", "compare them: results may be too optimistic"),
+    "near-contradiction": Kind(
         "warning", "similar images with different labels", "compare them: one label may be wrong"
     ),
-    "duplicate": FindingKind("warning", "identical images in one split", "keep one: copies count twice"),
-    "large": FindingKind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
-    "tiny": FindingKind("warning", "very small images", "delete thumbnails and tracking pixels"),
-    "thin-class": FindingKind("warning", "classes too small to be split", "add images"),
-    "outside": FindingKind("warning", "images that are not used", "move them into a class folder, or convert them"),
-    "imbalance": FindingKind("warning", "imbalanced classes", "balance the sampling or weight the classes"),
-    "near-duplicate": FindingKind("note", "similar images in one split", "keep one if both are the same photograph"),
-    "wrong-suffix": FindingKind(
-        "note", "suffix of another format", "harmless: the content is used; rename to be clean"
-    ),
-    "mode": FindingKind("note", "unusual pixel formats", "harmless: converted when read"),
-    "turned": FindingKind("note", "images with an EXIF orientation", "harmless: rotated when read"),
-    "animated": FindingKind("note", "animated or multi-page images", "harmless: the first frame is used"),
-    "hidden": FindingKind("note", "hidden files and tool files", "harmless: ignored"),
-    "other-file": FindingKind("note", "other files", "harmless: ignored"),
-    "passed-over": FindingKind("note", "ignored entries", "harmless, if none of them is training data"),
+    "duplicate": Kind("warning", "identical images in one split", "keep one: copies count twice"),
+    "large": Kind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
+    "tiny": Kind("warning", "very small images", "delete thumbnails and tracking pixels"),
+    "thin-class": Kind("warning", "classes too small to be split", "add images"),
+    "outside": Kind("warning", "images that are not used", "move them into a class folder, or convert them"),
+    "imbalance": Kind("warning", "imbalanced classes", "balance the sampling or weight the classes"),
+    "near-duplicate": Kind("note", "similar images in one split", "keep one if both are the same photograph"),
+    "wrong-suffix": Kind("note", "suffix of another format", "harmless: the content is used; rename to be clean"),
+    "mode": Kind("note", "unusual pixel formats", "harmless: converted when read"),
+    "turned": Kind("note", "images with an EXIF orientation", "harmless: rotated when read"),
+    "animated": Kind("note", "animated or multi-page images", "harmless: the first frame is used"),
+    "hidden": Kind("note", "hidden files and tool files", "harmless: ignored"),
+    "other-file": Kind("note", "other files", "harmless: ignored"),
+    "passed-over": Kind("note", "ignored entries", "harmless, if none of them is training data"),
 }
 UNUSABLE_KINDS = ("zero-byte", "truncated", "unreadable", "not-an-image", "bomb")
 
@@ -68,18 +65,15 @@ class Finding:
     kind: str
     path: str  # of the image, or split/class
     detail: str
-    severity: Severity
     location: tuple[str, int] | None = None  # split and index of the image
+    own_severity: Severity | None = None  # instead of that of its kind
+
+    @property
+    def severity(self) -> Severity:
+        return self.own_severity or FINDING_KINDS[self.kind].severity
 
     def to_dict(self) -> dict[str, str]:
         return {"kind": self.kind, "path": self.path, "detail": self.detail, "severity": self.severity}
-
-
-def make_finding(
-    kind: str, path: str, detail: str, location: tuple[str, int] | None = None, severity: Severity | None = None
-) -> Finding:
-    """Return a finding with the severity of its kind, unless another is given."""
-    return Finding(kind, path, detail, severity or FINDING_KINDS[kind].severity, location)
 
 
 MIN_SIDE = 8  # pixels
@@ -100,26 +94,24 @@ MODE_NAMES = {
 }
 
 
-def find_image_problems(split: str, scan: SplitScan, min_side: int = MIN_SIDE) -> Iterator[Finding]:
+def find_image_problems(split: str, scan: SplitScan, min_side: int) -> Iterator[Finding]:
     """Yield the findings about single images of a split."""
     images = scan.images
     if is_in_memory(images.store):
         return
     for index, inspection in sorted(scan.notable.items()):
-        path = images.name(index)
         for kind, detail in _iter_problems(inspection):
-            yield make_finding(kind, path, detail, (split, index))
+            yield Finding(kind, images.name(index), detail, (split, index))
     for index, name in sorted(scan.wrong_suffix.items()):
-        yield make_finding("wrong-suffix", images.name(index), f"is {name}", (split, index))
+        yield Finding("wrong-suffix", images.name(index), f"is {name}", (split, index))
     for index in np.flatnonzero(scan.has_thumb & (scan.sizes.min(1) < min_side)).tolist():
         width, height = scan.sizes[index].tolist()
-        yield make_finding("tiny", images.name(index), f"{width}×{height} pixels", (split, index))
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit:
-        for index in np.flatnonzero(scan.has_thumb & (scan.sizes.astype(np.int64).prod(1) > limit)).tolist():
-            width, height = scan.sizes[index].tolist()
-            detail = f"{width}×{height}, {width * height / 1e6:,.0f} megapixels"
-            yield make_finding("large", images.name(index), detail, (split, index))
+        yield Finding("tiny", images.name(index), f"{width}×{height} pixels", (split, index))
+    pixels, limit = scan.sizes.astype(np.int64).prod(1), Image.MAX_IMAGE_PIXELS or np.inf
+    for index in np.flatnonzero(scan.has_thumb & (pixels > limit)).tolist():
+        width, height = scan.sizes[index].tolist()
+        detail = f"{width}×{height}, {width * height / 1e6:,.0f} megapixels"
+        yield Finding("large", images.name(index), detail, (split, index))
 
 
 def classify_skipped(reason: str) -> str:
@@ -148,28 +140,16 @@ def _iter_problems(inspection: ImageInspection) -> Iterator[tuple[str, str]]:
 MAX_IMBALANCE = 10.0  # ratio of the largest to the smallest class
 
 
-def find_class_problems(
-    dataset: Dataset, scans: dict[str, SplitScan], max_imbalance: float = MAX_IMBALANCE
-) -> Iterator[Finding]:
+def find_class_problems(dataset: Dataset, scans: Scans, max_imbalance: float) -> Iterator[Finding]:
     """Yield the findings about classes, counting usable images only."""
-    counts = {
-        split: dict(zip(scan.images.classes, count_usable(scan).tolist(), strict=True)) for split, scan in scans.items()
-    }
+    counts = {split: scan.images.select(scan.find_usable()).class_counts for split, scan in scans.items()}
     split_by_content = any("by content" in note for note in dataset.notes)
     for name in sorted({name for split_counts in counts.values() for name in split_counts}):
         if dataset.kind == "folder" and is_ignored_name(name):
-            yield make_finding("tool-folder", name, "a folder created by a tool is used as a class")
+            yield Finding("tool-folder", name, "a folder created by a tool is used as a class")
         yield from _check_presence(name, counts, split_by_content)
     if "train" in counts:
         yield from _check_balance(counts["train"], max_imbalance)
-
-
-def count_usable(scan: SplitScan) -> np.ndarray:
-    """Return the number of usable images of each class, [K]."""
-    bad = [index for index, result in scan.notable.items() if result.problem in UNUSABLE_KINDS]
-    keep = np.ones(len(scan.images), dtype=bool)
-    keep[bad] = False
-    return scan.images.select(keep).count_classes() if len(keep) else scan.images.count_classes()
 
 
 def _check_presence(name: str, counts: dict[str, dict[str, int]], split_by_content: bool) -> Iterator[Finding]:
@@ -177,7 +157,7 @@ def _check_presence(name: str, counts: dict[str, dict[str, int]], split_by_conte
     present = [split for split, split_counts in counts.items() if split_counts.get(name)]
     if not present:
         split = next(split for split, split_counts in counts.items() if name in split_counts)
-        yield make_finding("empty-class", f"{split}/{name}", "no usable image in any split")
+        yield Finding("empty-class", f"{split}/{name}", "no usable image in any split")
         return
     for split, split_counts in counts.items():
         if split_counts.get(name):
@@ -185,11 +165,11 @@ def _check_presence(name: str, counts: dict[str, dict[str, int]], split_by_conte
         count = counts[present[0]][name]
         location, found = f"{present[0]}/{name}", f"{count:,} image{'s' if count > 1 else ''} in {present[0]}"
         if split_by_content:
-            yield make_finding("thin-class", location, f"{found}, none left for {split}")
+            yield Finding("thin-class", location, f"{found}, none left for {split}")
         elif name in split_counts:
-            yield make_finding("empty-class", f"{split}/{name}", f"{found}, no usable image in {split}")
+            yield Finding("empty-class", f"{split}/{name}", f"{found}, no usable image in {split}")
         else:
-            yield make_finding("classes-differ", location, f"{found}, no such class in {split}")
+            yield Finding("classes-differ", location, f"{found}, no such class in {split}")
 
 
 def _check_balance(counts: dict[str, int], max_imbalance: float) -> Iterator[Finding]:
@@ -201,4 +181,4 @@ def _check_balance(counts: dict[str, int], max_imbalance: float) -> Iterator[Fin
     if counts[most] >= max_imbalance * counts[least]:
         ratio = counts[most] / counts[least]
         detail = f"{counts[least]:,} images; {most} has {counts[most]:,}, {ratio:.0f} times as many"
-        yield make_finding("imbalance", f"train/{least}", detail)
+        yield Finding("imbalance", f"train/{least}", detail)

@@ -26,6 +26,7 @@ IMAGE_SIGNATURES = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
     b"\0\0\0\x0cjP  ": "JPEG2000",
+    b"\xffO\xffQ": "JPEG2000",
 }
 OTHER_SIGNATURES = {
     b"%PDF": "a PDF",
@@ -101,7 +102,8 @@ def inspect_bytes(data: bytes) -> ImageInspection:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the size is a finding of its own
             image = Image.open(io.BytesIO(data), formats=supported_formats())
-            inspection = ImageInspection("", "", digest, b"", image.format or kind, _describe_mode(image), *image.size)
+            mode = image.mode + ("+alpha" if "transparency" in image.info else "")
+            inspection = ImageInspection("", "", digest, b"", image.format or kind, mode, *image.size)
             if truncation := _find_truncation(data, kind):
                 return replace(inspection, problem=truncation[0], detail=truncation[1])
             animated = kind != "JPEG" and bool(getattr(image, "is_animated", False))  # a JPEG may hold a preview
@@ -121,21 +123,17 @@ def inspect_bytes(data: bytes) -> ImageInspection:
 
 def sniff_format(data: bytes) -> str:
     """Return the format by the first bytes, or a description of other content."""
-    for magic, name in IMAGE_SIGNATURES.items():
-        if data.startswith(magic):
-            return name
+    if name := next((name for magic, name in IMAGE_SIGNATURES.items() if data.startswith(magic)), None):
+        return name
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
     if data[4:8] == b"ftyp":
         return "AVIF" if b"avi" in data[8:64] else "a video, or HEIC"
     if data[:1] == b"P" and data[1:2] in b"1234567" and data[2:3].isspace():
         return "PPM"
-    if data[:4] == b"\xffO\xffQ":
-        return "JPEG2000"
     head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
-    for magic, name in OTHER_SIGNATURES.items():
-        if head.startswith(magic):
-            return name
+    if name := next((name for magic, name in OTHER_SIGNATURES.items() if head.startswith(magic)), None):
+        return name
     if not data.strip(b"\0"):
         return f"{len(data):,} zeros"
     try:
@@ -191,10 +189,6 @@ def _make_thumb(image: Image.Image) -> bytes:
         image = Image.new("RGB", rgba.size)
         image.paste(rgba, mask=rgba.getchannel("A"))
     return image.convert("L").resize((THUMB_SIDE, THUMB_SIDE), Image.Resampling.BOX).tobytes()
-
-
-def _describe_mode(image: Image.Image) -> str:
-    return image.mode + ("+alpha" if "transparency" in image.info else "")
 
 
 def _has_exif_rotation(image: Image.Image) -> bool:

@@ -7,19 +7,23 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import sqlite3
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import astuple, fields
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from vitrail.data.audit.cache import FileStamp, InspectionCache
 from vitrail.data.audit.image import THUMB_SIDE, ImageInspection, inspect_image
 from vitrail.data.dataset import Dataset, Images, Store
 from vitrail.utils.devices import count_cores
+from vitrail.utils.files import cache_directory
 from vitrail.utils.progress import ProgressCallback
 
 InspectionTask = tuple[int, list[int]]  # index of a split, and indices of its images
@@ -28,6 +32,95 @@ TASKS_PER_WORKER = 2  # one in progress, one waiting
 CACHE_QUERY_SIZE = 2048  # images per cache lookup
 # A forked process shares the listing of a million files without a copy. Forking is safe on Linux only.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+
+
+FileStamp = tuple[int, int]  # size and time
+COLUMNS = [field.name for field in fields(ImageInspection)]
+# The name has a hash of the fields: a changed ImageInspection uses a new table.
+TABLE = "looks_1_" + hashlib.blake2b(" ".join(COLUMNS).encode(), digest_size=4).hexdigest()
+COMMIT_INTERVAL_SECONDS = 2.0  # at most this much work is lost when the process is killed
+MAX_NAMES_PER_QUERY = 500
+
+
+class InspectionCache:
+    """Cache of inspections by path, size and modification time. Closing saves them.
+
+    It is one SQLite file for each dataset root, in the user's cache directory. A damaged file is replaced. If it cannot be
+    written, or `root` is None, nothing is cached.
+    """
+
+    def __init__(self, root: str | None) -> None:
+        self.connection: sqlite3.Connection | None = None
+        self.last_commit = time.monotonic()
+        if root is not None:
+            name = hashlib.blake2b(os.fsencode(os.path.abspath(root)), digest_size=10).hexdigest()
+            with suppress(OSError, RuntimeError):  # no home directory or no permission: no cache
+                path = cache_directory() / f"check-{name}.sqlite"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self.connection = _open_database(path)
+
+    def get(self, names: Sequence[str], stamps: Sequence[FileStamp | None]) -> list[ImageInspection | None]:
+        """Return the inspection of each image, or None."""
+        rows: dict[tuple, tuple] = {}  # by name, size and time
+        keys = [os.fsencode(name) for name in names]
+        with self._disable_on_error() as connection:
+            for start in range(0, len(keys) if connection else 0, MAX_NAMES_PER_QUERY):
+                part = keys[start : start + MAX_NAMES_PER_QUERY]
+                query = f"SELECT * FROM {TABLE} WHERE path IN ({','.join('?' * len(part))})"
+                rows |= {row[:3]: row[3:] for row in connection.execute(query, part)}
+        found = [rows.get((key, *stamp)) if stamp else None for key, stamp in zip(keys, stamps, strict=True)]
+        return [ImageInspection(*row) if row else None for row in found]
+
+    def put(self, rows: Iterable[tuple[str, FileStamp | None, ImageInspection]]) -> None:
+        """Store the inspections of images that have a stamp."""
+        with self._disable_on_error() as connection:
+            if connection:
+                marks = ",".join("?" * (3 + len(COLUMNS)))
+                values = ((os.fsencode(name), *stamp, *astuple(found)) for name, stamp, found in rows if stamp)
+                connection.executemany(f"INSERT OR REPLACE INTO {TABLE} VALUES ({marks})", values)
+                if time.monotonic() - self.last_commit > COMMIT_INTERVAL_SECONDS:
+                    connection.commit()
+                    self.last_commit = time.monotonic()
+
+    def close(self) -> None:
+        with self._disable_on_error() as connection:
+            if connection:
+                connection.commit()
+                connection.close()
+        self.connection = None
+
+    @contextmanager
+    def _disable_on_error(self) -> Iterator[Any]:
+        """Yield the connection; after an error, such as a full disk or a lock held too long, go on without a cache."""
+        try:
+            yield self.connection
+        except sqlite3.Error:
+            connection, self.connection = self.connection, None
+            if connection:
+                with suppress(sqlite3.Error):
+                    connection.close()
+
+
+def _open_database(path: Path) -> sqlite3.Connection | None:
+    """Open the database and create the table; replace a damaged file."""
+    for attempt in range(2):
+        connection = None
+        try:
+            connection = sqlite3.connect(path, timeout=1.0)
+            connection.execute("PRAGMA synchronous = OFF")  # a corrupt file is replaced
+            if path.stat().st_size < 2**24:
+                connection.execute("PRAGMA quick_check(1)")
+            columns = f"path BLOB PRIMARY KEY, size, time, {', '.join(COLUMNS)}"
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns}) WITHOUT ROWID")
+            return connection
+        except sqlite3.DatabaseError as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, sqlite3.OperationalError) or attempt:  # locked or no permission: not damaged
+                return None
+            with suppress(OSError):
+                path.unlink()
+    return None
 
 
 class SplitScan:
@@ -58,19 +151,25 @@ class SplitScan:
         if inspection.has_wrong_suffix(name):
             self.wrong_suffix[index] = inspection.format
 
+    def find_usable(self) -> np.ndarray:
+        """Return a mask of the images without a problem, [n]."""
+        usable = np.ones(len(self.images), dtype=bool)
+        usable[[index for index, inspection in self.notable.items() if inspection.problem]] = False
+        return usable
+
+
+Scans = dict[str, SplitScan]  # by split
+
 
 def is_in_memory(store: Store) -> bool:
     """Return True if the store is an array of decoded pixels, which cannot be corrupt."""
     return isinstance(getattr(store, "pixels", None), np.ndarray)
 
 
-def scan_dataset(
-    dataset: Dataset, cache: bool, workers: int | None, progress: ProgressCallback | None
-) -> dict[str, SplitScan]:
+def scan_dataset(dataset: Dataset, cache: bool, workers: int | None, progress: ProgressCallback | None) -> Scans:
     """Inspect every image, or take its result from the cache."""
     scans = {split: SplitScan(images) for split, images in dataset.splits.items()}
-    total = sum(map(len, dataset.splits.values()))
-    done = 0
+    total, done = sum(map(len, dataset.splits.values())), 0
 
     def report(count: int) -> None:
         nonlocal done
@@ -84,12 +183,8 @@ def scan_dataset(
             report(len(scan.images))
     file_scans = [scan for scan in scans.values() if not is_in_memory(scan.images.store) and len(scan.images)]
     if file_scans:
-        inspections = InspectionCache(dataset.source) if cache else None
-        try:
+        with closing(InspectionCache(dataset.source if cache else None)) as inspections:
             _scan_files(file_scans, dataset.source, inspections, workers, report)
-        finally:
-            if inspections:
-                inspections.close()
     return scans
 
 
@@ -103,7 +198,7 @@ def _hash_arrays(scan: SplitScan) -> None:
 
 
 def _scan_files(
-    scans: list[SplitScan], root: str, cache: InspectionCache | None, workers: int | None, report: Callable[[int], None]
+    scans: list[SplitScan], root: str, cache: InspectionCache, workers: int | None, report: Callable[[int], None]
 ) -> None:
     """Inspect files and archive members that are not in the cache."""
     pending: dict[tuple[int, int], tuple[str, FileStamp | None]] = {}  # (split, index): name and stamp
@@ -114,8 +209,8 @@ def _scan_files(
             for start in range(0, len(scan.images), CACHE_QUERY_SIZE):
                 indices = range(start, min(start + CACHE_QUERY_SIZE, len(scan.images)))
                 names = [scan.images.name(index).removeprefix(root) for index in indices]
-                stamps = [_read_stamp(scan.images, index) if cache else None for index in indices]
-                cached = cache.get(names, stamps) if cache else [None] * len(names)
+                stamps = [_read_stamp(scan.images, index) for index in indices]
+                cached = cache.get(names, stamps)
                 for index, name, stamp, inspection in zip(indices, names, stamps, cached, strict=True):
                     if inspection is not None:
                         scan.add(index, name, inspection)
@@ -135,10 +230,8 @@ def _scan_files(
         names, stamps = zip(*(pending.pop((split, index)) for index in indices), strict=True)
         for index, name, inspection in zip(indices, names, results, strict=True):
             scans[split].add(index, name, inspection)
-        if cache:  # transient problems are not cached
-            rows = [row for row in zip(names, stamps, results, strict=True) if not row[2].passing]
-            if rows:
-                cache.put(*zip(*rows, strict=True))
+        rows = zip(names, stamps, results, strict=True)
+        cache.put(row for row in rows if not row[2].passing)  # transient problems are not cached
         report(len(indices))
 
 
@@ -165,17 +258,15 @@ def inspect_in_parallel(
     try:
         while True:
             for worker in pool:
-                while len(worker.tasks) < TASKS_PER_WORKER and (
-                    task := retries.popleft() if retries else next(waiting, None)
-                ):
+                while len(worker.tasks) < TASKS_PER_WORKER:
+                    if (task := retries.popleft() if retries else next(waiting, None)) is None:
+                        break
                     worker.send_task(task)
             busy = [worker for worker in pool if worker.tasks]
             if not busy:
                 return
             ready = wait([worker.pipe for worker in busy])
-            for worker in busy:
-                if worker.pipe not in ready:
-                    continue
+            for worker in (worker for worker in busy if worker.pipe in ready):
                 try:
                     results = worker.pipe.recv()
                 except (EOFError, OSError):
@@ -187,8 +278,8 @@ def inspect_in_parallel(
                         yield crashed, [ImageInspection("unreadable", f"the decoder crashed ({cause})", passing=True)]
                     else:
                         retries.extend((crashed[0], [index]) for index in crashed[1])
-                    continue
-                yield worker.tasks.popleft(), results
+                else:
+                    yield worker.tasks.popleft(), results
     finally:
         for worker in pool:
             worker.pipe.close()  # the worker exits when its pipe closes
@@ -203,9 +294,8 @@ class _Worker:
         context = multiprocessing.get_context(START_METHOD)
         self.tasks = deque[InspectionTask]()
         self.pipe, worker_pipe = context.Pipe()
-        self.process: BaseProcess = context.Process(
-            target=_run_worker, args=(worker_pipe, self.pipe, splits), daemon=True
-        )
+        arguments = (worker_pipe, self.pipe, splits)
+        self.process = context.Process(target=_run_worker, args=arguments, daemon=True)
         self.process.start()
         worker_pipe.close()
 

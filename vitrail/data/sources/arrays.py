@@ -7,7 +7,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -19,28 +19,71 @@ from vitrail.data.dataset import Dataset, Images
 from vitrail.data.sources import splits as parts
 
 
+class PixelStore:
+    """Base of stores of decoded pixels. `origins` has the first image of each file, and the file."""
+
+    origins: tuple[tuple[int, str], ...]
+
+    def image_pixels(self, item: int) -> np.ndarray:
+        """Return the pixels of an image, uint8 [H, W] for grey or [H, W, 3]."""
+        raise NotImplementedError
+
+    def locate(self, item: int) -> tuple[str, int]:
+        """Return the file of an image, and its row in it."""
+        start, file = next((start, file) for start, file in reversed(self.origins) if start <= item)
+        return file, item - start
+
+    def name(self, item: int) -> str:
+        file, row = self.locate(item)
+        return f"{file}[{row}]"
+
+    def open(self, item: int) -> Image.Image:
+        return Image.fromarray(self.image_pixels(item))
+
+    def data(self, item: int) -> bytes:
+        return self.image_pixels(item).tobytes()
+
+    def stamp(self, item: int) -> tuple[int, int] | None:
+        return None
+
+
 @dataclass(frozen=True, eq=False)
-class ArrayStore:
+class ArrayStore(PixelStore):
     """A store in memory: every image is a slice of one array."""
 
     pixels: np.ndarray  # uint8, [n, H, W] for grey or [n, H, W, 3]
-    origins: tuple[tuple[int, str], ...]  # first image of each file, and the file
+    origins: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def from_files(cls, arrays: Sequence[tuple[str, np.ndarray]]) -> "ArrayStore":
+        """Return the images of several files, one after another."""
+        starts = np.cumsum([0, *(len(pixels) for _, pixels in arrays)]).tolist()
+        pixels = np.ascontiguousarray(np.concatenate([pixels for _, pixels in arrays]))
+        return cls(pixels, tuple((start, file) for start, (file, _) in zip(starts, arrays, strict=False)))
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def name(self, item: int) -> str:
-        start, file = next((start, file) for start, file in reversed(self.origins) if start <= item)
-        return f"{file}[{item - start}]"
+    def image_pixels(self, item: int) -> np.ndarray:
+        return self.pixels[item]
 
-    def open(self, item: int) -> Image.Image:
-        return Image.fromarray(self.pixels[item])
 
-    def data(self, item: int) -> bytes:
-        return self.pixels[item].tobytes()
-
-    def stamp(self, item: int) -> tuple[int, int] | None:
-        return None
+def build_dataset(
+    root: str,
+    kind: str,
+    store: ArrayStore,
+    targets: dict[str, np.ndarray],
+    classes: tuple[str, ...],
+    notes: list[str],
+    options: parts.ReadOptions,
+) -> Dataset:
+    """Build the dataset of a store that holds one split after another."""
+    splits, start = {}, 0
+    for split, values in targets.items():
+        splits[split] = Images(store, np.arange(start, start + len(values)), values, classes, split)
+        start += len(values)
+    splits = parts.add_validation_split(splits, options, parts.HOLDOUT_FRACTIONS, notes)
+    return Dataset(root, kind, splits, tuple(notes))
 
 
 DIGITS_FRACTIONS: parts.Fractions = (0.7, 0.15, 0.15)
@@ -53,11 +96,8 @@ def read_digits(source: str, options: parts.ReadOptions) -> Dataset:
     targets = np.array([int(label) for label in "".join(labels)], dtype=np.int64)
     with (files("vitrail.data") / "digits.png").open("rb") as file, Image.open(file) as sheet:
         pixels = np.asarray(sheet)  # [45·8, 40·8]
-    tiles = (
-        pixels.reshape(-1, DIGIT_SIDE, DIGITS_PER_ROW, DIGIT_SIDE)
-        .swapaxes(1, 2)
-        .reshape(-1, DIGIT_SIDE, DIGIT_SIDE)[: len(targets)]
-    )
+    tiles = pixels.reshape(-1, DIGIT_SIDE, DIGITS_PER_ROW, DIGIT_SIDE).swapaxes(1, 2)
+    tiles = tiles.reshape(-1, DIGIT_SIDE, DIGIT_SIDE)[: len(targets)]
     store = ArrayStore(np.ascontiguousarray(tiles), ((0, "digits"),))
     images = Images(store, np.arange(len(targets)), targets, tuple("0123456789"), "train")
     fractions = parts.check_fractions(options.fractions or DIGITS_FRACTIONS)
@@ -99,27 +139,17 @@ def read_idx(root: str, options: parts.ReadOptions) -> Dataset:
     """Read a folder of IDX files."""
     files = find_idx_files(os.listdir(root))
     paths = {key: os.path.join(root, name) for key, name in files.items()}
-    whole = {
-        split: read_idx_pair(root, paths, split) for split in ("train", "test") if any(key[0] == split for key in paths)
-    }
-    images, labels = [images for images, _ in whole.values()], [labels for _, labels in whole.values()]
-    notes: list[str] = []
+    present = [split for split in ("train", "test") if any(key[0] == split for key in paths)]
+    pairs = [read_idx_pair(root, paths, split) for split in present]
+    images, notes = [images for images, _ in pairs], []
     if len({array.shape[1:] for array in images}) > 1:
         raise ValueError(f"{root} has different image sizes for training and testing")
     if any(name.startswith("emnist-") for name in files.values()):
         images = [array.swapaxes(1, 2) for array in images]
         notes.append("EMNIST images are stored transposed and were transposed back")
-    classes, targets = encode_idx_labels(labels)
-    starts = np.cumsum([0, *map(len, images)]).tolist()
-    store = ArrayStore(
-        np.concatenate(images), tuple((at, paths[s, "images"]) for at, s in zip(starts, whole, strict=False))
-    )
-    splits = {
-        split: Images(store, np.arange(start, start + len(split_targets)), split_targets, classes, split)
-        for split, start, split_targets in zip(whole, starts, targets, strict=False)
-    }
-    splits = parts.add_validation_split(splits, options, parts.HOLDOUT_FRACTIONS, notes)
-    return Dataset(root, "idx", splits, tuple(notes))
+    classes, targets = encode_idx_labels([labels for _, labels in pairs])
+    store = ArrayStore.from_files([(paths[s, "images"], array) for s, array in zip(present, images, strict=True)])
+    return build_dataset(root, "idx", store, dict(zip(present, targets, strict=True)), classes, notes, options)
 
 
 def read_idx_pair(root: str, paths: dict[tuple[str, str], str], split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -230,27 +260,14 @@ def build_cifar(
     classes = tuple(line.strip() for line in lines if line.strip())
     if len(classes) != layout.n_classes or len(set(classes)) != layout.n_classes:
         raise ValueError(f"{files[layout.names_file]} has {len(set(classes))} class names, expected {layout.n_classes}")
-    split_files = {
-        "train": sorted(filter(layout.train_pattern.fullmatch, files)),
-        "test": [layout.test_file] if layout.test_file in files else [],
-    }
-    images, labels, origins, count, splits = [], {}, [], 0, {}
-    for split, batches in split_files.items():
-        for name in batches:
-            targets, pixels = parse_cifar_batch(load(name), files[name], layout)
-            origins.append((count, files[name]))
-            images.append(pixels)
-            labels.setdefault(split, []).append(targets)
-            count += len(targets)
-    store = ArrayStore(np.concatenate(images), tuple(origins))
-    start = 0
-    for split, batches in labels.items():
-        targets = np.concatenate(batches)
-        splits[split] = Images(store, np.arange(start, start + len(targets)), targets, classes, split)
-        start += len(targets)
-    notes: list[str] = []
-    splits = parts.add_validation_split(splits, options, parts.HOLDOUT_FRACTIONS, notes)
-    return Dataset(source, "cifar", splits, tuple(notes))
+    test_files = [layout.test_file] if layout.test_file in files else []
+    arrays, targets = [], {}
+    for split, batches in (("train", sorted(filter(layout.train_pattern.fullmatch, files))), ("test", test_files)):
+        parsed = [parse_cifar_batch(load(name), files[name], layout) for name in batches]
+        arrays += [(files[name], pixels) for name, (_, pixels) in zip(batches, parsed, strict=True)]
+        if parsed:
+            targets[split] = np.concatenate([labels for labels, _ in parsed])
+    return build_dataset(source, "cifar", ArrayStore.from_files(arrays), targets, classes, [], options)
 
 
 def parse_cifar_batch(data: bytes, name: str, layout: CifarLayout) -> tuple[np.ndarray, np.ndarray]:
@@ -262,5 +279,4 @@ def parse_cifar_batch(data: bytes, name: str, layout: CifarLayout) -> tuple[np.n
     targets = records[:, layout.label_bytes - 1].astype(np.int64)
     if targets.max() >= layout.n_classes:
         raise ValueError(f"{name} has the label {targets.max()} of {layout.n_classes} classes: download it again")
-    pixels = records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return targets, np.ascontiguousarray(pixels)
+    return targets, records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)

@@ -27,15 +27,12 @@ def expand_pattern(pattern: str) -> list[str]:
     """Return the files that match a pattern. Files named by braces must exist."""
     paths: list[str] = []
     for path in expand_braces(pattern):
-        if any(letter in path for letter in "*?["):
-            matches = sorted(glob.glob(path))
-            if not matches:
-                raise FileNotFoundError(f"no file matches {path}")
-            paths += matches
-        elif not os.path.isfile(path):
+        matches = sorted(glob.glob(path)) if is_pattern(path) else [path]
+        if not matches:
+            raise FileNotFoundError(f"no file matches {path}")
+        if not is_pattern(path) and not os.path.isfile(path):
             raise FileNotFoundError(f"missing file {path} of {pattern}")
-        else:
-            paths.append(path)
+        paths += matches
     return list(dict.fromkeys(paths))
 
 
@@ -56,10 +53,6 @@ def expand_braces(pattern: str) -> list[str]:
         raise ValueError(f"{pattern}: {{{inside}}} is neither a range, {{000..009}}, nor a list, {{train,val}}")
     before, after = pattern[: match.start()], pattern[match.end() :]
     return [word for choice in choices for word in expand_braces(before + choice + after)]
-
-
-TABLE_SUFFIXES = (".csv", ".tsv")
-ARCHIVE_SUFFIXES = (".tar.gz", ".tgz")
 
 
 def load_dataset(
@@ -168,9 +161,9 @@ def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) ->
 def detect_file_kind(file: str) -> str:
     """Return the kind of a file by its name."""
     name = os.path.basename(file).lower()
-    if name.endswith(ARCHIVE_SUFFIXES):
+    if name.endswith((".tar.gz", ".tgz")):
         return "archive"
-    if name.endswith(TABLE_SUFFIXES):
+    if name.endswith((".csv", ".tsv")):
         return "csv"
     if IDX_NAME.fullmatch(name):
         return "idx"

@@ -161,18 +161,13 @@ DATASET_NAMES = (BUILTIN, *PUBLISHED_DATASETS)
 def data_directory() -> Path:
     """Return the download directory: $VITRAIL_DATA, or the user's cache."""
     path = os.environ.get("VITRAIL_DATA")
-    return Path(path).expanduser() if path else user_data_cache()
-
-
-def user_data_cache() -> Path:
-    """Return the user's cache of datasets."""
-    return cache_directory() / "data"
+    return Path(path).expanduser() if path else cache_directory() / "data"
 
 
 def find_local(name: str) -> str | None:
     """Return the folder or file of a dataset on this machine, or None if it is missing or incomplete."""
     published = PUBLISHED_DATASETS[name]
-    for root in dict.fromkeys((data_directory(), user_data_cache(), SYSTEM_DIRECTORY)):
+    for root in dict.fromkeys((data_directory(), cache_directory() / "data", SYSTEM_DIRECTORY)):
         for child in (name, *(f"{name}/{alias}" for alias in published.aliases), *published.aliases):
             if has_dataset(root / child, published):
                 return str(root / child)

@@ -4,6 +4,8 @@ import os
 import stat
 from array import array
 from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from PIL import Image
@@ -12,33 +14,41 @@ from vitrail.data.decode import open_image
 
 
 class FileStore:
-    """A store of files: names in one byte string, folders in a list."""
+    """A growing store of files: names in one byte string, folders in a list."""
 
-    def __init__(self, folders: list[str], folder_ids: np.ndarray, names: bytes, ends: np.ndarray) -> None:
-        self.folders = folders  # each folder once, as the user would write it
-        self.folder_ids = folder_ids  # [n] int32: folder of each file
-        self.names = names  # all file names, concatenated
-        self.ends = ends  # [n] int64: end of each name
+    def __init__(self) -> None:
+        self.folders: list[str] = []  # each folder once, as the user would write it
+        self.folder_ids = array("i")  # [n]: folder of each file
+        self.names = bytearray()  # all file names, concatenated
+        self.ends = array("q")  # [n]: end of each name
+        self.folder_numbers: dict[str, int] = {}
 
     @classmethod
     def from_paths(cls, paths: Iterable[str]) -> "FileStore":
         """Return the store of these paths, in order."""
-        folders: dict[str, int] = {}
-        folder_ids, names, ends = array("i"), bytearray(), array("q")
-        for path in paths:
-            folder, name = os.path.split(path)
-            folder_ids.append(folders.setdefault(folder, len(folders)))
-            names += os.fsencode(name)
-            ends.append(len(names))
-        return cls(list(folders), np.array(folder_ids, dtype=np.int32), bytes(names), np.array(ends, dtype=np.int64))
+        store = cls()
+        for folder, files in groupby(map(os.path.split, paths), key=itemgetter(0)):
+            store.add(folder, [name for _, name in files])
+        return store
+
+    def add(self, folder: str, names: Iterable[str]) -> int:
+        """Add files of one folder and return their number."""
+        encoded = [os.fsencode(name) for name in names]
+        self.ends.frombytes((np.cumsum([len(name) for name in encoded], dtype=np.int64) + len(self.names)).tobytes())
+        self.names += b"".join(encoded)
+        number = self.folder_numbers.setdefault(folder, len(self.folders))
+        if number == len(self.folders):
+            self.folders.append(folder)
+        self.folder_ids.extend([number] * len(encoded))
+        return len(encoded)
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def path(self, item: int) -> str:
         """Return the path of an image."""
-        start = int(self.ends[item - 1]) if item else 0
-        return os.path.join(self.folders[self.folder_ids[item]], os.fsdecode(self.names[start : self.ends[item]]))
+        name = bytes(self.names[self.ends[item - 1] if item else 0 : self.ends[item]])
+        return os.path.join(self.folders[self.folder_ids[item]], os.fsdecode(name))
 
     def name(self, item: int) -> str:
         return printable_path(self.path(item))
@@ -60,37 +70,6 @@ class FileStore:
     def stamp(self, item: int) -> tuple[int, int] | None:
         status = os.stat(self.path(item))
         return status.st_size, status.st_mtime_ns
-
-
-class FileListing:
-    """A growing list of files, converted to a store at the end."""
-
-    def __init__(self) -> None:
-        self.folders: list[str] = []
-        self.folder_ids: list[np.ndarray] = []
-        self.names = bytearray()
-        self.ends: list[np.ndarray] = []
-        self.count = 0
-
-    def add(self, folder: str, names: Iterable[str]) -> int:
-        """Add the files of one folder, and return their number."""
-        encoded = os.fsencode("\0".join(names)).split(b"\0")
-        ends = np.cumsum([len(name) for name in encoded], dtype=np.int64) + len(self.names)
-        self.names += b"".join(encoded)
-        self.ends.append(ends)
-        self.folder_ids.append(np.full(len(encoded), len(self.folders), dtype=np.int32))
-        self.folders.append(folder)
-        self.count += len(encoded)
-        return len(encoded)
-
-    def to_store(self) -> FileStore:
-        empty = np.zeros(0, dtype=np.int64)
-        return FileStore(
-            self.folders,
-            np.concatenate([empty.astype(np.int32), *self.folder_ids]),
-            bytes(self.names),
-            np.concatenate([empty, *self.ends]),
-        )
 
 
 def printable_path(path: str) -> str:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from vitrail.data.dataset import SPLITS, Dataset, Images
 from vitrail.data.decode import IMAGE_SUFFIXES
 from vitrail.data.labels import normalise_class_name, sort_class_names
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileListing, FileStore, printable_path
+from vitrail.data.sources.files import FileStore, printable_path
 
 # Folders and files created by tools and systems. Names that start with a dot are ignored too.
 TOOL_NAMES = frozenset(
@@ -41,20 +42,19 @@ def explain_skip(name: str) -> str:
     return SKIP_NOT_AN_IMAGE
 
 
-@dataclass
-class FolderContents:
+class FolderContents(NamedTuple):
     """The sorted contents of one folder."""
 
-    folders: list[str] = field(default_factory=list)
-    images: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    folders: list[str]
+    images: list[str]
+    others: list[str]
 
 
 @dataclass
 class FolderWalker:
     """A walker that collects image files and skipped entries."""
 
-    listing: FileListing = field(default_factory=FileListing)
+    files: FileStore = field(default_factory=FileStore)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     progress: parts.ProgressCallback | None = None
 
@@ -64,33 +64,29 @@ class FolderWalker:
 
     def list_folder(self, folder: str) -> FolderContents:
         """List one folder by directory entry types, without opening or stat-ing any file."""
-        contents = FolderContents()
+        folders, images, others = [], [], []
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = entry.name
                 if entry.is_dir():
-                    (contents.others if is_ignored_name(name) else contents.folders).append(name)
-                elif (
-                    name[0] != "." and name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
-                ):  # is_image_name, inlined for speed
-                    contents.images.append(name)
-                else:
-                    contents.others.append(name)
-        for names in (contents.folders, contents.images, contents.others):
-            names.sort()
-        return contents
+                    (others if is_ignored_name(name) else folders).append(name)
+                else:  # is_image_name, inlined for speed
+                    is_image = name[0] != "." and name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
+                    (images if is_image else others).append(name)
+        return FolderContents(sorted(folders), sorted(images), sorted(others))
 
     def add_tree(self, folder: str, visited: set[tuple[int, int]]) -> int:
         """Add all images below a folder; links are followed, but no folder is read twice."""
-        if folder_identity(folder) in visited:
+        identity = folder_identity(folder)
+        if identity in visited:
             self.skipped.append((printable_path(folder), SKIP_LOOP))
             return 0
-        visited.add(folder_identity(folder))
+        visited.add(identity)
         contents = self.list_folder(folder)
         self.skip(folder, contents.others)
-        count = self.listing.add(folder, contents.images) if contents.images else 0
+        count = self.files.add(folder, contents.images) if contents.images else 0
         if self.progress:
-            self.progress("listing", self.listing.count, 0)
+            self.progress("listing", len(self.files), 0)
         return count + sum(self.add_tree(os.path.join(folder, name), visited) for name in contents.folders)
 
 
@@ -115,17 +111,16 @@ def read_class_folders(root: str, options: parts.ReadOptions) -> Dataset:
     splits = find_split_folders(walker, root, top)
     if splits:
         walker.skip(root, (name for name in top.folders if name not in splits.values()), "outside the split folders")
-        listings = {
-            split: list_split(walker, os.path.join(root, folder), root, labelled) for split, folder in splits.items()
-        }
+        paths = {split: os.path.join(root, folder) for split, folder in splits.items()}
+        listings = {split: list_split(walker, path, root, labelled) for split, path in paths.items()}
         walker.skip(root, top.images, SKIP_OUTSIDE)
         walker.skip(root, top.others)
     else:
         listings = {"train": list_split(walker, root, root, labelled)}
-    if not walker.listing.count:
+    if not len(walker.files):
         raise ValueError(f"{root} has class folders without images: {LAYOUT_HELP}")
-    store, notes = walker.listing.to_store(), []
-    images = {split: listing.to_images(store, split) for split, listing in listings.items()}
+    notes: list[str] = []
+    images = {split: listing.to_images(walker.files, split) for split, listing in listings.items()}
     images = parts.add_validation_split(images, options, parts.DEFAULT_FRACTIONS, notes)
     return Dataset(root, "folder", images, tuple(notes), tuple(walker.skipped))
 
@@ -153,7 +148,7 @@ def list_split(walker: FolderWalker, folder: str, root: str, labelled: bool) -> 
     """List one split: every folder in it is a class, even an empty one."""
     contents = walker.list_folder(folder)
     if not labelled and contents.images:  # folders beside images are not classes
-        return SplitListing(walker.listing.count, {parts.UNLABELLED_CLASS: walker.add_tree(folder, set())})
+        return SplitListing(len(walker.files), {parts.UNLABELLED_CLASS: walker.add_tree(folder, set())})
     if not contents.folders and not labelled:
         raise ValueError(f"{folder} has no images")
     if not contents.folders:
@@ -162,7 +157,7 @@ def list_split(walker: FolderWalker, folder: str, root: str, labelled: bool) -> 
     walker.skip(folder, contents.images, SKIP_OUTSIDE)
     walker.skip(folder, contents.others)
     parents = {folder_identity(folder), folder_identity(root)}
-    listing = SplitListing(walker.listing.count, {})
+    listing = SplitListing(len(walker.files), {})
     classes: dict[str, list[str]] = {}
     for name in contents.folders:
         classes.setdefault(parse_class_name(folder, name), []).append(name)
@@ -175,8 +170,7 @@ def list_split(walker: FolderWalker, folder: str, root: str, labelled: bool) -> 
 def parse_class_name(folder: str, name: str) -> str:
     """Return the class name of a folder."""
     if printable_path(name) != name:
-        path = printable_path(os.path.join(folder, name))
-        raise ValueError(f"{path} is not a UTF-8 name: rename the class folder")
+        raise ValueError(f"{printable_path(os.path.join(folder, name))} is not a UTF-8 name: rename the class folder")
     return normalise_class_name(name)
 
 

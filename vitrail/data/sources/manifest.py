@@ -3,8 +3,9 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import product, takewhile
 
 import numpy as np
 
@@ -23,12 +24,11 @@ def build_dataset(
     store: Store,
     labels: Sequence[Label],
     splits: Sequence[str | None],
+    options: parts.ReadOptions,
     *,
     items: np.ndarray | None = None,
     class_order: Sequence[str] | None = None,
     shards: np.ndarray | None = None,
-    fractions: parts.Fractions | None = None,
-    progress: parts.ProgressCallback | None = None,
     notes: Sequence[str] = (),
     skipped: Sequence[tuple[str, str]] = (),
 ) -> Dataset:
@@ -51,46 +51,36 @@ def build_dataset(
             chosen_shards = None if shards is None else shards[chosen]
             built[split] = Images(store, chosen_items, targets, classes, split, chosen_shards)
     all_notes = list(notes)
-    options = parts.ReadOptions(fractions, progress=progress)
     built = parts.add_validation_split(built, options, parts.DEFAULT_FRACTIONS, all_notes)
     return Dataset(source, kind, built, tuple(all_notes), tuple(skipped))
 
 
 def encode_labels(labels: Sequence[Label], class_order: Sequence[str] | None) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the classes, and the targets: [n] indices, or [n, K] of 0 and 1 for multi-label data."""
-    multi_label = any(isinstance(label, tuple) for label in labels)
-    normalised = {
-        name: normalise_class_name(name) for label in labels for name in ((label,) if isinstance(label, str) else label)
-    }
+    names_of = [(label,) if isinstance(label, str) else label for label in labels]
+    normalised = {name: normalise_class_name(name) for names in names_of for name in names}
     classes = tuple(map(normalise_class_name, class_order)) if class_order else sort_class_names(normalised.values())
     positions = {name: i for i, name in enumerate(classes)}
     index = {name: positions[normalised_name] for name, normalised_name in normalised.items()}
-    if not multi_label:
-        return classes, np.array([index[label] for label in labels if isinstance(label, str)], dtype=np.int64)
+    if all(isinstance(label, str) for label in labels):
+        return classes, np.array([index[name] for (name,) in names_of], dtype=np.int64)
     targets = np.zeros((len(labels), len(classes)), dtype=np.uint8)
-    for row, label in enumerate(labels):
-        for name in (label,) if isinstance(label, str) else label:
-            targets[row, index[name]] = 1
+    for row, names in enumerate(names_of):
+        targets[row, [index[name] for name in names]] = 1
     return classes, targets
 
 
 def split_from_path(path: str) -> str | None:
     """Return the split in a file name's first word or its folder: `train-00000-of-00002`, `val/0.tar`."""
     folder, _, name = path.replace("\\", "/").rpartition("/")
-    word = ""
-    for letter in name:
-        if not letter.isalpha():
-            break
-        word += letter
+    word = "".join(takewhile(str.isalpha, name))
     return parts.parse_split_name(word) or parts.parse_split_name(folder.rpartition("/")[2])
 
 
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "file_path", "image_path")
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "class_name", "target", "targets", "category")
 SPLIT_COLUMNS = ("split", "subset", "set", "fold")
-MANIFEST_NAMES = tuple(
-    f"{stem}.{suffix}" for suffix in ("csv", "parquet") for stem in ("metadata", "labels", "manifest")
-)
+MANIFEST_NAME = re.compile(r"(metadata|labels|manifest)\.(csv|parquet)")
 LABEL_SEPARATOR = "|"  # between the labels of an image
 
 
@@ -109,7 +99,7 @@ def open_csv(path: str, labelled: bool) -> tuple[list[str], Iterator[tuple[int, 
     except UnicodeDecodeError as error:
         problem = f"{error.reason} at byte {error.start:,}"
         raise ValueError(f"{path} is not UTF-8 ({problem}): save it as CSV UTF-8") from None
-    for delimiter, bare in [*product(",;\t", (False,)), *product("" if labelled else ",;\t", (True,))]:
+    for bare, delimiter in product((False,) if labelled else (False, True), ",;\t"):
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         header = next(reader, []) if "\0" not in text else []
         if find_column(header, PATH_COLUMNS) is not None and (bare or find_column(header, LABEL_COLUMNS) is not None):
@@ -165,15 +155,8 @@ def read_listed_paths(
         raise ValueError(f"{manifest}: column {path_column} has no image paths, got {paths[0]!r}")
     if "://" in paths[0]:
         raise ValueError(f"{manifest}: {paths[0]} is a URL; only local files are supported")
-    return build_dataset(
-        manifest,
-        "manifest",
-        FileStore.from_paths(paths),
-        split_labels(manifest, labels, options.multi_label),
-        splits,
-        fractions=options.fractions,
-        progress=options.progress,
-    )
+    labels = split_labels(manifest, labels, options.multi_label)
+    return build_dataset(manifest, "manifest", FileStore.from_paths(paths), labels, splits, options)
 
 
 def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.LabelMode) -> list[Label]:
@@ -185,11 +168,10 @@ def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.Labe
     if multi_label is None:
         multi_label = any(isinstance(label, tuple) or LABEL_SEPARATOR in label for label in labels)
     if multi_label:
-        names_of: dict[Label, tuple[str, ...]] = {}
-        for label in labels:
-            if label not in names_of:
-                names = label.split(LABEL_SEPARATOR) if isinstance(label, str) else label
-                names_of[label] = tuple(name.strip() for name in names if name.strip())
+        names_of: dict[Label, Label] = {}  # equal labels share one tuple
+        for label in dict.fromkeys(labels):
+            names = label.split(LABEL_SEPARATOR) if isinstance(label, str) else label
+            names_of[label] = tuple(name.strip() for name in names if name.strip())
         return [names_of[label] for label in labels]
     for row, label in enumerate(labels):
         if isinstance(label, tuple) or not label.strip():
@@ -200,7 +182,7 @@ def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.Labe
 
 def find_manifest(folder: str, names: Sequence[str]) -> str | None:
     """Return the manifest of a folder, or None if there is none with the expected columns."""
-    candidates = [name for name in names if name.casefold() in MANIFEST_NAMES]
+    candidates = [name for name in names if MANIFEST_NAME.fullmatch(name.casefold())]
     if len(candidates) != 1:
         return None
     path = os.path.join(folder, candidates[0])

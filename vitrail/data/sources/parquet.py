@@ -35,11 +35,9 @@ def import_parquet() -> Any:
 class ParquetStore:
     """A store of table rows. Row groups are read on demand, and the last few are kept."""
 
-    def __init__(self, files: Sequence[str], column: str, groups: np.ndarray) -> None:
-        self.files = list(files)
-        self.column = column
+    def __init__(self, files: Sequence[str], column: str, groups: np.ndarray, size: int) -> None:
+        self.files, self.column, self.size = list(files), column, size
         self.groups = groups  # [g, 3] int64: first item, file, row group in the file
-        self.size = 0
         self._process = -1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,14 +116,11 @@ def open_table(path: str) -> Any:
     """Open a Parquet file and read its footer."""
     try:
         return import_parquet().ParquetFile(path, memory_map=True)
-    except FileNotFoundError:
-        raise
     except (ValueError, OSError) as error:
-        if "vitrail[parquet]" in str(error):
+        if isinstance(error, FileNotFoundError) or "vitrail[parquet]" in str(error):
             raise
-        raise ValueError(
-            f"{path} is not a valid Parquet file ({format_first_line(error)}): download it again"
-        ) from None
+        reason = format_first_line(error)
+        raise ValueError(f"{path} is not a valid Parquet file ({reason}): download it again") from None
 
 
 def find_image_column(schema: Any) -> str | None:
@@ -147,8 +142,7 @@ def read_embedded(source: str, files: Sequence[str], column: str, options: parts
     """Read tables with embedded images: the labels now, the images on demand."""
     labels: list[Label | None] = []
     splits: list[str | None] = []
-    groups: list[tuple[int, int, int]] = []
-    order: tuple[str, ...] | None = None
+    groups, order = [], None
     for number, path in enumerate(files):
         with open_table(path) as table:
             schema = table.schema_arrow
@@ -156,43 +150,43 @@ def read_embedded(source: str, files: Sequence[str], column: str, options: parts
             if (label_column is None and options.needs_labels) or column not in schema.names:
                 missing = "labels (label, class or target)" if label_column is None else f"images ({column})"
                 raise ValueError(f"{path} has no column of {missing}, got {', '.join(schema.names)}")
-            names = read_class_names(schema, schema.names[label_column]) if label_column is not None else None
+            label_name = None if label_column is None else schema.names[label_column]
+            names = read_class_names(schema, label_name) if label_name else None
             if number and names != order:
                 raise ValueError(f"{path} has other class names than {files[0]}: read them separately")
             order = names
             for group in range(table.num_row_groups):
                 groups.append((len(labels), number, group))
-                if label_column is None:
+                if label_name:
+                    values = table.read_row_group(group, columns=[label_name], use_threads=False).column(0)
+                    labels += [parse_label(value, names, path) for value in values.to_pylist()]
+                else:
                     labels += [parts.UNLABELLED_CLASS] * table.metadata.row_group(group).num_rows
-                    continue
-                column_name = schema.names[label_column]
-                values = table.read_row_group(group, columns=[column_name], use_threads=False).column(0)
-                labels += [parse_label(value, names, path) for value in values.to_pylist()]
             splits += [split_from_path(path)] * (len(labels) - len(splits))
     starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
     starts = starts[np.diff(starts[:, 0], append=len(labels)) > 0]  # row groups may be empty
-    store = ParquetStore(files, column, starts)
-    store.size = len(labels)
+    store = ParquetStore(files, column, starts, len(labels))
     shards = np.searchsorted(starts[:, 0], np.arange(len(labels)), side="right") - 1
     if not options.needs_labels and None in labels:
-        labels, order = [parts.UNLABELLED_CLASS] * len(labels), None
+        labels[:], order = [parts.UNLABELLED_CLASS] * len(labels), None
     kept = [row for row, label in enumerate(labels) if label is not None]
     notes = [f"{len(labels) - len(kept):,} rows without a label are not used"] if len(kept) < len(labels) else []
     known = [label for label in labels if label is not None]
     multi_label = options.multi_label
     if multi_label in (None, parts.UNLABELLED) and order and not any(isinstance(label, tuple) for label in known):
         multi_label = False  # with class names in the schema, | in a name is not a separator
+    split_labels, splits = manifest.split_labels(source, known, multi_label), [splits[row] for row in kept]
+    items = np.array(kept, dtype=np.int64)
     return build_dataset(
         source,
         "parquet",
         store,
-        manifest.split_labels(source, known, multi_label),
-        [splits[row] for row in kept],
-        items=np.array(kept, dtype=np.int64),
+        split_labels,
+        splits,
+        options,
+        items=items,
         class_order=order,
         shards=shards[kept],
-        fractions=options.fractions,
-        progress=options.progress,
         notes=notes,
     )
 
@@ -224,10 +218,11 @@ def read_class_names(schema: Any, column: str) -> tuple[str, ...] | None:
         feature = feature[0]
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
         feature = feature["feature"]
-    names = feature.get("names") if isinstance(feature, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        return None
-    return tuple(names) or None
+    names: Any = feature.get("names") if isinstance(feature, dict) else None
+    is_valid = (
+        isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    )
+    return tuple(names) or None if is_valid else None
 
 
 def read_path_manifest(
@@ -239,11 +234,9 @@ def read_path_manifest(
     names = read_class_names(schema, schema.names[label_column]) if label_column is not None else None
     with open_table(path) as table:
         columns = [column.to_pylist() for column in table.read(columns=used).select(used).columns]
-    labels: list[Label | None] = [parts.UNLABELLED_CLASS] * len(columns[0])
-    if label_column is not None:
-        labels = [parse_label(value, names, path) for value in columns[1]]
+    labels = [parse_label(value, names, path) for value in columns[1]] if label_column is not None else [None]
     if not options.needs_labels and None in labels:
-        labels = [parts.UNLABELLED_CLASS] * len(labels)
+        labels = [parts.UNLABELLED_CLASS] * len(columns[0])
     for row, value in enumerate(columns[0]):
         if not isinstance(value, str) or not value or labels[row] is None:
             problem = "no label" if isinstance(value, str) and value else "no path"

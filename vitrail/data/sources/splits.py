@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from vitrail.data.dataset import Images, Store
+from vitrail.data.dataset import SPLITS, Images, Store
 from vitrail.utils.progress import ProgressCallback
 
 Fractions = tuple[float, float, float]  # train, validation, test
@@ -22,11 +22,7 @@ LabelMode = bool | Literal["unlabelled"] | None
 UNLABELLED = "unlabelled"
 UNLABELLED_CLASS = "picture"  # class name of unlabelled images (kept: it is stored in files)
 
-SPLIT_ALIASES: dict[str, str] = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+ALIASES = {"training": "train", "val": "validation", "valid": "validation", "dev": "validation", "testing": "test"}
 DEFAULT_FRACTIONS: Fractions = (0.8, 0.2, 0.0)  # data without splits
 TRAIN_ONLY_FRACTIONS: Fractions = (1.0, 0.0, 0.0)  # nothing is held out
 HOLDOUT_FRACTIONS: Fractions = (0.9, 0.1, 0.0)  # a training set that comes with a test set
@@ -48,7 +44,8 @@ class ReadOptions:
 
 def parse_split_name(name: str) -> str | None:
     """Return train, validation or test for any of their spellings, otherwise None."""
-    return SPLIT_ALIASES.get(name.strip().casefold())
+    word = name.strip().casefold()
+    return word if word in SPLITS else ALIASES.get(word)
 
 
 def check_fractions(fractions: Fractions) -> Fractions:
@@ -66,31 +63,24 @@ def add_validation_split(
         if options.fractions and options.fractions != TRAIN_ONLY_FRACTIONS:
             notes.append("the data has its own splits: the fractions are ignored")
         return splits
-    train, validation, test = check_fractions(
-        options.fractions or (default_fractions if len(splits) == 1 else HOLDOUT_FRACTIONS)
-    )
+    fractions = options.fractions or (default_fractions if len(splits) == 1 else HOLDOUT_FRACTIONS)
+    train, validation, test = check_fractions(fractions)
     if "test" in splits:
         train, validation, test = train / (train + validation), validation / (train + validation), 0.0
     if not validation + test:
         return splits
     fractions = (train, validation, test)
     notes.append(describe_fractions(fractions, "split" if len(splits) == 1 else "training split divided"))
-    return split_by_content(splits["train"], fractions, options.progress) | {
-        k: v for k, v in splits.items() if k == "test"
-    }
+    held_out = {split: images for split, images in splits.items() if split != "train"}
+    return split_by_content(splits["train"], fractions, options.progress) | held_out
 
 
-def split_by_content(
-    images: Images, fractions: Fractions, progress: ProgressCallback | None = None
-) -> dict[str, Images]:
+def split_by_content(images: Images, fractions: Fractions, progress: ProgressCallback | None) -> dict[str, Images]:
     """Split images by content. Every split has all the classes."""
     hashes = hash_images(images.store, images.items, progress)
     sides = assign_splits(hashes, images.targets, len(images.classes), fractions)
-    splits = {}
-    for side, split in enumerate(("train", "validation", "test")):
-        if fractions[side] or (sides == side).any():
-            splits[split] = images.select(sides == side, split)
-    return splits
+    used = [(side, split) for side, split in enumerate(SPLITS) if fractions[side] or (sides == side).any()]
+    return {split: images.select(sides == side, split) for side, split in used}
 
 
 def assign_splits(hashes: np.ndarray, targets: np.ndarray, n_classes: int, fractions: Fractions) -> np.ndarray:
@@ -127,36 +117,32 @@ def iter_classes(hashes: np.ndarray, targets: np.ndarray, n_classes: int) -> Ite
 
 
 def hash_images(store: Store, items: np.ndarray, progress: ProgressCallback | None = None) -> np.ndarray:
-    """Return the first 64 bits of a hash of each image's bytes, [n] uint64, using all cores."""
+    """Return 64 bits of a hash of each image's bytes, or of its name if it is unreadable, [n] uint64, using all cores."""
+
+    def hash_content(item: int) -> int:
+        try:
+            data = store.data(item)
+        except (OSError, ValueError):  # the audit reports unreadable images
+            data = store.name(item).encode()
+        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
     def hash_chunk(chunk: np.ndarray) -> list[int]:
-        return [hash_content(store, int(item)) for item in chunk]
+        return [hash_content(int(item)) for item in chunk]
 
     size = max(1, min(256, len(items) // (4 * (os.cpu_count() or 1)) + 1))
-    hashes = np.empty(len(items), dtype=np.uint64)
+    hashes: list[int] = []
     pool = ThreadPoolExecutor(os.cpu_count())  # reading and hashing release the GIL
     try:
-        done = 0
         for values in pool.map(hash_chunk, (items[start : start + size] for start in range(0, len(items), size))):
-            hashes[done : done + len(values)] = values
-            done += len(values)
+            hashes += values
             if progress:
-                progress("splitting by content", done, len(items))
+                progress("splitting by content", len(hashes), len(items))
     finally:
         pool.shutdown(cancel_futures=True)  # do not wait for the rest when interrupted
-    return hashes
-
-
-def hash_content(store: Store, item: int) -> int:
-    """Return a 64-bit hash of an image's bytes, or of its name if it is unreadable (the audit reports that)."""
-    try:
-        data = store.data(item)
-    except (OSError, ValueError):
-        data = store.name(item).encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+    return np.array(hashes, dtype=np.uint64)
 
 
 def describe_fractions(fractions: Fractions, what: str = "split") -> str:
     """Return the note about a split by content."""
-    shares = zip(("train", "validation", "test"), fractions, strict=True)
+    shares = zip(SPLITS, fractions, strict=True)
     return f"{what} by content: " + ", ".join(f"{100 * share:g} % {name}" for name, share in shares if share)

@@ -10,7 +10,7 @@ import os
 import tarfile
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -31,27 +31,32 @@ MAX_LABEL_BYTES = 2**20
 
 
 class TarStore:
-    """A store of members of tar files: offsets and sizes in arrays, names in one byte string."""
+    """A growing store of members of tar files: offsets and sizes in arrays, names in one byte string."""
 
-    def __init__(
-        self, shards: list[str], shard: np.ndarray, offset: np.ndarray, size: np.ndarray, names: bytes, ends: np.ndarray
-    ) -> None:
+    def __init__(self, shards: Sequence[str]) -> None:
         self.shards = shards
-        self.shard, self.offset, self.size = shard, offset, size  # [n] each
-        self.names, self.ends = names, ends
+        self.shard, self.offset, self.size = array("i"), array("q"), array("q")  # [n] each
+        self.names, self.ends = bytearray(), array("q")
+
+    def add(self, shard: int, name: str, offset: int, size: int) -> None:
+        """Add a member of a shard."""
+        self.names += name.encode("utf-8", "surrogateescape")
+        for column, value in ((self.shard, shard), (self.offset, offset), (self.size, size)):
+            column.append(value)
+        self.ends.append(len(self.names))
 
     def __len__(self) -> int:
         return len(self.shard)
 
     def name(self, item: int) -> str:
-        start = int(self.ends[item - 1]) if item else 0
+        start = self.ends[item - 1] if item else 0
         member = self.names[start : self.ends[item]].decode("utf-8", "backslashreplace")
         return f"{printable_path(self.shards[self.shard[item]])}:{member}"
 
     def data(self, item: int) -> bytes:
         # Opening the shard for each image takes microseconds, and no handle is shared by threads or processes.
         with open(self.shards[self.shard[item]], "rb", buffering=0) as file:
-            data = os.pread(file.fileno(), int(self.size[item]), int(self.offset[item]))
+            data = os.pread(file.fileno(), self.size[item], self.offset[item])
         if len(data) != self.size[item]:
             raise OSError(f"{self.name(item)}: the shard is shorter than when it was listed")
         return data
@@ -60,7 +65,7 @@ class TarStore:
         return open_image(io.BytesIO(self.data(item)), self.name(item))
 
     def stamp(self, item: int) -> tuple[int, int] | None:
-        return int(self.size[item]), os.stat(self.shards[self.shard[item]]).st_mtime_ns
+        return self.size[item], os.stat(self.shards[self.shard[item]]).st_mtime_ns
 
 
 @dataclass
@@ -72,35 +77,9 @@ class TarSample:
     has_caption: bool = False
 
 
-@dataclass
-class TarIndex:
-    """A growing index of the samples of all shards."""
-
-    shard: array = field(default_factory=lambda: array("i"))
-    offset: array = field(default_factory=lambda: array("q"))
-    size: array = field(default_factory=lambda: array("q"))
-    names: bytearray = field(default_factory=bytearray)
-    ends: array = field(default_factory=lambda: array("q"))
-    labels: list[Label] = field(default_factory=list)
-
-    def add(self, shard: int, image: tuple[str, int, int], label: Label) -> None:
-        name, offset, size = image
-        self.shard.append(shard)
-        self.offset.append(offset)
-        self.size.append(size)
-        self.names += name.encode("utf-8", "surrogateescape")
-        self.ends.append(len(self.names))
-        self.labels.append(label)
-
-    def to_store(self, shards: list[str]) -> TarStore:
-        shard, ends = np.array(self.shard, dtype=np.int32), np.array(self.ends, dtype=np.int64)
-        offset, size = np.array(self.offset, dtype=np.int64), np.array(self.size, dtype=np.int64)
-        return TarStore(shards, shard, offset, size, bytes(self.names), ends)
-
-
 def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) -> Dataset:
     """Read the samples of tar shards."""
-    index, skipped = TarIndex(), []
+    store, labels, skipped = TarStore(shards), [], []
     shared: dict[Label, Label] = {}  # equal labels share one object
     for number, shard in enumerate(shards):
         for key, sample in read_samples(shard).items():
@@ -108,32 +87,23 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
                 skipped.append((f"{printable_path(shard)}:{key}", "a sample without an image"))
             elif sample.label is None and options.needs_labels:
                 problem = "a caption (.txt) and no label" if sample.has_caption else "no label"
-                raise ValueError(
-                    f"{printable_path(shard)}: sample {key} has {problem}: add {key}.cls, or {key}.json with a label"
-                )
+                hint = f"add {key}.cls, or {key}.json with a label"
+                raise ValueError(f"{printable_path(shard)}: sample {key} has {problem}: {hint}")
             else:
                 label = NO_LABEL if sample.label is None else sample.label
-                index.add(number, sample.image, shared.setdefault(label, label))
+                store.add(number, *sample.image)
+                labels.append(shared.setdefault(label, label))
         if options.progress:
             options.progress("listing shards", number + 1, len(shards))
     if NO_LABEL in shared:
-        index.labels[:] = [splits.UNLABELLED_CLASS] * len(index.labels)
-    labels, order = name_labels(index.labels, shards)
+        labels = [splits.UNLABELLED_CLASS] * len(labels)
+    labels, order = name_labels(labels, shards)
     if options.multi_label is False and any(isinstance(label, tuple) for label in labels):
         raise ValueError(f"{source} has samples with several labels, but one label per image is expected")
-    counts = np.bincount(np.array(index.shard, dtype=np.int64), minlength=len(shards)).tolist()
-    shard_splits = zip(map(split_from_path, shards), counts, strict=True)
+    shard_splits = [split_from_path(shard) for shard in shards]
+    image_splits, image_shards = [shard_splits[shard] for shard in store.shard], np.array(store.shard, dtype=np.int64)
     return build_dataset(
-        source,
-        "tar",
-        index.to_store(list(shards)),
-        labels,
-        [split for split, count in shard_splits for _ in range(count)],
-        class_order=order,
-        shards=np.array(index.shard, dtype=np.int64),
-        fractions=options.fractions,
-        progress=options.progress,
-        skipped=skipped,
+        source, "tar", store, labels, image_splits, options, class_order=order, shards=image_shards, skipped=skipped
     )
 
 
@@ -163,9 +133,8 @@ def reject_compressed(file: BinaryIO, shard: str) -> None:
     """Raise an error for a compressed shard, which has no random access."""
     begin = file.read(2)
     if begin in UNPACK_COMMANDS:
-        raise ValueError(
-            f"{printable_path(shard)} is compressed, which prevents random access: decompress it ({UNPACK_COMMANDS[begin]})"
-        )
+        hint = f"decompress it ({UNPACK_COMMANDS[begin]})"
+        raise ValueError(f"{printable_path(shard)} is compressed, which prevents random access: {hint}")
     file.seek(0)
 
 
@@ -212,7 +181,7 @@ def _format_label(value: Any, name: str) -> str:
     return str(value).strip()
 
 
-def name_labels(labels: list[Label], shards: Sequence[str]) -> tuple[list[Label], tuple[str, ...] | None]:
+def name_labels(labels: Sequence[Label], shards: Sequence[str]) -> tuple[Sequence[Label], tuple[str, ...] | None]:
     """Replace numbers by the names in a class list beside the shards; return the labels and the order of the classes."""
     folders = dict.fromkeys(os.path.dirname(shard) for shard in shards)
     paths = (os.path.join(folder, name) for folder in folders for name in CLASS_FILE_NAMES)

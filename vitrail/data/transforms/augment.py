@@ -15,16 +15,8 @@ from torch import Tensor
 
 from vitrail.data.preprocessing import ImageSize
 from vitrail.data.rng import BatchRandom, SampleRandom, random_bits
-from vitrail.data.transforms import operations
-from vitrail.data.transforms.crops import (
-    MAX_CROP_ATTEMPTS,
-    Fit,
-    RandomResizedCrop,
-    SimpleCrop,
-    check_probability,
-    check_range,
-    reflect_pad,
-)
+from vitrail.data.transforms import crops, operations
+from vitrail.data.transforms.crops import Fit, RandomResizedCrop, SimpleCrop, check_limits, check_range, reflect_pad
 from vitrail.data.transforms.operations import identity_matrices
 from vitrail.data.transforms.randaugment import RandAugment
 
@@ -39,6 +31,22 @@ class BatchStep:
         return self.apply_batch(pixels[None], BatchRandom.from_sample(rng))[0]
 
 
+class RandomStep:
+    """Base of steps that change a fraction `rate` of the images, without further random numbers."""
+
+    rate: float
+
+    def change(self, pixels: Tensor) -> Tensor:
+        """Return one changed image or a batch of them."""
+        raise NotImplementedError
+
+    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        return self.change(pixels) if rng.uniform_at(0) < self.rate else pixels
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        return apply_to_selected(pixels, rng.uniform(1)[:, 0] < self.rate, self.change)
+
+
 @dataclass(frozen=True)
 class Blur(BatchStep):
     """Gaussian blur with a standard deviation sampled uniformly from `radius`, in pixels. Below 0.3 it is invisible."""
@@ -47,7 +55,7 @@ class Blur(BatchStep):
     radius: tuple[float, float] = (0.1, 2.0)
 
     def __post_init__(self) -> None:
-        check_probability("blur", self.rate)
+        check_limits("blur", self, rate=1)
         check_range("blur radius", self.radius, 0, 1000)
 
     def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
@@ -58,39 +66,49 @@ class Blur(BatchStep):
 
 
 @dataclass(frozen=True)
-class Grey:
+class Grey(RandomStep):
     """Removal of colour; the number of channels stays."""
 
     rate: float = 0.2
 
     def __post_init__(self) -> None:
-        check_probability("grey", self.rate)
+        check_limits("grey", self, rate=1)
 
-    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
-        return operations.convert_to_grey(pixels) if rng.uniform_at(0) < self.rate else pixels
-
-    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
-        return apply_to_selected(pixels, rng.uniform(1)[:, 0] < self.rate, operations.convert_to_grey)
+    def change(self, pixels: Tensor) -> Tensor:
+        return operations.convert_to_grey(pixels)
 
 
 @dataclass(frozen=True)
-class Solarise:
+class Solarise(RandomStep):
     """Inversion of values at or above the threshold."""
 
     rate: float = 0.2
     threshold: int = 128
 
     def __post_init__(self) -> None:
-        check_probability("solarise", self.rate)
-        if not 0 <= self.threshold <= 256:
-            raise ValueError(f"solarise threshold must be 0 to 256, got {self.threshold}")
+        check_limits("solarise", self, rate=1, threshold=256)
 
-    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
-        return operations.solarise(pixels, self.threshold) if rng.uniform_at(0) < self.rate else pixels
+    def change(self, pixels: Tensor) -> Tensor:
+        return operations.solarise(pixels, self.threshold)
 
-    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
-        chosen = rng.uniform(1)[:, 0] < self.rate
-        return apply_to_selected(pixels, chosen, lambda images: operations.solarise(images, self.threshold))
+
+@dataclass(frozen=True)
+class Flip(RandomStep):
+    """Horizontal flip."""
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_limits("flip", self, rate=1)
+
+    def change(self, pixels: Tensor) -> Tensor:
+        return pixels.flip(-1)
+
+    def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
+        """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
+        matrices = identity_matrices(len(rng.indices))
+        matrices[rng.uniform(1)[:, 0] < self.rate, 0] = (-1, 0, 1)
+        return matrices
 
 
 def apply_to_selected(pixels: Tensor, selected: np.ndarray, operation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -103,29 +121,6 @@ def apply_to_selected(pixels: Tensor, selected: np.ndarray, operation: Callable[
 
 
 SUBSTREAM_OFFSET = 2**16  # offset of the streams within a slot
-
-
-@dataclass(frozen=True)
-class Flip:
-    """Horizontal flip."""
-
-    rate: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_probability("flip", self.rate)
-
-    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
-        return pixels.flip(-1) if rng.uniform_at(0) < self.rate else pixels
-
-    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
-        chosen = torch.from_numpy(rng.uniform(1)[:, 0] < self.rate)
-        return torch.where(chosen[:, None, None, None], pixels.flip(-1), pixels)
-
-    def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
-        """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
-        matrices = identity_matrices(len(rng.indices))
-        matrices[rng.uniform(1)[:, 0] < self.rate, 0] = (-1, 0, 1)
-        return matrices
 
 
 @dataclass(frozen=True)
@@ -142,8 +137,7 @@ class PadCrop(BatchStep):
             raise ValueError(f"unknown padding {self.mode!r}: use zero or reflect")
 
     def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
-        pad, (height, width) = self.padding, pixels.shape[-2:]
-        padding = (pad, pad, pad, pad)
+        padding, (height, width) = [self.padding] * 4, pixels.shape[-2:]
         padded = F.pad(pixels, padding) if self.mode == "zero" else reflect_pad(pixels, padding)
         out = torch.empty_like(pixels)
         for row, (top, left) in enumerate(self._sample_corners(rng).tolist()):
@@ -174,9 +168,7 @@ class Warp(BatchStep):
     shift: float = 0.06  # fraction of the side
 
     def __post_init__(self) -> None:
-        for name, limit in (("turn", 180.0), ("zoom", 0.9), ("shear", 1.0), ("shift", 1.0)):
-            if not 0 <= getattr(self, name) <= limit:
-                raise ValueError(f"warp {name} must be 0 to {limit:g}, got {getattr(self, name)}")
+        check_limits("warp", self, turn=180, zoom=0.9, shear=1, shift=1)
 
     def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
         height, width = pixels.shape[-2:]
@@ -219,11 +211,7 @@ class ColourJitter:
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        check_probability("colour jitter", self.rate)
-        for name in ("brightness", "contrast", "saturation", "hue"):
-            limit = 0.5 if name == "hue" else 10.0
-            if not 0 <= getattr(self, name) <= limit:
-                raise ValueError(f"colour jitter {name} must be 0 to {limit:g}, got {getattr(self, name)}")
+        check_limits("colour jitter", self, rate=1, brightness=10, contrast=10, saturation=10, hue=0.5)
 
     def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
         if rng.uniform_at(8) >= self.rate:
@@ -280,28 +268,27 @@ class RandomErasing(BatchStep):
     mode: Literal["noise", "zeros"] = "noise"
 
     def __post_init__(self) -> None:
-        check_probability("erasing", self.rate)
+        check_limits("erasing", self, rate=1)
         check_range("erasing area", self.area, 0, 1)
         check_range("erasing ratio", self.ratio, 0, 1000)
         if self.mode not in ("noise", "zeros"):
             raise ValueError(f"unknown erasing mode {self.mode!r}: use noise or zeros")
 
     def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
-        draws = rng.uniform(3 + 2 * MAX_CROP_ATTEMPTS)
+        draws = rng.uniform(3 + 2 * crops.MAX_CROP_ATTEMPTS)
         rows = np.flatnonzero(draws[:, 0] < self.rate)
         out = pixels.clone() if len(rows) else pixels
         for row in rows:
             box = self._sample_box(pixels.shape[-2], pixels.shape[-1], draws[row, 1:])
             if box is not None:
                 top, left, h, w = box
-                shape = (pixels.shape[1], h, w)
-                erased = self._sample_noise(shape, rng, int(rng.indices[row])) if self.mode == "noise" else 0
-                out[row, :, top : top + h, left : left + w] = erased
+                region = out[row, :, top : top + h, left : left + w]
+                region[:] = self._sample_noise(region.shape, rng, rng.indices[row]) if self.mode == "noise" else 0
         return out
 
     def _sample_box(self, height: int, width: int, draws: np.ndarray) -> tuple[int, int, int, int] | None:
         low, high = (math.log(r) for r in self.ratio)
-        for attempt in range(MAX_CROP_ATTEMPTS):
+        for attempt in range(crops.MAX_CROP_ATTEMPTS):
             area = height * width * (self.area[0] + (self.area[1] - self.area[0]) * draws[2 + 2 * attempt])
             ratio = math.exp(low + (high - low) * draws[3 + 2 * attempt])
             h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
@@ -309,7 +296,7 @@ class RandomErasing(BatchStep):
                 return int(draws[0] * (height - h + 1)), int(draws[1] * (width - w + 1)), h, w
         return None
 
-    def _sample_noise(self, shape: tuple[int, int, int], rng: BatchRandom, index: int) -> Tensor:
+    def _sample_noise(self, shape: tuple[int, ...], rng: BatchRandom, index: int) -> Tensor:
         """Sample sums of four random bytes, scaled: approximately normal, at a quarter of the cost."""
         count = math.prod(shape)
         bits = random_bits(rng.seed, rng.epoch, np.array([index]), (count + 1) // 2, rng.stream + SUBSTREAM_OFFSET)
@@ -326,8 +313,7 @@ class ThreeAugment:
     jitter: float = 0.3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.jitter <= 10:
-            raise ValueError(f"3-Augment jitter must be 0 to 10, got {self.jitter}")
+        check_limits("3-Augment", self, jitter=10)
 
     def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
         choice = int(3 * rng.uniform_at(0))

@@ -1,6 +1,7 @@
 """Crops: the first step of a training pipeline."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,10 +33,11 @@ def check_range(name: str, pair: tuple[float, float], low: float, high: float) -
         raise ValueError(f"{name} must be two increasing numbers > {low:g} and <= {high:g}, got {pair}")
 
 
-def check_probability(name: str, probability: float) -> None:
-    """Raise an error if the value is not a probability."""
-    if not 0 <= probability <= 1:
-        raise ValueError(f"{name} rate must be 0 to 1, got {probability}")
+def check_limits(owner: str, slot: object, **limits: float) -> None:
+    """Raise an error if one of the named fields of a slot is not between 0 and its limit."""
+    for name, limit in limits.items():
+        if not 0 <= getattr(slot, name) <= limit:
+            raise ValueError(f"{owner} {name} must be 0 to {limit:g}, got {getattr(slot, name)}")
 
 
 class BoxCrop:
@@ -146,8 +148,7 @@ class SimpleCrop:
         y, x = top + padding[2], left + padding[0]
         rows, columns = h - padding[2] - padding[3], w - padding[0] - padding[1]
         box = clip_box(y / scale, x / scale, rows / scale, columns / scale, height, width)
-        pixels = crop_and_resize(source, box, (rows, columns), self.interpolation)
-        return reflect_pad(pixels, padding)
+        return reflect_pad(crop_and_resize(source, box, (rows, columns), self.interpolation), padding)
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def clip_box(top: float, left: float, tall: float, wide: float, height: int, wid
     return Box(min(max(0, round(top)), height - h), min(max(0, round(left)), width - w), h, w)
 
 
-def reflect_pad(pixels: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
+def reflect_pad(pixels: Tensor, padding: Sequence[int]) -> Tensor:
     """Pad left, right, top and bottom by reflection; replicate the edge where the image is too small."""
     if not any(padding):
         return pixels

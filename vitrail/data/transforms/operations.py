@@ -5,11 +5,11 @@ keeps its values under colour operations and moves with the others. Factors are 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch import Tensor
 
 from vitrail.data.preprocessing import FILTERS
@@ -46,12 +46,8 @@ def drop_alpha(pixels: Tensor) -> Tensor:
 
 def adjust_brightness(pixels: Tensor, factor: Factor) -> Tensor:
     if isinstance(factor, Tensor):
-        return restore_alpha(pixels, _scale_values(drop_alpha(pixels), factor))
-    return apply_table(pixels, _scale_values(BYTE_VALUES, factor))
-
-
-def _scale_values(values: Tensor, factor: Factor) -> Tensor:
-    return values.float().mul_(factor).clamp_(0, 255).to(torch.uint8)
+        return restore_alpha(pixels, blend(0.0, drop_alpha(pixels), factor))
+    return apply_table(pixels, blend(0.0, BYTE_VALUES, factor))
 
 
 def adjust_contrast(pixels: Tensor, factor: Factor) -> Tensor:
@@ -136,41 +132,35 @@ def posterise(pixels: Tensor, bits: int) -> Tensor:
 
 def autocontrast(pixels: Tensor) -> Tensor:
     """Stretch every channel to the full range."""
-    if pixels.ndim == 4:
-        return torch.stack([autocontrast(image) for image in pixels])
-    inner = drop_alpha(pixels)
-    flat = inner.flatten(1)
-    values = np.arange(256)
-    tables = []
-    for low, high in zip(flat.amin(1).tolist(), flat.amax(1).tolist(), strict=True):
+
+    def stretch(plane: Tensor) -> np.ndarray:
+        low, high = int(plane.min()), int(plane.max())
         scale = 255.0 / (high - low) if high > low else 1.0
-        table = values * scale + (-low * scale if high > low else 0.0)
-        tables.append(table.clip(0, 255).astype(np.uint8))
-    return restore_alpha(pixels, apply_channel_tables(inner, tables))
+        return np.arange(256) * scale + (-low * scale if high > low else 0.0)
+
+    return apply_channel_tables(pixels, stretch)
 
 
 def equalise(pixels: Tensor) -> Tensor:
     """Equalise the histogram of every channel."""
-    if pixels.ndim == 4:
-        return torch.stack([equalise(image) for image in pixels])
-    inner = drop_alpha(pixels)
-    tables = []
-    for plane in inner:
+
+    def flatten_histogram(plane: Tensor) -> np.ndarray:
         counts = np.array(plane_to_image(plane).histogram())
         used = counts[counts > 0]
         step = int(used.sum() - used[-1]) // 255 if len(used) > 1 else 0
         below = np.concatenate(([0], counts.cumsum()[:-1]))
-        table = (step // 2 + below) // step if step else np.arange(256)
-        tables.append(table.clip(0, 255).astype(np.uint8))
-    return restore_alpha(pixels, apply_channel_tables(inner, tables))
+        return (step // 2 + below) // step if step else np.arange(256)
+
+    return apply_channel_tables(pixels, flatten_histogram)
 
 
-def apply_channel_tables(pixels: Tensor, tables: list[np.ndarray]) -> Tensor:
-    """Look up every value of one image [C, H, W] in the table of its channel."""
-    out = bytearray()
-    for plane, table in zip(pixels, tables, strict=True):
+def apply_channel_tables(pixels: Tensor, make_table: Callable[[Tensor], np.ndarray]) -> Tensor:
+    """Look up every colour value in the table [256] made for its channel of its image."""
+    inner, out = drop_alpha(pixels), bytearray()
+    for plane in inner.flatten(0, -3):
+        table = make_table(plane).clip(0, 255).astype(np.uint8)
         out += plane.contiguous().numpy().tobytes().translate(table.tobytes())
-    return torch.frombuffer(out, dtype=torch.uint8).view(pixels.shape)
+    return restore_alpha(pixels, torch.frombuffer(out, dtype=torch.uint8).view(inner.shape))
 
 
 def apply_table(pixels: Tensor, table: Tensor) -> Tensor:
@@ -182,8 +172,6 @@ def apply_table(pixels: Tensor, table: Tensor) -> Tensor:
 
 def blur_image(pixels: Tensor, radius: float) -> Tensor:
     """Apply Pillow's Gaussian blur to one image [C, H, W]."""
-    from PIL import ImageFilter
-
     blur = ImageFilter.GaussianBlur(radius)
     planes = [np.asarray(plane_to_image(plane).filter(blur)) for plane in drop_alpha(pixels)]
     return restore_alpha(pixels, torch.from_numpy(np.stack(planes)))
@@ -243,7 +231,8 @@ def apply_affine(pixels: Tensor, matrix: AffineMatrix, interpolation: str, fill:
             return columns.transpose(1, 2).contiguous().view(pixels.shape)
     if pixels.ndim == 4:
         return torch.stack([apply_affine(image, matrix, interpolation, fill) for image in pixels])
-    image = Image.fromarray(_to_channels_last(pixels))
+    array = pixels.permute(1, 2, 0).contiguous().numpy()
+    image = Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
     fill_colour = fill if pixels.shape[0] == 1 else (fill,) * pixels.shape[0]
     size, affine = (pixels.shape[2], pixels.shape[1]), Image.Transform.AFFINE
     moved = np.array(image.transform(size, affine, matrix, FILTERS[interpolation], fillcolor=fill_colour))
@@ -296,9 +285,3 @@ def rotation_matrix(degrees: float, height: int, width: int) -> AffineMatrix:
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = width / 2, height / 2
     return (cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y)
-
-
-def _to_channels_last(pixels: Tensor) -> np.ndarray:
-    """Convert [C, H, W] to [H, W, C], or [H, W] for one channel."""
-    array = pixels.permute(1, 2, 0).contiguous().numpy()
-    return array[..., 0] if array.shape[-1] == 1 else array

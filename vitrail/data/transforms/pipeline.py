@@ -1,7 +1,7 @@
-"""Pipelines from an image to uint8 model inputs: random for training, deterministic for evaluation."""
+"""Pipelines from an image to uint8 model inputs for training, with one crop or, as in DINO, several (Caron et al. 2020)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,9 +13,11 @@ from vitrail.data.dataset import Images
 from vitrail.data.decode import Box, DecodedImage, LazyImage, start_decoding
 from vitrail.data.preprocessing import PIL_MODES, ImageSize, Preprocessing
 from vitrail.data.rng import BatchRandom, SampleRandom
-from vitrail.data.transforms.augment import AugmentSlot, ChangeSlot
+from vitrail.data.transforms.augment import AugmentSlot, Blur, ChangeSlot, ColourJitter, Flip, Grey, Solarise
 from vitrail.data.transforms.crops import CropSlot, Fit, RandomResizedCrop, SimpleCrop
+from vitrail.data.transforms.operations import luma
 
+Steps = tuple[AugmentSlot, ...]
 CROP_TYPES = (RandomResizedCrop, SimpleCrop, Fit)
 MAX_BATCHED_BYTES = 3 * 64 * 64  # per image; larger images are augmented one by one
 VIEW_STRIDE = 2**40  # offset between the sample indices of two views, above every draw
@@ -25,7 +27,7 @@ VIEW_STRIDE = 2**40  # offset between the sample indices of two views, above eve
 class TrainPipeline:
     """Training pipeline: an optional crop first, then augmentations. Without a crop, `Fit` is used."""
 
-    steps: tuple[AugmentSlot, ...]
+    steps: Steps
     size: ImageSize = (224, 224)
     channels: int = 3
     turn: bool = True
@@ -156,7 +158,7 @@ class MultiCropPipeline:
 
     def augment_image(self, row: Tensor, rng: SampleRandom) -> Tensor:
         """Apply the steps after the crops to a row."""
-        large, small = self.split_crops(row[None])
+        large, small = split_crops(row[None], self.channels, self.size, self.local.size)
         crops = zip(self.views, (*large[0], *small[0]), strict=True)
         augmented = [p.augment_image(crop, rng_for_view(rng, view)).flatten() for view, (p, crop) in enumerate(crops)]
         return torch.cat(augmented)
@@ -171,35 +173,21 @@ class MultiCropPipeline:
 
     def crop_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
         """Apply every crop to uint8 [B, H, W, C]."""
-        small = self.local.crop_batch(
-            pixels.repeat_interleave(self.n_local, 0), rng_for_views(rng, range(2, 2 + self.n_local))
-        )
+        groups = [(self.first, (0,)), (self.second, (1,)), (self.local, range(2, 2 + self.n_local))]
         if self.first.crop == self.second.crop:  # one call resizes more boxes of equal size together
-            large = (self.first.crop_batch(pixels.repeat_interleave(2, 0), rng_for_views(rng, (0, 1))),)
-        else:
-            large = (
-                self.first.crop_batch(pixels, rng_for_views(rng, (0,))),
-                self.second.crop_batch(pixels, rng_for_views(rng, (1,))),
-            )
-        return self._join_crops((*large, small), len(pixels))
+            groups[:2] = [(self.first, (0, 1))]
+        repeated = [(p, pixels.repeat_interleave(len(views), 0), rng_for_views(rng, views)) for p, views in groups]
+        return join_crops((p.crop_batch(images, view_rng) for p, images, view_rng in repeated), len(pixels))
 
     def augment_batch(self, rows: Tensor, rng: BatchRandom) -> Tensor:
         """Apply the steps after the crops to rows: the small crops of all images together."""
-        large, small = self.split_crops(rows)
+        large, small = split_crops(rows, self.channels, self.size, self.local.size)
         augmented = (
             self.first.augment_batch(large[:, 0], rng_for_views(rng, (0,))),
             self.second.augment_batch(large[:, 1], rng_for_views(rng, (1,))),
             self.local.augment_batch(small.flatten(0, 1), rng_for_views(rng, range(2, 2 + self.n_local))),
         )
-        return self._join_crops(augmented, len(rows))
-
-    def split_crops(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Split rows into large [B, 2, C, H, W] and small [B, n, C, h, w] crops."""
-        return split_crops(rows, self.channels, self.size, self.local.size)
-
-    def _join_crops(self, crops: tuple[Tensor, ...], count: int) -> Tensor:
-        """Concatenate the crops of each image to one row of bytes."""
-        return torch.cat([crop.reshape(count, math.prod(crop.shape) // max(1, count)) for crop in crops], 1)
+        return join_crops(augmented, len(rows))
 
 
 def rng_for_view(rng: SampleRandom, view: int) -> SampleRandom:
@@ -212,6 +200,11 @@ def rng_for_views(rng: BatchRandom, views: Sequence[int]) -> BatchRandom:
     return replace(rng, indices=(rng.indices[:, None] + np.array(views, dtype=np.int64) * VIEW_STRIDE).reshape(-1))
 
 
+def join_crops(crops: Iterable[Tensor], count: int) -> Tensor:
+    """Concatenate the crops of each image to one row of bytes."""
+    return torch.cat([crop.reshape(count, math.prod(crop.shape) // max(1, count)) for crop in crops], 1)
+
+
 def split_crops(rows: Tensor, channels: int, large: ImageSize, small: ImageSize) -> tuple[Tensor, Tensor]:
     """Split rows of bytes into two large crops [B, 2, C, H, W] and the small ones [B, n, C, h, w]."""
     n_large = 2 * channels * large[0] * large[1]
@@ -219,36 +212,66 @@ def split_crops(rows: Tensor, channels: int, large: ImageSize, small: ImageSize)
     return large_crops, rows[:, n_large:].unflatten(1, (-1, channels, *small))
 
 
+MAX_LOCAL_CROPS = 64  # per image
+SHARED_STEPS = (Flip(), ColourJitter(0.4, 0.4, 0.2, 0.1, rate=0.8), Grey(0.2))  # of all crops
+
+
 @dataclass(frozen=True)
-class EvalPipeline:
-    """Evaluation pipeline: the preprocessing stored with the model."""
+class Views:
+    """Crops of an image in addition to the first large one, which uses the recipe's augmentation.
 
-    preprocessing: Preprocessing
+    The defaults are the published ones for large crops of 224 pixels.
+    """
 
-    @property
-    def size(self) -> ImageSize:
-        return self.preprocessing.size
+    second: Steps = (
+        RandomResizedCrop((224, 224), (0.4, 1.0)),
+        *SHARED_STEPS,
+        Blur(0.1, (0.1, 2.0)),
+        Solarise(0.2, 128),
+    )
+    local: Steps = (RandomResizedCrop((96, 96), (0.05, 0.4)), *SHARED_STEPS, Blur(0.5, (0.1, 2.0)))
+    count: int = 8  # small crops
+    size: tuple[int, int] = (96, 96)  # of a small crop
 
-    @property
-    def channels(self) -> int:
-        return self.preprocessing.channels
+    def __post_init__(self) -> None:
+        if not 0 <= self.count <= MAX_LOCAL_CROPS:
+            raise ValueError(f"views.count must be 0 to {MAX_LOCAL_CROPS}, got {self.count}")
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of an output row."""
-        return self.channels, *self.size
+    def check_sizes(self, large: ImageSize, stride: int) -> None:
+        """Raise an error if the small crops do not divide into patches of `stride` pixels or exceed the large crops.
 
-    def __call__(self, image: Image.Image, rng: SampleRandom | None = None) -> Tensor:
-        return self.preprocessing.to_pixels(image)
+        This is not checked at construction: `size` and the crop's own size are set one after the other.
+        """
+        h, w = self.size
+        if min(h, w) < stride:
+            raise ValueError(f"small crops of {h}×{w} pixels are smaller than a {stride}×{stride} patch")
+        crop = self.local[0] if self.local else None
+        if isinstance(crop, CROP_TYPES) and tuple(crop.size) != (h, w):
+            got = f"{crop.size[0]}×{crop.size[1]}"
+            raise ValueError(f"views.local crops {got} pixels, views.size is {h}×{w}: set views.local.0.size=[{h},{w}]")
+        if not self.count:
+            return
+        if h % stride or w % stride:
+            hint = "use {}×{}".format(*(max(stride, round(side / stride) * stride) for side in self.size))
+            raise ValueError(f"small crops of {h}×{w} pixels do not divide into {stride}×{stride} patches: {hint}")
+        if h > large[0] or w > large[1]:
+            raise ValueError(f"small crops of {h}×{w} pixels exceed the large crops of {large[0]}×{large[1]}")
+
+    def build_pipeline(self, first: Steps, size: ImageSize, channels: int = 3, turn: bool = True) -> MultiCropPipeline:
+        """Return the pipeline for a loader. `first` and `size` belong to the large crops."""
+        large, second = (TrainPipeline(steps, size, channels, turn) for steps in (first, self.second))
+        return MultiCropPipeline(large, second, TrainPipeline(self.local, self.size, channels, turn), self.count)
+
+    def split_crops(self, rows: Tensor, size: ImageSize, channels: int = 3) -> tuple[Tensor, Tensor]:
+        """Split a loader's rows into large crops uint8 [B, 2, C, H, W] and small ones [B, n, C, h, w]."""
+        return split_crops(rows, channels, size, self.size)
 
 
-Pipeline = TrainPipeline | MultiCropPipeline | EvalPipeline
+Pipeline = TrainPipeline | MultiCropPipeline | Preprocessing  # the last for evaluation
 
 
 def convert_channels(pixels: Tensor, channels: int) -> Tensor:
     """Convert grey, RGB or RGBA pixels [..., c, H, W] to another number of channels, as `convert_image` does."""
-    from vitrail.data.transforms.operations import luma
-
     have = pixels.shape[-3]
     if have == channels:
         return pixels

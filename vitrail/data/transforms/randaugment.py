@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.data.preprocessing import ImageSize
 from vitrail.data.rng import BatchRandom, SampleRandom
 from vitrail.data.transforms import operations
-from vitrail.data.transforms.crops import check_probability
+from vitrail.data.transforms.crops import check_limits
 from vitrail.data.transforms.operations import AffineMatrix, apply_affine, identity_matrices, rotation_matrix
 
 OPERATIONS = (
@@ -40,17 +40,9 @@ class RandAugment:
     fill: int = 128
 
     def __post_init__(self) -> None:
-        if not 0 <= self.layers <= 20:
-            raise ValueError(f"RandAugment layers must be 0 to 20, got {self.layers}")
-        if not 0 <= self.magnitude <= 30:
-            raise ValueError(f"RandAugment magnitude must be 0 to 30, got {self.magnitude}")
-        if not 0 <= self.spread <= 30:
-            raise ValueError(f"RandAugment spread must be 0 to 30, got {self.spread}")
-        check_probability("RandAugment", self.rate)
+        check_limits("RandAugment", self, layers=20, magnitude=30, spread=30, rate=1, fill=255)
         if self.interpolation not in ("nearest", "bilinear", "bicubic"):
             raise ValueError(f"unknown interpolation {self.interpolation!r}: use nearest, bilinear or bicubic")
-        if not 0 <= self.fill <= 255:
-            raise ValueError(f"RandAugment fill must be 0 to 255, got {self.fill}")
 
     def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
         for operation, level, sign in self.sample_operations(rng):
@@ -123,15 +115,11 @@ class RandAugment:
 
     def operation_matrix(self, operation: str, level: float, sign: int, height: int, width: int) -> AffineMatrix | None:
         """Return the affine matrix of a geometric operation, or None for a colour operation."""
-        match operation:
-            case "rotate":
-                return rotation_matrix(sign * 30 * level, height, width)
-            case "shear-x":
-                return 1, sign * 0.3 * level, 0, 0, 1, 0
-            case "shear-y":
-                return 1, 0, 0, sign * 0.3 * level, 1, 0
-            case "translate-x":
-                return 1, 0, sign * 0.45 * level * width, 0, 1, 0
-            case "translate-y":
-                return 1, 0, 0, 0, 1, sign * 0.45 * level * height
-        return None
+        matrices: dict[str, AffineMatrix] = {
+            "rotate": rotation_matrix(sign * 30 * level, height, width),
+            "shear-x": (1, sign * 0.3 * level, 0, 0, 1, 0),
+            "shear-y": (1, 0, 0, sign * 0.3 * level, 1, 0),
+            "translate-x": (1, 0, sign * 0.45 * level * width, 0, 1, 0),
+            "translate-y": (1, 0, 0, 0, 1, sign * 0.45 * level * height),
+        }
+        return matrices.get(operation)

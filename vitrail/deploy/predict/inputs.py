@@ -144,7 +144,7 @@ def open_folder(
     """Return all images below a folder; without image files, those of its shards, tables or arrays."""
     walk = FolderWalker(progress=progress)
     walk.add_tree(folder, set())
-    if not walk.listing.count:
+    if not len(walk.files):
         try:
             return open_dataset(folder, progress)
         except ValueError:
@@ -152,7 +152,7 @@ def open_folder(
     if skipped := len(walk.skipped):
         first, why = walk.skipped[0]
         notes.append(f"skipped {skipped:,} other files in {printable_path(folder)}, {first} first ({why})")
-    return [(walk.listing.to_store(), None)]
+    return [(walk.files, None)]
 
 
 def open_dataset(where: str, progress: ProgressCallback | None) -> list[tuple[Store, np.ndarray | None]]:
@@ -214,9 +214,8 @@ def open_parquet(path: str) -> Store:
             counts = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
             firsts = np.cumsum([0, *counts], dtype=np.int64)
             groups = [(int(firsts[group]), 0, group) for group, count in enumerate(counts) if count]
-            store = parquet.ParquetStore([path], column, np.array(groups, dtype=np.int64).reshape(-1, 3))
-            store.size = int(firsts[-1])
-            return store
+            starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
+            return parquet.ParquetStore([path], column, starts, int(firsts[-1]))
         path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
         if path_column is None:
             raise ValueError(f"{printable_path(path)} has no column of images or paths, only {', '.join(schema.names)}")
@@ -229,7 +228,7 @@ def open_parquet(path: str) -> Store:
 
 def open_tar(shard: str) -> Store:
     """Return the images in a tar file, each as a separate sample."""
-    index = tar.TarIndex()
+    store = tar.TarStore([shard])
     with open(shard, "rb") as file:
         tar.reject_compressed(file, shard)
         try:
@@ -237,7 +236,7 @@ def open_tar(shard: str) -> Store:
                 for member in archive:
                     plain = member.isreg() and not member.issparse() and os.path.basename(member.name)[:1] != "."
                     if plain and is_image_name(member.name):
-                        index.add(0, (member.name, member.offset_data, member.size), tar.NO_LABEL)
+                        store.add(0, member.name, member.offset_data, member.size)
                     archive.members = []  # pyright: ignore[reportAttributeAccessIssue] else it keeps every header
                 end = archive.offset
         except (tarfile.TarError, EOFError) as error:
@@ -248,9 +247,9 @@ def open_tar(shard: str) -> Store:
         mark = file.read(512)
         if len(mark) < 512 or mark.strip(b"\0"):
             raise ValueError(f"{printable_path(shard)} is truncated or changed at byte {end:,}: download it again")
-    if not index.ends:
+    if not len(store):
         raise ValueError(f"no images in {printable_path(shard)}")
-    return index.to_store([shard])
+    return store
 
 
 def sample_evenly(inputs: ImageInputs, count: int, exclude: Set[str] = frozenset()) -> list[int]:

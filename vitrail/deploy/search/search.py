@@ -129,9 +129,9 @@ def list_images(folder: Path, progress: ProgressCallback | None = None) -> list[
         raise ValueError(f"{folder} {problem}: give a folder of images")
     walk, root = FolderWalker(progress=progress), str(folder)
     walk.add_tree(root, set())
-    if not walk.listing.count:
+    if not len(walk.files):
         raise ValueError(f"no images in {folder}")
-    store = walk.listing.to_store()
+    store = walk.files
     return [
         IndexedImage(os.path.relpath(store.path(item), root), *file_stamp(store, item)) for item in range(len(store))
     ]

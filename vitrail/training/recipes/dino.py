@@ -12,7 +12,7 @@ untrained network 26 % (measured: docs/results.md). Photographs were not measure
 
 from vitrail.data.transforms.augment import AugmentSlot, Blur, ColourJitter, Flip, Grey, Solarise
 from vitrail.data.transforms.crops import RandomResizedCrop
-from vitrail.data.transforms.multicrop import Views
+from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import TokenConfig
 from vitrail.models.registry import configure_tokens
 from vitrail.objectives.dino import DINO

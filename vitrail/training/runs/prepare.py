@@ -7,8 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from vitrail.data.audit import UNUSABLE_KINDS, Audit, audit_dataset
-from vitrail.data.audit.quarantine import exclude_images, read_quarantine
+from vitrail.data.audit import UNUSABLE_KINDS, Audit, audit_dataset, exclude_images, read_quarantine
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset

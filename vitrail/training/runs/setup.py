@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.data.dataset import Images
 from vitrail.data.loader import Loader
 from vitrail.data.sources.arrays import ArrayStore
-from vitrail.data.transforms.pipeline import EvalPipeline, Pipeline, TrainPipeline
+from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline
 from vitrail.training.distributed import Team
 from vitrail.training.logging import TRACKERS, Listener
 from vitrail.training.recipe import Machine, Recipe
@@ -126,7 +126,7 @@ class RunLoaders:
     def evaluation(self, name: str, images: Images) -> Loader:
         """Return the loader of these images, in order, preprocessed as for evaluation."""
         size = min(256, max(16, self.setup.recipe.batch_size)) * self.setup.team.world_size
-        pipeline = EvalPipeline(self.setup.recipe.preprocessing)
+        pipeline = self.setup.recipe.preprocessing
         return self._add(name, images, pipeline, batch_size=size, progress=self._report_decoding)
 
     def augmented(self, name: str, images: Images) -> Loader:

@@ -5,13 +5,14 @@ folders, such as EuroSAT, are split as VTAB splits them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from vitrail.data.dataset import Dataset
-from vitrail.data.sources import folders, splits
+from vitrail.data.sources import folders
 from vitrail.data.sources.manifest import build_dataset
+from vitrail.data.sources.splits import ReadOptions
 from vitrail.data.sources.vtab import arrays, files
 from vitrail.data.sources.vtab.files import VtabRecords, find_published, read_clevr, read_kitti
 
@@ -26,9 +27,8 @@ class VtabLayout:
 
 FOLDER_FRACTIONS = (0.6, 0.2, 0.2)  # VTAB's split of class folders
 NORB_MATRICES = tuple(f"{name}-{kind}.mat" for name in arrays.NORB_FILES.values() for kind in ("dat", "info"))
-CAMELYON_FILES = tuple(
-    arrays.CAMELYON_FILE.format(part, which) for part in arrays.CAMELYON_SPLITS.values() for which in "xy"
-)
+CAMELYON_PARTS = arrays.CAMELYON_SPLITS.values()
+CAMELYON_FILES = tuple(arrays.CAMELYON_FILE.format(part, which) for part in CAMELYON_PARTS for which in "xy")
 VTAB_LAYOUTS = {
     "caltech-101": VtabLayout(("101_ObjectCategories",), files.read_caltech),
     "dtd": VtabLayout(("labels/train1.txt", "labels/val1.txt", "labels/test1.txt", "images"), files.read_dtd),
@@ -66,27 +66,20 @@ def parse_source(source: str) -> tuple[str, str] | None:
     return (name, folder) if colon and name in VTAB_LAYOUTS else None
 
 
-def read_vtab(name: str, folder: str, options: splits.ReadOptions) -> Dataset:
+def read_vtab(name: str, folder: str, options: ReadOptions) -> Dataset:
     """Read a dataset from its publisher's files."""
     layout, root = VTAB_LAYOUTS[name], find_root(name, folder)
     if root is None:
         expected = " or ".join(layout.files[:2])
         raise ValueError(f"{folder} has no {expected}, as {name} is published: give the folder that contains them")
     if layout.reader is None:
-        return folders.read_class_folders(
-            str(root), splits.ReadOptions(options.fractions or FOLDER_FRACTIONS, progress=options.progress)
-        )
+        options = ReadOptions(options.fractions or FOLDER_FRACTIONS, progress=options.progress)
+        return folders.read_class_folders(str(root), options)
     records = layout.reader(root)
     if unknown := sorted(set(records.labels) - set(records.class_order)):
         raise ValueError(f"{root} has the class {unknown[0]}, which is not in {name}: download it again")
+    options = replace(options, fractions=options.fractions or records.fractions)
+    source, order, notes = f"{name}:{folder}", records.class_order, records.notes
     return build_dataset(
-        f"{name}:{folder}",
-        "vtab",
-        records.store,
-        records.labels,
-        records.splits,
-        class_order=records.class_order,
-        fractions=options.fractions or records.fractions,
-        progress=options.progress,
-        notes=records.notes,
+        source, "vtab", records.store, records.labels, records.splits, options, class_order=order, notes=notes
     )

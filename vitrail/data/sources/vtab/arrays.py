@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from vitrail.data.sources.arrays import ArrayStore
+from vitrail.data.sources.arrays import ArrayStore, PixelStore
 from vitrail.data.sources.vtab.files import VtabRecords, number_classes, open_unpacked, require_published
 
 DSPRITES_FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
@@ -27,46 +26,37 @@ def read_svhn(folder: Path) -> VtabRecords:
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
-    images, labels, splits, origins = [], [], [], []
+    arrays, labels, splits = [], [], []
     for split in ("train", "test"):
         path = require_published(folder, f"{split}_32x32.mat")
         try:
-            arrays = loadmat(path, variable_names=("X", "y"))
-            pixels, digits = arrays["X"].transpose(3, 0, 1, 2), arrays["y"].reshape(-1) % 10
+            variables = loadmat(path, variable_names=("X", "y"))
+            pixels, digits = variables["X"].transpose(3, 0, 1, 2), variables["y"].reshape(-1) % 10
         except (MatReadError, KeyError, ValueError, TypeError, NotImplementedError, struct.error) as error:
             raise ValueError(f"{path} is not an SVHN file ({error}): download it again") from None
-        origins.append((len(labels), str(path)))
-        images.append(pixels)
+        arrays.append((str(path), pixels))
         labels += [str(digit) for digit in digits]
         splits += [split] * len(digits)
-    store = ArrayStore(np.ascontiguousarray(np.concatenate(images)), tuple(origins))
-    return VtabRecords(store, labels, splits, number_classes(10))
+    return VtabRecords(ArrayStore.from_files(arrays), labels, splits, number_classes(10))
 
 
 @dataclass(frozen=True, eq=False)
-class PackedBitStore:
+class PackedBitStore(PixelStore):
     """A store of black-and-white images, one bit per pixel."""
 
     packed: np.ndarray  # [n, H·W/8]
     size: tuple[int, int]
-    file: str
+    origins: tuple[tuple[int, str], ...]
 
     def __len__(self) -> int:
         return len(self.packed)
 
-    def name(self, item: int) -> str:
-        return f"{self.file}[{item}]"
-
-    def open(self, item: int) -> Image.Image:
+    def image_pixels(self, item: int) -> np.ndarray:
         height, width = self.size
-        pixels = np.unpackbits(self.packed[item])[: height * width].reshape(height, width)
-        return Image.fromarray(pixels * np.uint8(255))
+        return np.unpackbits(self.packed[item])[: height * width].reshape(height, width) * np.uint8(255)
 
     def data(self, item: int) -> bytes:
         return self.packed[item].tobytes()
-
-    def stamp(self, item: int) -> tuple[int, int] | None:
-        return None
 
 
 def read_dsprites(folder: Path, latent: int, values: int) -> VtabRecords:
@@ -97,7 +87,7 @@ def pack_images(path: Path) -> PackedBitStore:
             rows = min(IMAGES_PER_CHUNK, count - start)
             data = file.read(rows * height * width)
             chunks.append(np.packbits(np.frombuffer(data, np.uint8).reshape(rows, -1) > 0, axis=1))
-    return PackedBitStore(np.concatenate(chunks), (height, width), str(path))
+    return PackedBitStore(np.concatenate(chunks), (height, width), ((0, str(path)),))
 
 
 def read_smallnorb(folder: Path, column: int, step: int) -> VtabRecords:
@@ -105,18 +95,16 @@ def read_smallnorb(folder: Path, column: int, step: int) -> VtabRecords:
 
     The first camera's image is used. As in VTAB, half of the test images are the validation split.
     """
-    images, labels, splits, origins = [], [], [], []
+    arrays, labels, splits = [], [], []
     for split, name in NORB_FILES.items():
         path = require_published(folder, f"{name}-dat.mat")
         pixels, info = read_norb_matrix(path), read_norb_matrix(require_published(folder, f"{name}-info.mat"))
         if pixels.ndim != 4 or info.ndim != 2 or len(pixels) != len(info):
             raise ValueError(f"{path} has the shape {pixels.shape} and its info {info.shape}: download them again")
-        origins.append((len(labels), str(path)))
-        images.append(pixels[:, 0])
+        arrays.append((str(path), pixels[:, 0]))
         labels += [str(value // step) for value in info[:, column]]
         splits += ["train" if split == "train" else ("validation", "test")[i % 2] for i in range(len(info))]
-    classes = 18 if step == 2 else 9
-    return VtabRecords(ArrayStore(np.concatenate(images), tuple(origins)), labels, splits, number_classes(classes))
+    return VtabRecords(ArrayStore.from_files(arrays), labels, splits, number_classes(18 if step == 2 else 9))
 
 
 def read_norb_matrix(path: Path) -> np.ndarray:
@@ -134,36 +122,18 @@ def read_norb_matrix(path: Path) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Hdf5Store:
+class Hdf5Store(PixelStore):
     """A store of rows in HDF5 files, read on demand."""
 
-    files: tuple[tuple[int, str], ...]  # (first image, path)
+    origins: tuple[tuple[int, str], ...]
     count: int
 
     def __len__(self) -> int:
         return self.count
 
-    def locate(self, item: int) -> tuple[str, int]:
-        """Return the file of an image, and its row."""
-        start, file = next((start, file) for start, file in reversed(self.files) if start <= item)
-        return file, item - start
-
-    def name(self, item: int) -> str:
-        file, row = self.locate(item)
-        return f"{file}[{row}]"
-
-    def pixels(self, item: int) -> np.ndarray:
+    def image_pixels(self, item: int) -> np.ndarray:
         file, row = self.locate(item)
         return np.asarray(open_hdf5(file, os.getpid())["x"][row])
-
-    def open(self, item: int) -> Image.Image:
-        return Image.fromarray(self.pixels(item))
-
-    def data(self, item: int) -> bytes:
-        return self.pixels(item).tobytes()
-
-    def stamp(self, item: int) -> tuple[int, int] | None:
-        return None
 
 
 @lru_cache(maxsize=16)

@@ -68,7 +68,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def build_records(
-    files: list[ListedFile],
+    files: Sequence[ListedFile],
     class_order: tuple[str, ...] | None = None,
     fractions: Fractions | None = None,
     notes: tuple[str, ...] = (),
@@ -102,14 +102,9 @@ def read_flowers(folder: Path) -> VtabRecords:
     except (MatReadError, KeyError, ValueError, TypeError, NotImplementedError) as error:
         names = f"{paths[0]} and {paths[1].name}"
         raise ValueError(f"{names} are not the files of Flowers-102 ({error}): download them again") from None
-    return build_records(
-        [
-            (folder / "jpg" / f"image_{number:05d}.jpg", str(labels[number - 1]), split)
-            for split, numbers in parts.items()
-            for number in numbers.reshape(-1).tolist()
-        ],
-        class_order=tuple(str(label + 1) for label in range(102)),
-    )
+    numbered = ((split, number) for split, numbers in parts.items() for number in numbers.reshape(-1).tolist())
+    files = [(folder / "jpg" / f"image_{n:05d}.jpg", str(labels[n - 1]), split) for split, n in numbered]
+    return build_records(files, class_order=tuple(map(str, range(1, 103))))
 
 
 def read_pets(folder: Path) -> VtabRecords:
@@ -169,7 +164,7 @@ def read_retinopathy(folder: Path) -> VtabRecords:
     return build_records(files, class_order=RETINOPATHY_GRADES)
 
 
-CLEVR_COUNTS = tuple(str(count) for count in range(3, 11))  # objects in a scene
+CLEVR_COUNTS = tuple(map(str, range(3, 11)))  # objects in a scene
 CLEVR_DISTANCE_BINS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0)  # distance of the closest object
 CLEVR_DISTANCE_CLASSES = tuple(f"over {threshold:g}" for threshold in CLEVR_DISTANCE_BINS)
 KITTI_VEHICLES = frozenset({"Car", "Van", "Truck"})
