@@ -64,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code. A user error prints one line and returns 2; Ctrl-C returns 130."""
+    """Run a command and return its exit code. A user error prints one line and returns 2, a full disk 1, Ctrl-C 130."""
     for name in ("stdout", "stderr"):  # a daemon may have closed them; a terminal may lack some characters
         stream = getattr(sys, name)
         if stream is None:
@@ -81,8 +81,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 141
         if options.traceback or os.environ.get("VITRAIL_TRACEBACK"):
             raise
+        from vitrail.utils.files import DiskFullError
+
         print(f"vitrail {options.command}: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, DiskFullError) else 2
     except KeyboardInterrupt:
         print(f"vitrail {options.command}: interrupted", file=sys.stderr)
         return 130
