@@ -20,6 +20,7 @@ from vitrail.utils.json import to_json
 Setting = str | int | float | bool | None
 GridPoint = Mapping[str, Setting]  # settings without learning rate and seed: {"positions": "2-D"}
 Agreement = Literal["agrees", "disagrees", "no difference", "unclear"]
+Finding = tuple[str, Agreement]  # a sentence and its verdict
 OPTIONAL_DATA_FIELDS = ("classes", "examples")  # added later: left out of cell names while unused, so old names stay
 DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)  # train, validation, test of data without splits
 
