@@ -25,8 +25,8 @@ from vitrail.analysis.distance import measure_distances, patch_centres
 from vitrail.checkpoints.load import load
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.shape import Grid
-from vitrail.studies import intervals
-from vitrail.studies.base import HYBRID, L16, VIT, configure_study_vit, incomplete_answer, patch_factor, plan_models
+from vitrail.studies import base, intervals
+from vitrail.studies.base import HYBRID, VIT
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed
 from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Series, Study, StudyScale, StudySetup
 from vitrail.training.recipe import Recipe
@@ -47,15 +47,15 @@ NOTE = (
 
 def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     """Return the cells of both models, each with its own tuning."""
-    pure, sizes = configure_study_vit(setup), setup.scale.sizes
-    hybrid = Hybrid(tuple(sizes["stages"]), sizes.get("map_patch", 1) * patch_factor(setup))
+    pure, sizes = base.configure_study_vit(setup), setup.scale.sizes
+    hybrid = Hybrid(tuple(sizes["stages"]), sizes.get("map_patch", 1) * base.patch_factor(setup))
     if hybrid.stride != pure.embed.stride:
         raise ValueError(
             f"a hybrid of stages {sizes['stages']} has {hybrid.stride} pixels per token and the ViT {pure.embed.stride}: use "
             "other stages"
         )
-    models = {VIT: pure, HYBRID: configure_study_vit(setup, embed=hybrid)}
-    return plan_models(setup, results, [({"model": name}, model) for name, model in models.items()])
+    models = {VIT: pure, HYBRID: base.configure_study_vit(setup, embed=hybrid)}
+    return base.plan_models(setup, results, [({"model": name}, model) for name, model in models.items()])
 
 
 def measure(cell: Cell, run: Path) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
         if result.phase == "final" and "distance" in result.numbers:
             by_model[str(result.at["model"])].append(result.numbers["distance"])
     if missing := [name for name, runs in by_model.items() if not runs]:
-        return incomplete_answer(missing, LIMITS)
+        return base.incomplete_answer(missing, LIMITS)
     tests, models = Scores(results, "model"), {name: HeadDistances(np.array(runs)) for name, runs in by_model.items()}
     low_heads = {name: heads.select_third(0).size for name, heads in models.items()}
     unit = "relative to uniform attention"
@@ -206,27 +206,25 @@ STUDY = Study(
     ),
     scales={
         "test": StudyScale(
-            "digits", 0.2, "one core", seeds=2, steps=4, batch=32,
-            sizes={"width": 16, "depth": 3, "heads": 2, "patch": 4, "image": 16, "stages": (1,)},
+            "digits", 0.2, "one core", seeds=2, steps=4, batch=32, sizes=base.vit_sizes(16, 3, 2, 4, image=16, stages=(1,)),
         ),
         # 64 tokens at width 64, depth 6: 175 images/s on a core; with one stage of a ResNet in front about 125. 800 steps ×
         # 128 = 102,400 images: 585 s and 820 s, and 30 s to evaluate. Two tuning runs and three seeds each: 5 × 615 s + 5 ×
         # 850 s. On two cores: 61 min.
         "laptop": StudyScale(
             "cifar-10", 61, "two cores", seeds=3, steps=800, batch=128, lrs=(5e-4, 1.5e-3),
-            sizes={"width": 64, "depth": 6, "heads": 4, "patch": 4, "stages": (1,)},
+            sizes=base.vit_sizes(64, 6, 4, 4, stages=(1,)),
         ),
         # Ti/16 at 224², 1,500 images/s with bf16, and R50+Ti/16 at 700: 30,000 steps × 256 = 1.4 h and 3 h, five of each.
         "gpu": StudyScale(
             "imagenet", 1_330, "one GPU", seeds=3, steps=30_000, batch=256, lrs=(5e-4, 1e-3),
-            sizes={"width": 192, "depth": 12, "heads": 3, "patch": 16, "image": 224, "stages": (3, 4, 9),
-                   "precision": "bf16", "warmup": 3_000},
+            sizes=base.vit_sizes(192, 12, 3, 16, image=224, stages=(3, 4, 9), precision="bf16", warmup=3_000),
         ),
         # L/16 and R50+L/16 on ImageNet-21k for 30 epochs in batches of 4,096, 102,500 steps, table 3: 2,500 and 2,000
         # images/s on eight GPUs, 47 and 58 h each, three seeds, one learning rate.
         "cluster": StudyScale(
             "imagenet-21k", 18_900, "8 GPUs", seeds=3, steps=102_500, batch=4096, lrs=(1e-3,),
-            sizes={**L16, "stages": (3, 4, 9)},
+            sizes={**base.L16, "stages": (3, 4, 9)},
         ),
     },
     plan=plan,

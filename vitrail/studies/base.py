@@ -35,11 +35,17 @@ TRAINING_PASSES = 3  # forward, backward to the inputs, backward to the weights:
 RESNET, HYBRID, VIT = "ResNet", "hybrid", "ViT"
 FAMILIES = (RESNET, HYBRID, VIT)
 MAX_COST_DIFFERENCE = 0.1  # relative to the ResNet's cost
-# Sizes that several scales share: Ti on CIFAR-10; B/16 and L/16 with the settings of table 3 for ImageNet-21k.
-TI_CIFAR = {"width": 192, "depth": 12, "heads": 3, "patch": 4, "precision": "bf16", "warmup": 1_000}
+
+
+def vit_sizes(width: int, depth: int, heads: int, patch: int, **others: Any) -> dict[str, Any]:
+    """Return the sizes of a scale: those of its Vision Transformer, and others."""
+    return {"width": width, "depth": depth, "heads": heads, "patch": patch, **others}
+
+
+# Ti on CIFAR-10; B/16 and L/16 with the settings of table 3 for ImageNet-21k.
+TI_CIFAR = vit_sizes(192, 12, 3, 4, precision="bf16", warmup=1_000)
 TABLE_3 = {"image": 224, "dropout": 0.1, "weight_decay": 0.03, "precision": "bf16", "warmup": 10_000}
-B16 = {"width": 768, "depth": 12, "heads": 12, "patch": 16, **TABLE_3}
-L16 = {"width": 1024, "depth": 24, "heads": 16, "patch": 16, **TABLE_3}
+B16, L16 = vit_sizes(768, 12, 12, 16, **TABLE_3), vit_sizes(1024, 24, 16, 16, **TABLE_3)
 
 
 def measure_five_shot(cell: Cell, run: Path) -> dict[str, Any]:

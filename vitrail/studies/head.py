@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from vitrail.studies.base import B16, TI_CIFAR, build_recipe, configure_study_vit, incomplete_answer
+from vitrail.studies.base import B16, TI_CIFAR, build_recipe, configure_study_vit, incomplete_answer, vit_sizes
 from vitrail.studies.intervals import Scores, format_points
 from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Study, StudyScale, StudySetup
 
@@ -117,27 +117,25 @@ STUDY = Study(
     ),
     scales={
         "test": StudyScale(
-            "digits", 0.2, "one core", seeds=1, steps=4, batch=32, lrs=(1e-3, 1e-2),
-            sizes={"width": 16, "depth": 1, "heads": 2, "patch": 2},
+            "digits", 0.2, "one core", seeds=1, steps=4, batch=32, lrs=(1e-3, 1e-2), sizes=vit_sizes(16, 1, 2, 2),
         ),
         # 49 tokens, width 64, depth 4: 350 images/s on an idle core, 1,000/s without training. 800 steps × 64 = 51,200: 146
         # s. A tuning run: + 12,000 validation images 12 s + 8 s to start = 166 s; 2 heads × 5 rates × 3 seeds = 30 tuning
         # runs: 4,980 s. A final run: + 10,000 test images = 176 s; 6 of them: 1,056 s. 6,036 s, two at a time 50 min.
         "laptop": StudyScale(
             "fashion-mnist", 50, "two cores", seeds=3, steps=800, batch=64, lrs=(4e-4, 1e-3, 2.5e-3, 6e-3, 1.5e-2),
-            sizes={"width": 64, "depth": 4, "heads": 4, "patch": 4},
+            sizes=vit_sizes(64, 4, 4, 4),
         ),
         # 64 tokens of CIFAR-10, Ti's width and depth, estimated with 10,000 images/s: 10,000 steps × 256 take 256 s, and 30
         # s more. 36 runs × 286 s = 172 min.
         "gpu": StudyScale(
             "cifar-10", 172, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
-            sizes=TI_CIFAR,
+            sizes= TI_CIFAR,
         ),
         # B/16 as in table 3 for ImageNet-21k, 30 epochs of 14 M: 102,500 steps, 19 h, estimated with 6,000 images/s. 2 × (3
         # + 1) runs.
         "cluster": StudyScale(
-            "imagenet-21k", 9_300, "8 GPUs", seeds=1, steps=102_500, batch=4096, lrs=(3e-4, 1e-3, 3e-3),
-            sizes=B16,
+            "imagenet-21k", 9_300, "8 GPUs", seeds=1, steps=102_500, batch=4096, lrs=(3e-4, 1e-3, 3e-3), sizes=B16,
         ),
     },
     plan=plan,

@@ -12,7 +12,7 @@ from typing import Any
 from vitrail.nn.block import PostNorm, PreNorm
 from vitrail.nn.mlp import GELU, ReLU
 from vitrail.nn.position import Sinusoid1D
-from vitrail.studies.base import B16, TI_CIFAR, VIT, configure_study_vit, incomplete_answer, plan_models
+from vitrail.studies.base import B16, TI_CIFAR, VIT, configure_study_vit, incomplete_answer, plan_models, vit_sizes
 from vitrail.studies.intervals import Difference, Scores, format_points
 from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
 
@@ -86,26 +86,24 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.2, "one core", seeds=2, steps=4, batch=32,
-            sizes={"width": 16, "depth": 2, "heads": 2, "patch": 4, "encoders": (VIT, "ViT, norm after", ORIGINAL)},
+            sizes=vit_sizes(16, 2, 2, 4, encoders=(VIT, "ViT, norm after", ORIGINAL)),
         ),
         # 16 tokens, width 64, depth 8 (norms after each sum matter in depth): 450 images/s on an idle core, 1,300/s without
         # training. 800 steps × 64 = 51,200: 114 s. A tuning run: + 12,000 validation images 9 s + 8 s to start = 131 s. A
         # final run: + 10,000 test images = 139 s. 5 encoders × (4 × 131 + 3 × 139) = 4,705 s; two at a time 39 min.
         "laptop": StudyScale(
             "fashion-mnist", 39, "two cores", seeds=3, steps=800, batch=64, lrs=(3e-4, 1e-3, 2e-3, 4e-3),
-            sizes={"width": 64, "depth": 8, "heads": 4, "patch": 7},
+            sizes=vit_sizes(64, 8, 4, 7),
         ),
         # 64 tokens of CIFAR-10, Ti's width and depth, estimated with 10,000 images/s: 10,000 steps × 256 take 256 s, and 30
         # s more. 5 encoders × 7 runs × 286 s = 167 min.
         "gpu": StudyScale(
-            "cifar-10", 167, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(1e-4, 3e-4, 1e-3, 3e-3),
-            sizes=TI_CIFAR,
+            "cifar-10", 167, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(1e-4, 3e-4, 1e-3, 3e-3), sizes=TI_CIFAR,
         ),
         # B/16 as in table 3 for ImageNet-21k, 30 epochs of 14 M: 102,500 steps, 19 h, estimated with 6,000 images/s. 5 × (2
         # + 1) runs.
         "cluster": StudyScale(
-            "imagenet-21k", 17_500, "8 GPUs", seeds=1, steps=102_500, batch=4096, lrs=(3e-4, 1e-3),
-            sizes=B16,
+            "imagenet-21k", 17_500, "8 GPUs", seeds=1, steps=102_500, batch=4096, lrs=(3e-4, 1e-3), sizes=B16,
         ),
     },
     plan=plan,

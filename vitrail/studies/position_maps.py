@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.analysis.weights import extract_positions
 from vitrail.checkpoints.load import load
-from vitrail.studies.base import L16, build_recipe, configure_study_vit, incomplete_answer
+from vitrail.studies.base import L16, build_recipe, configure_study_vit, incomplete_answer, vit_sizes
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed, is_beyond_chance
 from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Series, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
@@ -168,28 +168,23 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.2, "one core", seeds=2, steps=6, batch=32,
-            sizes={"width": 16, "depth": 1, "heads": 2, "patch": 2, "settings": (DEFAULT, "twice as long")},
+            sizes=vit_sizes(16, 1, 2, 2, settings=(DEFAULT, "twice as long")),
         ),
         # 49 tokens at width 64, depth 4: 350 images/s on a core. As usual 800 steps × 128 = 102,400 images, 293 s, and 10
         # s to start and to evaluate. A seed: five settings of 303 s, one of 156 s, one of 595 s = 2,270 s. Three seeds on two
         # cores: 57 min.
         "laptop": StudyScale(
-            "fashion-mnist", 57, "two cores", seeds=3, steps=800, batch=128,
-            sizes={"width": 64, "depth": 4, "heads": 4, "patch": 4},
+            "fashion-mnist", 57, "two cores", seeds=3, steps=800, batch=128, sizes=vit_sizes(64, 4, 4, 4),
         ),
         # Ti/16 at 224²: about 1,500 images/s with bf16. 20,000 steps × 256 = 5.1 M, 57 min; 7.5 such lengths × 3 seeds = 21
         # h.
         "gpu": StudyScale(
             "imagenet", 1_280, "one GPU", seeds=3, steps=20_000, batch=256,
-            sizes={"width": 192, "depth": 12, "heads": 3, "patch": 16, "image": 224, "precision": "bf16",
-                   "warmup": 2_000},
+            sizes=vit_sizes(192, 12, 3, 16, image=224, precision="bf16", warmup=2_000),
         ),
         # The paper's L/16 for 7 epochs of ImageNet-21k's 14 M images in batches of 4,096: 24,000 steps, with table 3's
         # hyper-parameters. 2,500 images/s on eight GPUs: 11 h a run; 7.5 such lengths × 3 seeds = 245 h.
-        "cluster": StudyScale(
-            "imagenet-21k", 14_700, "8 GPUs", seeds=3, steps=24_000, batch=4096,
-            sizes=L16,
-        ),
+        "cluster": StudyScale("imagenet-21k", 14_700, "8 GPUs", seeds=3, steps=24_000, batch=4096, sizes=L16),
     },
     plan=plan,
     interpret=interpret_results,

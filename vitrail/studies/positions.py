@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from vitrail.nn.position import Learned1D, Learned2D, NoPosition, PositionSlot, Relative
-from vitrail.studies.base import B16, TI_CIFAR, configure_study_vit, incomplete_answer, measure_five_shot, plan_models
+from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Scores, estimate_difference, format_points
 from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
 
@@ -42,15 +42,15 @@ LARGE_SPREAD_RATIO = 0.5  # spread of the kinds relative to their gain over none
 def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     """Return the cells of every kind, each with its own tuning."""
     kinds = setup.scale.sizes.get("kinds", tuple(POSITIONS))
-    models = [({"positions": kind}, configure_study_vit(setup, position=POSITIONS[kind][0])) for kind in kinds]
-    return plan_models(setup, results, models)
+    models = [({"positions": kind}, base.configure_study_vit(setup, position=POSITIONS[kind][0])) for kind in kinds]
+    return base.plan_models(setup, results, models)
 
 
 def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
     tests, shots = (Scores(results, "positions", number=n, order=POSITIONS) for n in ("test", "five-shot"))
     missing = tests.find_missing([NONE])
     if missing := missing + (["two kinds of positions"] if len(tests.keys() - {NONE}) < 2 else []):
-        return incomplete_answer(missing, LIMITS)
+        return base.incomplete_answer(missing, LIMITS)
     shot_charts = (shots.dots("5-shot accuracy of the features", "5-shot", "5-shot"),) if shots else ()
     return Answer(
         *formulate_finding(tests),
@@ -110,29 +110,25 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.2, "one core", seeds=2, steps=4, batch=32,
-            sizes={"width": 16, "depth": 1, "heads": 2, "patch": 2, "kinds": (NONE, "1-D, stem", "2-D, shared", "relative")},
+            sizes=base.vit_sizes(16, 1, 2, 2, kinds=(NONE, "1-D, stem", "2-D, shared", "relative")),
         ),
         # 49 tokens, width 64, depth 4: 350 images/s on an idle core, 1,000/s without training. 800 steps × 64 = 51,200: 146
         # s. A tuning run: + 12,000 validation images 12 s + 8 s to start = 166 s. A final run: + 10,000 test images, again
         # for 5-shot: 186 s. 8 kinds × (3 × 166 + 3 × 186) = 8,448 s; two at a time 70 min.
         "laptop": StudyScale(
             "fashion-mnist", 70, "two cores", seeds=3, steps=800, batch=64, lrs=(1e-3, 3e-3, 1e-2),
-            sizes={"width": 64, "depth": 4, "heads": 4, "patch": 4},
+            sizes=base.vit_sizes(64, 4, 4, 4),
         ),
         # 64 tokens of CIFAR-10, Ti's width and depth, estimated with 10,000 images/s: 10,000 steps × 256 take 256 s, and 30
         # s more. 8 kinds × 6 runs × 286 s = 229 min.
         "gpu": StudyScale(
-            "cifar-10", 230, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(3e-4, 1e-3, 3e-3),
-            sizes=TI_CIFAR,
+            "cifar-10", 230, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(3e-4, 1e-3, 3e-3), sizes=base.TI_CIFAR,
         ),
         # B/16 as in table 3 for ImageNet-21k: 90 epochs of 14 M images, 307,600 steps, 58 h, estimated with 6,000 images/s on
         # eight GPUs. 8 runs, at the paper's learning rate.
-        "cluster": StudyScale(
-            "imagenet-21k", 28_000, "8 GPUs", seeds=1, steps=307_600, batch=4096,
-            sizes=B16,
-        ),
+        "cluster": StudyScale("imagenet-21k", 28_000, "8 GPUs", seeds=1, steps=307_600, batch=4096, sizes=base.B16),
     },
     plan=plan,
     interpret=interpret_results,
-    measure=measure_five_shot,
+    measure=base.measure_five_shot,
 )  # fmt: skip

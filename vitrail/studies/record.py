@@ -5,7 +5,7 @@ import math
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,18 +15,12 @@ import torch
 
 import vitrail
 from vitrail.studies.intervals import MIN_SEEDS, TRAINING_NOISE
-from vitrail.studies.study import NO_FINDING, Agreement, Answer, CellResult, Setting, Study, StudyScale, StudySetup
+from vitrail.studies.study import NO_FINDING, Answer, CellResult, Setting, Study, StudyScale, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
 from vitrail.training.runs.record import processor_name, write_json
 from vitrail.utils.json import dataclass_from_json, to_json
 
 RECORD_FILE = "study.json"
-AGREEMENT_LABELS: dict[Agreement, str] = {
-    "agrees": "agrees with the paper",
-    "disagrees": "disagrees with the paper",
-    "no difference": "no difference at this scale",
-    "unclear": "unclear at this scale",
-}
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ def compute_answer(study: Study, setup: StudySetup, results: Sequence[CellResult
     first = [cell for cell in missing if cell.phase != "final" or family_key(cell.at) not in covered]
     state = f"{len(missing)} of {len(cells)} planned runs are missing"
     if first or not covered:
-        waiting = format_point(family_key(first[0].at)) if first else ""
+        waiting = format_point(dict(family_key(first[0].at))) if first else ""
         return None, f"{state}, such as {waiting}" if waiting else state, len(cells)
     try:
         answer = qualify_by_seeds(study.interpret(results, setup.scale), min(covered.values()))
@@ -120,11 +114,6 @@ def add_scale_limits(answer: Answer, scale: str) -> Answer:
 def family_key(point: Mapping[str, Setting]) -> tuple[tuple[str, Setting], ...]:
     """Return a grid point without learning rate and seed."""
     return tuple((name, value) for name, value in point.items() if name not in ("rate", "seed"))
-
-
-def format_point(point: Iterable[tuple[str, Setting]]) -> str:
-    """Return text such as "positions 2-D, images 500"."""
-    return ", ".join(f"{name} {value}" for name, value in point)
 
 
 def first_numeric_column(rows: Sequence[Sequence[str]]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from vitrail.data.transforms.augment import AugmentSlot, Fit, Flip, PadCrop, RandAugment, RandomResizedCrop
 from vitrail.objectives.classification import Classification
-from vitrail.studies.base import build_recipe, configure_study_vit, has_small_images, incomplete_answer, plan_tuned
+from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Scores, format_points
 from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
@@ -52,8 +52,8 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     def make_recipe(point: GridPoint, lr: float, seed: int) -> Recipe:
         is_strong, is_regularised = point["augmentation"] == STRONG, point["regularisation"] == REGULARISED
         drop = {"dropout": DROPOUT, "stochastic_depth": DROPOUT} if is_regularised else {"dropout": 0.0}
-        model = configure_study_vit(setup, **drop)
-        return build_recipe(
+        model = base.configure_study_vit(setup, **drop)
+        return base.build_recipe(
             setup,
             model,
             lr,
@@ -64,12 +64,12 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
             optimizer=AdamW(lr=lr, weight_decay=DECAY if is_regularised else 0.0),
         )
 
-    return plan_tuned(setup, results, families, make_recipe)
+    return base.plan_tuned(setup, results, families, make_recipe)
 
 
 def choose_augmentation(setup: StudySetup, size: tuple[int, int], augmentation: str) -> tuple[AugmentSlot, ...]:
     """Return pad-crops for small and random crops for large images, flips for colour images, RandAugment if strong."""
-    small = has_small_images(setup)
+    small = base.has_small_images(setup)
     augment: list[AugmentSlot] = [Fit(size, interpolation="bilinear" if small else "bicubic")]
     if augmentation == NONE:
         return tuple(augment)
@@ -146,7 +146,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
     tests = Scores(results, "per class", "augmentation", "regularisation")
     known = data_equivalents(results, tests)
     if not known:
-        return incomplete_answer(["plain training and another method on the same images"], LIMITS)
+        return base.incomplete_answer(["plain training and another method on the same images"], LIMITS)
     counts = sorted({count for count, *_ in tests})
     methods = list(dict.fromkeys(point[1:] for point in tests))
     worth = {(best.per_class, *best.method): f", {best}" for best in known}
@@ -209,29 +209,25 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.3, "one core", seeds=1, steps=3, batch=32,
-            sizes={"width": 16, "depth": 1, "heads": 2, "patch": 4, "most": 40, "augmentations": (NONE, STRONG),
-                   "shares": (1 / 4,), "beyond": (1.0,)},
+            sizes=base.vit_sizes(16, 1, 2, 4, most=40, augmentations=(NONE, STRONG), shares=(1 / 4,), beyond=(1.0,)),
         ),
         # Width 64, depth 4, 16 patches: 1,000 images/s on a core; RandAugment makes 1,600/s, so 620/s with it. 1,000 steps
         # × 128 = 128,000 images: 128 s, strong 206 s, and 18 s to start and to evaluate. A seed: 14 × 146 s + 6 × 224 s =
         # 3,390 s. Two seeds, one learning rate, on two cores: 57 min. From 200 to 3,200 images per class.
         "laptop": StudyScale(
-            "cifar-10", 57, "two cores", seeds=2, steps=1_000, batch=128,
-            sizes={"width": 64, "depth": 4, "heads": 4, "patch": 8, "most": 3_200},
+            "cifar-10", 57, "two cores", seeds=2, steps=1_000, batch=128, sizes=base.vit_sizes(64, 4, 4, 8, most=3_200),
         ),
         # Ti/16 at 224², 1,500 images/s with bf16: 20,000 steps × 256 = 57 min; 20 methods and sizes, two tuning runs and
         # three seeds each.
         "gpu": StudyScale(
             "imagenet", 5_700, "one GPU", seeds=3, steps=20_000, batch=256, lrs=(5e-4, 1e-3),
-            sizes={"width": 192, "depth": 12, "heads": 3, "patch": 16, "image": 224, "most": 1_280, "precision": "bf16",
-                   "warmup": 2_000},
+            sizes=base.vit_sizes(192, 12, 3, 16, image=224, most=1_280, precision="bf16", warmup=2_000),
         ),
         # B/16 on ImageNet-21k, 30 epochs of 14 M images in batches of 4,096: 102,500 steps at 7,000 images/s on eight
         # GPUs, 17 h a run; 20 methods and sizes, one learning rate, two seeds.
         "cluster": StudyScale(
             "imagenet-21k", 40_800, "8 GPUs", seeds=2, steps=102_500, batch=4096,
-            sizes={"width": 768, "depth": 12, "heads": 12, "patch": 16, "image": 224, "most": 1_000,
-                   "precision": "bf16", "warmup": 10_000},
+            sizes=base.vit_sizes(768, 12, 12, 16, image=224, most=1_000, precision="bf16", warmup=10_000),
         ),
     },
     plan=plan,

@@ -18,16 +18,14 @@ from vitrail.reports.facts import render_definitions
 from vitrail.reports.html import Markup, h, isolate, render_table
 from vitrail.reports.summary import render_tile
 from vitrail.studies.record import (
-    AGREEMENT_LABELS,
     StudyRecord,
     build_record,
     family_key,
     first_numeric_column,
-    format_point,
     read_record,
     write_record,
 )
-from vitrail.studies.study import Answer, CellResult, Setting, Study, StudySetup
+from vitrail.studies.study import AGREEMENT_LABELS, Answer, CellResult, Setting, Study, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
 from vitrail.utils.text import NO_BREAK_SPACE, format_count, format_datetime, format_duration, format_percent, is_number
 
@@ -84,7 +82,7 @@ class TuningScores:
     def family_cells(self, family: FamilyKey) -> list[str]:
         """Return the table cells of a family, one for each name."""
         if self.names == ["family"] and [name for name, _ in family] != ["family"]:
-            return [format_point(family) or "all"]
+            return [format_point(dict(family)) or "all"]
         return [f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v) for _, v in family]
 
     def format_score(self, family: FamilyKey, lr: Setting) -> str:
@@ -241,7 +239,7 @@ def render_failures(record: StudyRecord) -> Markup | None:
     """Return the table of failed runs with their errors."""
     if not record.failed:
         return None
-    rows = [[isolate(f"{f.phase}: {format_point(f.at.items())}"), h("code", isolate(f.line))] for f in record.failed]
+    rows = [[isolate(f"{f.phase}: {format_point(f.at)}"), h("code", isolate(f.line))] for f in record.failed]
     return render_table(["run", "error"], rows, caption="Failed runs")
 
 
@@ -251,7 +249,7 @@ def render_runs(record: StudyRecord) -> Markup | None:
         return None
     rows = [
         [
-            isolate(format_point(result.at.items())),
+            isolate(format_point(result.at)),
             result.phase,
             *(format_run_score(result, split) for split in ("validation", "test")),
             (format_duration(result.seconds), result.seconds),
@@ -330,7 +328,7 @@ def render_markdown(record: StudyRecord) -> str:
         if chosen := render_markdown_tuning(TuningScores(record.results, phase)):
             parts.append(f"<details><summary>{what}, by validation accuracy</summary>\n\n{chosen}\n\n</details>")
     if record.failed:
-        lines = [f"- {escape_markdown(format_point(f.at.items()))}: {escape_markdown(f.line)}" for f in record.failed]
+        lines = [f"- {escape_markdown(format_point(f.at))}: {escape_markdown(f.line)}" for f in record.failed]
         parts.append("Failed runs:\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
 

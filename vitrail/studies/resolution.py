@@ -20,7 +20,7 @@ from torch import Tensor
 from vitrail.checkpoints.load import load, save
 from vitrail.models.base import TokenModel
 from vitrail.models.registry import build_from
-from vitrail.studies.base import build_recipe, configure_study_vit, incomplete_answer, plan_tuned
+from vitrail.studies.base import build_recipe, configure_study_vit, incomplete_answer, plan_tuned, vit_sizes
 from vitrail.studies.intervals import NO_VALUE, Difference, Scores, format_points
 from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
 from vitrail.training.optim import SGD
@@ -169,31 +169,29 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.3, "one core", seeds=1, steps=4, batch=32, lrs=(0.03,),
-            sizes={"width": 16, "depth": 1, "heads": 2, "patch": 2, "base_rate": 1e-3, "base_steps": 8},
+            sizes=vit_sizes(16, 1, 2, 2, base_rate=1e-3, base_steps=8),
         ),
         # Width 64, depth 4: 900 images/s of 16 patches on a core, 350 of 49. Pre-training 3,000 steps × 128: 430 s, and 10 s
         # to evaluate, × 3 seeds = 1,320 s. Fine-tuning 500 steps × 128, three tuning runs and three seeds: at the same size 6
         # × 85 s = 510 s, at the larger one 3 methods × 6 × 210 s = 3,780 s. On two cores: 47 min.
         "laptop": StudyScale(
             "fashion-mnist", 47, "two cores", seeds=3, steps=500, batch=128, lrs=(0.01, 0.03, 0.1),
-            sizes={"width": 64, "depth": 4, "heads": 4, "patch": 4, "base_rate": 1e-3, "base_steps": 3_000},
+            sizes=vit_sizes(64, 4, 4, 4, base_rate=1e-3, base_steps=3_000),
         ),
         # S/16 from 192² (patches are whole) to 384²: pre-training 50,000 steps × 512 at 2,000 images/s: 3.6 h; fine-tuning
         # 5,000 steps × 512 at 450: 1.6 h, six runs of each of four methods (a quarter of that at the same size). 3 × 3.6 + 18 ×
         # 1.6 + 6 × 0.4 h.
         "gpu": StudyScale(
             "imagenet", 2_500, "one GPU", seeds=3, steps=5_000, batch=512, lrs=(0.003, 0.01, 0.03),
-            sizes={"width": 384, "depth": 12, "heads": 6, "patch": 16, "image": 384, "base_rate": 1e-3,
-                   "base_steps": 50_000, "precision": "bf16"},
+            sizes=vit_sizes(384, 12, 6, 16, image=384, base_rate=1e-3, base_steps=50_000, precision="bf16"),
         ),
         # B/16 on ImageNet for 300 epochs at batch 4,096 with 3e-3, table 3; then 20,000 steps of 512 at 384², table 4. 10,000
         # images/s on eight GPUs at 192²: 10.7 h a model; 1.1 h each fine-tuning at 2,500 images/s. 3 × 10.7 + 21 × 1.1 +
         # 7 × 0.3 h.
         "cluster": StudyScale(
             "imagenet", 3_450, "8 GPUs", seeds=3, steps=20_000, batch=512, lrs=(0.003, 0.01, 0.03, 0.06),
-            sizes={"width": 768, "depth": 12, "heads": 12, "patch": 16, "image": 384, "dropout": 0.1,
-                   "weight_decay": 0.3, "base_rate": 3e-3, "base_steps": 93_600, "base_batch": 4096,
-                   "precision": "bf16"},
+            sizes=vit_sizes(768, 12, 12, 16, image=384, dropout=0.1, weight_decay=0.3, base_rate=3e-3,
+                            base_steps=93_600, base_batch=4096, precision="bf16"),
         ),
     },
     plan=plan,

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from vitrail.models.base import TokenConfig
-from vitrail.studies.base import configure_study_vit, count_macs, incomplete_answer, plan_models
+from vitrail.studies.base import configure_study_vit, count_macs, incomplete_answer, plan_models, vit_sizes
 from vitrail.studies.intervals import NO_VALUE, Scores, estimate_difference, format_points
 from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
 
@@ -188,8 +188,8 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.2, "one core", seeds=1, steps=3, batch=32,
-            sizes={"width": 16, "depth": 1, "heads": 2, "patch": 4, "depths": (2,), "widths": (32,), "mlps": (128,),
-                   "head_counts": (4,), "patches": (2,), "all": ((2, 24),)},
+            sizes=vit_sizes(16, 1, 2, 4, depths=(2,), widths=(32,), mlps=(128,), head_counts=(4,), patches=(2,),
+                            all=((2, 24),)),
         ),
         # 16 tokens, width 64, depth 4: 900 images/s on an idle core, 2,800/s without training; others in proportion as
         # measured. 600 steps × 64 = 38,400 images, and validation and test cost as much as 6,000 more. Seconds for 1,000
@@ -198,25 +198,24 @@ STUDY = Study(
         # two at a time 52 min.
         "laptop": StudyScale(
             "fashion-mnist", 52, "two cores", seeds=3, steps=600, batch=64, lrs=(1e-3, 3e-3),
-            sizes={"width": 64, "depth": 4, "heads": 4, "patch": 7, "depths": (8, 16), "widths": (96, 128),
-                   "mlps": (512, 1024), "head_counts": (2, 8), "patches": (14, 4), "all": ((5, 80), (6, 96))},
+            sizes=vit_sizes(64, 4, 4, 7, depths=(8, 16), widths=(96, 128), mlps=(512, 1024), head_counts=(2, 8),
+                            patches=(14, 4), all=((5, 80), (6, 96))),
         ),
         # 16 tokens of CIFAR-10 at width 192 and depth 8, estimated with 30,000 images/s: 10,000 steps × 256 take 85 s, and
         # 30 s more. 13 models cost 38 times the base: 5 × (38 × 85 + 13 × 30) s = 302 min.
         "gpu": StudyScale(
             "cifar-10", 302, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(3e-4, 1e-3),
-            sizes={"width": 192, "depth": 8, "heads": 3, "patch": 8, "depths": (16, 32), "widths": (288, 384),
-                   "mlps": (1536, 3072), "head_counts": (6, 12), "patches": (16, 4), "all": ((10, 256), (12, 320)),
-                   "precision": "bf16", "warmup": 1_000},
+            sizes=vit_sizes(192, 8, 3, 8, depths=(16, 32), widths=(288, 384), mlps=(1536, 3072), head_counts=(6, 12),
+                            patches=(16, 4), all=((10, 256), (12, 320)), precision="bf16", warmup=1_000),
         ),
         # 49 patches of 32 pixels at B's width and 8 layers, with table 3's settings for ImageNet-21k. 30 epochs of 14 M:
         # 102,500 steps, 4 h, estimated with 30,000 images/s on eight GPUs. 14 models that cost 43 times the base in all, at
         # the paper's learning rate.
         "cluster": StudyScale(
             "imagenet-21k", 10_300, "8 GPUs", seeds=1, steps=102_500, batch=4096,
-            sizes={"width": 768, "depth": 8, "heads": 12, "patch": 32, "depths": (16, 32, 64), "widths": (1152, 1536),
-                   "mlps": (6144, 12288), "head_counts": (6, 24), "patches": (16,), "all": ((10, 960), (12, 1152)),
-                   "image": 224, "dropout": 0.1, "weight_decay": 0.03, "precision": "bf16", "warmup": 10_000},
+            sizes=vit_sizes(768, 8, 12, 32, depths=(16, 32, 64), widths=(1152, 1536), mlps=(6144, 12288),
+                            head_counts=(6, 24), patches=(16,), all=((10, 960), (12, 1152)), image=224, dropout=0.1,
+                            weight_decay=0.03, precision="bf16", warmup=10_000),
         ),
     },
     plan=plan,
