@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from vitrail.studies import base
 from vitrail.studies.base import FAMILIES, HYBRID, RESNET, VIT, size_range
 from vitrail.studies.intervals import Scores, estimate_reduction, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
 
 LIMITS = (
     "Small models that are trained from scratch for a short time on small data, where the paper pre-trains on JFT and averages "
@@ -58,16 +58,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
             )
             for family, size in tests
         ),
-        charts=(
-            Chart(
-                "Test accuracy against training compute",
-                "lines",
-                tuple(tests.series(family, points) for family, points in lines.items() if points),
-                x_name="multiply-adds of the whole training",
-                y_name="top-1",
-                x_log=True,
-            ),
-        ),
+        charts=(tests.lines("Test accuracy against training compute", lines, "multiply-adds of the whole training"),),
         limits=LIMITS,
         notes=(*base.describe_parameters(results), *compare_hybrids(tests)),
     )

@@ -23,7 +23,7 @@ from typing import Any
 from vitrail.studies import base
 from vitrail.studies.base import FAMILIES, HYBRID, RESNET, VIT, select_lr, size_range
 from vitrail.studies.intervals import NO_VALUE, Difference, Scores, estimate_reduction, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
@@ -146,17 +146,11 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
             for family, many in tests
         ),
         charts=tuple(
-            Chart(
+            scores.lines(
                 title,
-                "lines",
-                tuple(
-                    scores.series(family, sizes)
-                    for family in FAMILIES
-                    if (sizes := {point: point[1] for point in scores if point[0] == family})
-                ),
-                x_name="images per class that were pre-trained on",
-                y_name="top-1 on other classes",
-                x_log=True,
+                {family: {point: point[1] for point in scores if point[0] == family} for family in FAMILIES},
+                "images per class that were pre-trained on",
+                "top-1 on other classes",
             )
             for title, scores in zip(titles, (tests, shots), strict=True)
         ),

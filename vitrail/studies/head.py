@@ -13,7 +13,7 @@ from typing import Literal
 
 from vitrail.studies.base import B16, TI_CIFAR, build_recipe, configure_study_vit, incomplete_answer, vit_sizes
 from vitrail.studies.intervals import Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
 
 TOKEN, MEAN = "class token", "mean of patches"
 POOLS = {TOKEN: "class", MEAN: "mean"}
@@ -64,7 +64,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
     lrs = {head: [lr for name, lr in grid if name == head] for head in POOLS}
     if missing := [head for head in POOLS if not lrs[head] or head not in tests]:
         return incomplete_answer(missing, LIMITS)
-    lines = tuple(grid.series(head, {(head, lr): lr for lr in lrs[head]}) for head in POOLS)
+    lines = {head: {(head, lr): lr for lr in lrs[head]} for head in POOLS}
     return Answer(
         *formulate_finding(grid, tests),
         columns=("rate", f"{TOKEN}, validation", f"{MEAN}, validation"),
@@ -73,7 +73,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
             ("best learning rate", *(f"{select_best_lr(grid, head):g}" for head in POOLS)),
             ("test, at its best learning rate", *(tests.format(head) for head in POOLS)),
         ),
-        charts=(Chart("Validation accuracy at every rate", "lines", lines, "learning rate", "top-1", x_log=True),),
+        charts=(grid.lines("Validation accuracy at every rate", lines, "learning rate"),),
         limits=LIMITS,
         notes=NOTES,
     )

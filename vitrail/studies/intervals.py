@@ -214,6 +214,11 @@ class Scores(dict[Any, list[float]]):
         x = {point: point for point in self} if points is None else points
         return build_series(label, {x[point]: self[point] for point in x}, self.n_images)
 
+    def lines(self, title: str, lines: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str = "top-1") -> Chart:
+        """Return a chart with a line for every label that has grid points, given with their x on a logarithmic axis."""
+        series = tuple(self.series(label, points) for label, points in lines.items() if points)
+        return Chart(title, "lines", series, x_name, y_name, x_log=True)
+
     def dots(self, title: str, label: str = "test", y_name: str = "top-1") -> Chart:
         """Return a chart with a dot for every grid point."""
         return Chart(title, "dots", (self.series(label),), y_name=y_name)

@@ -18,7 +18,7 @@ from vitrail.data.transforms.augment import AugmentSlot, Fit, Flip, PadCrop, Ran
 from vitrail.objectives.classification import Classification
 from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Recipe
 
@@ -150,18 +150,15 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
     counts = sorted({count for count, *_ in tests})
     methods = list(dict.fromkeys(point[1:] for point in tests))
     worth = {(best.per_class, *best.method): f", {best}" for best in known}
-    lines = tuple(
-        tests.series(format_method(method), {(n, *method): n for n in counts if (n, *method) in tests})
-        for method in methods
-    )
-    title, per_class = "Test accuracy as the training set grows", "training images per class"
+    lines = {format_method(method): {(n, *method): n for n in counts if (n, *method) in tests} for method in methods}
+    names = ("training images per class", "top-1 on test images")
     return Answer(
         *formulate_finding(known),
         columns=("augmentation", "regularisation", *(f"{count:,} a class" for count in counts)),
         rows=tuple(
             (*method, *(tests.format((n, *method)) + worth.get((n, *method), "") for n in counts)) for method in methods
         ),
-        charts=(Chart(title, "lines", lines, per_class, "top-1 on test images", x_log=True),),
+        charts=(tests.lines("Test accuracy as the training set grows", lines, *names),),
         limits=LIMITS,
         notes=tuple(
             f"With {best.per_class:,} images per class, {format_method(best.method)} has the best validation accuracy "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vitrail.models.base import TokenConfig
 from vitrail.studies.base import configure_study_vit, count_macs, incomplete_answer, plan_models, vit_sizes
 from vitrail.studies.intervals import NO_VALUE, Scores, estimate_difference, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
 
 BASE, DEPTH, WIDTH, MLP, HEADS, PATCH, ALL = "base", "depth", "width", "MLP", "heads", "patch size", "everything"
 DIMENSIONS = (DEPTH, WIDTH, MLP, HEADS, PATCH, ALL)
@@ -67,10 +67,10 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
     there = [*(model.dimension for model in models if model.dimension == BASE), *select_comparable(tests)]
     if missing := [name for name in (BASE, DEPTH, WIDTH) if name not in there]:
         return incomplete_answer(missing, LIMITS)
-    by_cost = {
-        name: {m: m.cost for m in sorted(models, key=lambda model: model.cost) if m.dimension in (BASE, name)}
-        for name in DIMENSIONS
-    }
+    by_cost = sorted(models, key=lambda model: model.cost)
+    lines = {name: {model: model.cost for model in by_cost if model.dimension in (BASE, name)} for name in DIMENSIONS}
+    lines = {name: line for name, line in lines.items() if len(set(line.values())) > 1}
+    title = "Test accuracy against compute relative to the base"
     return Answer(
         *formulate_finding(tests),
         columns=("scaled", "to", "compute", "rate", "test", "more than the base", "per doubling"),
@@ -86,16 +86,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
             )
             for model in models
         ),
-        charts=(
-            Chart(
-                "Test accuracy against compute relative to the base",
-                "lines",
-                tuple(tests.series(name, line) for name, line in by_cost.items() if len(set(line.values())) > 1),
-                x_name="compute per image, times the base's",
-                y_name="top-1",
-                x_log=True,
-            ),
-        ),
+        charts=(tests.lines(title, lines, "compute per image, times the base's"),),
         limits=LIMITS,
         notes=describe_returns(tests),
     )
