@@ -17,8 +17,8 @@ from vitrail.reports.charts.bars import draw_bars as bars_drawn
 from vitrail.reports.charts.canvas import LIGHT, format_tick, shorten_text, text_width, wrap_text
 from vitrail.reports.charts.figure import describe_chart, render_svg
 from vitrail.studies import STUDY_NAMES
-from vitrail.studies.record import first_numeric_column, read_record
-from vitrail.studies.report import TuningScores, write_page, write_report
+from vitrail.studies.record import read_record
+from vitrail.studies.report import TuningScores, first_numeric_column, write_page, write_report
 from vitrail.studies.study import Answer, CellResult, Chart, Series
 from vitrail.studies.sweep import FailedCell
 

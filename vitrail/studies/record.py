@@ -116,17 +116,6 @@ def family_key(point: Mapping[str, Setting]) -> tuple[tuple[str, Setting], ...]:
     return tuple((name, value) for name, value in point.items() if name not in ("rate", "seed"))
 
 
-def first_numeric_column(rows: Sequence[Sequence[str]]) -> int:
-    """Return the index from which on all columns are numeric (aligned right). Column 0 holds names."""
-    width = len(rows[0]) if rows else 1
-
-    def counts(column: int) -> bool:
-        cells = [row[column] for row in rows if row[column] not in ("", "–")]
-        return all(any(letter.isdigit() for letter in cell) for cell in cells)
-
-    return next((column for column in range(1, width) if all(map(counts, range(column, width)))), width)
-
-
 def build_record(
     study: Study,
     setup: StudySetup,

@@ -17,14 +17,7 @@ from vitrail.reports.document import PageSection, render_document, write_html
 from vitrail.reports.facts import render_definitions
 from vitrail.reports.html import Markup, h, isolate, render_table
 from vitrail.reports.summary import render_tile
-from vitrail.studies.record import (
-    StudyRecord,
-    build_record,
-    family_key,
-    first_numeric_column,
-    read_record,
-    write_record,
-)
+from vitrail.studies.record import StudyRecord, build_record, family_key, read_record, write_record
 from vitrail.studies.study import AGREEMENT_LABELS, Answer, CellResult, Setting, Study, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
 from vitrail.utils.text import NO_BREAK_SPACE, format_count, format_datetime, format_duration, format_percent, is_number
@@ -376,6 +369,17 @@ def render_markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) ->
     aligned = ["---:" if column >= first else "---" for column in range(len(head))]
     lines = [map(escape_markdown, head), aligned, *(map(escape_markdown, row) for row in body)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def first_numeric_column(rows: Sequence[Sequence[str]]) -> int:
+    """Return the index from which on all columns are numeric (aligned right). Column 0 holds names."""
+    width = len(rows[0]) if rows else 1
+
+    def counts(column: int) -> bool:
+        cells = [row[column] for row in rows if row[column] not in ("", "–")]
+        return all(any(letter.isdigit() for letter in cell) for cell in cells)
+
+    return next((column for column in range(1, width) if all(map(counts, range(column, width)))), width)
 
 
 def escape_markdown(text: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from vitrail.models.sizes import closest
 from vitrail.reports.charts.canvas import Chart as Chart
 from vitrail.reports.charts.canvas import Series as Series
 from vitrail.training.recipe import Data, Facts, Recipe
@@ -124,3 +125,9 @@ class Study:
     measure: Callable[[Cell, Path], dict[str, Any]] | None = None  # further numbers of a finished run
     inspect_data: Callable[[Data], Facts | None] | None = None  # facts of a directory of datasets; None for one dataset
     takes_init: bool = False  # True if --init may give the initial model
+
+    def get_scale(self, name: str) -> StudyScale:
+        """Return a scale by name."""
+        if name not in self.scales:
+            raise ValueError(f"{self.name} has no scale {name!r}: {closest(name, list(self.scales))}")
+        return self.scales[name]

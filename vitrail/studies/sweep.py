@@ -14,18 +14,8 @@ from statistics import fmean
 from typing import Any
 
 import vitrail
-from vitrail.models.sizes import closest
 from vitrail.studies import load_study
-from vitrail.studies.study import (
-    DEFAULT_FRACTIONS,
-    Cell,
-    CellResult,
-    Setting,
-    Study,
-    StudyScale,
-    StudySetup,
-    format_point,
-)
+from vitrail.studies.study import DEFAULT_FRACTIONS, Cell, CellResult, Setting, Study, StudySetup, format_point
 from vitrail.training.recipe import Data, Facts, with_settings
 from vitrail.training.runs.prepare import Progress, prepare_data
 from vitrail.training.runs.record import absolute_path, write_json
@@ -180,7 +170,7 @@ def open_sweep(directory: str | Path) -> Sweep:
     if data is None:
         raise ValueError(f"{directory} is not a study: it has no {PLAN_FILE}")
     study = load_study(data["study"])
-    scale = replace(get_scale(study, data["scale"]), seeds=data["seeds"])
+    scale = replace(study.get_scale(data["scale"]), seeds=data["seeds"])
     known: dict[str, Any] = {name: data["facts"][name] for name in FACT_FIELDS}
     known["side"] = tuple(known["side"])
     facts = Facts(**known)
@@ -200,7 +190,7 @@ def begin_sweep(
 ) -> Sweep:
     """Set up a study in a directory, or resume the same one there, possibly with more seeds. Refuse a different one."""
     where = Path(directory)
-    chosen = get_scale(study, scale)
+    chosen = study.get_scale(scale)
     if seeds is not None and seeds < 1:
         raise ValueError(f"--seeds must be >= 1, got {seeds}")
     if init is not None and not study.takes_init:
@@ -274,13 +264,6 @@ def inspect_data(data: Data, progress: Progress | None) -> tuple[Data, Facts]:
             "without splits"
         )
     return data, prepared.measure_facts()
-
-
-def get_scale(study: Study, name: str) -> StudyScale:
-    """Return a scale of a study by name."""
-    if name not in study.scales:
-        raise ValueError(f"{study.name} has no scale {name!r}: {closest(name, list(study.scales))}")
-    return study.scales[name]
 
 
 def format_plan_value(value: Any) -> str:
