@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from vitrail.studies import compute, data_size, head, original_transformer, positions, resnet_optimizer, shape
-from vitrail.studies.intervals import Difference, build_series, count_test_images, find_lr, format_accuracy
+from vitrail.studies.intervals import (
+    Difference,
+    Scores,
+    build_series,
+    count_test_images,
+    estimate_reduction,
+    format_accuracy,
+)
 from vitrail.studies.study import Answer, CellResult, Study
 
 N_IMAGES = 10_000
@@ -563,11 +570,11 @@ def test_both_learning_rates_of_a_size_are_reported():
 
 
 def test_reduction_combines_both_intervals():
-    shrunk = data_size.estimate_reduction(Difference(0.10, 0.07, 0.13), Difference(0.02, -0.02, 0.06))
+    shrunk = estimate_reduction(Difference(0.10, 0.07, 0.13), Difference(0.02, -0.02, 0.06))
     assert (shrunk.mean, shrunk.low, shrunk.high) == pytest.approx((0.08, 0.03, 0.13))
     assert shrunk.is_clear
-    assert not data_size.estimate_reduction(Difference(0.10, 0.07, 0.13), Difference(0.07, 0.03, 0.11)).is_clear
-    few = data_size.estimate_reduction(Difference(0.015, 0.014, 0.016, 1), Difference(0.008, 0.007, 0.009))
+    assert not estimate_reduction(Difference(0.10, 0.07, 0.13), Difference(0.07, 0.03, 0.11)).is_clear
+    few = estimate_reduction(Difference(0.015, 0.014, 0.016, 1), Difference(0.008, 0.007, 0.009))
     assert (few.seeds, few.is_clear) == (1, False)
 
 
@@ -588,4 +595,19 @@ def test_series_has_means_and_intervals():
 
 def test_missing_values_are_a_dash():
     assert format_accuracy(None) == format_accuracy([]) == "–"
-    assert find_lr(finals({"head": "class token"}, 0.5), {"head": "mean of patches"}) == "–"
+    tests = Scores(finals({"head": "class token"}, 0.5), "head")
+    assert (tests.format_lr("class token"), tests.format_lr("mean of patches")) == ("0.001", "–")
+    assert tests.format("mean of patches") == tests.format_change("mean of patches", "class token") == "–"
+
+
+def test_scores_are_ordered_and_compared():
+    results = finals({"head": "b", "size": 1}, 0.5) + finals({"head": "a", "size": 2}, 0.6, turned(JITTER))
+    tests = Scores(results, "head", order=("a", "b", "c"))
+    assert list(tests) == ["a", "b"]
+    assert tests.find_missing(("b", "c")) == ["c"]
+    assert tests.compare("b") == {"a": tests.subtract("a", "b")}
+    assert tests.format_change("a", "b").startswith("+10.0 points (")
+    assert tests.format_change("a", "a") == "–"
+    assert list(Scores(results, "head", "size")) == [("b", 1), ("a", 2)]
+    assert tests.series("test", {"b": 8.0}).x == (8.0,)
+    assert (tests.n_images, Scores(results, "head", number="lines").n_images) == (N_IMAGES, None)

@@ -17,9 +17,8 @@ from vitrail.reports.charts.bars import draw_bars as bars_drawn
 from vitrail.reports.charts.canvas import LIGHT, format_tick, shorten_text, text_width, wrap_text
 from vitrail.reports.charts.figure import describe_chart, render_svg
 from vitrail.studies import STUDY_NAMES
-from vitrail.studies.page import write_page
-from vitrail.studies.record import first_numeric_column, read_record
-from vitrail.studies.report import collect_tuning_scores, write_report
+from vitrail.studies.record import read_record
+from vitrail.studies.report import TuningScores, first_numeric_column, write_page, write_report
 from vitrail.studies.study import Answer, CellResult, Chart, Series
 from vitrail.studies.sweep import FailedCell
 
@@ -140,11 +139,11 @@ def test_report_shows_failed_runs(small, tmp_path):
 
 def test_best_lr_needs_all_tuning_runs(small):
     _, _, results = small
-    found = collect_tuning_scores(results)
+    found = TuningScores(results)
     assert found.lrs == [1e-3, 3e-3]
     scores = {r.at["rate"]: r.numbers["validation"] for r in results[:2]}
     assert found.best_lr((("positions", "none"),)) == max(scores, key=lambda lr: scores[lr])
-    part = collect_tuning_scores(results[:3])
+    part = TuningScores(results[:3])
     assert part.best_lr((("positions", "1-D"),)) is None
     assert found.names == ["positions"]
 
@@ -155,7 +154,7 @@ def test_diverged_run_is_never_selected():
         CellResult({**at, "rate": 1e-3, "seed": 0}, "tune", {"validation": 0.5}, 1.0),
         CellResult({**at, "rate": 1e-1, "seed": 0}, "tune", {"validation": 0.9, "diverged": "at step 3"}, 1.0),
     ]
-    found, place = collect_tuning_scores(results), (("family", "ViT"), ("each class", 1944))
+    found, place = TuningScores(results), (("family", "ViT"), ("each class", 1944))
     assert (found.names, found.family_cells(place)) == (["family", "each class"], ["ViT", "1,944"])
     assert [found.format_score(place, lr) for lr in found.lrs] == ["50.0\u00a0%", "diverged"]
     assert found.best_lr(place) == 1e-3
@@ -163,7 +162,7 @@ def test_diverged_run_is_never_selected():
 
 def test_edge_note_counts_extreme_learning_rates():
     def best(*lrs: float) -> str:
-        return collect_tuning_scores(
+        return TuningScores(
             [
                 CellResult({"family": f"{k}", "rate": lr, "seed": 0}, "tune", {"validation": 0.5 + (lr == most)}, 1.0)
                 for k, most in enumerate(lrs)
@@ -185,11 +184,11 @@ def test_base_tuning_uses_the_first_seed():
         CellResult({**at, "rate": lr, "seed": seed}, "base", {"validation": score}, 1.0)
         for (lr, seed), score in scores.items()
     ]
-    found = collect_tuning_scores(results, "base")
+    found = TuningScores(results, "base")
     assert found.best_lr((("family", "ViT"),)) == 3e-3
     assert found.format_score((("family", "ViT"),), 3e-3) == "60.0\u00a0%"
-    assert not collect_tuning_scores(results).families
-    assert not collect_tuning_scores(results[1:], "base").families  # one learning rate is not tuned
+    assert not TuningScores(results).families
+    assert not TuningScores(results[1:], "base").families  # one learning rate is not tuned
 
 
 def test_families_with_their_own_learning_rates():
@@ -198,9 +197,9 @@ def test_families_with_their_own_learning_rates():
         CellResult({"optimizer": name, "rate": lr, "seed": 0}, "tune", {"validation": score}, 1.0)
         for (name, lr), score in scores.items()
     ]
-    found = collect_tuning_scores(results)
+    found = TuningScores(results)
     assert [found.best_lr((("optimizer", name),)) for name in ("Adam", "SGD")] == [3e-3, 0.1]
-    assert collect_tuning_scores(results[:3]).best_lr((("optimizer", "SGD"),)) is None
+    assert TuningScores(results[:3]).best_lr((("optimizer", "SGD"),)) is None
 
 
 def test_tuning_uses_the_mean_over_seeds():
@@ -209,10 +208,10 @@ def test_tuning_uses_the_mean_over_seeds():
         CellResult({"head": "mean", "rate": lr, "seed": seed}, "tune", {"validation": value}, 1.0)
         for (lr, seed), value in scores.items()
     ]
-    found, place = collect_tuning_scores(results), (("head", "mean"),)
+    found, place = TuningScores(results), (("head", "mean"),)
     assert found.best_lr(place) == 0.2
     assert found.format_score(place, 0.1) == "50.0\u00a0%"
-    assert collect_tuning_scores(results[:3]).best_lr(place) is None
+    assert TuningScores(results[:3]).best_lr(place) is None
 
 
 def test_hostile_names_are_escaped(small, tmp_path):

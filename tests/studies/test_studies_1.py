@@ -19,15 +19,18 @@ from vitrail.nn.pool import ClassToken, Mean
 from vitrail.nn.position import Learned1D, Learned2D, NoPosition, Relative, Sinusoid1D
 from vitrail.studies import data_size, load_study
 from vitrail.studies.base import (
+    HYBRID,
+    RESNET,
+    VIT,
     build_recipe,
     choose_image_size,
     configure_study_vit,
     count_macs,
     count_training_macs,
+    match_cost,
     measure_five_shot,
     measure_five_shot_of,
 )
-from vitrail.studies.matching import HYBRID, RESNET, VIT, match_cost
 from vitrail.studies.runner import Runner
 from vitrail.studies.study import Answer, Cell, CellResult, StudyScale, StudySetup
 from vitrail.studies.sweep import Sweep, SweepState, begin_sweep

@@ -123,7 +123,7 @@ def show_study(options: argparse.Namespace) -> int:
 
 def write_docs_page(options: argparse.Namespace) -> int:
     """Write a study as a documentation page."""
-    from vitrail.studies.page import write_page
+    from vitrail.studies.report import write_page
 
     path = write_page(options.study, options.out)
     print_json({"page": str(path)}) if options.json else print(path)

@@ -11,9 +11,8 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,14 @@ from vitrail.studies.study import Cell, Study
 from vitrail.training.logging import Listener
 from vitrail.training.pretrain import pretrain
 from vitrail.training.recipe import Machine, Recipe, method_of
+from vitrail.training.runs.prepare import Progress
+from vitrail.training.runs.record import write_json
 from vitrail.training.train import resume, train
-from vitrail.utils.files import atomic_write
 
 HEARTBEAT_SECONDS = 5.0  # between touches
 STALE_SECONDS = 120.0  # without a touch; network file systems cache attributes for up to a minute
 MIN_OBSERVATIONS = 4  # before a claim is stale: this process may have been suspended as long as the owner
+DISCARDED = ("checkpoints", "best.safetensors", "pretraining.safetensors")  # deleted when a cell is finished
 
 
 class ClaimLost(Exception):
@@ -105,7 +106,7 @@ class CellClaim:
         self._thread.join()
         with suppress(FileNotFoundError):  # the cell's directory was deleted
             if self.path.is_file():
-                _write_owner(self.path, replace(current_owner(), over=True))
+                write_json(self.path, asdict(replace(current_owner(), over=True)))
 
 
 @dataclass
@@ -134,9 +135,7 @@ class CellClaimer:
     def is_stale(self, path: Path) -> bool:
         """Return True if the owner released the claim, died on this machine, or did not touch its file for long."""
         try:
-            with open(
-                path, encoding="utf-8"
-            ) as file:  # opening makes a network file system refresh the modification time
+            with path.open(encoding="utf-8") as file:  # makes a network file system refresh the modification time
                 text, stamp = file.read(), os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
             return False
@@ -164,17 +163,11 @@ def is_dead(owner: ClaimOwner) -> bool:
     if owner.pid == me.pid:
         return owner.id != me.id
     try:
-        os.kill(owner.pid, 0)
+        with suppress(PermissionError):  # alive, owned by another user
+            os.kill(owner.pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # alive, owned by another user
-        return False
     return False
-
-
-def _write_owner(path: Path, owner: ClaimOwner) -> None:
-    with atomic_write(path) as file:
-        file.write(json.dumps(asdict(owner)).encode())
 
 
 def _read_owner(text: str) -> ClaimOwner | None:
@@ -183,10 +176,6 @@ def _read_owner(text: str) -> ClaimOwner | None:
         return ClaimOwner(**json.loads(text))
     except (ValueError, TypeError):
         return None
-
-
-Progress = Callable[[str, int, int], None]
-DISCARDED = ("checkpoints", "best.safetensors", "pretraining.safetensors")  # deleted when a cell is finished
 
 
 def adopt_run(home: Path, claim: CellClaim) -> Path:
@@ -209,8 +198,7 @@ def run_training(
 ) -> dict[str, Any]:
     """Train or resume a run to its end and return its summary."""
     if (directory / "recipe.json").is_file():
-        changes = {f.name: getattr(machine, f.name) for f in fields(machine)}
-        return resume(directory, changes=changes, listeners=listeners, progress=progress)[1]
+        return resume(directory, changes=dict(vars(machine)), listeners=listeners, progress=progress)[1]
     begin = pretrain if method_of(recipe) else train
     return begin(recipe=recipe, out=directory, machine=machine, listeners=listeners, progress=progress)[1]
 
@@ -231,12 +219,8 @@ def collect_numbers(study: Study, cell: Cell, directory: Path, summary: dict[str
 
 def finalise_run(home: Path, directory: Path, claim: CellClaim) -> None:
     """Delete the large files of a finished run and rename its directory to `run`. Only the owner may do so."""
-    for name in DISCARDED:
-        path = directory / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for path in (directory / name for name in DISCARDED):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     claim.check_now()
     if directory != home / "run" and directory.is_dir():
         try:

@@ -9,32 +9,10 @@ that backward) for every image seen. The learning rate of each model is tuned wi
 
 from collections.abc import Sequence
 
-from vitrail.studies.base import build_recipe, count_training_macs, incomplete_answer, plan_tuned
-from vitrail.studies.intervals import (
-    NO_VALUE,
-    build_series,
-    count_test_images,
-    estimate_difference,
-    estimate_reduction,
-    find_lr,
-    format_accuracy,
-    format_difference,
-    format_points,
-    group_values,
-)
-from vitrail.studies.matching import (
-    FAMILIES,
-    HYBRID,
-    RESNET,
-    VIT,
-    TestScores,
-    describe_parameters,
-    match_cost,
-    measure_cost,
-    size_range,
-)
-from vitrail.studies.study import Agreement, Answer, Cell, CellResult, Chart, GridPoint, Study, StudyScale, StudySetup
-from vitrail.training.recipe import Recipe
+from vitrail.studies import base
+from vitrail.studies.base import FAMILIES, HYBRID, RESNET, VIT, size_range
+from vitrail.studies.intervals import Scores, estimate_reduction, format_points
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
 
 LIMITS = (
     "Small models that are trained from scratch for a short time on small data, where the paper pre-trains on JFT and averages "
@@ -45,104 +23,71 @@ LIMITS = (
 
 def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     """Return the cells of every family at every size, each with its own tuning."""
-    sizes = [match_cost(setup, size["bit"], size["hybrid"]) for size in setup.scale.sizes["models"]]
+    sizes = [base.match_cost(setup, size["bit"], size["hybrid"]) for size in setup.scale.sizes["models"]]
     n_images = setup.scale.steps * setup.scale.batch
-    points = [
-        {"family": family, "size": number, "compute": count_training_macs(models[family], n_images)}
+    models = [
+        (
+            {"family": family, "size": number, "compute": base.count_training_macs(models[family], n_images)},
+            models[family],
+        )
         for family in FAMILIES
         for number, models in enumerate(sizes, 1)
         if family in models
     ]
-
-    def make_recipe(point: GridPoint, lr: float, seed: int) -> Recipe:
-        return build_recipe(setup, sizes[int(str(point["size"])) - 1][str(point["family"])], lr, seed)
-
-    return plan_tuned(setup, results, points, make_recipe)
+    return base.plan_models(setup, results, models)
 
 
 def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
-    n_images = count_test_images(results)
-    groups = group_values(results, "family", "size", "compute")
-    tests: dict[str, dict[int, Sequence[float]]] = {family: {} for family in FAMILIES}
-    spent: dict[tuple[str, int], float] = {}
-    for (family, size, compute), values in sorted(groups.items(), key=lambda item: int(str(item[0][1]))):
-        tests[str(family)][int(str(size))] = values
-        spent[str(family), int(str(size))] = float(compute or 0)
+    known = {(r.at["family"], r.at["size"]): float(r.at["compute"] or 0) for r in results if r.phase == "final"}
+    spent = dict(sorted(known.items(), key=lambda item: (FAMILIES.index(str(item[0][0])), item[0][1])))
+    tests = Scores(results, "family", "size", order=spent)
     if size_range(tests, VIT, RESNET) is None:
-        return incomplete_answer([f"{VIT} and {RESNET} of two sizes"], LIMITS)
-    finding, agreement = formulate_finding(tests, n_images)
+        return base.incomplete_answer([f"{VIT} and {RESNET} of two sizes"], LIMITS)
+    lines = {family: {point: spent[point] for point in tests if point[0] == family} for family in FAMILIES}
     return Answer(
-        finding=finding,
-        agreement=agreement,
+        *formulate_finding(tests),
         columns=("family", "size", "training compute, GMAC", "rate", "test", "against the ResNet"),
         rows=tuple(
             (
                 family,
                 str(size),
                 f"{spent[family, size] / 1e9:,.0f}",
-                find_lr(results, {"family": family, "size": size}),
-                format_accuracy(values, n_images),
-                format_difference(estimate_difference(values, tests[RESNET][size], n_images))
-                if family != RESNET and size in tests[RESNET]
-                else NO_VALUE,
+                tests.format_lr((family, size)),
+                tests.format((family, size)),
+                tests.format_change((family, size), (RESNET, size)),
             )
-            for family in FAMILIES
-            for size, values in tests[family].items()
+            for family, size in tests
         ),
-        charts=(
-            Chart(
-                "Test accuracy against training compute",
-                "lines",
-                tuple(
-                    build_series(
-                        family, {spent[family, size]: values for size, values in tests[family].items()}, n_images
-                    )
-                    for family in FAMILIES
-                    if tests[family]
-                ),
-                x_name="multiply-adds of the whole training",
-                y_name="top-1",
-                x_log=True,
-            ),
-        ),
+        charts=(tests.lines("Test accuracy against training compute", lines, "multiply-adds of the whole training"),),
         limits=LIMITS,
-        notes=(*describe_parameters(results), *compare_hybrids(tests, n_images)),
+        notes=(*base.describe_parameters(results), *compare_hybrids(tests)),
     )
 
 
-def formulate_finding(tests: TestScores, n_images: int | None) -> tuple[str, Agreement]:
+def formulate_finding(tests: Scores) -> Finding:
     """Compare the Vision Transformer with the ResNet at the largest and at the smallest compute."""
     sizes = size_range(tests, VIT, RESNET)
     assert sizes is not None
-    small, large = (estimate_difference(tests[VIT][size], tests[RESNET][size], n_images) for size in sizes)
+    small, large = (tests.subtract((VIT, size), (RESNET, size)) for size in sizes)
+    by = format_points(large)
+    leads = {
+        "no difference": "No difference at this scale: at the same training compute, ViT minus ResNet is "
+        f"{by} for the largest models",
+        "agrees": f"For the same training compute the largest ViT beats the ResNet by {by}",
+        "disagrees": f"For the same training compute the largest ResNet beats the ViT: {by}",
+    }
     at_first = f"at the smallest, ViT minus ResNet is {format_points(small)}"
-    if not large.is_clear:
-        return (
-            f"No difference at this scale: at the same training compute, ViT minus ResNet is {format_points(large)} for "
-            "the largest "
-            f"models; {at_first}.",
-            "no difference",
-        )
-    if large.mean > 0:
-        return (
-            f"For the same training compute the largest ViT beats the ResNet by {format_points(large)}; {at_first}.",
-            "agrees",
-        )
-    return (
-        f"For the same training compute the largest ResNet beats the ViT: {format_points(large)}; {at_first}.",
-        "disagrees",
-    )
+    return f"{leads[large.agreement]}; {at_first}.", large.agreement
 
 
-def compare_hybrids(tests: TestScores, n_images: int | None) -> tuple[str, ...]:
+def compare_hybrids(tests: Scores) -> tuple[str, ...]:
     """Return a note that compares hybrids with ViTs at the smallest and the largest size."""
     sizes = size_range(tests, HYBRID, VIT)
     if sizes is None:
         return ()
-    small, large = (estimate_difference(tests[HYBRID][size], tests[VIT][size], n_images) for size in sizes)
+    small, large = (tests.subtract((HYBRID, size), (VIT, size)) for size in sizes)
     note = f"Hybrid minus ViT: {format_points(small)} for the smallest models, {format_points(large)} for the largest"
-    less = estimate_reduction(small, large)
-    if small.is_clear and small.mean > 0 and not large.is_clear and less.is_clear and less.mean > 0:
+    if small.is_gain and not large.is_clear and estimate_reduction(small, large).is_gain:
         return (f"{note}: the hybrid leads only where compute is scarce, as in the paper.",)
     return (f"{note}.",)
 
@@ -211,5 +156,5 @@ STUDY = Study(
     },
     plan=plan,
     interpret=interpret_results,
-    measure=measure_cost,
+    measure=base.measure_cost,
 )  # fmt: skip

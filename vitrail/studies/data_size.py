@@ -20,43 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.studies.base import build_recipe, incomplete_answer, measure_five_shot_of, plan_tuned, select_lr
-from vitrail.studies.intervals import (
-    NO_VALUE,
-    Difference,
-    build_series,
-    count_test_images,
-    estimate_difference,
-    estimate_reduction,
-    find_lr,
-    format_accuracy,
-    format_difference,
-    format_points,
-    group_values,
-)
-from vitrail.studies.matching import (
-    FAMILIES,
-    HYBRID,
-    RESNET,
-    VIT,
-    TestScores,
-    describe_parameters,
-    match_cost,
-    measure_cost,
-    size_range,
-)
-from vitrail.studies.study import (
-    Agreement,
-    Answer,
-    Cell,
-    CellResult,
-    Chart,
-    GridPoint,
-    Setting,
-    Study,
-    StudyScale,
-    StudySetup,
-)
+from vitrail.studies import base
+from vitrail.studies.base import FAMILIES, HYBRID, RESNET, VIT, select_lr, size_range
+from vitrail.studies.intervals import NO_VALUE, Difference, Scores, estimate_reduction, format_points
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
@@ -72,10 +39,10 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     """Return pre-training cells of every family and size, and fine-tuning cells of those whose models are finished."""
     sizes, scale = setup.scale.sizes, setup.scale
     source, target = split_classes(setup)
-    models = match_cost(source, sizes["bit"], sizes["hybrid"])
+    models = base.match_cost(source, sizes["bit"], sizes["hybrid"])
     cells: list[Cell] = []
     ready: list[GridPoint] = []
-    begins: dict[tuple[Setting, ...], str] = {}
+    begins: dict[tuple[Any, ...], str] = {}
     for point in [{"family": family, "each class": many} for many in subset_sizes(setup) for family in models]:
         model, many = models[str(point["family"])], int(str(point["each class"]))
         best = select_lr(point, sizes["base_rates"], results, "base")
@@ -95,13 +62,13 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
         few = replace(target.data, per_class=sizes["labels"], drawn=seed)
         model = replace(models[str(point["family"])], classes=target.facts.classes)
         return replace(
-            build_recipe(target, model, lr, seed, data=few),
+            base.build_recipe(target, model, lr, seed, data=few),
             init=begins[(*point.values(), seed)],
             optimizer=SGD(lr=lr, momentum=0.9, weight_decay=0.0, clip=1.0),  # table 4
             schedule=Cosine(warmup=max(1, scale.steps // 10)),
         )
 
-    return cells + plan_tuned(setup, results, ready, tuning)
+    return cells + base.plan_tuned(setup, results, ready, tuning)
 
 
 def split_classes(setup: StudySetup) -> tuple[StudySetup, StudySetup]:
@@ -125,7 +92,7 @@ def pretraining_recipe(setup: StudySetup, model: Any, per_class: int, lr: float,
     sizes = setup.scale.sizes
     data = replace(setup.data, per_class=per_class, drawn=seed)
     batch = sizes.get("base_batch", setup.scale.batch)
-    return build_recipe(setup, model, lr, seed, data=data, steps=sizes["base_steps"], batch_size=batch)
+    return base.build_recipe(setup, model, lr, seed, data=data, steps=sizes["base_steps"], batch_size=batch)
 
 
 def subset_sizes(setup: StudySetup) -> list[int]:
@@ -146,148 +113,116 @@ def measure(cell: Cell, run: Path) -> dict[str, Any]:
     if cell.phase != "final":
         return {}
     assert cell.recipe.init is not None
-    return measure_five_shot_of(cell.recipe.init, cell) | measure_cost(cell, run)
-
-
-def group_by_size(results: Sequence[CellResult], number: str) -> TestScores:
-    """Return a number by family and size, sizes in ascending order."""
-    scores: dict[str, dict[int, Sequence[float]]] = {family: {} for family in FAMILIES}
-    groups = group_values(results, "family", "each class", number=number)
-    for (family, many), values in sorted(groups.items(), key=lambda item: int(str(item[0][1]))):
-        scores[str(family)][int(str(many))] = values
-    return scores
+    return base.measure_five_shot_of(cell.recipe.init, cell) | base.measure_cost(cell, run)
 
 
 def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
-    n_images = count_test_images(results)
-    tests, shots = group_by_size(results, "test"), group_by_size(results, "five-shot")
+    known = {(str(r.at["family"]), int(str(r.at["each class"]))) for r in results if r.phase == "final"}
+    points = sorted(known, key=lambda point: (point[1], FAMILIES.index(point[0])))
+    tests, shots = (Scores(results, "family", "each class", number=n, order=points) for n in ("test", "five-shot"))
     steps, batch = scale.sizes["base_steps"], scale.sizes.get("base_batch", scale.batch)
     limits = (
         "The paper pre-trains on 9 to 300 million images, thousands of times more than here, and transfers to data of another "
         "kind; here both halves are of one small dataset, so that even little pre-training may be of use. All pre-training has "
         f"{steps:,} steps of {batch:,}: small sets are seen many times, and of the largest each image once or a few times, so "
-        "that more data is also less of it learned; longer training might help one family more. As accuracies near "
-        "their ceiling, "
-        "every gap shrinks."
+        "that more data is also less of it learned; longer training might help one family more. As accuracies near their "
+        "ceiling, every gap shrinks."
     )
     if size_range(tests, VIT, RESNET) is None or size_range(shots, VIT, RESNET) is None:
-        return incomplete_answer([f"{VIT} and {RESNET} at two sizes of the set"], limits)
-    finding, agreement = formulate_finding(tests, shots, n_images)
-    rows = []
-    for many in sorted({many for values in tests.values() for many in values}):
-        for family in FAMILIES:
-            if many in tests[family]:
-                ahead = None
-                if family != RESNET and many in tests[RESNET]:
-                    ahead = estimate_difference(tests[family][many], tests[RESNET][many], n_images)
-                point = {"family": family, "each class": many}
-                rows.append(
-                    (
-                        f"{many:,}",
-                        family,
-                        f"{format_pretraining_lr(results, point)}, then {find_lr(results, point)}",
-                        format_accuracy(tests[family][many], n_images),
-                        format_difference(ahead),
-                        format_accuracy(shots[family].get(many), n_images),
-                    )
-                )
+        return base.incomplete_answer([f"{VIT} and {RESNET} at two sizes of the set"], limits)
+    titles = (f"Fine-tuned with {scale.sizes['labels']} labels per class", "5-shot accuracy of the frozen features")
     return Answer(
-        finding=finding,
-        agreement=agreement,
+        *formulate_finding(tests, shots),
         columns=("images per class", "family", "rates", "fine-tuned", "against the ResNet", "5-shot"),
-        rows=tuple(rows),
+        rows=tuple(
+            (
+                f"{many:,}",
+                family,
+                f"{format_pretraining_lr(results, family, many)}, then {tests.format_lr((family, many))}",
+                tests.format((family, many)),
+                tests.format_change((family, many), (RESNET, many)),
+                shots.format((family, many)),
+            )
+            for family, many in tests
+        ),
         charts=tuple(
-            Chart(
+            scores.lines(
                 title,
-                "lines",
-                tuple(build_series(family, {**values}, n_images) for family, values in what.items() if values),
-                x_name="images per class that were pre-trained on",
-                y_name="top-1 on other classes",
-                x_log=True,
+                {family: {point: point[1] for point in scores if point[0] == family} for family in FAMILIES},
+                "images per class that were pre-trained on",
+                "top-1 on other classes",
             )
-            for title, what in (
-                (f"Fine-tuned with {scale.sizes['labels']} labels per class", tests),
-                ("5-shot accuracy of the frozen features", shots),
-            )
+            for title, scores in zip(titles, (tests, shots), strict=True)
         ),
         limits=limits,
         notes=(
-            *describe_parameters(results),
-            *compare_hybrids(tests, n_images),
+            *base.describe_parameters(results),
+            *compare_hybrids(tests),
             *(() if scale.sizes["hybrid"]["stages"] else (ROOT_ONLY_NOTE,)),
         ),
     )
 
 
-def format_pretraining_lr(results: Sequence[CellResult], point: GridPoint) -> str:
+def format_pretraining_lr(results: Sequence[CellResult], family: str, per_class: int) -> str:
     """Return the best pre-training learning rate of a grid point, as text."""
-    lrs = {r.at["rate"] for r in results if r.phase == "base" and all(r.at[n] == point[n] for n in point)}
-    best = select_lr(point, sorted(float(str(lr)) for lr in lrs), results, "base") if lrs else None
+    point = {"family": family, "each class": per_class}
+    lrs = {float(str(r.at["rate"])) for r in results if r.phase == "base" and point.items() <= r.at.items()}
+    best = select_lr(point, sorted(lrs), results, "base") if lrs else None
     return NO_VALUE if best is None else f"{best:g}"
 
 
-def formulate_finding(tests: TestScores, shots: TestScores, n_images: int | None) -> tuple[str, Agreement]:
+def formulate_finding(tests: Scores, shots: Scores) -> Finding:
     """Compare ResNet and ViT after pre-training on the fewest and on the most images, fine-tuned and by few-shot accuracy."""
     sizes = size_range(tests, VIT, RESNET)
     assert sizes is not None
-    tuned_ends, shot_ends = (
-        [estimate_difference(what[RESNET][size], what[VIT][size], n_images) for size in sizes]
-        for what in (tests, shots)
+    (few, many), (few_shot, many_shot) = (
+        [scores.subtract((RESNET, size), (VIT, size)) for size in sizes] for scores in (tests, shots)
     )
-    (lead, agreement), (_, other) = compare_ends(*tuned_ends), compare_ends(*shot_ends)
+    (lead, agreement), (_, other) = compare_ends(few, many), compare_ends(few_shot, many_shot)
     finding = (
-        f"{lead}: pre-trained on {sizes[0]:,} images per class and fine-tuned, ResNet minus ViT is "
-        f"{format_points(tuned_ends[0])}, "
-        f"on {sizes[1]:,} it is {format_points(tuned_ends[1])}; by 5 shots {format_points(shot_ends[0])} and "
-        f"{format_points(shot_ends[1])}"
+        f"{lead}: pre-trained on {sizes[0]:,} images per class and fine-tuned, ResNet minus ViT is {format_points(few)}, on "
+        f"{sizes[1]:,} it is {format_points(many)}; by 5 shots {format_points(few_shot)} and {format_points(many_shot)}"
     )
-    opposed = any(a.is_clear and b.is_clear and a.mean * b.mean < 0 for a, b in zip(tuned_ends, shot_ends, strict=True))
+    pairs = ((few, few_shot), (many, many_shot))
+    opposed = any(a.is_clear and b.is_clear and a.mean * b.mean < 0 for a, b in pairs)
     if opposed or {agreement, other} == {"agrees", "disagrees"}:
         return f"{finding}, which contradicts it.", "unclear"
-    behind = tuned_ends[1].is_clear and tuned_ends[1].mean > 0
-    if behind and agreement == "agrees" and other != "agrees":  # a shrinking lead must show in both measures
+    if many.is_gain and agreement == "agrees" and other != "agrees":  # a shrinking lead must show in both measures
         return f"{finding}, where it does not clearly shrink.", "unclear"
     return f"{finding}.", agreement
 
 
-def compare_ends(smallest: Difference, largest: Difference) -> tuple[str, Agreement]:
+def compare_ends(smallest: Difference, largest: Difference) -> Finding:
     """Return sentence and verdict from ResNet minus ViT with the fewest and with the most images."""
     less = estimate_reduction(smallest, largest)
-    if smallest.is_clear and smallest.mean < 0:
+    if smallest.is_loss:
         return "The ViT leads already with few images", "disagrees"
-    if smallest.is_clear and largest.is_clear and largest.mean < 0:
+    if smallest.is_clear and largest.is_loss:
         return "The ResNet leads with few images and the ViT overtakes it", "agrees"
-    if smallest.is_clear and not largest.is_clear and less.is_clear and less.mean > 0:
-        return "The ResNet leads with few images and the ViT catches up", "agrees"
     if smallest.is_clear and not largest.is_clear:
+        if less.is_gain:
+            return "The ResNet leads with few images and the ViT catches up", "agrees"
         return "The ResNet leads with few images, and which leads with more is unclear", "unclear"
-    if smallest.is_clear and less.is_clear and less.mean > 0:
-        return "The ResNet leads throughout, but by less with more images", "agrees"
-    if smallest.is_clear and less.is_clear:
-        return "The ResNet leads throughout, and by more with more images", "disagrees"
     if smallest.is_clear:
+        if less.is_gain:
+            return "The ResNet leads throughout, but by less with more images", "agrees"
+        if less.is_clear:
+            return "The ResNet leads throughout, and by more with more images", "disagrees"
         return "The ResNet leads throughout, and its lead does not clearly change", "unclear"
-    if largest.is_clear and largest.mean > 0 and less.is_clear:
-        return "The two do not differ clearly with few images, and the ResNet leads with more", "disagrees"
     if largest.is_clear:
         leads = "ResNet" if largest.mean > 0 else "ViT"
-        return f"The two do not differ clearly with few images, and the {leads} leads with more", "unclear"
+        finding = f"The two do not differ clearly with few images, and the {leads} leads with more"
+        return finding, "disagrees" if largest.mean > 0 and less.is_clear else "unclear"
     return "No difference at this scale", "no difference"
 
 
-def compare_hybrids(tests: TestScores, n_images: int | None) -> tuple[str, ...]:
+def compare_hybrids(tests: Scores) -> tuple[str, ...]:
     """Return a note that compares the hybrid with both at the smallest and the largest size."""
-    sizes = size_range(tests, HYBRID, VIT, RESNET)
-    if sizes is None:
-        return ()
     parts = []
-    for size in sizes:
-        over = [estimate_difference(tests[HYBRID][size], tests[other][size], n_images) for other in (VIT, RESNET)]
-        parts.append(
-            f"with {size:,} images per class it has {format_points(over[0])} on the ViT and {format_points(over[1])} on "
-            "the ResNet"
-        )
-    return (f"The hybrid: {'; '.join(parts)}.",)
+    for size in size_range(tests, HYBRID, VIT, RESNET) or ():
+        vit, resnet = (format_points(tests.subtract((HYBRID, size), (other, size))) for other in (VIT, RESNET))
+        parts.append(f"with {size:,} images per class it has {vit} on the ViT and {resnet} on the ResNet")
+    return (f"The hybrid: {'; '.join(parts)}.",) if parts else ()
 
 
 STUDY = Study(
@@ -302,10 +237,9 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.3, "one core", seeds=1, steps=3, batch=16, lrs=(0.03,),
-            sizes={
-                "depth": 1, "heads": 2, "patch": 2, "per_class": (4, 16), "labels": 8, "base_rates": (1e-3,), "base_steps": 3,
-                "bit": {"stages": (1,), "factor": 0.25, "root": "small"}, "hybrid": {"stages": (), "patch": 1},
-            },
+            sizes={"depth": 1, "heads": 2, "patch": 2, "per_class": (4, 16), "labels": 8, "base_rates": (1e-3,),
+                   "base_steps": 3, "bit": {"stages": (1,), "factor": 0.25, "root": "small"},
+                   "hybrid": {"stages": (), "patch": 1}},
         ),
         # R14x0.5 on Fashion-MNIST costs 6.8 M multiply-adds per image. On an idle core all three train about 450 images/s,
         # 1,300/s without training. Pre-training 400 steps × 64 = 25,600: 57 s, + 3,000 validation images 3 s + 8 s to start
@@ -314,33 +248,28 @@ STUDY = Study(
         # one seed 39 min. Each seed draws other images, so three seeds are needed to measure that effect.
         "laptop": StudyScale(
             "fashion-mnist", 73, "two cores", seeds=3, steps=200, batch=64, lrs=(0.05, 0.2),
-            sizes={
-                "depth": 4, "heads": 4, "patch": 4, "per_class": (10, 40, 150, 500, 1600, 5000), "labels": 100,
-                "base_rates": (1e-3, 3e-3), "base_steps": 400,
-                "bit": {"stages": (1, 1, 1, 1), "factor": 0.5}, "hybrid": {"stages": (), "patch": 1},
-            },
+            sizes={"depth": 4, "heads": 4, "patch": 4, "per_class": (10, 40, 150, 500, 1600, 5000), "labels": 100,
+                   "base_rates": (1e-3, 3e-3), "base_steps": 400, "bit": {"stages": (1, 1, 1, 1), "factor": 0.5},
+                   "hybrid": {"stages": (), "patch": 1}},
         ),
         # R26x0.5 with the small root on CIFAR-10 costs 182 M multiply-adds; estimated with 1,500 images/s. Pre-training 10,000
         # steps × 256 takes 1,710 s, and 30 s more, 72 such; fine-tuning 500 steps 85 s, and 30 s more, 90 such.
         "gpu": StudyScale(
             "cifar-10", 2_260, "one GPU", seeds=3, steps=500, batch=256, lrs=(0.01, 0.03),
-            sizes={
-                "depth": 12, "heads": 4, "patch": 4, "per_class": (32, 96, 256, 768, 2048, 4400), "labels": 100,
-                "base_rates": (3e-4, 1e-3), "base_steps": 10_000, "precision": "bf16", "warmup": 1_000,
-                "bit": {"stages": (2, 2, 2, 2), "factor": 0.5, "root": "small"}, "hybrid": {"stages": (1, 1), "patch": 1},
-            },
+            sizes={"depth": 12, "heads": 4, "patch": 4, "per_class": (32, 96, 256, 768, 2048, 4400), "labels": 100,
+                   "base_rates": (3e-4, 1e-3), "base_steps": 10_000, "precision": "bf16", "warmup": 1_000,
+                   "bit": {"stages": (2, 2, 2, 2), "factor": 0.5, "root": "small"},
+                   "hybrid": {"stages": (1, 1), "patch": 1}},
         ),
         # R50x2, and about B/16, at 224² on half of ImageNet-21k's classes: 102,500 steps of 4,096, 53 h, estimated with 2,200
         # images/s on eight GPUs. 18 such, at the paper's learning rate. A class has about 530 images to learn from. Fine-tuning
         # 2,500 steps × 512 = 10 min, three tuning runs and one final run at 18 points.
         "cluster": StudyScale(
             "imagenet-21k", 58_000, "8 GPUs", seeds=1, steps=2_500, batch=512, lrs=(0.003, 0.01, 0.03),
-            sizes={
-                "depth": 12, "heads": 12, "patch": 16, "image": 224, "per_class": (2, 6, 18, 54, 162, 486), "labels": 10,
-                "base_rates": (1e-3,), "base_steps": 102_500, "base_batch": 4096,
-                "weight_decay": 0.03, "dropout": 0.1, "precision": "bf16", "warmup": 10_000,
-                "bit": {"stages": (3, 4, 6, 3), "factor": 2.0}, "hybrid": {"stages": (3, 4, 9), "patch": 1},
-            },
+            sizes={"depth": 12, "heads": 12, "patch": 16, "image": 224, "per_class": (2, 6, 18, 54, 162, 486),
+                   "labels": 10, "base_rates": (1e-3,), "base_steps": 102_500, "base_batch": 4096, "weight_decay": 0.03,
+                   "dropout": 0.1, "precision": "bf16", "warmup": 10_000,
+                   "bit": {"stages": (3, 4, 6, 3), "factor": 2.0}, "hybrid": {"stages": (3, 4, 9), "patch": 1}},
         ),
     },
     plan=plan,

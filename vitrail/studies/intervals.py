@@ -6,17 +6,18 @@ test images is unknown as well, the bounds are NaN and no difference is clear.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from vitrail.metrics.intervals import wilson_interval
-from vitrail.studies.study import CellResult, Series, Setting
+from vitrail.studies.study import Agreement, CellResult, Chart, Series, Setting
 
 MIN_SEEDS = 3  # for an interval over seeds
 TRAINING_NOISE = 0.01  # assumed effect of another seed where fewer were run: one point
-
 NO_VALUE = "–"  # in a table cell without a value
+TEST_ACCURACIES = ("test", "five-shot")  # numbers that are accuracies on test images
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,21 @@ class Difference:
     def is_clear(self) -> bool:
         """Return True if the interval excludes zero and, with few seeds, the mean exceeds the training noise."""
         return (self.low > 0 or self.high < 0) and (self.seeds >= MIN_SEEDS or abs(self.mean) > TRAINING_NOISE)
+
+    @property
+    def is_gain(self) -> bool:
+        """Return True if the difference is clear and positive."""
+        return self.is_clear and self.mean > 0
+
+    @property
+    def is_loss(self) -> bool:
+        """Return True if the difference is clear and negative."""
+        return self.is_clear and self.mean < 0
+
+    @property
+    def agreement(self) -> Agreement:
+        """Return the verdict on a paper that found a gain."""
+        return "agrees" if self.is_gain else "disagrees" if self.is_loss else "no difference"
 
     @property
     def negated(self) -> "Difference":
@@ -117,10 +133,7 @@ def _welch_half_width(first: Sequence[float], second: Sequence[float], n_images:
 
 def _newcombe_interval(first: float, second: float, n_images: int) -> tuple[float, float]:
     """Return Newcombe's interval of a difference of two independent proportions, built from Wilson's."""
-    (low, high), (under, over) = (
-        wilson_interval(first * n_images, n_images),
-        wilson_interval(second * n_images, n_images),
-    )
+    (low, high), (under, over) = (wilson_interval(mean * n_images, n_images) for mean in (first, second))
     apart = first - second
     return apart - math.hypot(first - low, over - second), apart + math.hypot(high - first, second - under)
 
@@ -143,6 +156,76 @@ def group_values(
             pair = (seed if isinstance(seed, int) else 0, float(result.numbers[number]))
             groups.setdefault(tuple(result.at.get(name) for name in names), []).append(pair)
     return {point: [value for _, value in sorted(pairs)] for point, pairs in groups.items()}
+
+
+class Scores(dict[Any, list[float]]):
+    """One number of the runs of a study: the values of all seeds, in order, by grid point.
+
+    A key is the value of the named setting, or the tuple of values of several. With `order`, only the points in it are kept, in
+    that order. Accuracies on test images have intervals over these images (`n_images`), other numbers over seeds only.
+    """
+
+    def __init__(
+        self,
+        results: Sequence[CellResult],
+        *names: str,
+        number: str = "test",
+        phase: str = "final",
+        order: Iterable[Any] | None = None,
+    ) -> None:
+        groups = {_single(point): v for point, v in group_values(results, *names, phase=phase, number=number).items()}
+        kept = groups if order is None else [point for point in order if point in groups]
+        super().__init__((point, groups[point]) for point in kept)
+        self.n_images = count_test_images(results) if number in TEST_ACCURACIES else None
+        finals = [result.at for result in reversed(results) if result.phase == "final" and "rate" in result.at]
+        self._lrs = {_single([at.get(name) for name in names]): at["rate"] for at in finals}  # the first of each point
+
+    def find_missing(self, required: Iterable[Any]) -> list[Any]:
+        """Return the required grid points without a value."""
+        return [point for point in required if point not in self]
+
+    def estimate(self, point: Any) -> Estimate:
+        """Return the mean at a grid point with its interval."""
+        return estimate_mean(self[point], self.n_images)
+
+    def subtract(self, first: Any, second: Any) -> Difference:
+        """Return the values at the first grid point minus those at the second."""
+        return estimate_difference(self[first], self[second], self.n_images)
+
+    def compare(self, reference: Any) -> dict[Any, Difference]:
+        """Return every other grid point minus the reference."""
+        return {point: self.subtract(point, reference) for point in self if point != reference}
+
+    def format(self, point: Any) -> str:
+        """Return the mean accuracy at a grid point with its interval; a dash if there is none."""
+        return format_accuracy(self.get(point), self.n_images)
+
+    def format_change(self, point: Any, reference: Any) -> str:
+        """Return the difference from a reference in points; a dash if either has no value, and for the reference itself."""
+        is_known = point != reference and point in self and reference in self
+        return format_points(self.subtract(point, reference)) if is_known else NO_VALUE
+
+    def format_lr(self, point: Any) -> str:
+        """Return the learning rate of the final runs at a grid point."""
+        return f"{self._lrs[point]:g}" if point in self._lrs else NO_VALUE
+
+    def series(self, label: str, points: Mapping[Any, float | str] | None = None) -> Series:
+        """Return means and intervals of all grid points, or of those in `points`, which gives their x."""
+        x = {point: point for point in self} if points is None else points
+        return build_series(label, {x[point]: self[point] for point in x}, self.n_images)
+
+    def lines(self, title: str, lines: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str = "top-1") -> Chart:
+        """Return a chart with a line for every label that has grid points, given with their x on a logarithmic axis."""
+        series = tuple(self.series(label, points) for label, points in lines.items() if points)
+        return Chart(title, "lines", series, x_name, y_name, x_log=True)
+
+    def dots(self, title: str, label: str = "test", y_name: str = "top-1") -> Chart:
+        """Return a chart with a dot for every grid point."""
+        return Chart(title, "dots", (self.series(label),), y_name=y_name)
+
+
+def _single(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def format_percent(estimate: Estimate, digits: int = 1) -> str:
@@ -173,19 +256,6 @@ def build_series(label: str, values: Mapping[float | str, Sequence[float]], n_im
 def format_accuracy(values: Sequence[float] | None, n_images: int | None = None) -> str:
     """Return a mean accuracy with its interval; a dash for no values."""
     return format_percent(estimate_mean(values, n_images)) if values else NO_VALUE
-
-
-def format_difference(difference: Difference | None) -> str:
-    """Return a difference with its interval; a dash for None."""
-    return format_points(difference) if difference is not None else NO_VALUE
-
-
-def find_lr(results: Sequence[CellResult], point: Mapping[str, Setting]) -> str:
-    """Return the learning rate chosen for a grid point, as text."""
-    for result in results:
-        if result.phase == "final" and all(result.at.get(name) == value for name, value in point.items()):
-            return f"{result.at['rate']:g}"
-    return NO_VALUE
 
 
 def format_estimate(estimate: Estimate) -> str:

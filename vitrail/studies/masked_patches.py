@@ -13,38 +13,10 @@ from dataclasses import replace
 from vitrail.data.transforms.augment import Flip
 from vitrail.data.transforms.crops import RandomResizedCrop
 from vitrail.objectives.masked_patches import MaskedPatches
-from vitrail.studies.base import (
-    build_recipe,
-    configure_study_vit,
-    find_missing,
-    has_small_images,
-    incomplete_answer,
-    plan_tuned,
-)
-from vitrail.studies.intervals import (
-    Difference,
-    build_series,
-    count_test_images,
-    estimate_difference,
-    find_lr,
-    format_accuracy,
-    format_difference,
-    format_points,
-    group_values,
-)
-from vitrail.studies.study import (
-    DEFAULT_FRACTIONS,
-    Agreement,
-    Answer,
-    Cell,
-    CellResult,
-    Chart,
-    GridPoint,
-    Study,
-    StudyScale,
-    StudySetup,
-)
-from vitrail.training.recipe import Data, Recipe
+from vitrail.studies import base, study
+from vitrail.studies.intervals import Difference, Scores, format_points
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
 
 MEAN_COLOUR, DOWNSAMPLED, PIXELS, LESS_MASKED = "colour, 50 %", "4×4 colours, 50 %", "pixels, 50 %", "colour, 15 %"
@@ -56,25 +28,24 @@ OBJECTIVES = {
     LESS_MASKED: MaskedPatches("colour", 0.15),
 }
 METHODS = (SCRATCH, *OBJECTIVES, LABELLED)
-
+PAPER_ON_TARGETS = {  # compared with mean colours at 50 %
+    DOWNSAMPLED: "works quite well too, though mean colours had the best few-shot scores",
+    PIXELS: "works quite well too, slightly worse",
+    LESS_MASKED: "is slightly worse by few-shot scores",
+}
 LIMITS = (
     "The paper pre-trains B/16 on hundreds of millions of images and fine-tunes on all of ImageNet; here both use the same "
     "few images, and fine-tuning sees few labels, where pre-training can help at all. “All labels” is not the paper's "
     "supervised pre-training on other data, but what labels for every image would have given. All targets are learned at one "
-    "learning rate, which suits some better than others. Pre-trained models have seen images for longer than those "
-    "from scratch: what "
-    "they gain may come of that."
+    "learning rate, which suits some better than others. Pre-trained models have seen images for longer than those from "
+    "scratch: what they gain may come of that."
 )
-
-
-def fix_split(data: Data) -> Data:
-    """Return the data with explicit split fractions, so that training with and without labels uses the same split."""
-    return data if data.fractions else replace(data, fractions=DEFAULT_FRACTIONS)
 
 
 def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     """Return a pre-training cell for each objective and seed, and fine-tuning cells once an objective's models are finished."""
-    setup = replace(setup, data=fix_split(setup.data))
+    # Explicit fractions: training with and without labels uses the same split.
+    setup = replace(setup, data=replace(setup.data, fractions=setup.data.fractions or study.DEFAULT_FRACTIONS))
     scale, seeds = setup.scale, range(setup.scale.seeds)
     cells = [
         Cell({"learnt": method, "seed": seed}, pretraining_recipe(setup, objective, seed), "base")
@@ -85,28 +56,27 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     ready = [method for method in METHODS if method not in OBJECTIVES or all((method, seed) in bases for seed in seeds)]
 
     def tuning(point: GridPoint, lr: float, seed: int) -> Recipe:
-        method = point["begins"]
-        few = replace(setup.data, per_class=scale.sizes["labels"], drawn=seed)
-        schedule = Cosine(warmup=max(1, scale.steps // 10))
-        recipe = build_recipe(setup, configure_study_vit(setup), lr, seed, data=few, schedule=schedule)
+        method, model = point["begins"], base.configure_study_vit(setup)
         if method == LABELLED:
             steps, batch = scale.sizes["base_steps"], scale.sizes.get("base_batch", scale.batch)
             schedule = Cosine(warmup=max(1, steps // 10))
-            return replace(recipe, data=setup.data, steps=steps, batch_size=batch, schedule=schedule)
-        if method == SCRATCH:
-            return recipe
-        return replace(recipe, init=str(setup.directory / bases[method, seed].run / "model.safetensors"))
+            recipe = base.build_recipe(setup, model, lr, seed, schedule=schedule)
+            return replace(recipe, steps=steps, batch_size=batch)
+        few = replace(setup.data, per_class=scale.sizes["labels"], drawn=seed)
+        schedule = Cosine(warmup=max(1, scale.steps // 10))
+        init = None if method == SCRATCH else str(setup.directory / bases[method, seed].run / "model.safetensors")
+        return base.build_recipe(setup, model, lr, seed, data=few, schedule=schedule, init=init)
 
-    return cells + plan_tuned(setup, results, [{"begins": method} for method in ready], tuning)
+    return cells + base.plan_tuned(setup, results, [{"begins": method} for method in ready], tuning)
 
 
 def pretraining_recipe(setup: StudySetup, objective: MaskedPatches, seed: int) -> Recipe:
     """Return the pre-training recipe of an objective, as in `vitrail pretrain --method mpp`."""
-    sizes, model = setup.scale.sizes, replace(configure_study_vit(setup), classes=None)
+    sizes, model = setup.scale.sizes, replace(base.configure_study_vit(setup), classes=None)
     steps = sizes["base_steps"]
     flip = () if setup.facts.channels == 1 else (Flip(),)
-    crop = RandomResizedCrop(model.image_size, scale=(0.5 if has_small_images(setup) else 0.2, 1.0))
-    return build_recipe(
+    crop = RandomResizedCrop(model.image_size, scale=(0.5 if base.has_small_images(setup) else 0.2, 1.0))
+    return base.build_recipe(
         setup,
         model,
         sizes["base_rate"],
@@ -123,86 +93,51 @@ def pretraining_recipe(setup: StudySetup, objective: MaskedPatches, seed: int) -
 
 
 def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
-    tests, n_images = group_values(results, "begins"), count_test_images(results)
-    if missing := find_missing(tests, (SCRATCH, MEAN_COLOUR, LABELLED)):
-        return incomplete_answer(missing, LIMITS)
-    there = [method for method in METHODS if (method,) in tests]
-    against = {
-        method: estimate_difference(tests[method,], tests[MEAN_COLOUR,], n_images)
-        for method in there
-        if method != MEAN_COLOUR
-    }
-    finding, agreement = formulate_finding(against, scale.sizes["labels"])
+    tests, labels = Scores(results, "begins", order=METHODS), scale.sizes["labels"]
+    if missing := tests.find_missing((SCRATCH, MEAN_COLOUR, LABELLED)):
+        return base.incomplete_answer(missing, LIMITS)
+    against = tests.compare(MEAN_COLOUR)
     return Answer(
-        finding=finding,
-        agreement=agreement,
+        *formulate_finding(against[SCRATCH].negated, against[LABELLED], f"{labels} labels per class"),
         columns=("begins", "rate", "test", "against colour, 50 %"),
         rows=tuple(
-            (
-                method,
-                find_lr(results, {"begins": method}),
-                format_accuracy(tests[method,], n_images),
-                format_difference(against[method]) if method in against else "",
-            )
-            for method in there
+            (method, tests.format_lr(method), tests.format(method), tests.format_change(method, MEAN_COLOUR))
+            for method in tests
         ),
-        charts=(
-            Chart(
-                f"Fine-tuned with {scale.sizes['labels']} labels per class",
-                "dots",
-                (build_series("test", {method: tests[method,] for method in there}, n_images),),
-                y_name="top-1 on test images",
-            ),
-        ),
+        charts=(tests.dots(f"Fine-tuned with {labels} labels per class", y_name="top-1 on test images"),),
         limits=LIMITS,
         notes=compare_targets(against),
     )
 
 
-def formulate_finding(against: Mapping[str, Difference], labels: int) -> tuple[str, Agreement]:
-    """Compare mean-colour pre-training with training from scratch on few labels and on all labels."""
-    gain, behind = against[SCRATCH].negated, against[LABELLED]
-    few = f"{labels} labels per class"
+def formulate_finding(gain: Difference, behind: Difference, few: str) -> Finding:
+    """Compare mean-colour pre-training with training from scratch on few labels, and training on all labels with it."""
+    by, left = format_points(gain), format_points(behind)
+    pretraining = "Pre-training on the mean colours of masked patches"
     if not gain.is_clear:
-        return (
-            f"Pre-training on the mean colours of masked patches makes no clear difference to training from scratch with {few}: "
-            f"{format_points(gain)}, no difference at this scale.",
-            "no difference",
+        no_difference = (
+            f"makes no clear difference to training from scratch with {few}: {by}, no difference at this scale"
         )
-    if gain.mean < 0:
-        return (
-            f"Pre-training on the mean colours of masked patches costs with {few}: {format_points(gain)} against scratch.",
-            "disagrees",
-        )
-    brings = f"Pre-training on the mean colours of masked patches brings {format_points(gain)} over scratch with {few}"
-    if behind.is_clear and behind.mean > 0:
-        return f"{brings}, and stays behind training with all labels, which has {format_points(behind)} more.", "agrees"
-    if behind.is_clear:
-        return (
-            f"{brings}, and is even ahead of training with all labels, which has {format_points(behind)}.",
-            "disagrees",
-        )
-    return (
-        f"{brings}; how far it stays behind training with all labels is not clear ({format_points(behind)}).",
-        "agrees",
-    )
+        return f"{pretraining} {no_difference}.", "no difference"
+    if gain.is_loss:
+        return f"{pretraining} costs with {few}: {by} against scratch.", "disagrees"
+    brings = f"{pretraining} brings {by} over scratch with {few}"
+    if behind.is_gain:
+        return f"{brings}, and stays behind training with all labels, which has {left} more.", "agrees"
+    if behind.is_loss:
+        return f"{brings}, and is even ahead of training with all labels, which has {left}.", "disagrees"
+    return f"{brings}; how far it stays behind training with all labels is not clear ({left}).", "agrees"
 
 
 def compare_targets(against: Mapping[str, Difference]) -> tuple[str, ...]:
     """Return notes that compare the other targets and the lower masking ratio with mean colours at 50 %."""
-    paper_findings = {
-        DOWNSAMPLED: "works quite well too, though mean colours had the best few-shot scores",
-        PIXELS: "works quite well too, slightly worse",
-        LESS_MASKED: "is slightly worse by few-shot scores",
-    }
-    notes = []
-    for method, paper in paper_findings.items():
-        if method not in against:
-            continue
-        change = against[method]
-        ours = "no clear difference" if not change.is_clear else "better" if change.mean > 0 else "worse"
-        notes.append(f"{method}: {ours} against colour, 50 % ({format_points(change)}); in the paper it {paper}.")
-    return tuple(notes)
+    ours = {"agrees": "better", "disagrees": "worse", "no difference": "no clear difference"}
+    return tuple(
+        f"{method}: {ours[against[method].agreement]} against colour, 50 % ({format_points(against[method])}); in the paper it "
+        f"{paper}."
+        for method, paper in PAPER_ON_TARGETS.items()
+        if method in against
+    )
 
 
 STUDY = Study(
@@ -217,9 +152,7 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.3, "one core", seeds=1, steps=3, batch=32,
-            sizes={
-                "width": 16, "depth": 1, "heads": 2, "patch": 4, "image": 16, "base_rate": 1e-3, "base_steps": 3, "labels": 10,
-            },
+            sizes=base.vit_sizes(16, 1, 2, 4, image=16, base_rate=1e-3, base_steps=3, labels=10),
         ),
         # Width 96, depth 4, 16 patches: 500 images/s on a core, 300 with 4×4 colours (8,192 answers a patch). Pre-training
         # 1,200 steps × 128 = 153,600 images: 3 × 307 s + 512 s, × 3 seeds = 4,300 s. Fine-tuning 300 steps × 64 with 51 s
@@ -227,28 +160,21 @@ STUDY = Study(
         # two cores: 64 min.
         "laptop": StudyScale(
             "cifar-10", 64, "two cores", seeds=3, steps=300, batch=64, lrs=(3e-4, 1e-3, 3e-3),
-            sizes={
-                "width": 96, "depth": 4, "heads": 3, "patch": 8, "weight_decay": 0.05, "base_rate": 1e-3,
-                "base_steps": 1_200, "base_batch": 128, "labels": 100,
-            },
+            sizes=base.vit_sizes(96, 4, 3, 8, weight_decay=0.05, base_rate=1e-3, base_steps=1_200, base_batch=128,
+                            labels=100),
         ),
         # S/16 at 224², 2,000 images/s: 50,000 steps × 512 = 3.6 h, 12 such; all labels 6 × 3.6 h; fine-tuning 30 × 0.2 h.
         "gpu": StudyScale(
             "imagenet", 4_250, "one GPU", seeds=3, steps=3_000, batch=512, lrs=(1e-4, 3e-4, 1e-3),
-            sizes={
-                "width": 384, "depth": 12, "heads": 6, "patch": 16, "image": 224, "weight_decay": 0.05,
-                "base_rate": 5e-4, "base_steps": 50_000, "labels": 50, "precision": "bf16",
-            },
+            sizes=base.vit_sizes(384, 12, 6, 16, image=224, weight_decay=0.05, base_rate=5e-4, base_steps=50_000, labels=50,
+                            precision="bf16"),
         ),
         # B/16 for 100 epochs of ImageNet-21k's 14 M images, 342,000 steps × 4,096 at 7,000 images/s on eight GPUs: 56 h,
         # 12 such, and 6 with all labels; fine-tuning 30 × 1 h.
         "cluster": StudyScale(
             "imagenet-21k", 62_000, "8 GPUs", seeds=3, steps=20_000, batch=512, lrs=(1e-4, 3e-4, 1e-3),
-            sizes={
-                "width": 768, "depth": 12, "heads": 12, "patch": 16, "image": 224, "weight_decay": 0.03,
-                "base_rate": 1e-3, "base_steps": 342_000, "base_warmup": 10_000, "base_batch": 4096, "labels": 100,
-                "precision": "bf16",
-            },
+            sizes=base.vit_sizes(768, 12, 12, 16, image=224, weight_decay=0.03, base_rate=1e-3, base_steps=342_000,
+                            base_warmup=10_000, base_batch=4096, labels=100, precision="bf16"),
         ),
     },
     plan=plan,

@@ -8,7 +8,7 @@ embeddings: the cosine of every position with every other, as a grid of grids, a
 cosine of two positions in the same row or column over two others at the same distance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,9 @@ import numpy as np
 
 from vitrail.analysis.weights import extract_positions
 from vitrail.checkpoints.load import load
-from vitrail.studies.base import build_recipe, configure_study_vit, find_missing, incomplete_answer
-from vitrail.studies.intervals import (
-    Difference,
-    Estimate,
-    build_series,
-    count_test_images,
-    estimate_difference,
-    estimate_mean,
-    format_estimate,
-    format_signed,
-    group_values,
-    is_beyond_chance,
-)
-from vitrail.studies.intervals import format_accuracy as share
-from vitrail.studies.study import Agreement, Answer, Cell, CellResult, Chart, Series, Study, StudyScale, StudySetup
+from vitrail.studies.base import L16, build_recipe, configure_study_vit, incomplete_answer, vit_sizes
+from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed, is_beyond_chance
+from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Series, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
 
 DEFAULT = "as usual"
@@ -45,7 +33,6 @@ SETTINGS: dict[str, tuple[float, float, float]] = {
     "no weight decay": (1, 1, 0),
     "five times the weight decay": (1, 1, 5),
 }
-
 LIMITS = (
     "Small grids and short runs: the paper's maps are of ViT-L (L/32 in figure 7), trained on far more images. Weight decay is "
     "not applied to positions themselves here, so it can act on them only through the rest of the model."
@@ -90,105 +77,77 @@ def measure_structure(similarity: np.ndarray) -> tuple[float, float]:
 
 
 def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
-    nearness, lines = (group_values(results, "setting", number=number) for number in ("place", "lines"))
-    if missing := find_missing(nearness, [DEFAULT]):
+    nearness, lines = (Scores(results, "setting", number=number) for number in ("place", "lines"))
+    if missing := nearness.find_missing([DEFAULT]):
         return incomplete_answer(missing, LIMITS)
-    accuracy, n_images = group_values(results, "setting"), count_test_images(results)
-    usual = estimate_mean(nearness[DEFAULT,])
-    changes = {
-        str(key[0]): estimate_difference(values, nearness[DEFAULT,])
-        for key, values in nearness.items()
-        if key[0] != DEFAULT
-    }
-    finding, agreement = formulate_finding(usual, changes)
+    tests, changes = Scores(results, "setting"), nearness.compare(DEFAULT)
     shown = {str(result.at["setting"]): result for result in reversed(results)}
-    rows = []
-    for setting in (str(key[0]) for key in nearness):
-        at = shown[setting].at
-        rows.append(
+    maps = tuple(
+        Series(f"{setting}: nearness {nearness.estimate(setting).mean:.2f}", maps=similarity_maps(shown[setting]))
+        for setting in SETTINGS
+        if setting in shown
+    )
+    title = "Cosine of every position with all others, as a grid of grids"
+    correlation = nearness.dots(
+        "Correlation of position similarity and nearness", "nearness", "correlation of cosine and nearness"
+    )
+    return Answer(
+        *formulate_finding(nearness.estimate(DEFAULT), changes),
+        columns=("setting", "steps", "rate", "weight decay", "nearness", "change", "lines", "test"),
+        rows=tuple(
             (
                 setting,
-                f"{at['steps']:,}",
-                f"{at['rate']:.2g}",
-                f"{at['weight decay']:.2g}",
-                format_estimate(estimate_mean(nearness[setting,])),
+                f"{shown[setting].at['steps']:,}",
+                f"{shown[setting].at['rate']:.2g}",
+                f"{shown[setting].at['weight decay']:.2g}",
+                format_estimate(nearness.estimate(setting)),
                 format_signed(changes[setting]) if setting in changes else "",
-                format_estimate(estimate_mean(lines[setting,])),
-                share(accuracy.get((setting,)), n_images),
+                format_estimate(lines.estimate(setting)),
+                tests.format(setting),
             )
-        )
-    structure = estimate_mean(lines[DEFAULT,])
-    apart = "two others that are as far apart"
-    if structure.low > 0:
-        note = (
-            f"Positions of one row or column are more similar than {apart}, by {format_estimate(structure)} of cosine, "
-            "as in the paper."
-        )
-    else:
-        note = f"Rows and columns do not clearly stand out at this scale: {format_estimate(structure)} of cosine beyond {apart}."
-    return Answer(
-        finding=finding,
-        agreement=agreement,
-        columns=("setting", "steps", "rate", "weight decay", "nearness", "change", "lines", "test"),
-        rows=tuple(rows),
+            for setting in nearness
+        ),
         charts=(
-            Chart(
-                "Cosine of every position with all others, as a grid of grids",
-                "maps",
-                tuple(
-                    Series(
-                        f"{setting}: nearness {estimate_mean(nearness[setting,]).mean:.2f}",
-                        maps=similarity_maps(result),
-                    )
-                    for setting, result in sorted(shown.items(), key=lambda pair: list(SETTINGS).index(pair[0]))
-                ),
-                y_name="cosine similarity",
-                percent=False,
-            ),
-            Chart(
-                "Correlation of position similarity and nearness",
-                "dots",
-                (build_series("nearness", {str(key[0]): values for key, values in nearness.items()}, None),),
-                y_name="correlation of cosine and nearness",
-                percent=False,
-            ),
+            Chart(title, "maps", maps, y_name="cosine similarity", percent=False),
+            replace(correlation, percent=False),
         ),
         limits=LIMITS,
-        notes=(note, *multiple_comparison_note(len(changes))),
+        notes=(describe_lines(lines.estimate(DEFAULT)), *multiple_comparison_note(len(changes))),
     )
 
 
-def formulate_finding(default: Estimate, changes: dict[str, Difference]) -> tuple[str, Agreement]:
+def describe_lines(lines: Estimate) -> str:
+    """Return a note on the similarity of positions in one row or column."""
+    apart, cosine = "two others that are as far apart", f"{format_estimate(lines)} of cosine"
+    if lines.low > 0:
+        return f"Positions of one row or column are more similar than {apart}, by {cosine}, as in the paper."
+    return f"Rows and columns do not clearly stand out at this scale: {cosine} beyond {apart}."
+
+
+def formulate_finding(default: Estimate, changes: Mapping[str, Difference]) -> Finding:
     """Report the correlation under default training, and the settings that clearly change it."""
     correlation = f"correlation of their cosine with nearness {format_estimate(default)}"
-    if not default.low > 0 and not default.high < 0:
-        return f"Whether closer positions are more similar is unclear at this scale: {correlation}.", "unclear"
     if default.high < 0:
         return f"Closer positions are less similar: {correlation}.", "disagrees"
+    if not default.low > 0:
+        return f"Whether closer positions are more similar is unclear at this scale: {correlation}.", "unclear"
+    similar = f"Closer positions are more similar ({correlation})"
     clear = [f"{setting} {format_signed(change)}" for setting, change in changes.items() if change.is_clear]
     if not clear:
-        return (
-            f"Closer positions are more similar ({correlation}), and none of the {len(changes)} other settings clearly "
-            "changes that: no "
-            "difference at this scale.",
-            "no difference",
-        )
-    similar = f"Closer positions are more similar ({correlation})"
+        none = f"none of the {len(changes)} other settings clearly changes that: no difference at this scale"
+        return f"{similar}, and {none}.", "no difference"
     if not is_beyond_chance(len(clear), len(changes)):
         return f"{similar}, and one setting of {len(changes)} changes that, which may be chance: {clear[0]}.", "unclear"
     rest = [setting for setting, change in changes.items() if not change.is_clear]
     unchanged = f"; {', '.join(rest)}: no clear change" if rest else ""
-    return (f"{similar}, and how much depends on the training: {'; '.join(clear)}{unchanged}.", "agrees")
+    return f"{similar}, and how much depends on the training: {'; '.join(clear)}{unchanged}.", "agrees"
 
 
 def multiple_comparison_note(comparisons: int) -> tuple[str, ...]:
     """Return a note on the chance that one of several comparisons is clear by accident."""
-    if comparisons < 2:
-        return ()
-    share = 1 - 0.95**comparisons
-    return (
-        f"Of {comparisons} comparisons at least one is clear by chance alone in up to {100 * share:.0f} % of studies.",
-    )
+    share = f"{100 * (1 - 0.95**comparisons):.0f} %"
+    note = f"Of {comparisons} comparisons at least one is clear by chance alone in up to {share} of studies."
+    return (note,) if comparisons > 1 else ()
 
 
 def similarity_maps(result: CellResult) -> tuple[tuple[tuple[float, ...], ...], ...]:
@@ -209,33 +168,23 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.2, "one core", seeds=2, steps=6, batch=32,
-            sizes={"width": 16, "depth": 1, "heads": 2, "patch": 2, "settings": (DEFAULT, "twice as long")},
+            sizes=vit_sizes(16, 1, 2, 2, settings=(DEFAULT, "twice as long")),
         ),
         # 49 tokens at width 64, depth 4: 350 images/s on a core. As usual 800 steps × 128 = 102,400 images, 293 s, and 10
         # s to start and to evaluate. A seed: five settings of 303 s, one of 156 s, one of 595 s = 2,270 s. Three seeds on two
         # cores: 57 min.
         "laptop": StudyScale(
-            "fashion-mnist", 57, "two cores", seeds=3, steps=800, batch=128,
-            sizes={"width": 64, "depth": 4, "heads": 4, "patch": 4},
+            "fashion-mnist", 57, "two cores", seeds=3, steps=800, batch=128, sizes=vit_sizes(64, 4, 4, 4),
         ),
         # Ti/16 at 224²: about 1,500 images/s with bf16. 20,000 steps × 256 = 5.1 M, 57 min; 7.5 such lengths × 3 seeds = 21
         # h.
         "gpu": StudyScale(
             "imagenet", 1_280, "one GPU", seeds=3, steps=20_000, batch=256,
-            sizes={
-                "width": 192, "depth": 12, "heads": 3, "patch": 16, "image": 224, "precision": "bf16",
-                "warmup": 2_000,
-            },
+            sizes=vit_sizes(192, 12, 3, 16, image=224, precision="bf16", warmup=2_000),
         ),
         # The paper's L/16 for 7 epochs of ImageNet-21k's 14 M images in batches of 4,096: 24,000 steps, with table 3's
         # hyper-parameters. 2,500 images/s on eight GPUs: 11 h a run; 7.5 such lengths × 3 seeds = 245 h.
-        "cluster": StudyScale(
-            "imagenet-21k", 14_700, "8 GPUs", seeds=3, steps=24_000, batch=4096,
-            sizes={
-                "width": 1024, "depth": 24, "heads": 16, "patch": 16, "image": 224, "dropout": 0.1,
-                "weight_decay": 0.03, "precision": "bf16", "warmup": 10_000,
-            },
-        ),
+        "cluster": StudyScale("imagenet-21k", 14_700, "8 GPUs", seeds=3, steps=24_000, batch=4096, sizes=L16),
     },
     plan=plan,
     interpret=interpret_results,

@@ -6,7 +6,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,12 @@ import torch
 
 import vitrail
 from vitrail.studies.intervals import MIN_SEEDS, TRAINING_NOISE
-from vitrail.studies.study import NO_FINDING, Agreement, Answer, CellResult, Setting, Study, StudyScale, StudySetup
+from vitrail.studies.study import NO_FINDING, Answer, CellResult, Setting, Study, StudyScale, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
 from vitrail.training.runs.record import processor_name, write_json
 from vitrail.utils.json import dataclass_from_json, to_json
 
 RECORD_FILE = "study.json"
-AGREEMENT_LABELS: dict[Agreement, str] = {
-    "agrees": "agrees with the paper",
-    "disagrees": "disagrees with the paper",
-    "no difference": "no difference at this scale",
-    "unclear": "unclear at this scale",
-}
 
 
 @dataclass(frozen=True)
@@ -76,21 +70,21 @@ def compute_answer(study: Study, setup: StudySetup, results: Sequence[CellResult
     interpreting is raised only if no result is missing.
     """
     cells = study.plan(setup, results)
-    finished = {_cell_key(result.phase, result.at) for result in results}
-    missing = [cell for cell in cells if _cell_key(cell.phase, cell.at) not in finished]
-    covered = {family_key(result.at) for result in results if result.phase == "final"}
+    finished = [(result.phase, result.at) for result in results]
+    missing = [cell for cell in cells if (cell.phase, cell.at) not in finished]
+    covered = Counter(family_key(result.at) for result in results if result.phase == "final")
     first = [cell for cell in missing if cell.phase != "final" or family_key(cell.at) not in covered]
+    state = f"{len(missing)} of {len(cells)} planned runs are missing"
     if first or not covered:
-        waiting = f", such as {format_point(family_key(first[0].at))}" if first and family_key(first[0].at) else ""
-        return None, f"{len(missing)} of {len(cells)} planned runs are missing{waiting}", len(cells)
+        waiting = format_point(dict(family_key(first[0].at))) if first else ""
+        return None, f"{state}, such as {waiting}" if waiting else state, len(cells)
     try:
-        seeds = Counter(family_key(result.at) for result in results if result.phase == "final")
-        answer = qualify_by_seeds(study.interpret(results, setup.scale), min(seeds.values()))
+        answer = qualify_by_seeds(study.interpret(results, setup.scale), min(covered.values()))
         return add_scale_limits(answer, scale_name(study, setup)), "", len(cells)
     except (KeyError, ValueError) as error:
         if not missing:
             raise
-        return None, f"{len(missing)} of {len(cells)} planned runs are missing ({error})", len(cells)
+        return None, f"{state} ({error})", len(cells)
 
 
 def qualify_by_seeds(answer: Answer, seeds: int) -> Answer:
@@ -120,26 +114,6 @@ def add_scale_limits(answer: Answer, scale: str) -> Answer:
 def family_key(point: Mapping[str, Setting]) -> tuple[tuple[str, Setting], ...]:
     """Return a grid point without learning rate and seed."""
     return tuple((name, value) for name, value in point.items() if name not in ("rate", "seed"))
-
-
-def format_point(point: Sequence[tuple[str, Setting]]) -> str:
-    """Return text such as "positions 2-D, images 500"."""
-    return ", ".join(f"{name} {value}" for name, value in point)
-
-
-def first_numeric_column(rows: Sequence[Sequence[str]]) -> int:
-    """Return the index from which on all columns are numeric (aligned right). Column 0 holds names."""
-    width = len(rows[0]) if rows else 1
-
-    def counts(column: int) -> bool:
-        cells = [row[column] for row in rows if row[column] not in ("", "–")]
-        return all(any(letter.isdigit() for letter in cell) for cell in cells)
-
-    return next((column for column in range(1, width) if all(map(counts, range(column, width)))), width)
-
-
-def _cell_key(phase: str, point: Mapping[str, Setting]) -> tuple[Any, ...]:
-    return phase, *sorted(point.items())
 
 
 def build_record(
@@ -227,31 +201,17 @@ def describe_machine() -> dict[str, Any]:
 
 def write_record(record: StudyRecord, directory: Path) -> None:
     """Write study.json atomically."""
-    about: dict[str, Any] = {
+    about = {name: value for name, value in vars(record).items() if name not in ("name", "train", "test", "known")}
+    about |= {
         "study": record.name,
-        "question": record.question,
-        "where": record.where,
-        "found": record.found,
-        "scale": record.scale,
-        "on": record.on,
-        "data": record.data,
         "pictures": {"train": record.train, "test": record.test},
-        "classes": record.classes,
-        "trained": record.trained,
-        "command": list(record.command),
         "seeds": record.seeds,
         "seconds": round(record.seconds, 1),
-        "machine": dict(record.machine),
-        "written": record.written,
         "finished": record.is_finished,
         "runs": {"known": record.known, "finished": len(record.results), "failed": len(record.failed)},
-        "answer": to_json(record.answer) if record.answer else None,
-        "why_not": record.why_not,
-        "failed": [{"name": f.name, "at": dict(f.at), "phase": f.phase, "line": f.line} for f in record.failed],
-        "results": [
-            {"at": dict(r.at), "phase": r.phase, "numbers": dict(r.numbers), "seconds": r.seconds, "run": r.run}
-            for r in record.results
-        ],
+        "answer": to_json(record.answer),
+        "failed": [vars(failed) for failed in record.failed],
+        "results": [vars(result) for result in record.results],
     }
     write_json(directory / RECORD_FILE, _to_json_safe(about))
 
@@ -264,19 +224,19 @@ def read_record(directory: Path) -> StudyRecord:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         answer = data["answer"]
-        return StudyRecord(
-            **{name: data[name] for name in ("question", "where", "found", "scale", "on", "data", "classes")},
-            **{name: data[name] for name in ("machine", "written", "why_not")},
-            name=data["study"],
-            train=data["pictures"]["train"],
-            test=data["pictures"]["test"],
-            trained=data.get("trained", ""),
-            command=tuple(data["command"]),
-            known=data["runs"]["known"],
-            results=tuple(CellResult(**result) for result in data["results"]),
-            failed=tuple(FailedCell(**failed) for failed in data["failed"]),
-            answer=None if answer is None else dataclass_from_json(_restore_nan(answer), Answer, "answer"),
-        )
+        read = {field.name: data[field.name] for field in fields(StudyRecord) if field.name in data}
+        read |= {
+            "name": data["study"],
+            "train": data["pictures"]["train"],
+            "test": data["pictures"]["test"],
+            "trained": data.get("trained", ""),
+            "command": tuple(data["command"]),
+            "known": data["runs"]["known"],
+            "results": tuple(CellResult(**result) for result in data["results"]),
+            "failed": tuple(FailedCell(**failed) for failed in data["failed"]),
+            "answer": None if answer is None else dataclass_from_json(_restore_nan(answer), Answer, "answer"),
+        }
+        return StudyRecord(**read)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"cannot read {path} ({error}): rewrite it with vitrail paper show {directory}") from None
 
@@ -294,11 +254,11 @@ def _to_json_safe(value: Any) -> Any:
 
 def _restore_nan(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer read from JSON with null in its charts replaced by NaN."""
+
+    def restore(value: Any) -> Any:
+        return [restore(part) for part in value] if isinstance(value, list) else math.nan if value is None else value
+
     for chart in answer["charts"]:
         for series in chart["series"]:
-            for name in ("y", "low", "high"):
-                series[name] = [math.nan if value is None else value for value in series[name]]
-            series["maps"] = [
-                [[math.nan if value is None else value for value in row] for row in grid] for grid in series["maps"]
-            ]
+            series |= {name: restore(series[name]) for name in ("y", "low", "high", "maps")}
     return answer

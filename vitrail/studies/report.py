@@ -1,42 +1,49 @@
-"""The HTML report of a study: the paper's finding, the finding here, charts, tables, tuning and runs."""
+"""The reports of a study: an HTML page with finding, charts, tables, tuning and runs, and a Markdown page for documentation."""
 
+import html
 import math
+import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 from vitrail.reports.charts.canvas import format_tick
-from vitrail.reports.charts.figure import render_figure
+from vitrail.reports.charts.figure import render_figure, render_svg
 from vitrail.reports.document import PageSection, render_document, write_html
 from vitrail.reports.facts import render_definitions
 from vitrail.reports.html import Markup, h, isolate, render_table
 from vitrail.reports.summary import render_tile
-from vitrail.studies.record import (
-    AGREEMENT_LABELS,
-    StudyRecord,
-    build_record,
-    family_key,
-    first_numeric_column,
-    format_point,
-    write_record,
-)
-from vitrail.studies.study import Answer, CellResult, Setting, Study, StudySetup
+from vitrail.studies.record import StudyRecord, build_record, family_key, read_record, write_record
+from vitrail.studies.study import AGREEMENT_LABELS, Answer, CellResult, Setting, Study, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
 from vitrail.utils.text import NO_BREAK_SPACE, format_count, format_datetime, format_duration, format_percent, is_number
 
+T = TypeVar("T")
 FamilyKey = tuple[tuple[str, Setting], ...]
 
 
-@dataclass
 class TuningScores:
-    """Validation scores by family and learning rate, one per seed; families in order of appearance, learning rates sorted."""
+    """Validation scores by family and learning rate, one per seed; families in order of appearance, learning rates sorted.
 
-    families: dict[FamilyKey, dict[Setting, list[float]]] = field(default_factory=dict)
-    lrs: list[Setting] = field(default_factory=list)
+    Base models (phase "base") are tuned with the first seed only, and not in every study.
+    """
+
+    def __init__(self, results: Sequence[CellResult], phase: str = "tune") -> None:
+        self.families: dict[FamilyKey, dict[Setting, list[float]]] = {}
+        for result in results:
+            if result.phase == phase and (phase == "tune" or ("rate" in result.at and result.at.get("seed") == 0)):
+                value = result.numbers.get("validation")
+                score = float(value) if is_number(value) and not result.numbers.get("diverged") else math.nan
+                scores = self.families.setdefault(family_key(result.at), {})
+                scores.setdefault(result.at.get("rate"), []).append(score)
+        lrs = {lr for scores in self.families.values() for lr in scores}
+        if phase != "tune" and len(lrs) < 2:
+            self.families, lrs = {}, set()
+        self.lrs = sorted(lrs, key=lambda lr: (not is_number(lr), lr if is_number(lr) else 0.0))
 
     @property
     def seeds(self) -> int:
@@ -49,14 +56,27 @@ class TuningScores:
         kinds = {tuple(name for name, _ in point) for point in self.families}
         return list(kinds.pop()) if len(kinds) == 1 and () not in kinds else ["family"]
 
+    @property
+    def head(self) -> list[str]:
+        """Return the column names of the table of scores."""
+        return [*self.names, *(format_tick(float(lr)) if is_number(lr) else str(lr) for lr in self.lrs)]
+
+    def list_rows(self, format_name: Callable[[str], T], mark: Callable[[str], T]) -> list[list[str | T]]:
+        """Return the rows of the table of scores, with the chosen learning rate's score marked."""
+        return [
+            [
+                *map(format_name, self.family_cells(family)),
+                *(mark(score) if lr == best else score for lr in self.lrs for score in [self.format_score(family, lr)]),
+            ]
+            for family in self.families
+            for best in [self.best_lr(family)]
+        ]
+
     def family_cells(self, family: FamilyKey) -> list[str]:
         """Return the table cells of a family, one for each name."""
         if self.names == ["family"] and [name for name, _ in family] != ["family"]:
-            return [format_point(family) or "all"]
-        return [
-            f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-            for _, value in family
-        ]
+            return [format_point(dict(family)) or "all"]
+        return [f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v) for _, v in family]
 
     def format_score(self, family: FamilyKey, lr: Setting) -> str:
         """Return the mean over seeds as text, "diverged" if a seed diverged."""
@@ -72,7 +92,7 @@ class TuningScores:
             return None
         means = {lr: fmean(scores[lr]) for lr in self.lrs if lr in scores}
         finite = [lr for lr in means if not math.isnan(means[lr])]
-        return max(finite, key=lambda lr: means[lr]) if finite else None  # the first of ties
+        return max(finite, key=lambda lr: means[lr], default=None)  # the first of ties
 
     @property
     def edge_note(self) -> str:
@@ -83,23 +103,6 @@ class TuningScores:
         ends = (("lowest", best.count(self.lrs[0])), ("highest", best.count(self.lrs[-1])))
         parts = " and ".join(f"the {end} tried for {count} of {len(best)}" for end, count in ends if count)
         return f"The best learning rate is {parts}: better values may lie outside the range." if parts else ""
-
-
-def collect_tuning_scores(results: Sequence[CellResult], phase: str = "tune") -> TuningScores:
-    """Return the tuning scores of a phase. Base models are tuned with the first seed only, and not in every study."""
-    tuning = TuningScores()
-    for result in results:
-        if result.phase == phase and (phase == "tune" or ("rate" in result.at and result.at.get("seed") == 0)):
-            value = result.numbers.get("validation")
-            score = float(value) if is_number(value) and not result.numbers.get("diverged") else math.nan
-            lr = result.at.get("rate")
-            tuning.families.setdefault(family_key(result.at), {}).setdefault(lr, []).append(score)
-            if lr not in tuning.lrs:
-                tuning.lrs.append(lr)
-    if phase != "tune" and len(tuning.lrs) < 2:
-        return TuningScores()
-    tuning.lrs.sort(key=lambda lr: (not is_number(lr), lr if is_number(lr) else 0.0))
-    return tuning
 
 
 def write_report(
@@ -128,37 +131,24 @@ def render_page(record: StudyRecord) -> str:
         render_tiles(record),
     ]
     answer = record.answer
+    pretraining = render_tuning(TuningScores(record.results, "base"), "In pre-training every")
+    tuning = [*pretraining, *render_tuning(TuningScores(record.results), "Every")]
     parts: list[PageSection] = [
         ("results", "Results", "Measurements", render_measurements(answer)),
         ("limits", "Limits", "Limits of this scale", [h("p", answer.limits)] if answer else []),
-        (
-            "tuning",
-            "Tuning",
-            "Selection of learning rates",
-            [
-                *render_tuning(collect_tuning_scores(record.results, "base"), "In pre-training every"),
-                *render_tuning(collect_tuning_scores(record.results)),
-            ],
-        ),
+        ("tuning", "Tuning", "Selection of learning rates", tuning),
         ("failures", "Failures", "Runs that failed", [render_failures(record)]),
         ("runs", "Runs", "All runs", [render_runs(record)]),
         ("again", "Reproduce", "Command and machine", render_command(record)),
     ]
-    seed = f"{record.name} {record.scale} {record.data}"
-    return render_document(
-        f"{record.name}: {record.question}", seed, top, parts, "the study’s name, scale and data", read_style()
-    )
+    title, seed = f"{record.name}: {record.question}", f"{record.name} {record.scale} {record.data}"
+    return render_document(title, seed, top, parts, "the study’s name, scale and data", read_style())
 
 
 def render_paper_finding(record: StudyRecord) -> Markup:
     """Return the box with the authors' finding."""
-    return h(
-        "div",
-        h("h2", "The paper found"),
-        h("p", join_units(record.found)),
-        h("p", record.where, class_="note"),
-        class_="finding",
-    )
+    found, where = h("p", join_units(record.found)), h("p", record.where, class_="note")
+    return h("div", h("h2", "The paper found"), found, where, class_="finding")
 
 
 def render_finding(record: StudyRecord) -> Markup:
@@ -179,28 +169,25 @@ def render_state(record: StudyRecord) -> Markup | None:
     """Return a notice if the study is not finished."""
     if record.is_finished:
         return None
-    left = record.known - len(record.results)
-    finished = f"{len(record.results)} of {record.known} planned runs have a result"
-    failed = f"; {len(record.failed)} failed" if record.failed else ""
-    advice = " Resume it" if left > len(record.failed) else " Retry them"
-    advice += " with the same command."
-    return h("p", h("strong", "This study is not finished."), f" {finished}{failed}.", advice, class_="notice")
+    state = f" {len(record.results)} of {record.known} planned runs have a result"
+    state += f"; {len(record.failed)} failed." if record.failed else "."
+    advice = "Resume it" if record.known - len(record.results) > len(record.failed) else "Retry them"
+    strong = h("strong", "This study is not finished.")
+    return h("p", strong, state, f" {advice} with the same command.", class_="notice")
 
 
 def render_tiles(record: StudyRecord) -> Markup:
     """Return the tiles: runs, seeds, compute time, data."""
-    runs_done = f"{len(record.results)} of {record.known}"
-    splits = f"{format_count(record.train)} for training" + (
-        f", {format_count(record.test)} for test" if record.test else ""
+    failed = f"{len(record.failed)} failed" if record.failed else ""
+    splits = f"{format_count(record.train)} for training"
+    splits += f", {format_count(record.test)} for test" if record.test else ""
+    tiles = (
+        ("Runs finished", f"{len(record.results)} of {record.known}", failed),
+        ("Seeds", str(len(record.seeds) or "–"), ", ".join(map(str, record.seeds))),
+        ("Compute time", format_duration(record.seconds), "all runs"),
+        ("Images", format_data_name(record), splits),
     )
-    return h(
-        "div",
-        render_tile("Runs finished", runs_done, None, None, f"{len(record.failed)} failed" if record.failed else ""),
-        render_tile("Seeds", str(len(record.seeds) or "–"), None, None, ", ".join(map(str, record.seeds))),
-        render_tile("Compute time", format_duration(record.seconds), None, None, "all runs"),
-        render_tile("Images", format_data_name(record), None, None, splits),
-        class_="tiles",
-    )
+    return h("div", [render_tile(label, value, None, None, note) for label, value, note in tiles], class_="tiles")
 
 
 def format_data_name(record: StudyRecord) -> str:
@@ -227,43 +214,25 @@ def join_units(text: str) -> str:
     return text.replace(" %", f"{NO_BREAK_SPACE}%")
 
 
-def render_tuning(tuning_scores: TuningScores, which: str = "Every") -> list[Markup | None]:
+def render_tuning(tuning: TuningScores, which: str) -> list[Markup | None]:
     """Return the table of tuning runs; the chosen learning rate is marked."""
-    if not tuning_scores.families:
+    if not tuning.families:
         return []
-    rows = []
-    for point in tuning_scores.families:
-        best, scores = (
-            tuning_scores.best_lr(point),
-            {lr: tuning_scores.format_score(point, lr) for lr in tuning_scores.lrs},
-        )
-        marked = [h("b", score, " ✓", title="chosen") if lr == best else score for lr, score in scores.items()]
-        rows.append([*map(isolate, tuning_scores.family_cells(point)), *marked])
-    head = [*tuning_scores.names, *(format_tick(float(lr)) if is_number(lr) else str(lr) for lr in tuning_scores.lrs)]
-    seeds = "with one seed" if tuning_scores.seeds == 1 else f"by the mean of {tuning_scores.seeds} seeds"
-    return [
-        h(
-            "p",
-            f"{which} family has the same number of tuning runs. They are compared on validation images, {seeds}; the best (✓) "
-            f"is then run with all seeds. {tuning_scores.edge_note}",
-        ),
-        render_table(
-            head,
-            rows,
-            caption="Validation accuracy by family and rate",
-            numeric_from=len(tuning_scores.names),
-            fit=True,
-        ),
-    ]
+    rows = tuning.list_rows(isolate, lambda score: h("b", score, " ✓", title="chosen"))
+    seeds = "with one seed" if tuning.seeds == 1 else f"by the mean of {tuning.seeds} seeds"
+    about = (
+        f"{which} family has the same number of tuning runs. They are compared on validation images, {seeds}; the best (✓) "
+        f"is then run with all seeds. {tuning.edge_note}"
+    )
+    caption = "Validation accuracy by family and rate"
+    return [h("p", about), render_table(tuning.head, rows, caption=caption, numeric_from=len(tuning.names), fit=True)]
 
 
 def render_failures(record: StudyRecord) -> Markup | None:
     """Return the table of failed runs with their errors."""
     if not record.failed:
         return None
-    rows = [
-        [isolate(f"{f.phase}: {format_point(tuple(f.at.items()))}"), h("code", isolate(f.line))] for f in record.failed
-    ]
+    rows = [[isolate(f"{f.phase}: {format_point(f.at)}"), h("code", isolate(f.line))] for f in record.failed]
     return render_table(["run", "error"], rows, caption="Failed runs")
 
 
@@ -273,7 +242,7 @@ def render_runs(record: StudyRecord) -> Markup | None:
         return None
     rows = [
         [
-            isolate(format_point(tuple(result.at.items()))),
+            isolate(format_point(result.at)),
             result.phase,
             *(format_run_score(result, split) for split in ("validation", "test")),
             (format_duration(result.seconds), result.seconds),
@@ -296,11 +265,8 @@ def render_command(record: StudyRecord) -> list[Markup | None]:
     command = h("pre", h("code", shlex.join(record.command)), tabindex="0")
     facts = {"scale": f"{record.scale}, for {record.on}", "data": record.data, "classes": record.classes}
     facts |= {"trained": record.trained} if record.trained else {}
-    facts |= {
-        "seeds": ", ".join(map(str, record.seeds)),
-        "compute time": format_duration(record.seconds),
-        **record.machine,
-    }
+    facts |= {"seeds": ", ".join(map(str, record.seeds)), "compute time": format_duration(record.seconds)}
+    facts |= record.machine
     where = "The machine is the one that wrote this page. study.json holds all numbers."
     return [command, render_definitions(facts), h("p", where, class_="note after")]
 
@@ -308,3 +274,115 @@ def render_command(record: StudyRecord) -> list[Markup | None]:
 @cache
 def read_style() -> str:
     return (files("vitrail.studies") / "report.css").read_text(encoding="utf-8").strip()
+
+
+def write_page(study_directory: str | Path, docs_directory: str | Path) -> Path:
+    """Write NAME.md, NAME-1.svg … and NAME-1-dark.svg … from a study's study.json, and return the page's path."""
+    record, docs = read_record(Path(study_directory)), Path(docs_directory)
+    if docs.exists() and not docs.is_dir():
+        raise ValueError(f"{docs} is a file: choose a directory with --out")
+    docs.mkdir(parents=True, exist_ok=True)
+    for old in docs.glob(f"{record.name}-*.svg"):  # of an earlier version with more charts
+        if re.fullmatch(r"\d+(-dark)?", old.stem.removeprefix(f"{record.name}-")):
+            old.unlink()
+    for k, chart in enumerate(record.answer.charts if record.answer else (), start=1):
+        for suffix in ("", "-dark"):
+            svg = render_svg(chart, dark=bool(suffix))
+            (docs / f"{record.name}-{k}{suffix}.svg").write_text(svg, encoding="utf-8")
+    path = docs / f"{record.name}.md"
+    path.write_text(render_markdown(record), encoding="utf-8")
+    return path
+
+
+def render_markdown(record: StudyRecord) -> str:
+    """Return the page as Markdown."""
+    answer = record.answer
+    parts = [
+        f"# {escape_markdown(record.question)}",
+        f"`{record.name}`, {escape_markdown(record.where)}. [All studies](README.md)",
+        f"**The paper found:** {escape_markdown(record.found)}",
+    ]
+    if not record.is_finished:
+        parts.append(f"**Not finished:** {len(record.results)} of {record.known} planned runs.")
+    if answer is None:
+        parts.append(f"**Found here:** no finding yet: {escape_markdown(record.why_not)}.")
+    else:
+        parts += [
+            f"**Found here:** {escape_markdown(answer.finding)}",
+            f"**Verdict:** {AGREEMENT_LABELS[answer.agreement]}.",
+            *render_charts(record.name, answer),
+            render_markdown_table(answer.columns, answer.rows),
+            *map(escape_markdown, answer.notes),
+            f"**Limits of this scale:** {escape_markdown(answer.limits)}",
+        ]
+    command = " ".join(shlex.join(record.command).split())  # one line, even if a name has a line break
+    parts += ["## How it was run", f"```console\n$ {command}\n```", render_markdown_setup(record)]
+    for phase, what in (("base", "Learning rates tried in pre-training"), ("tune", "Learning rates tried")):
+        if chosen := render_markdown_tuning(TuningScores(record.results, phase)):
+            parts.append(f"<details><summary>{what}, by validation accuracy</summary>\n\n{chosen}\n\n</details>")
+    if record.failed:
+        lines = [f"- {escape_markdown(format_point(f.at))}: {escape_markdown(f.line)}" for f in record.failed]
+        parts.append("Failed runs:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def render_charts(name: str, answer: Answer) -> list[str]:
+    """Return an HTML picture element for each chart, in light and dark."""
+    return [
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{name}-{k}-dark.svg">'
+        f'<img alt="{html.escape(chart.title)}" src="{name}-{k}.svg"></picture>'
+        for k, chart in enumerate(answer.charts, start=1)
+    ]
+
+
+def render_markdown_setup(record: StudyRecord) -> str:
+    """Return the table of data, seeds, time and machine."""
+    machine = record.machine
+    where = f"{machine.get('processor')}, {machine.get('cores')} cores, GPU: {machine.get('GPU')}"
+    judged = f", evaluated on {format_count(record.test)} test images" if record.test else ""
+    images = f"{format_count(record.train)} training images{judged}, {record.classes} classes"
+    failed = f", {len(record.failed)} failed" if record.failed else ""
+    facts = {
+        "scale": record.scale,
+        "data": f"{Path(record.data).name}: {images}",
+        "runs": f"{len(record.results)} of {record.known}{failed}",
+        "seeds": ", ".join(map(str, record.seeds)) or "none yet",
+        "trained": record.trained,
+        "compute time": f"{format_duration(record.seconds)}, all runs",
+        "machine": f"{where}; PyTorch {machine.get('torch')}, vitrail {machine.get('vitrail')}",
+    }
+    return render_markdown_table(("", ""), [fact for fact in facts.items() if fact != ("trained", "")])
+
+
+def render_markdown_tuning(tuning: TuningScores) -> str:
+    """Return the table of tuning runs; the chosen learning rate is bold."""
+    if not tuning.families:
+        return ""
+    rows = tuning.list_rows(escape_markdown, lambda score: f"**{score}**")
+    lines = [render_markdown_table(tuning.head, ()), *("| " + " | ".join(row) + " |" for row in rows)]
+    return "\n".join(lines) + (f"\n\n{tuning.edge_note}" if tuning.edge_note else "")
+
+
+def render_markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; numeric columns are aligned right if there are more than two columns."""
+    first = first_numeric_column(body) if len(head) > 2 else len(head)
+    aligned = ["---:" if column >= first else "---" for column in range(len(head))]
+    lines = [map(escape_markdown, head), aligned, *(map(escape_markdown, row) for row in body)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def first_numeric_column(rows: Sequence[Sequence[str]]) -> int:
+    """Return the index from which on all columns are numeric (aligned right). Column 0 holds names."""
+    width = len(rows[0]) if rows else 1
+
+    def counts(column: int) -> bool:
+        cells = [row[column] for row in rows if row[column] not in ("", "–")]
+        return all(any(letter.isdigit() for letter in cell) for cell in cells)
+
+    return next((column for column in range(1, width) if all(map(counts, range(column, width)))), width)
+
+
+def escape_markdown(text: str) -> str:
+    """Return text on one line, with Markdown's special characters escaped."""
+    safe = html.escape(" ".join(str(text).split()), quote=False)
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", safe)

@@ -5,31 +5,20 @@
 One BiT ResNet, trained with SGD with momentum and with Adam. Each optimiser has its own learning rates, the same number of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.studies.base import build_recipe, find_missing, incomplete_answer, measure_five_shot, plan_tuned
-from vitrail.studies.intervals import (
-    build_series,
-    count_test_images,
-    estimate_difference,
-    find_lr,
-    format_accuracy,
-    format_points,
-    group_values,
-)
-from vitrail.studies.matching import configure_resnet
-from vitrail.studies.study import Agreement, Answer, Cell, CellResult, Chart, GridPoint, Study, StudyScale, StudySetup
-from vitrail.training.optim import SGD, AdamW, OptimizerSlot
+from vitrail.studies.base import build_recipe, configure_resnet, incomplete_answer, measure_five_shot, plan_tuned
+from vitrail.studies.intervals import Scores, format_points
+from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.training.optim import SGD, AdamW
 from vitrail.training.recipe import Recipe
 
 ADAM_NAME, SGD_NAME = "Adam", "SGD"
 SGD_WEIGHT_DECAY = 1e-4  # lower than Adam's 0.1, because SGD's learning rate is far larger
-
 LIMITS = (
-    "A small ResNet that is trained briefly and evaluated on the same data. The paper pre-trains on JFT by both and "
-    "compares them "
-    "after fine-tuning on other data; in short runs Adam's faster start counts for more."
+    "A small ResNet that is trained briefly and evaluated on the same data. The paper pre-trains on JFT by both and compares "
+    "them after fine-tuning on other data; in short runs Adam's faster start counts for more."
 )
 
 
@@ -38,13 +27,10 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     scale = setup.scale
     model = configure_resnet(setup, scale.sizes["bit"], 1)
 
-    def optimizer(name: str, lr: float) -> OptimizerSlot:
-        if name == ADAM_NAME:
-            return AdamW(lr=lr, weight_decay=scale.sizes.get("weight_decay", 0.1))
-        return SGD(lr=lr, momentum=0.9, weight_decay=SGD_WEIGHT_DECAY)
-
     def make_recipe(point: GridPoint, lr: float, seed: int) -> Recipe:
-        return build_recipe(setup, model, lr, seed, optimizer=optimizer(str(point["optimizer"]), lr))
+        adam = AdamW(lr=lr, weight_decay=scale.sizes.get("weight_decay", 0.1))
+        sgd = SGD(lr=lr, momentum=0.9, weight_decay=SGD_WEIGHT_DECAY)
+        return build_recipe(setup, model, lr, seed, optimizer=adam if point["optimizer"] == ADAM_NAME else sgd)
 
     lrs = {ADAM_NAME: scale.lrs, SGD_NAME: tuple(scale.sizes["sgd_rates"])}
     assert len(lrs[ADAM_NAME]) == len(lrs[SGD_NAME]), "both optimisers need the same number of learning rates"
@@ -56,57 +42,29 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
 
 
 def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
-    n_images = count_test_images(results)
-    tests = {str(name): values for (name,), values in group_values(results, "optimizer").items()}
-    shots = {str(name): values for (name,), values in group_values(results, "optimizer", number="five-shot").items()}
-    if missing := find_missing([(name,) for name in tests], (ADAM_NAME, SGD_NAME)):
+    tests, shots = (Scores(results, "optimizer", number=number) for number in ("test", "five-shot"))
+    if missing := tests.find_missing((ADAM_NAME, SGD_NAME)):
         return incomplete_answer(missing, LIMITS)
-    finding, agreement = formulate_finding(tests, n_images)
+    series = (tests.series("test"), *((shots.series("5-shot"),) if shots else ()))
     return Answer(
-        finding=finding,
-        agreement=agreement,
+        *formulate_finding(tests),
         columns=("optimiser", "rate", "test", "5-shot"),
-        rows=tuple(
-            (
-                name,
-                find_lr(results, {"optimizer": name}),
-                format_accuracy(values, n_images),
-                format_accuracy(shots.get(name), n_images),
-            )
-            for name, values in tests.items()
-        ),
-        charts=(
-            Chart(
-                "Test accuracy by optimiser",
-                "dots",
-                (
-                    build_series("test", {**tests}, n_images),
-                    *((build_series("5-shot", {**shots}, n_images),) if shots else ()),
-                ),
-                y_name="top-1",
-            ),
-        ),
+        rows=tuple((name, tests.format_lr(name), tests.format(name), shots.format(name)) for name in tests),
+        charts=(Chart("Test accuracy by optimiser", "dots", series, y_name="top-1"),),
         limits=LIMITS,
     )
 
 
-def formulate_finding(tests: Mapping[str, Sequence[float]], n_images: int | None) -> tuple[str, Agreement]:
+def formulate_finding(tests: Scores) -> Finding:
     """Compare Adam with SGD on test images."""
-    apart = estimate_difference(tests[ADAM_NAME], tests[SGD_NAME], n_images)
-    if not apart.is_clear:
-        return (
-            f"No difference at this scale: Adam minus SGD is {format_points(apart)}, each at its best learning rate.",
-            "no difference",
-        )
-    if apart.mean > 0:
-        return (
-            f"Adam trains the ResNet better than SGD, by {format_points(apart)}, each at its best learning rate.",
-            "agrees",
-        )
-    return (
-        f"SGD trains the ResNet better than Adam: Adam minus SGD is {format_points(apart)}, each at its best learning rate.",
-        "disagrees",
-    )
+    apart = tests.subtract(ADAM_NAME, SGD_NAME)
+    by = format_points(apart)
+    comparisons = {
+        "no difference": f"No difference at this scale: Adam minus SGD is {by}",
+        "agrees": f"Adam trains the ResNet better than SGD, by {by}",
+        "disagrees": f"SGD trains the ResNet better than Adam: Adam minus SGD is {by}",
+    }
+    return f"{comparisons[apart.agreement]}, each at its best learning rate.", apart.agreement
 
 
 STUDY = Study(
@@ -133,19 +91,15 @@ STUDY = Study(
         # 2 × 6 runs.
         "gpu": StudyScale(
             "cifar-10", 180, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(3e-4, 1e-3, 3e-3),
-            sizes={
-                "bit": {"stages": (2, 2, 2, 2), "factor": 1.0, "root": "small"}, "sgd_rates": (0.03, 0.1, 0.3),
-                "precision": "bf16", "warmup": 1_000,
-            },
+            sizes={"bit": {"stages": (2, 2, 2, 2), "factor": 1.0, "root": "small"}, "sgd_rates": (0.03, 0.1, 0.3),
+                   "precision": "bf16", "warmup": 1_000},
         ),
         # R50x1 with table 3's learning rate, on ImageNet-21k: 30 epochs of 14 M in batches of 4,096, 102,500 steps, 15 h,
         # estimated with 8,000 images/s on eight GPUs. 2 × (2 + 1) runs.
         "cluster": StudyScale(
             "imagenet-21k", 5_400, "8 GPUs", seeds=1, steps=102_500, batch=4096, lrs=(3e-4, 1e-3),
-            sizes={
-                "bit": {"stages": (3, 4, 6, 3), "factor": 1.0}, "sgd_rates": (0.1, 0.5), "image": 224, "precision": "bf16",
-                "warmup": 10_000,
-            },
+            sizes={"bit": {"stages": (3, 4, 6, 3), "factor": 1.0}, "sgd_rates": (0.1, 0.5), "image": 224,
+                   "precision": "bf16", "warmup": 10_000},
         ),
     },
     plan=plan,

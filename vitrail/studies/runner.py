@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -18,16 +18,9 @@ from uuid import uuid4
 
 import torch
 
-from vitrail.studies.cells import (
-    CellClaim,
-    CellClaimer,
-    ClaimLost,
-    adopt_run,
-    collect_numbers,
-    finalise_run,
-    run_training,
-)
-from vitrail.studies.study import Cell, Setting
+from vitrail.studies import cells
+from vitrail.studies.cells import CellClaim, CellClaimer, ClaimLost
+from vitrail.studies.study import Cell, format_point
 from vitrail.studies.sweep import Sweep, SweepState
 from vitrail.training.logging import Listener
 from vitrail.training.recipe import Machine
@@ -55,16 +48,12 @@ def worker_environment(number: int, jobs: int) -> dict[str, str]:
     share = max(1, available_cores() // jobs)
     threads = str(min(share, int(limit)) if limit.isdecimal() and int(limit) else share)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return (
-        os.environ
-        | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        | ({"LOCAL_RANK": str(number % gpus)} if gpus else {})
-    )
+    gpu = {"LOCAL_RANK": str(number % gpus)} if gpus else {}
+    return os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} | gpu
 
 
 def run_jobs(command: Sequence[str], jobs: int, on_record: Listener) -> list[int]:
-    """Run `jobs` processes of a command to their end and return their exit codes. An interrupt stops them with their "
-    "state saved."""
+    """Run `jobs` processes of a command to their end and return their exit codes. An interrupt stops them, state saved."""
     records: queue.Queue[dict[str, Any] | None] = queue.Queue()
     workers: list[subprocess.Popen[str]] = []
     previous = signal.signal(signal.SIGTERM, _raise_exit)
@@ -104,7 +93,6 @@ def _start(command: Sequence[str], env: dict[str, str]) -> "subprocess.Popen[str
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
@@ -190,14 +178,12 @@ class Runner:
 
     def run_cell(self, name: str, cell: Cell, claim: CellClaim) -> None:
         """Run a claimed cell to its result, or record why it failed."""
-        about = {"cell": name, "label": format_cell_label(cell.phase, cell.at)}
-        began = time.monotonic()
+        about = {"cell": name, "label": f"{cell.phase}: {format_point(cell.at)}"}
+        began = last_progress = time.monotonic()
 
         def emit(record: dict[str, Any]) -> None:
             claim.check()
             self.on_record(record | about)
-
-        last_progress = began
 
         def progress(doing: str, done: int, total: int) -> None:
             nonlocal last_progress
@@ -208,40 +194,36 @@ class Runner:
         emit({"kind": "cell", "what": "begins"})
         home = self.sweep.cell_directory(name)
         try:
-            directory = adopt_run(home, claim)
             try:
-                summary = run_training(cell.recipe, directory, self.machine, (emit,), progress)
-                numbers = collect_numbers(self.sweep.study, cell, directory, summary)
-                seconds = max(time.monotonic() - began, summary["seconds"])
-            except Diverged as error:
-                if cell.phase == "final" or "rate" not in cell.at or (cell.phase == "base" and cell.at["seed"] != 0):
-                    raise
-                # A tuning run whose learning rate is too high counts with accuracy 0.
-                numbers = {"validation": 0.0, "diverged": str(error)}
-                seconds = time.monotonic() - began
-            finalise_run(home, directory, claim)
-            self.sweep.write_result(name, cell, numbers, seconds)
-        except Stopped:
-            raise
+                directory = cells.adopt_run(home, claim)
+                try:
+                    summary = cells.run_training(cell.recipe, directory, self.machine, (emit,), progress)
+                    numbers = cells.collect_numbers(self.sweep.study, cell, directory, summary)
+                    seconds = max(time.monotonic() - began, summary["seconds"])
+                except Diverged as error:
+                    if (
+                        cell.phase == "final"
+                        or "rate" not in cell.at
+                        or (cell.phase == "base" and cell.at["seed"] != 0)
+                    ):
+                        raise
+                    # A tuning run whose learning rate is too high counts with accuracy 0.
+                    numbers = {"validation": 0.0, "diverged": str(error)}
+                    seconds = time.monotonic() - began
+                cells.finalise_run(home, directory, claim)
+                self.sweep.write_result(name, cell, numbers, seconds)
+                scores = {key: numbers[key] for key in ("validation", "test") if key in numbers}
+                outcome = {"what": "done", "seconds": seconds, **scores}
+            except (Stopped, ClaimLost):
+                raise
+            except Exception as error:  # recorded; the other cells still run
+                claim.check_now()
+                failure = {"line": first_line(error), "traceback": "".join(traceback.format_exception(error))}
+                write_json(home / "failed.json", {"id": uuid4().hex, **failure})
+                outcome = {"what": "failed", "line": failure["line"]}
         except ClaimLost:
-            self.on_record({"kind": "cell", "what": "lost"} | about)
-        except Exception as error:  # recorded; the other cells still run
-            self.record_failure(claim, error, about)
-        else:
-            scores = {key: numbers[key] for key in ("validation", "test") if key in numbers}
-            self.on_record({"kind": "cell", "what": "done", "seconds": seconds, **scores} | about)
-
-    def record_failure(self, claim: CellClaim, error: Exception, cell: Mapping[str, Any]) -> None:
-        """Write failed.json of a cell, unless the claim was lost."""
-        try:
-            claim.check_now()
-        except ClaimLost:
-            self.on_record({"kind": "cell", "what": "lost"} | dict(cell))
-            return
-        line = first_line(error)
-        where = "".join(traceback.format_exception(error))
-        write_json(claim.directory / "failed.json", {"id": uuid4().hex, "line": line, "traceback": where})
-        self.on_record({"kind": "cell", "what": "failed", "line": line} | dict(cell))
+            outcome = {"what": "lost"}
+        self.on_record({"kind": "cell"} | outcome | about)
 
 
 def state_record(state: SweepState) -> dict[str, Any]:
@@ -253,11 +235,6 @@ def state_record(state: SweepState) -> dict[str, Any]:
         "failed": len(state.failed),
         "seconds_left": state.seconds_left(),
     }
-
-
-def format_cell_label(phase: str, point: Mapping[str, Setting]) -> str:
-    """Return text such as "tune: positions 2-D, rate 0.001, seed 0"."""
-    return f"{phase}: " + ", ".join(f"{name} {value}" for name, value in point.items())
 
 
 def first_line(error: Exception) -> str:

@@ -7,43 +7,14 @@ One base model, and models that differ from it in one dimension, or in depth and
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from vitrail.studies.base import (
-    build_recipe,
-    configure_study_vit,
-    count_macs,
-    find_missing,
-    incomplete_answer,
-    plan_tuned,
-)
-from vitrail.studies.intervals import (
-    NO_VALUE,
-    build_series,
-    count_test_images,
-    estimate_difference,
-    find_lr,
-    format_accuracy,
-    format_difference,
-    format_points,
-    group_values,
-)
-from vitrail.studies.study import (
-    Agreement,
-    Answer,
-    Cell,
-    CellResult,
-    Chart,
-    GridPoint,
-    Setting,
-    Study,
-    StudyScale,
-    StudySetup,
-)
-from vitrail.training.recipe import Recipe
+from vitrail.models.base import TokenConfig
+from vitrail.studies.base import configure_study_vit, count_macs, incomplete_answer, plan_models, vit_sizes
+from vitrail.studies.intervals import NO_VALUE, Scores, estimate_difference, format_points
+from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
 
 BASE, DEPTH, WIDTH, MLP, HEADS, PATCH, ALL = "base", "depth", "width", "MLP", "heads", "patch size", "everything"
 DIMENSIONS = (DEPTH, WIDTH, MLP, HEADS, PATCH, ALL)
@@ -54,188 +25,145 @@ LIMITS = (
 MIN_COST_RATIO = 1.2  # smallest compute relative to the base for which a gain per doubling is computed
 
 
-@dataclass(frozen=True)
-class ScaledModel:
-    """A model of the study with its relative cost and scores."""
+class ScaledModel(NamedTuple):
+    """Grid point of a model: what was scaled, to which value, and its compute relative to the base."""
 
     dimension: str
     value: str
-    cost: float  # relative to the base
-    scores: Sequence[float]  # by seed
+    cost: float
 
 
-def list_shapes(setup: StudySetup) -> list[tuple[dict[str, Setting], dict[str, Any]]]:
-    """Return the grid point of each model and its differences from the base."""
+def list_models(setup: StudySetup) -> list[tuple[GridPoint, TokenConfig]]:
+    """Return the grid point and the configuration of each model, the base first."""
     sizes = setup.scale.sizes
     ratio = sizes["width"] // sizes["heads"]
-    changes: list[tuple[str, str, dict[str, Any]]] = [(BASE, f"{sizes['depth']} layers of {sizes['width']}", {})]
-    changes += [(DEPTH, f"{n} layers", {"depth": n}) for n in sizes["depths"]]
-    changes += [(WIDTH, f"{n} wide", {"width": n, "mlp_width": 4 * sizes["width"]}) for n in sizes["widths"]]
-    changes += [(MLP, f"{n}", {"mlp_width": n}) for n in sizes["mlps"]]
-    changes += [(HEADS, f"{n}", {"heads": n}) for n in sizes["head_counts"]]
-    changes += [(PATCH, f"{n} pixels", {"patch": n}) for n in sizes["patches"]]
-    changes += [
-        (ALL, f"{deep} layers of {wide}", {"depth": deep, "width": wide, "heads": wide // ratio})
-        for deep, wide in sizes["all"]
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        (BASE, f"{sizes['depth']} layers of {sizes['width']}", {}),
+        *((DEPTH, f"{n} layers", {"depth": n}) for n in sizes["depths"]),
+        *((WIDTH, f"{n} wide", {"width": n, "mlp_width": 4 * sizes["width"]}) for n in sizes["widths"]),
+        *((MLP, f"{n}", {"mlp_width": n}) for n in sizes["mlps"]),
+        *((HEADS, f"{n}", {"heads": n}) for n in sizes["head_counts"]),
+        *((PATCH, f"{n} pixels", {"patch": n}) for n in sizes["patches"]),
+        *((ALL, f"{n} layers of {w}", {"depth": n, "width": w, "heads": w // ratio}) for n, w in sizes["all"]),
     ]
-    cost = count_macs(configure_study_vit(setup))
+    models = [(name, value, configure_study_vit(setup, **change)) for name, value, change in changes]
+    cost = count_macs(models[0][2])
     return [
-        (
-            {
-                "dimension": name,
-                "value": value,
-                "compute": round(count_macs(configure_study_vit(setup, **change)) / cost, 3),
-            },
-            change,
-        )
-        for name, value, change in changes
+        ({"dimension": name, "value": value, "compute": round(count_macs(model) / cost, 3)}, model)
+        for name, value, model in models
     ]
 
 
 def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     """Return the cells of every model, each with its own tuning."""
-    known = list_shapes(setup)
-    models = {(point["dimension"], point["value"]): configure_study_vit(setup, **change) for point, change in known}
-
-    def make_recipe(point: GridPoint, lr: float, seed: int) -> Recipe:
-        return build_recipe(setup, models[point["dimension"], point["value"]], lr, seed)
-
-    return plan_tuned(setup, results, [point for point, _ in known], make_recipe)
+    return plan_models(setup, results, list_models(setup))
 
 
 def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
-    n_images = count_test_images(results)
-    shapes = [
-        ScaledModel(str(name), str(value), float(compute or 0), tests)
-        for (name, value, compute), tests in group_values(results, "dimension", "value", "compute").items()
-    ]
-    shapes.sort(key=lambda shape: ((BASE, *DIMENSIONS).index(shape.dimension), shape.cost))
-    there = [BASE for shape in shapes if shape.dimension == BASE] + list(select_comparable(shapes))
-    if missing := find_missing([(name,) for name in there], (BASE, DEPTH, WIDTH)):
+    known = Scores(results, "dimension", "value", "compute")
+    order = (BASE, *DIMENSIONS)
+    models = sorted((ScaledModel(*point) for point in known), key=lambda model: (order.index(model[0]), model.cost))
+    tests = Scores(results, "dimension", "value", "compute", order=models)
+    there = [*(model.dimension for model in models if model.dimension == BASE), *select_comparable(tests)]
+    if missing := [name for name in (BASE, DEPTH, WIDTH) if name not in there]:
         return incomplete_answer(missing, LIMITS)
-    base = shapes[0]
-    finding, agreement = formulate_finding(shapes, n_images)
-    lines = {name: [s for s in shapes if s.dimension in (BASE, name)] for name in DIMENSIONS}
+    by_cost = sorted(models, key=lambda model: model.cost)
+    lines = {name: {model: model.cost for model in by_cost if model.dimension in (BASE, name)} for name in DIMENSIONS}
+    lines = {name: line for name, line in lines.items() if len(set(line.values())) > 1}
+    title = "Test accuracy against compute relative to the base"
     return Answer(
-        finding=finding,
-        agreement=agreement,
+        *formulate_finding(tests),
         columns=("scaled", "to", "compute", "rate", "test", "more than the base", "per doubling"),
         rows=tuple(
             (
-                shape.dimension,
-                shape.value,
-                f"×{shape.cost:.2g}",
-                find_lr(results, {"dimension": shape.dimension, "value": shape.value}),
-                format_accuracy(shape.scores, n_images),
-                format_difference(
-                    estimate_difference(shape.scores, base.scores, n_images) if shape is not base else None
-                ),
-                format_gain(gains_per_doubling(shape, base)) if shape.cost >= MIN_COST_RATIO else NO_VALUE,
+                model.dimension,
+                model.value,
+                f"×{model.cost:.2g}",
+                tests.format_lr(model),
+                tests.format(model),
+                tests.format_change(model, models[0]),
+                format_gain(gains_per_doubling(tests, model)) if model.cost >= MIN_COST_RATIO else NO_VALUE,
             )
-            for shape in shapes
+            for model in models
         ),
-        charts=(
-            Chart(
-                "Test accuracy against compute relative to the base",
-                "lines",
-                tuple(
-                    build_series(name, {s.cost: s.scores for s in sorted(line, key=lambda s: s.cost)}, n_images)
-                    for name, line in lines.items()
-                    if len({s.cost for s in line}) > 1
-                ),
-                x_name="compute per image, times the base's",
-                y_name="top-1",
-                x_log=True,
-            ),
-        ),
+        charts=(tests.lines(title, lines, "compute per image, times the base's"),),
         limits=LIMITS,
-        notes=describe_returns(shapes),
+        notes=describe_returns(tests),
     )
 
 
-def gains_per_doubling(shape: ScaledModel, base: ScaledModel) -> list[float]:
-    """Return each seed's gain on the base per doubling of compute."""
-    doublings = math.log2(shape.cost)
-    return [(mine - before) / doublings for mine, before in zip(shape.scores, base.scores, strict=False)]
+def gains_per_doubling(tests: Scores, model: ScaledModel) -> list[float]:
+    """Return each seed's gain on the base, the first model, per doubling of compute."""
+    doublings, base = math.log2(model.cost), tests[next(iter(tests))]
+    return [(mine - before) / doublings for mine, before in zip(tests[model], base, strict=False)]
 
 
 def format_gain(gains: Sequence[float]) -> str:
     return format_points(estimate_difference(gains, [0.0] * len(gains)))
 
 
-def select_comparable(shapes: Sequence[ScaledModel]) -> dict[str, ScaledModel]:
+def select_comparable(models: Iterable[ScaledModel]) -> dict[str, ScaledModel]:
     """Return, for every dimension that costs compute, the model nearest to the compute that all of them reach.
 
     Gains shrink as compute grows, so models of different compute are not comparable.
     """
     costly: dict[str, list[ScaledModel]] = {}
-    for shape in shapes:
-        if shape.dimension != BASE and shape.cost >= MIN_COST_RATIO:
-            costly.setdefault(shape.dimension, []).append(shape)
-    reached = min((max(shape.cost for shape in models) for models in costly.values()), default=1.0)
-    return {name: min(models, key=lambda shape: abs(math.log(shape.cost / reached))) for name, models in costly.items()}
+    for model in models:
+        if model.dimension != BASE and model.cost >= MIN_COST_RATIO:
+            costly.setdefault(model.dimension, []).append(model)
+    reached = min((max(model.cost for model in group) for group in costly.values()), default=1.0)
+    return {name: min(group, key=lambda model: abs(math.log(model.cost / reached))) for name, group in costly.items()}
 
 
-def formulate_finding(shapes: Sequence[ScaledModel], n_images: int | None) -> tuple[str, Agreement]:
+def formulate_finding(tests: Scores) -> Finding:
     """Rank dimensions at about the same compute by gain per doubling, and compare depth with width as in the paper."""
-    base, top = shapes[0], select_comparable(shapes)
-    gains = {name: gains_per_doubling(shape, base) for name, shape in top.items()}
+    base, top = next(iter(tests)), select_comparable(tests)
+    gains = {name: gains_per_doubling(tests, model) for name, model in top.items()}
     order = sorted(gains, key=lambda name: -fmean(gains[name]))
     first, last = order[0], order[-1]
     most, least = format_gain(gains[first]), format_gain(gains[last])
-    spent = [f"{shape.cost:.2g}" for shape in sorted(top.values(), key=lambda shape: shape.cost)]
+    spent = [f"{cost:.2g}" for cost in sorted(model.cost for model in top.values())]
     at = spent[0] if spent[0] == spent[-1] else f"{spent[0]} to {spent[-1]}"
     ends = ("gains most", "least") if fmean(gains[first]) >= 0 else ("loses least", "most")
     ranked = f"for each doubling of compute, at {at} times the base's, {first} {ends[0]}, {most}, and {last} {ends[1]}, {least}"
-    apart = estimate_difference(gains[DEPTH], gains[WIDTH])
-    changes = {name: estimate_difference(shape.scores, base.scores, n_images) for name, shape in top.items()}
-    if not any(change.is_clear and change.mean > 0 for change in changes.values()):
+    changes = {name: tests.subtract(model, base) for name, model in top.items()}
+    if not any(change.is_gain for change in changes.values()):
         worse = [f"{name} {format_points(change)}" for name, change in changes.items() if change.is_clear]
         if worse:
             harm = f"Nothing gains on the base at this scale, and scaling does harm: {', '.join(worse)}"
             return f"{harm}; {ranked}.", "disagrees"
         return f"No difference at this scale: nothing gains clearly on the base; {ranked}.", "no difference"
+    apart = estimate_difference(gains[DEPTH], gains[WIDTH])
+    by, scaled = format_points(apart), f"Of what was scaled, {ranked}"
     if math.isnan(apart.low):
-        few = f"too few seeds to tell depth from width, {format_points(apart)} apart"
-        return f"Of what was scaled, {ranked}; {few}.", "unclear"
+        return f"{scaled}; too few seeds to tell depth from width, {by} apart.", "unclear"
     if not apart.is_clear:
-        return (
-            f"Of what was scaled, {ranked}; depth and width do not differ clearly: {format_points(apart)}.",
-            "unclear",
-        )
-    if apart.mean > 0:
-        over = [name for name in gains if is_clearly_larger(gains[name], gains[DEPTH])]
-        under = [name for name in gains if is_clearly_larger(gains[WIDTH], gains[name])]
-        but = [f"{' and '.join(over)} more than depth"] if over else []
-        but += [f"{' and '.join(under)} less than width"] if under else []
-        more = f"depth gains more than width, by {format_points(apart)}" + (f", but {', '.join(but)}" if but else "")
-        return f"Of what was scaled, {ranked}; {more}.", "unclear" if but else "agrees"
-    return f"Of what was scaled, {ranked}; depth gains less than width: {format_points(apart)}.", "disagrees"
+        return f"{scaled}; depth and width do not differ clearly: {by}.", "unclear"
+    if apart.is_loss:
+        return f"{scaled}; depth gains less than width: {by}.", "disagrees"
+    over = [name for name in gains if estimate_difference(gains[name], gains[DEPTH]).is_gain]
+    under = [name for name in gains if estimate_difference(gains[WIDTH], gains[name]).is_gain]
+    but = [f"{' and '.join(over)} more than depth"] if over else []
+    but += [f"{' and '.join(under)} less than width"] if under else []
+    more = f"depth gains more than width, by {by}" + (f", but {', '.join(but)}" if but else "")
+    return f"{scaled}; {more}.", "unclear" if but else "agrees"
 
 
-def is_clearly_larger(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Return True if the first gain is clearly larger than the second."""
-    difference = estimate_difference(first, second)
-    return difference.is_clear and difference.mean > 0
-
-
-def describe_returns(shapes: Sequence[ScaledModel]) -> tuple[str, ...]:
+def describe_returns(tests: Scores) -> tuple[str, ...]:
     """Return notes on the gain of each step in depth, and of smaller patches."""
-    base = shapes[0]
-    deep = [shape for shape in shapes if shape.dimension == DEPTH]
+
+    def step(model: ScaledModel, before: ScaledModel) -> str:
+        return format_points(estimate_difference(tests[model], tests[before]))
+
+    base, *others = tests
     notes = []
+    deep = [model for model in others if model.dimension == DEPTH]
     if len(deep) > 1:
-        first = estimate_difference(deep[0].scores, base.scores)
-        more = estimate_difference(deep[-1].scores, deep[0].scores)
-        notes.append(
-            f"Depth: {format_points(first)} to {deep[0].value}, and {format_points(more)} from there to {deep[-1].value}."
-        )
-    finer = [shape for shape in shapes if shape.dimension == PATCH and shape.cost >= MIN_COST_RATIO]
+        more = f"{step(deep[-1], deep[0])} from there to {deep[-1].value}"
+        notes.append(f"Depth: {step(deep[0], base)} to {deep[0].value}, and {more}.")
+    finer = [model for model in others if model.dimension == PATCH and model.cost >= MIN_COST_RATIO]
     if finer:
-        notes.append(
-            f"Patches of {finer[-1].value}: {format_points(estimate_difference(finer[-1].scores, base.scores))} in a "
-            "model as deep and as wide."
-        )
+        notes.append(f"Patches of {finer[-1].value}: {step(finer[-1], base)} in a model as deep and as wide.")
     return tuple(notes)
 
 
@@ -251,10 +179,8 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.2, "one core", seeds=1, steps=3, batch=32,
-            sizes={
-                "width": 16, "depth": 1, "heads": 2, "patch": 4, "depths": (2,), "widths": (32,), "mlps": (128,),
-                "head_counts": (4,), "patches": (2,), "all": ((2, 24),),
-            },
+            sizes=vit_sizes(16, 1, 2, 4, depths=(2,), widths=(32,), mlps=(128,), head_counts=(4,), patches=(2,),
+                            all=((2, 24),)),
         ),
         # 16 tokens, width 64, depth 4: 900 images/s on an idle core, 2,800/s without training; others in proportion as
         # measured. 600 steps × 64 = 38,400 images, and validation and test cost as much as 6,000 more. Seconds for 1,000
@@ -263,30 +189,24 @@ STUDY = Study(
         # two at a time 52 min.
         "laptop": StudyScale(
             "fashion-mnist", 52, "two cores", seeds=3, steps=600, batch=64, lrs=(1e-3, 3e-3),
-            sizes={
-                "width": 64, "depth": 4, "heads": 4, "patch": 7, "depths": (8, 16), "widths": (96, 128), "mlps": (512, 1024),
-                "head_counts": (2, 8), "patches": (14, 4), "all": ((5, 80), (6, 96)),
-            },
+            sizes=vit_sizes(64, 4, 4, 7, depths=(8, 16), widths=(96, 128), mlps=(512, 1024), head_counts=(2, 8),
+                            patches=(14, 4), all=((5, 80), (6, 96))),
         ),
         # 16 tokens of CIFAR-10 at width 192 and depth 8, estimated with 30,000 images/s: 10,000 steps × 256 take 85 s, and
         # 30 s more. 13 models cost 38 times the base: 5 × (38 × 85 + 13 × 30) s = 302 min.
         "gpu": StudyScale(
             "cifar-10", 302, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(3e-4, 1e-3),
-            sizes={
-                "width": 192, "depth": 8, "heads": 3, "patch": 8, "depths": (16, 32), "widths": (288, 384), "mlps": (1536, 3072),
-                "head_counts": (6, 12), "patches": (16, 4), "all": ((10, 256), (12, 320)), "precision": "bf16", "warmup": 1_000,
-            },
+            sizes=vit_sizes(192, 8, 3, 8, depths=(16, 32), widths=(288, 384), mlps=(1536, 3072), head_counts=(6, 12),
+                            patches=(16, 4), all=((10, 256), (12, 320)), precision="bf16", warmup=1_000),
         ),
         # 49 patches of 32 pixels at B's width and 8 layers, with table 3's settings for ImageNet-21k. 30 epochs of 14 M:
         # 102,500 steps, 4 h, estimated with 30,000 images/s on eight GPUs. 14 models that cost 43 times the base in all, at
         # the paper's learning rate.
         "cluster": StudyScale(
             "imagenet-21k", 10_300, "8 GPUs", seeds=1, steps=102_500, batch=4096,
-            sizes={
-                "width": 768, "depth": 8, "heads": 12, "patch": 32, "depths": (16, 32, 64), "widths": (1152, 1536),
-                "mlps": (6144, 12288), "head_counts": (6, 24), "patches": (16,), "all": ((10, 960), (12, 1152)), "image": 224,
-                "dropout": 0.1, "weight_decay": 0.03, "precision": "bf16", "warmup": 10_000,
-            },
+            sizes=vit_sizes(768, 8, 12, 32, depths=(16, 32, 64), widths=(1152, 1536), mlps=(6144, 12288),
+                            head_counts=(6, 24), patches=(16,), all=((10, 960), (12, 1152)), image=224, dropout=0.1,
+                            weight_decay=0.03, precision="bf16", warmup=10_000),
         ),
     },
     plan=plan,

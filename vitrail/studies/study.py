@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from vitrail.models.sizes import closest
 from vitrail.reports.charts.canvas import Chart as Chart
 from vitrail.reports.charts.canvas import Series as Series
 from vitrail.training.recipe import Data, Facts, Recipe
@@ -20,8 +21,21 @@ from vitrail.utils.json import to_json
 Setting = str | int | float | bool | None
 GridPoint = Mapping[str, Setting]  # settings without learning rate and seed: {"positions": "2-D"}
 Agreement = Literal["agrees", "disagrees", "no difference", "unclear"]
+AGREEMENT_LABELS: dict[Agreement, str] = {
+    "agrees": "agrees with the paper",
+    "disagrees": "disagrees with the paper",
+    "no difference": "no difference at this scale",
+    "unclear": "unclear at this scale",
+}
+Finding = tuple[str, Agreement]  # a sentence and its verdict
 OPTIONAL_DATA_FIELDS = ("classes", "examples")  # added later: left out of cell names while unused, so old names stay
 DEFAULT_FRACTIONS = (0.8, 0.1, 0.1)  # train, validation, test of data without splits
+NO_FINDING = "No finding yet"
+
+
+def format_point(point: Mapping[str, Setting]) -> str:
+    """Return text such as "positions 2-D, images 500"."""
+    return ", ".join(f"{name} {value}" for name, value in point.items())
 
 
 @dataclass(frozen=True)
@@ -112,5 +126,8 @@ class Study:
     inspect_data: Callable[[Data], Facts | None] | None = None  # facts of a directory of datasets; None for one dataset
     takes_init: bool = False  # True if --init may give the initial model
 
-
-NO_FINDING = "No finding yet"
+    def get_scale(self, name: str) -> StudyScale:
+        """Return a scale by name."""
+        if name not in self.scales:
+            raise ValueError(f"{self.name} has no scale {name!r}: {closest(name, list(self.scales))}")
+        return self.scales[name]

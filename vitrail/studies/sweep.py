@@ -7,23 +7,21 @@ STUDY/cells/NAME/result.json, failed.json, claim-0 …
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import vitrail
-from vitrail.models.sizes import closest
 from vitrail.studies import load_study
-from vitrail.studies.study import DEFAULT_FRACTIONS, Cell, CellResult, Setting, Study, StudyScale, StudySetup
+from vitrail.studies.study import DEFAULT_FRACTIONS, Cell, CellResult, Setting, Study, StudySetup, format_point
 from vitrail.training.recipe import Data, Facts, with_settings
-from vitrail.training.runs.prepare import prepare_data
+from vitrail.training.runs.prepare import Progress, prepare_data
 from vitrail.training.runs.record import absolute_path, write_json
 from vitrail.utils.files import stage_output
 from vitrail.utils.json import dataclass_from_json, to_json
 
-Progress = Callable[[str, int, int], None]
 PLAN_FILE = "plan.json"
 FACT_FIELDS = ("images", "classes", "several", "side", "channels", "several_sizes")
 
@@ -91,13 +89,12 @@ class Sweep:
         while True:
             key = frozenset(results)
             cells = self._plans[key] = plans.get(key) or self.plan_cells(list(results.values()))
-            finished = {
-                name: result for name, cell in cells.items() if (result := self.read_result(name, cell)) is not None
-            }
+            finished = {name: result for name, cell in cells.items() if (result := self.read_result(name, cell))}
             assert results.keys() <= finished.keys(), f"the plan of {self.study.name} dropped finished cells"
             if len(finished) == len(results):
-                failures = [self.read_failure(name, cell) for name, cell in cells.items() if name not in finished]
-                return SweepState(cells, finished, {failed.name: failed for failed in failures if failed is not None})
+                missing = {name: cell for name, cell in cells.items() if name not in finished}
+                failed = {name: failure for name, cell in missing.items() if (failure := self.read_failure(name, cell))}
+                return SweepState(cells, finished, failed)
             results = finished
 
     def plan_cells(self, results: Sequence[CellResult]) -> dict[str, Cell]:
@@ -120,7 +117,7 @@ class Sweep:
             changed = with_settings(cell.recipe, list(self.settings))
             same = before.setdefault(json.dumps([cell.phase, to_json(changed)], sort_keys=True), cell)
             if same.recipe != cell.recipe:
-                pair = " and ".join(", ".join(f"{n} {v}" for n, v in equal.at.items()) for equal in (same, cell))
+                pair = f"{format_point(same.at)} and {format_point(cell.at)}"
                 raise ValueError(f"--set {' --set '.join(self.settings)} makes compared runs equal: {pair}")
 
     def cell_name(self, cell: Cell) -> str:
@@ -133,13 +130,13 @@ class Sweep:
 
     def read_result(self, name: str, cell: Cell) -> CellResult | None:
         """Return the result of a cell; None if it is not finished."""
-        if name not in self._results:
-            data = read_json_object(self.cell_directory(name) / "result.json")
-            if data is None:
-                return None
+        if (
+            name not in self._results
+            and (data := read_json_object(self.cell_directory(name) / "result.json")) is not None
+        ):
             run = f"cells/{name}/run"
             self._results[name] = CellResult(cell.at, cell.phase, data["numbers"], data["seconds"], run)
-        return self._results[name]
+        return self._results.get(name)
 
     def write_result(self, name: str, cell: Cell, numbers: Mapping[str, Any], seconds: float) -> None:
         """Write a cell's result atomically."""
@@ -173,10 +170,10 @@ def open_sweep(directory: str | Path) -> Sweep:
     if data is None:
         raise ValueError(f"{directory} is not a study: it has no {PLAN_FILE}")
     study = load_study(data["study"])
-    scale = replace(get_scale(study, data["scale"]), seeds=data["seeds"])
-    facts = Facts(
-        **{name: data["facts"][name] for name in FACT_FIELDS if name != "side"}, side=tuple(data["facts"]["side"])
-    )
+    scale = replace(study.get_scale(data["scale"]), seeds=data["seeds"])
+    known: dict[str, Any] = {name: data["facts"][name] for name in FACT_FIELDS}
+    known["side"] = tuple(known["side"])
+    facts = Facts(**known)
     source = dataclass_from_json(data["data"], Data, f"{path / PLAN_FILE}: data")
     return Sweep(study, data["scale"], StudySetup(scale, source, facts, path, data.get("init")), tuple(data["set"]))
 
@@ -193,7 +190,7 @@ def begin_sweep(
 ) -> Sweep:
     """Set up a study in a directory, or resume the same one there, possibly with more seeds. Refuse a different one."""
     where = Path(directory)
-    chosen = get_scale(study, scale)
+    chosen = study.get_scale(scale)
     if seeds is not None and seeds < 1:
         raise ValueError(f"--seeds must be >= 1, got {seeds}")
     if init is not None and not study.takes_init:
@@ -231,18 +228,12 @@ def begin_sweep(
     if before["data"] == about["asked"]:  # default fractions, now given explicitly
         before["asked"] = about["asked"]
     more = about["seeds"] > before["seeds"]  # finished runs are kept
-    for name, word in (
-        ("study", "study"),
-        ("scale", "scale"),
-        ("asked", "data"),
-        ("seeds", "number of seeds"),
-        ("set", "--set"),
-        ("init", "--init"),
-    ):
+    labels = {"asked": "data", "seeds": "number of seeds", "set": "--set", "init": "--init"}
+    for name in ("study", "scale", *labels):
         if before.get(name) != about[name] and not (name == "seeds" and more):
+            values = f"{format_plan_value(before.get(name))}, not {format_plan_value(about[name])}"
             raise ValueError(
-                f"{where} holds a study with a different {word}: {format_plan_value(before.get(name))}, not "
-                f"{format_plan_value(about[name])}; choose another directory with --out"
+                f"{where} holds a study with a different {labels.get(name, name)}: {values}; choose another directory with --out"
             )
     if more:
         write_json(where / PLAN_FILE, (read_json_object(where / PLAN_FILE) or {}) | {"seeds": about["seeds"]})
@@ -275,19 +266,11 @@ def inspect_data(data: Data, progress: Progress | None) -> tuple[Data, Facts]:
     return data, prepared.measure_facts()
 
 
-def get_scale(study: Study, name: str) -> StudyScale:
-    """Return a scale of a study by name."""
-    if name not in study.scales:
-        raise ValueError(f"{study.name} has no scale {name!r}: {closest(name, list(study.scales))}")
-    return study.scales[name]
-
-
 def format_plan_value(value: Any) -> str:
     """Return a value of a plan as text for an error message."""
     if isinstance(value, dict) and "where" in value:
         usual = {f.name: to_json(f.default) for f in fields(Data) if f.name != "where"}
         others = [f"{name} {value[name]}" for name in usual if name in value and value[name] != usual[name]]
-        return ", ".join(
-            [os.path.relpath(value["where"]) if os.path.isabs(value["where"]) else value["where"], *others]
-        )
+        where = os.path.relpath(value["where"]) if os.path.isabs(value["where"]) else value["where"]
+        return ", ".join([where, *others])
     return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

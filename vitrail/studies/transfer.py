@@ -24,39 +24,12 @@ from statistics import fmean
 
 from vitrail.checkpoints.load import inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.vtab import parse_source as published
+from vitrail.data.sources.vtab import parse_source
 from vitrail.data.transforms.crops import Fit
 from vitrail.models.base import TokenConfig
-from vitrail.studies import base
-from vitrail.studies.base import incomplete_answer, plan_tuned
-from vitrail.studies.intervals import (
-    Difference,
-    Estimate,
-    build_series,
-    count_test_images,
-    estimate_difference,
-    estimate_mean,
-    find_lr,
-    format_accuracy,
-    format_difference,
-    format_percent,
-    format_points,
-    group_values,
-    is_beyond_chance,
-)
-from vitrail.studies.study import (
-    DEFAULT_FRACTIONS,
-    Agreement,
-    Answer,
-    Cell,
-    CellResult,
-    Chart,
-    GridPoint,
-    Setting,
-    Study,
-    StudyScale,
-    StudySetup,
-)
+from vitrail.studies import base, intervals, study
+from vitrail.studies.intervals import Difference, Estimate, Scores, format_percent, format_points
+from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
 from vitrail.studies.vtab import GROUPS, SMALL_TASKS, VTAB_TASKS, TransferTask, describe_missing_tasks, locate_tasks
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Data, Facts, Recipe
@@ -98,9 +71,8 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
         model, pipeline = read_checkpoint_config(setup.init)
         return plan_fine_tuning(setup, results, targets, setup.init, model, pipeline)
     sizes, model = setup.scale.sizes, base.configure_study_vit(setup)
-    first = base.build_recipe(
-        setup, model, sizes["base_rate"], 0, steps=sizes["base_steps"], batch_size=sizes["base_batch"]
-    )
+    changes = {"steps": sizes["base_steps"], "batch_size": sizes["base_batch"]}
+    first = base.build_recipe(setup, model, sizes["base_rate"], 0, **changes)
     cell = Cell({"trained on": Path(setup.data.where).name, "seed": 0}, first, "base")
     done = [result for result in results if result.phase == "base"]
     if not done:
@@ -115,10 +87,10 @@ def list_tasks(setup: StudySetup) -> dict[TransferTask, Data]:
     if there := locate_tasks(where):
         if setup.init is None:
             raise ValueError(f"{where} holds datasets to transfer to: give the model with --init FILE")
-        divided = replace(setup.data, fractions=setup.data.fractions or DEFAULT_FRACTIONS)
+        divided = replace(setup.data, fractions=setup.data.fractions or study.DEFAULT_FRACTIONS)
         # Data without published splits is split as in VTAB.
         return {
-            task: replace(setup.data if published(where) else divided, where=where) for task, where in there.items()
+            task: replace(setup.data if parse_source(where) else divided, where=where) for task, where in there.items()
         }
     if setup.init is not None and where != setup.scale.data:
         return {TransferTask(Path(where).name, "whole", setup.facts.classes): setup.data}
@@ -156,29 +128,31 @@ def plan_fine_tuning(
         families = [{"task": task.name, "group": task.group, "begins": begins} for begins in (PRETRAINED, SCRATCH)]
 
         def make_recipe(
-            point: GridPoint, lr: float, seed: int, task: TransferTask = task, data: Data = source, steps: int = steps
+            point: GridPoint,
+            lr: float,
+            seed: int,
+            setup: StudySetup = at_length,
+            task: TransferTask = task,
+            data: Data = source,
         ) -> Recipe:
-            recipe = fine_tuning_recipe(setup, task, replace(data, drawn=seed), model, pipeline, steps, lr, seed)
-            return replace(recipe, init=init if point["begins"] == PRETRAINED else None)
+            recipe = fine_tuning_recipe(setup, task, replace(data, drawn=seed), model, pipeline)
+            return replace(
+                recipe,
+                init=init if point["begins"] == PRETRAINED else None,
+                optimizer=SGD(lr=lr, momentum=0.9, weight_decay=0.0, clip=1.0),
+                seed=seed,
+            )
 
-        cells += plan_tuned(at_length, results, families, make_recipe)
+        cells += base.plan_tuned(at_length, results, families, make_recipe)
     return cells
 
 
 def fine_tuning_recipe(
-    setup: StudySetup,
-    task: TransferTask,
-    data: Data,
-    model: TokenConfig,
-    pipeline: Preprocessing,
-    steps: int,
-    lr: float,
-    seed: int,
+    setup: StudySetup, task: TransferTask, data: Data, model: TokenConfig, pipeline: Preprocessing
 ) -> Recipe:
-    """Return the recipe `paper-finetune` for a task, at the scale's image size and batch size."""
-    side = setup.scale.sizes.get("side")
-    size = model.image_size if side is None else (side // model.embed.stride * model.embed.stride,) * 2
-    overrides = {"size": size, "steps": steps, "batch_size": setup.scale.batch}
+    """Return the recipe `paper-finetune` for a task, with the scale's image size, steps and batch size."""
+    steps, side, stride = setup.scale.steps, setup.scale.sizes.get("side"), model.embed.stride
+    size = model.image_size if side is None else (side // stride * stride,) * 2
     facts = Facts(
         images=setup.facts.images,
         classes=task.classes,
@@ -188,19 +162,16 @@ def fine_tuning_recipe(
         several_sizes=True,
         init=model,
         init_preprocessing=pipeline,
-        overrides=overrides,
+        overrides={"size": size, "steps": steps, "batch_size": setup.scale.batch},
     )
     recipe = paper_finetune.recipe(facts, data)
-    whole = (Fit(size, interpolation="bilinear"),)
     return replace(
         recipe,
-        augment=recipe.augment if task.group == "whole" else whole,
-        optimizer=SGD(lr=lr, momentum=0.9, weight_decay=0.0, clip=1.0),
+        augment=recipe.augment if task.group == "whole" else (Fit(size, interpolation="bilinear"),),
         schedule=Cosine(warmup=max(1, min(500, steps // 5))),  # 500 steps from 2,500 on, 100 of 500
         ema=None,
         precision=setup.scale.sizes.get("precision", "fp32"),
         validate_every=float(steps),
-        seed=seed,
     )
 
 
@@ -212,74 +183,56 @@ def inspect_data(data: Data) -> Facts | None:
 
 
 def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
-    tests = group_values(results, "task", "begins")
     groups = {str(r.at["task"]): str(r.at["group"]) for r in results if r.phase == "final"}
-    both = [name for name in groups if (name, PRETRAINED) in tests and (name, SCRATCH) in tests]
-    if not both:
-        return incomplete_answer([PRETRAINED, SCRATCH], LIMITS)
-    n_images = {name: count_test_images([r for r in results if r.at.get("task") == name]) for name in both}
-    whole = effective_n_images(n_images.values())
-    mean = estimate_mean(mean_over_tasks(tests, both, PRETRAINED), whole)
-    gain = estimate_difference(mean_over_tasks(tests, both, PRETRAINED), mean_over_tasks(tests, both, SCRATCH), whole)
+    tasks = {name: Scores([r for r in results if r.at.get("task") == name], "begins") for name in groups}
+    tasks = {name: scores for name, scores in tasks.items() if not scores.find_missing((PRETRAINED, SCRATCH))}
+    if not tasks:
+        return base.incomplete_answer([PRETRAINED, SCRATCH], LIMITS)
+    n_images, trained = average_tasks(tasks.values(), PRETRAINED)
+    gain = intervals.estimate_difference(trained, average_tasks(tasks.values(), SCRATCH)[1], n_images)
+    gains = {name: scores.subtract(PRETRAINED, SCRATCH) for name, scores in tasks.items()}
     of_groups = {
-        group: estimate_mean(
-            mean_over_tasks(tests, names, PRETRAINED), effective_n_images(n_images[name] for name in names)
-        )
+        group: estimate_average(members)
         for group in GROUPS
-        if (names := [name for name in both if groups[name] == group])
+        if (members := [scores for name, scores in tasks.items() if groups[name] == group])
     }
-    gains = [estimate_difference(tests[name, PRETRAINED], tests[name, SCRATCH], n_images[name]) for name in both]
-    finding, agreement = formulate_finding(mean, gain, of_groups, gains)
-    vtab = [name for name in both if groups[name] in GROUPS]
     rows: list[tuple[str, ...]] = [
         (
             name,
             groups[name],
-            find_lr(results, {"task": name, "begins": PRETRAINED}),
-            format_accuracy(tests[name, PRETRAINED], n_images[name]),
-            format_accuracy(tests[name, SCRATCH], n_images[name]),
-            format_difference(estimate_difference(tests[name, PRETRAINED], tests[name, SCRATCH], n_images[name])),
+            scores.format_lr(PRETRAINED),
+            scores.format(PRETRAINED),
+            scores.format(SCRATCH),
+            format_points(gains[name]),
             *PAPER_SCORES.get(name, ("", "")),
         )
-        for name in both
+        for name, scores in tasks.items()
     ]
     rows += [("mean", group, "", format_percent(mean), "", "", "", "") for group, mean in of_groups.items()]
+    vtab = [name for name in tasks if groups[name] in GROUPS]
+    missing = ["No VTAB task was found: --data DATA takes a folder for each."]
     if vtab:
-        complete = PAPER_VTAB_MEAN if len(vtab) == len(VTAB_TASKS) else ("", "")
-        average = format_accuracy(
-            mean_over_tasks(tests, vtab, PRETRAINED), effective_n_images(n_images[name] for name in vtab)
-        )
-        rows.append(("mean", f"VTAB, {len(vtab)} of {len(VTAB_TASKS)}", "", average, "", "", *complete))
+        missing = describe_missing_tasks(vtab)
+        average = format_percent(estimate_average([tasks[name] for name in vtab]))
+        paper = ("", "") if missing else PAPER_VTAB_MEAN
+        rows.append(("mean", f"VTAB, {len(vtab)} of {len(VTAB_TASKS)}", "", average, "", "", *paper))
+    fewest = min(filter(None, (scores.n_images for scores in tasks.values())), default=None)
+    bars = tuple(
+        intervals.build_series(begins, {name: scores[begins] for name, scores in tasks.items()}, fewest)
+        for begins in (PRETRAINED, SCRATCH)
+    )
+    title = "Fine-tuned with the model's weights, and from random initialisation"
     return Answer(
-        finding=finding,
-        agreement=agreement,
+        *formulate_finding(intervals.estimate_mean(trained, n_images), gain, of_groups, list(gains.values())),
         columns=("data", "group", "rate", PRETRAINED, SCRATCH, "difference", "paper, H/14 JFT", "paper, L/16 I21k"),
         rows=tuple(rows),
-        charts=(
-            Chart(
-                "Fine-tuned with the model's weights, and from random initialisation",
-                "bars",
-                tuple(
-                    build_series(
-                        begins,
-                        {name: tests[name, begins] for name in both},
-                        min(filter(None, n_images.values()), default=None),
-                    )
-                    for begins in (PRETRAINED, SCRATCH)
-                ),
-                y_name="top-1 on test images",
-            ),
-        ),
+        charts=(Chart(title, "bars", bars, y_name="top-1 on test images"),),
         limits=LIMITS,
         notes=(
             "The paper's table has no random initialisation: agreement is with its premise, that pre-training helps. It would "
             "disagree if the weights clearly reduced accuracy on more datasets than chance explains, if they did not clearly "
             f"help on half of them or more, or if the mean gain was clearly below {100 * MIN_GAIN:.0f} point.",
-            *(
-                describe_missing_tasks(vtab)
-                if vtab
-                else ["No VTAB task was found: --data DATA takes a folder for each."]
-            ),
+            *missing,
         ),
     )
 
@@ -291,38 +244,35 @@ def effective_n_images(n_images: Iterable[int | None]) -> int | None:
     return round(len(known) ** 2 / sum(1 / count for count in known)) if known and len(known) == len(counts) else None
 
 
-def mean_over_tasks(
-    tests: Mapping[tuple[Setting, ...], Sequence[float]], names: Sequence[str], start: str
-) -> list[float]:
-    """Return the mean over datasets for each seed that all of them have."""
-    seeds = min(len(tests[name, start]) for name in names)
-    return [fmean(tests[name, start][seed] for name in names) for seed in range(seeds)]
+def average_tasks(tasks: Iterable[Scores], begins: str) -> tuple[int | None, list[float]]:
+    """Return the effective number of test images, and the mean over datasets for each seed that all of them have."""
+    scores = list(tasks)
+    by_seed = zip(*(task[begins] for task in scores), strict=False)
+    return effective_n_images(task.n_images for task in scores), [fmean(values) for values in by_seed]
+
+
+def estimate_average(tasks: Iterable[Scores]) -> Estimate:
+    """Return the mean accuracy of the pre-trained model over datasets."""
+    n_images, values = average_tasks(tasks, PRETRAINED)
+    return intervals.estimate_mean(values, n_images)
 
 
 def formulate_finding(
     mean: Estimate, gain: Difference, groups: Mapping[str, Estimate], gains: Sequence[Difference]
-) -> tuple[str, Agreement]:
+) -> Finding:
     """Report the mean over all datasets, the gain of the weights, and the number of datasets on which they help."""
     parts = ", ".join(f"{group} {format_percent(estimate)}" for group, estimate in groups.items())
-    count, helped = len(gains), sum(g.is_clear and g.mean > 0 for g in gains)
-    hurt = sum(g.is_clear and g.mean < 0 for g in gains)
+    count, helped, hurt = len(gains), sum(g.is_gain for g in gains), sum(g.is_loss for g in gains)
     over = f"over {count} datasets" if count > 1 else "on one dataset"
     has = f"Fine-tuned as in the paper, the model has {format_percent(mean)} {over}" + (f" ({parts})" if parts else "")
     on = f", clearly on {helped} of {count}" + (f", and clearly cost on {hurt}" if hurt else "") if count > 1 else ""
-    harm = is_beyond_chance(hurt, count, 0.025)  # half of the false positives are negative
+    harm = intervals.is_beyond_chance(hurt, count, 0.025)  # half of the false positives are negative
     if not gain.is_clear and not harm:
-        return (
-            f"{has}; its weights make no clear difference compared with random initialisation at this scale "
-            f"({format_points(gain)}).",
-            "no difference",
-        )
-    verb = "bring" if gain.mean > 0 else "cost"
-    finding = (
-        f"{has}; its weights {verb} {format_points(gain)} over random initialisation{on if gain.mean > 0 else ''}."
-    )
-    if harm or gain.high < MIN_GAIN or 2 * helped <= count:
-        return finding, "disagrees"
-    return finding, "agrees"
+        same = "make no clear difference compared with random initialisation at this scale"
+        return f"{has}; its weights {same} ({format_points(gain)}).", "no difference"
+    effect = f"{'bring' if gain.mean > 0 else 'cost'} {format_points(gain)} over random initialisation"
+    finding = f"{has}; its weights {effect}{on if gain.mean > 0 else ''}."
+    return finding, "disagrees" if harm or gain.high < MIN_GAIN or 2 * helped <= count else "agrees"
 
 
 STUDY = Study(
@@ -336,42 +286,33 @@ STUDY = Study(
     scales={
         "test": StudyScale(
             "digits", 0.2, "one core", seeds=2, steps=4, batch=32, lrs=(0.03,),
-            sizes={
-                "width": 16, "depth": 1, "heads": 2, "patch": 4, "base_rate": 1e-3, "base_steps": 6, "base_batch": 32,
-                "tasks": ("digits",),
-            },
+            sizes=base.vit_sizes(16, 1, 2, 4, base_rate=1e-3, base_steps=6, base_batch=32, tasks=("digits",)),
         ),
         # Without --init: width 96, depth 4, 16 patches, 550 images/s on a core. 6,000 steps × 128 on CIFAR-10: 1,400 s, while
         # nothing else can be done. Then two datasets, with the model and without, three tuning runs and three seeds: 24 runs
         # of 300 steps × 64, 35 s, and 20 s to start and to evaluate: 1,320 s, on two cores 660 s. In all 34 min.
         "laptop": StudyScale(
             "cifar-10", 34, "two cores", seeds=3, steps=300, batch=64, lrs=(0.003, 0.01, 0.03),
-            sizes={
-                "width": 96, "depth": 4, "heads": 3, "patch": 8, "base_rate": 1e-3, "base_steps": 6_000, "base_batch": 128,
-                "tasks": ("digits", "fashion-mnist", "cifar-10"),
-            },
+            sizes=base.vit_sizes(96, 4, 3, 8, base_rate=1e-3, base_steps=6_000, base_batch=128,
+                            tasks=("digits", "fashion-mnist", "cifar-10")),
         ),
         # B/16 at 224², about 500 images/s with bf16. A task of VTAB: 2,500 steps × 512 = 43 min, with the model and
         # without, three seeds: 19 × 6 × 43 min = 82 h. CIFAR-10 and -100: 2.8 h a run, 14 runs each; Pets and Flowers 9 min,
         # 14 each: 83 h.
         "gpu": StudyScale(
             "imagenet", 9_900, "one GPU", seeds=3, steps=2_500, batch=512, lrs=(0.01,),
-            sizes={
-                "width": 384, "depth": 12, "heads": 6, "patch": 16, "image": 224, "base_rate": 1e-3, "base_steps": 100_000,
-                "base_batch": 1024, "side": 224, "lengths": PAPER_STEPS_AND_LRS, "tasks": ("digits", "fashion-mnist", "cifar-10"),
-                "precision": "bf16",
-            },
+            sizes=base.vit_sizes(384, 12, 6, 16, image=224, base_rate=1e-3, base_steps=100_000, base_batch=1024, side=224,
+                            lengths=PAPER_STEPS_AND_LRS, tasks=("digits", "fashion-mnist", "cifar-10"),
+                            precision="bf16"),
         ),
         # L/16 at 384² on eight GPUs, about 900 images/s: 24 min a task of VTAB, 114 runs, 46 h; CIFAR 1.6 h, 28 runs; Pets
         # and Flowers 5 min, 28 runs; ImageNet 3.2 h, 14 runs. Without --init L/16 is first trained: 30 epochs, 102,500 steps,
         # 47 h.
         "cluster": StudyScale(
             "imagenet-21k", 11_000, "8 GPUs", seeds=3, steps=2_500, batch=512, lrs=(0.01,),
-            sizes={
-                "width": 1024, "depth": 24, "heads": 16, "patch": 16, "image": 224, "dropout": 0.1, "weight_decay": 0.03,
-                "base_rate": 1e-3, "base_steps": 102_500, "base_batch": 4096, "warmup": 10_000, "side": 384,
-                "lengths": PAPER_STEPS_AND_LRS, "tasks": ("digits", "fashion-mnist", "cifar-10"), "precision": "bf16",
-            },
+            sizes=base.vit_sizes(1024, 24, 16, 16, image=224, dropout=0.1, weight_decay=0.03, base_rate=1e-3,
+                            base_steps=102_500, base_batch=4096, warmup=10_000, side=384, lengths=PAPER_STEPS_AND_LRS,
+                            tasks=("digits", "fashion-mnist", "cifar-10"), precision="bf16"),
         ),
     },
     plan=plan,

@@ -91,14 +91,10 @@ def normalise_name(name: str) -> str:
 
 
 def locate_tasks(root: str | Path) -> dict[TransferTask, str]:
-    """Return the tasks whose folders are in a directory, each with its data name: `svhn:FOLDER` for published files, else
-    the folder."""
+    """Return the tasks whose folders are in a directory, with the data name: `svhn:FOLDER` for published files, else FOLDER."""
     path = Path(root).expanduser()
-    folders = (
-        {normalise_name(entry.name): entry for entry in sorted(path.iterdir()) if entry.is_dir()}
-        if path.is_dir()
-        else {}
-    )
+    entries = sorted(path.iterdir()) if path.is_dir() else ()
+    folders = {normalise_name(entry.name): entry for entry in entries if entry.is_dir()}
     located = {}
     for task in (*VTAB_TASKS, *WHOLE_TASKS):
         for name in (task.folder_name, *task.aliases):
@@ -125,14 +121,12 @@ def describe_missing_tasks(names: Sequence[str]) -> list[str]:
             continue
         form = published.VTAB_LAYOUTS.get(task.folder_name)
         if form is not None:
-            files = (
-                f"as published ({', '.join(form.files[:2])}{' …' if len(form.files) > 2 else ''}), or in class folders"
-            )
+            more = " …" if len(form.files) > 2 else ""
+            files = f"as published ({', '.join(form.files[:2])}{more}), or in class folders"
         elif task.name == "dmlab":
             files = "in folders train, validation and test of class folders (the published TFRecord files are not supported)"
         else:
             files = "as published"
-        lines.append(
-            f"{task.name} ({task.group}, {task.classes} classes) is missing: put it in DATA/{task.folder_name} {files}"
-        )
+        about = f"{task.name} ({task.group}, {task.classes} classes)"
+        lines.append(f"{about} is missing: put it in DATA/{task.folder_name} {files}")
     return lines
