@@ -19,7 +19,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import EvalPipeline
 from vitrail.data.workers import MAX_UNREADABLE
-from vitrail.metrics.probabilities import probabilities, rank_classes, top_classes
+from vitrail.metrics.calibration import probabilities, rank_classes, top_classes
 from vitrail.utils.devices import default_workers
 from vitrail.utils.progress import ProgressCallback
 

@@ -88,25 +88,27 @@ def confusion_matrix(predictions: ClassPredictions) -> np.ndarray:
 def find_confused_pairs(predictions: ClassPredictions, count: int) -> list[tuple[int, int, int]]:
     """Return the most frequent errors as (true class, predicted class, count), without a [K, K] matrix."""
     wrong = ~predictions.correct
-    cells, counts = np.unique(
-        predictions.targets[wrong] * predictions.classes + predictions.predicted[wrong], return_counts=True
-    )
+    cells = predictions.targets[wrong] * predictions.classes + predictions.predicted[wrong]
+    cells, counts = np.unique(cells, return_counts=True)
     first = np.argsort(-counts, kind="stable")[:count]
-    return [(int(cells[i] // predictions.classes), int(cells[i] % predictions.classes), int(counts[i])) for i in first]
+    return [(*divmod(int(cells[i]), predictions.classes), int(counts[i])) for i in first]
 
 
 def compute_class_metrics(predictions: ClassPredictions) -> dict[str, np.ndarray]:
     """Return support, number of predictions and hits, recall, precision and F1 of each class, [K]; NaN where undefined."""
-    support = np.bincount(predictions.targets, minlength=predictions.classes)
-    predicted = np.bincount(predictions.predicted, minlength=predictions.classes)
-    correct = np.bincount(predictions.targets[predictions.correct], minlength=predictions.classes)
+    columns = (predictions.targets, predictions.predicted, predictions.targets[predictions.correct])
+    return compute_rates(*(np.bincount(column, minlength=predictions.classes) for column in columns))
+
+
+def compute_rates(support: np.ndarray, predicted: np.ndarray, correct: np.ndarray) -> dict[str, np.ndarray]:
+    """Return these counts of each class, [K], under their stored names, with recall, precision and F1."""
     with np.errstate(invalid="ignore"):
+        rates = {"recall": correct / support, "precision": correct / predicted}
         return {
             "support": support,
             "said": predicted,
             "right": correct,
-            "recall": correct / support,
-            "precision": correct / predicted,
+            **rates,
             "f1": 2 * correct / (support + predicted),
         }
 
