@@ -133,16 +133,8 @@ def export_from_options(options: argparse.Namespace, target: str) -> "Verificati
     progress = count_progress()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    deployed = open_checkpoint(
-        options.model,
-        torch.device("cpu"),
-        None,
-        options.merge,
-        options.size,
-        parse_assumptions(options),
-        options.take,
-        "fp32",
-    )
+    assume = parse_assumptions(options)
+    deployed = open_checkpoint(options.model, merge=options.merge, size=options.size, assume=assume, take=options.take)
     assert deployed.model is not None
     precision = next((name for name in ("int8", "fp16", "bf16") if getattr(options, name)), "fp32")
     request = ExportRequest(

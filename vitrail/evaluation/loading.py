@@ -22,7 +22,7 @@ from vitrail.checkpoints.load import (
 from vitrail.data.dataset import Images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import Runtime
-from vitrail.deploy.runtimes.files import is_exported
+from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import open_deployed_model
 from vitrail.inference import BATCH_SIZE, TorchRuntime, run_batches
 from vitrail.models.base import Model

@@ -9,18 +9,11 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoints.load import (
-    KEEP,
-    compute_checksum,
-    derive_model_name,
-    find_weights,
-    load,
-    require_preprocessing,
-)
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.checkpoints import load as checkpoints
+from vitrail.deploy import RUNTIME_SUFFIXES
 from vitrail.deploy.runtimes.base import RUNTIMES, DeployedModel, ModelContract, OutputKind, Runtime
-from vitrail.deploy.runtimes.files import RUNTIME_SUFFIXES, Report, export_cached, is_exported, open_exported_file
-from vitrail.deploy.runtimes.select import select_runtime
+from vitrail.deploy.runtimes.exported import is_exported, open_exported_file
+from vitrail.deploy.runtimes.select import Report, export_cached, select_runtime
 from vitrail.inference import TORCH_PRECISIONS, TorchRuntime
 from vitrail.models.base import Model, TokenConfig
 from vitrail.models.registry import config_from_json
@@ -59,9 +52,8 @@ def open_deployed_model(
     if is_exported(where):
         options = {"--merge": merge, "--assume": assume, "--take": take}
         options |= {"--precision": precision != "fp32", "--device": device not in ("auto", "cpu")}
-        return open_exported_model(
-            Path(where), runtime, output_kind, threads, [name for name, value in options.items() if value], size
-        )
+        fixed = [name for name, value in options.items() if value]
+        return open_exported_model(Path(where), runtime, output_kind, threads, fixed, size)
     target = pick_device(device)
     torch_only = target.type != "cpu" or precision != "fp32"
     if runtime in ("onnx", "openvino") and torch_only:
@@ -69,14 +61,11 @@ def open_deployed_model(
         raise ValueError(f"{option} needs PyTorch: use --runtime torch, or vitrail export for {runtime}")
     if threads is not None and target.type == "cpu":
         torch.set_num_threads(threads)
-    opened = open_checkpoint(where, target, output_kind, merge, size, assume, take, precision)
+    options = (merge, size, assume, take, precision)
+    opened = open_checkpoint(where, target, output_kind, *options)
     if runtime == "torch" or torch_only:
         return opened
-    whole = (
-        opened
-        if output_kind == "logits"
-        else open_checkpoint(where, target, None, merge, size, assume, take, precision)
-    )
+    whole = opened if output_kind == "logits" else open_checkpoint(where, target, None, *options)
     if runtime == "auto":
         runtime, why = select_runtime(whole, threads, n_images, report)
         opened = replace(opened, notes=(*opened.notes, why) if why else opened.notes)
@@ -94,7 +83,7 @@ def open_exported_model(
     fixed_options: list[str],
     size: tuple[int, int] | None = None,
 ) -> DeployedModel:
-    """Return the model of an exported file, whose options are fixed except the size if it was exported for any size."""
+    """Return the model of an exported file; its options are fixed, except the size if it was exported for any size."""
     own = RUNTIME_SUFFIXES[path.suffix.lower()]
     if runtime not in ("auto", own):
         raise ValueError(f"{path} is a file for {own}: omit --runtime {runtime}, or give the checkpoint")
@@ -103,9 +92,8 @@ def open_exported_model(
     running, contract = open_exported_file(path, output_kind, threads)
     if size is not None:
         contract = resize_contract(path, contract, size)
-    return DeployedModel(
-        str(path), path.stem, contract, running, output_kind, notes=describe_token_counts(contract), file=str(path)
-    )
+    notes = describe_token_counts(contract)
+    return DeployedModel(str(path), path.stem, contract, running, output_kind, notes=notes, file=str(path))
 
 
 def resize_contract(path: Path, contract: ModelContract, size: tuple[int, int]) -> ModelContract:
@@ -138,19 +126,19 @@ def clone_runtime(deployed: DeployedModel, threads: int | None) -> Runtime:
 
 def open_checkpoint(
     where: str | Path,
-    device: torch.device,
-    output_kind: OutputKind | None,  # None: the whole model, for export
-    merge: int,
-    size: tuple[int, int] | None,
-    assume: Mapping[str, Any] | None,
-    take: str | None,
-    precision: str,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    output_kind: OutputKind | None = None,  # None: the whole model, with or without a classifier
+    merge: int = 0,
+    size: tuple[int, int] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    precision: str = "fp32",
 ) -> DeployedModel:
-    """Open a checkpoint with PyTorch."""
-    path = find_weights(where)
-    classes = None if output_kind == "features" else KEEP
+    """Open a checkpoint with PyTorch, without its classifier for features."""
+    path = checkpoints.find_weights(where)
+    classes = None if output_kind == "features" else checkpoints.KEEP
     # Not memory-mapped: the alignment of file pages differs, and sums could differ in the last bit.
-    model = load(path, image_size=size, assume=assume, take=take, classes=classes, mmap=False).to(device)
+    model = checkpoints.load(path, image_size=size, assume=assume, take=take, classes=classes, mmap=False).to(device)
     if output_kind == "logits" and model.config.classes is None:
         raise ValueError(f"{where} has no classifier: use vitrail embed for its features")
     contract = replace(build_contract(where, path, model, size), merge=merge, precision=precision)
@@ -162,7 +150,7 @@ def open_checkpoint(
 
 def build_contract(where: str | Path, path: Path, model: Model, size: tuple[int, int] | None = None) -> ModelContract:
     """Return the contract of a checkpoint."""
-    pipeline: Preprocessing = require_preprocessing(where, model)
+    pipeline = checkpoints.require_preprocessing(where, model)
     if size is not None and pipeline.size != size:
         pipeline = pipeline.with_size(size)
     return ModelContract(
@@ -170,8 +158,8 @@ def build_contract(where: str | Path, path: Path, model: Model, size: tuple[int,
         class_labels(model),
         is_multilabel(model, path),
         config=to_json(model.config),
-        name=derive_model_name(str(where), path),
-        checksum=compute_checksum(path),
+        name=checkpoints.derive_model_name(str(where), path),
+        checksum=checkpoints.compute_checksum(path),
     )
 
 

@@ -13,7 +13,7 @@ from vitrail.data.sources.folders import FolderWalker
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.predict.predict import InferenceOptions, Predictor, RuntimePool, open_pool
 from vitrail.deploy.runtimes.base import DeployedModel
-from vitrail.deploy.runtimes.files import is_exported
+from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import open_deployed_model
 from vitrail.deploy.search.index import (
     IndexedImage,
