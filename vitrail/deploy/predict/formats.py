@@ -233,7 +233,7 @@ def encode_jsonl(objects: list[dict[str, Any]]) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def format_cell(value: str | float | None) -> str:
+def format_cell(value: Any) -> str:
     """Return a cell of a CSV; scores have six significant digits, because further ones depend on the batch size."""
     return f"{value:.6g}" if isinstance(value, float) else value or ""
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ MAX_BATCH_BYTES = 2**31  # of the batches of all threads, on a CPU
 ACTIVATION_FACTOR = 24  # memory of an image inside a model, relative to its input
 
 
+RUN_OPTIONS = ("batch_size", "workers")  # of an inference, not of opening the model
+
+
 @dataclass(frozen=True)
 class InferenceOptions:
     """Runtime, device and batch size of an inference."""
@@ -42,10 +45,13 @@ class InferenceOptions:
     take: str | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"--batch-size must be >= 1, got {self.batch_size}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"--workers must be >= 1, got {self.workers}")
+        for option, value in (("--batch-size", self.batch_size), ("--workers", self.workers)):
+            if value is not None and value < 1:
+                raise ValueError(f"{option} must be >= 1, got {value}")
+
+    def opening(self) -> dict[str, Any]:
+        """Return the options of `open_deployed_model`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in RUN_OPTIONS}
 
 
 def predict(
@@ -73,10 +79,10 @@ class RuntimePool:
     deployed: DeployedModel
     runtimes: tuple[Runtime, ...]
 
-    @property
-    def device_type(self) -> str:
-        """Return the type of the device, such as cpu or cuda."""
-        return self.runtimes[0].device.type if isinstance(self.runtimes[0], TorchRuntime) else "cpu"
+
+def device_type(runtime: Runtime) -> str:
+    """Return the type of a runtime's device, such as cpu or cuda."""
+    return runtime.device.type if isinstance(runtime, TorchRuntime) else "cpu"
 
 
 def open_pool(
@@ -89,21 +95,9 @@ def open_pool(
     """Open a model for `count` images; on a CPU, with one single-threaded runtime per core."""
     lanes = max(1, min(options.workers or min(available_cores(), MAX_LANES), count))
     threads = 1 if pick_device(options.device).type != "cpu" else max(1, available_cores() // lanes)
-    deployed = open_deployed_model(
-        where,
-        runtime=options.runtime,
-        device=options.device,
-        output_kind=output_kind,
-        merge=options.merge,
-        size=options.size,
-        assume=options.assume,
-        take=options.take,
-        threads=threads,
-        report=report,
-        precision=options.precision,
-        n_images=count,
-    )
-    if isinstance(deployed.runtime, TorchRuntime) and deployed.runtime.device.type != "cpu":
+    more = {"output_kind": output_kind, "threads": threads, "report": report, "n_images": count}
+    deployed = open_deployed_model(where, **options.opening(), **more)
+    if device_type(deployed.runtime) != "cpu":
         return RuntimePool(deployed, (deployed.runtime,) * lanes)
     keep_freed_memory()
     return RuntimePool(deployed, (deployed.runtime, *(clone_runtime(deployed, threads) for _ in range(lanes - 1))))
@@ -114,13 +108,13 @@ class Predictor:
 
     def __init__(self, pool: RuntimePool, inputs: ImageInputs, options: InferenceOptions, top: int = 1) -> None:
         self.deployed, self.runtimes, self.inputs, self.top = pool.deployed, pool.runtimes, inputs, top
-        max_batch_size = (
-            max_cpu_batch_size(self.deployed.contract, len(pool.runtimes))
-            if pool.device_type == "cpu"
-            else MAX_BATCH_SIZE.get(pool.device_type, 64)
-        )
-        first, fixed = options.batch_size or INITIAL_BATCH_SIZE.get(pool.device_type, 8), options.batch_size is not None
-        self.batch_size = BatchSizeTuner(first, first if fixed else max_batch_size, fixed)
+        device = device_type(pool.deployed.runtime)
+        if options.batch_size is not None:
+            self.batch_size = BatchSizeTuner(options.batch_size, options.batch_size, fixed=True)
+        else:
+            cpu_limit = max_cpu_batch_size(self.deployed.contract, len(pool.runtimes))
+            limit = cpu_limit if device == "cpu" else MAX_BATCH_SIZE.get(device, 64)
+            self.batch_size = BatchSizeTuner(INITIAL_BATCH_SIZE.get(device, 8), limit)
 
     def predict_rows(self, start: int, stop: int, progress: ProgressCallback | None = None) -> Iterator[PredictionRow]:
         """Yield the rows of these images, in order."""
@@ -148,7 +142,7 @@ def to_rows(batch: BatchOutput, contract: ModelContract, output_kind: OutputKind
         elif output_kind == "features":
             yield PredictionRow(name, features=values)
         else:
-            yield PredictionRow(name, predictions=top_predictions(values, contract, top))
+            yield PredictionRow(name, top_predictions(values, contract, top))
 
 
 def top_predictions(logits: np.ndarray, contract: ModelContract, top: int) -> tuple[tuple[str, float], ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -136,9 +136,8 @@ def read_index(directory: Path) -> SearchIndex:
 def _check_checksum(directory: Path, part: IndexFile) -> None:
     if Path(part.name).name != part.name:
         raise ValueError(f"invalid file name {part.name!r}")
-    with (directory / part.name).open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
-            raise ValueError(f"the checksum of {part.name} does not match")
+    if checksum_file(directory / part.name) != part:
+        raise ValueError(f"the checksum of {part.name} does not match")
 
 
 class VectorWriter:
@@ -177,7 +176,7 @@ def write_index_file(directory: Path, kind: str, suffix: str) -> Iterator[tuple[
 
 
 def checksum_file(path: Path) -> IndexFile:
-    """Return a written file with its checksum."""
+    """Return a file with its checksum."""
     with path.open("rb") as file:
         return IndexFile(path.name, hashlib.file_digest(file, "sha256").hexdigest())
 
@@ -192,7 +191,7 @@ def write_images(directory: Path, images: tuple[IndexedImage, ...]) -> IndexFile
 
 def write_header(index: SearchIndex) -> None:
     """Write `index.json`, which activates the index, and delete files of earlier versions."""
-    header: dict[str, Any] = {
+    header = {
         "form": FORMAT_NAME,
         "version": VERSION,
         "folder": str(index.folder),
