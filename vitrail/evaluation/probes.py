@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.splits import TRAIN_ONLY_FRACTIONS
-from vitrail.evaluation.loading import load_model
+from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.few_shot import DRAWS, SHOTS, FewShotResult, evaluate_few_shot
 from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, predict_knn
@@ -213,14 +213,16 @@ def probe(
     multilabel, classes = prepared.train.is_multi_label, len(prepared.labels)
     if multilabel:
         check_multilabel(probes)
-    loaded = load_model(model, size=size, assume=assume, take=take, classes=None)
+    opened = open_checkpoint(model, output_kind="features", size=size, assume=assume, take=take)
+    network, preprocessing = opened.model, opened.contract.preprocessing
+    assert network is not None
     split = "test" if "test" in prepared.splits else "validation"
-    identity = hash_model(loaded.model, loaded.preprocessing) if cache else None
+    identity = hash_model(network, preprocessing) if cache else None
     target = pick_device(device)
     train, test = (
         extract_features(
-            loaded.model,
-            loaded.preprocessing,
+            network,
+            preprocessing,
             prepared.splits[name],
             identity=identity,
             device=target,

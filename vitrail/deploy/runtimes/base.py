@@ -56,6 +56,14 @@ class DeployedModel:
     notes: tuple[str, ...] = ()  # for the user, such as how the runtime was chosen
     file: str | None = None  # the exported file, if the runtime uses one
 
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes; None if there are none, for which the contract has indices."""
+        if self.model is not None:
+            return self.model.labels
+        labels = self.contract.labels
+        return None if labels is None or labels == tuple(map(str, range(len(labels)))) else labels
+
 
 METADATA_KEY = "vitrail"  # key in the file's metadata
 FORMAT_VERSION = 1
