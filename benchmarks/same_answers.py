@@ -19,9 +19,10 @@ import measure
 import numpy as np
 from serving import Server
 
+from vitrail.deploy import RUNTIMES
 from vitrail.deploy.predict.inputs import collect_inputs, sample_evenly
 from vitrail.deploy.predict.predict import top_predictions
-from vitrail.deploy.runtimes.base import RUNTIMES, ModelContract
+from vitrail.deploy.runtimes.base import ModelContract
 from vitrail.deploy.runtimes.open import open_deployed_model
 from vitrail.inference import load_pixels, run_pixels
 

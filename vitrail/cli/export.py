@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.deploy.export.comparison import VerificationReport
 
 DEFAULT_VERIFY_IMAGES, DEFAULT_CALIBRATION_IMAGES, MAX_GENERATED_IMAGES = 500, 64, 32
+OUT_HELP = "output file: " + ", ".join(RUNTIME_SUFFIXES).replace(".xml", ".xml (with a .bin beside it)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail export deit_tiny.safetensors deit.pt2                       torch.export program\n"
     )
     parser.add_argument("model", metavar="MODEL", help="checkpoint file or directory, run, hf://owner/name")
-    parser.add_argument("out", type=Path, metavar="OUT", help="output file: .onnx, .xml (with a .bin beside it), .pt2")
+    parser.add_argument("out", type=Path, metavar="OUT", help=OUT_HELP)
     parser.add_argument("--to", choices=tuple(RUNTIME_SUFFIXES.values()), help="target runtime [by the suffix of OUT]")
     parser.add_argument("--json", action="store_true", help="print the verification as JSON")
     graph = parser.add_argument_group("graph")

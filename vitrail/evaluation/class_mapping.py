@@ -187,14 +187,14 @@ def _map_by_pairs(file: str, pairs: ClassPairs, names: Sequence[str] | None, out
         raise ValueError(f"{file}: the model has no class names, so {unknown[0]!r} must be an index from 0")
     matched = {}
     for data, model in pairs:
-        indices = known.get(normalise_class_name(model)) if isinstance(model, str) else None
-        indices = indices or (int(model),)
+        indices = known.get(normalise_class_name(model), ()) if isinstance(model, str) else ()
+        index = indices[0] if indices else int(model)
         if len(indices) > 1:
             first, second = indices[:2]
             raise ValueError(f"{file}: {model!r} names the model's classes {first} and {second}: give the index")
-        if not 0 <= indices[0] < outputs:
-            raise ValueError(f"{file}: index {indices[0]:,} of {data!r} is out of range for {outputs:,} classes")
-        matched[normalise_class_name(data)] = (indices[0],)
+        if not 0 <= index < outputs:
+            raise ValueError(f"{file}: index {index:,} of {data!r} is out of range for {outputs:,} classes")
+        matched[normalise_class_name(data)] = (index,)
     return ClassMap(file, matched, {index: data for data, (index,) in reversed(matched.items())})
 
 

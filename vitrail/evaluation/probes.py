@@ -1,8 +1,9 @@
 """Probe the features of a frozen model on a dataset: k-NN, linear and few-shot classifiers."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,8 @@ import numpy as np
 from vitrail.data.sources.splits import TRAIN_ONLY_FRACTIONS
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.metrics import compute_metrics, score_name
-from vitrail.metrics.few_shot import DRAWS, SHOTS, FewShotResult, evaluate_few_shot
 from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, predict_knn
-from vitrail.metrics.linear import fit_linear_probe
+from vitrail.metrics.linear import DRAWS, SHOTS, FewShotResult, evaluate_few_shot, fit_linear_probe
 from vitrail.models.sizes import closest
 from vitrail.training.distributed import pick_device
 from vitrail.training.features import Features, extract_features, hash_model
@@ -51,14 +51,6 @@ class ProbeResult:
         return self.key[0]
 
 
-@dataclass(frozen=True)
-class ProbeKind:
-    """A probe and its supported data."""
-
-    run: Callable[[Features, Features, int, ProbeSettings], Iterator[ProbeResult]]  # of train, test, classes
-    supports_multilabel: bool = True
-
-
 def probe_knn(train: Features, test: Features, classes: int, settings: ProbeSettings) -> Iterator[ProbeResult]:
     """Yield the result of a k-NN classifier."""
     start = time.monotonic()
@@ -94,23 +86,15 @@ def probe_few_shot(train: Features, test: Features, classes: int, settings: Prob
             train.values, train.targets, test.values, test.targets, classes, shots, settings.draws, settings.seed
         )
         scarce = f", all images of {len(result.scarce_classes)} smaller classes" if result.scarce_classes else ""
-        details = {
-            "shots": shots,
-            "draws": len(result.accuracies),
-            "accuracies": list(result.accuracies),
-            "pictures": result.images,
-            "scarce_classes": len(result.scarce_classes),
-        }
-        yield ProbeResult(
+        details = {"shots": shots, "draws": len(result.accuracies), "accuracies": list(result.accuracies)}
+        details |= {"pictures": result.images, "scarce_classes": len(result.scarce_classes)}
+        key, seconds, parameters = (
             ("few-shot", str(shots)),
-            f"{shots} per class{scarce}",
-            result.mean,
-            result.interval,
             time.monotonic() - start,
             classes * (train.values.shape[1] + 1),
-            details,
-            describe_spread(result, len(train.values)),
         )
+        about, spread = f"{shots} per class{scarce}", describe_spread(result, len(train.values))
+        yield ProbeResult(key, about, result.mean, result.interval, seconds, parameters, details, spread)
 
 
 def describe_spread(result: FewShotResult, n_images: int) -> str:
@@ -120,11 +104,8 @@ def describe_spread(result: FewShotResult, n_images: int) -> str:
     return "one draw" if result.interval is None else f"over {len(result.accuracies)} draws"
 
 
-PROBES = {
-    "knn": ProbeKind(probe_knn),
-    "linear": ProbeKind(probe_linear),
-    "few-shot": ProbeKind(probe_few_shot, supports_multilabel=False),
-}
+PROBES = {"knn": probe_knn, "linear": probe_linear, "few-shot": probe_few_shot}
+SINGLE_LABEL_PROBES = ("few-shot",)
 
 
 def score_logits(logits: np.ndarray, targets: np.ndarray) -> tuple[float, tuple[float, float], dict[str, Any]]:
@@ -162,12 +143,9 @@ class ProbeReport:
             for part in outer:
                 node = node.setdefault(part, {})
             node[last] = self.result_as_dict(row)
+        facts = {name: getattr(self, name) for name in ("model", "data", "split", "classes", "train")}
         return {
-            "model": self.model,
-            "data": self.data,
-            "split": self.split,
-            "classes": self.classes,
-            "train": self.train,
+            **facts,
             "n": self.images,
             **(self.result_as_dict(self.results[0]) if len(self.results) == 1 else {}),
             "features": {"width": self.width, "seconds": round(self.seconds, 3), "cached": self.cached},
@@ -211,28 +189,18 @@ def probe(
     check_probe_names(probes)
     prepared = prepared or prepare_for_probes(data, progress)
     multilabel, classes = prepared.train.is_multi_label, len(prepared.labels)
-    if multilabel:
-        check_multilabel(probes)
+    if multilabel and (unsupported := [name for name in probes if name in SINGLE_LABEL_PROBES]):
+        others = " or ".join(name for name in PROBES if name not in SINGLE_LABEL_PROBES)
+        raise ValueError(f"{unsupported[0]} does not support multi-label data: use --probe {others}")
     opened = open_checkpoint(model, output_kind="features", size=size, assume=assume, take=take)
     network, preprocessing = opened.model, opened.contract.preprocessing
     assert network is not None
     split = "test" if "test" in prepared.splits else "validation"
     identity = hash_model(network, preprocessing) if cache else None
-    target = pick_device(device)
-    train, test = (
-        extract_features(
-            network,
-            preprocessing,
-            prepared.splits[name],
-            identity=identity,
-            device=target,
-            workers=workers,
-            cache=cache,
-            progress=progress,
-        )
-        for name in ("train", split)
-    )
-    rows = [row for name in probes for row in PROBES[name].run(train, test, classes, settings)]
+    extract = partial(extract_features, network, preprocessing, identity=identity, device=pick_device(device))
+    splits = (prepared.splits[name] for name in ("train", split))
+    train, test = (extract(images, workers=workers, cache=cache, progress=progress) for images in splits)
+    rows = [row for name in probes for row in PROBES[name](train, test, classes, settings)]
     skipped = dict(prepared.skipped) | train.unreadable | test.unreadable
     return ProbeReport(
         model=model,
@@ -269,11 +237,3 @@ def check_probe_names(probes: Sequence[str]) -> None:
             raise ValueError(f"unknown probe {name!r}: {closest(name, list(PROBES))}")
     if not probes:
         raise ValueError(f"no probe given: use {', '.join(PROBES)}")
-
-
-def check_multilabel(probes: Sequence[str]) -> None:
-    """Raise ValueError for probes without multi-label support."""
-    for name in probes:
-        if not PROBES[name].supports_multilabel:
-            supported = " or ".join(other for other, kind in PROBES.items() if kind.supports_multilabel)
-            raise ValueError(f"{name} does not support multi-label data: use --probe {supported}")

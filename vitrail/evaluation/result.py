@@ -90,20 +90,17 @@ class ModelEvaluation:
     def class_rows(self) -> list[dict[str, Any]]:
         """Return a row for each class present in the data, in the order of the outputs."""
         evaluation = self.evaluation
-        metrics = (
-            multilabel.compute_label_metrics(evaluation.logits, evaluation.targets)
-            if evaluation.is_multilabel
-            else accuracy.compute_class_metrics(evaluation.predictions)
-        )
+        if evaluation.is_multilabel:
+            metrics = multilabel.compute_label_metrics(evaluation.logits, evaluation.targets)
+        else:
+            metrics = accuracy.compute_class_metrics(evaluation.predictions)
+        rates = [name for name in ("recall", "precision", "f1", "average_precision") if name in metrics]
         rows = []
         for k in np.flatnonzero(metrics["support"] > 0).tolist():
             support, correct = int(metrics["support"][k]), int(metrics["right"][k])
             row = {"class": self.labels[k], "index": int(self.columns[k]), "n": support, "right": correct}
             row |= {"said": int(metrics["said"][k]), "interval": list(wilson_interval(correct, support))}
-            row |= {name: nan_to_none(metrics[name][k]) for name in ("recall", "precision", "f1")}
-            if evaluation.is_multilabel:
-                row["average_precision"] = nan_to_none(metrics["average_precision"][k])
-            rows.append(row)
+            rows.append(row | {name: nan_to_none(metrics[name][k]) for name in rates})
         return rows
 
     def mistake_rows(self) -> list[dict[str, Any]]:
@@ -168,11 +165,8 @@ class ModelEvaluation:
     def speed_dict(self) -> dict[str, Any]:
         """Return images per second, with and without preprocessing."""
         count, outputs = int(self.outputs.is_read.sum()), self.outputs
-        return {
-            "images_per_second": count / max(1e-9, outputs.seconds),
-            "model_images_per_second": count / max(1e-9, outputs.model_seconds),
-            "seconds": round(outputs.seconds, 3),
-        }
+        whole, model = (count / max(1e-9, seconds) for seconds in (outputs.seconds, outputs.model_seconds))
+        return {"images_per_second": whole, "model_images_per_second": model, "seconds": round(outputs.seconds, 3)}
 
     def data_dict(self) -> dict[str, Any]:
         """Return the description of the data."""

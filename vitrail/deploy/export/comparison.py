@@ -211,10 +211,8 @@ def compare_outputs(
 def score_pair(first: np.ndarray, second: np.ndarray, targets: np.ndarray) -> PairedScore:
     """Return the accuracy or mAP of both outputs, and their paired difference."""
     if targets.ndim == 2:
-        paired, (one, two) = (
-            compare_map(first, second, targets),
-            (score_logits(part, targets) for part in (first, second)),
-        )
+        paired = compare_map(first, second, targets)
+        one, two = score_logits(first, targets), score_logits(second, targets)
         return PairedScore("mAP", one, two, None, None, paired.difference, paired.interval)
     correct = [logits.argmax(1) == targets for logits in (first, second)]
     paired, count = compare_correct(correct[0], correct[1]), len(targets)

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.deploy import RUNTIME_SUFFIXES
+from vitrail.deploy import RUNTIME_SUFFIXES, SUFFIXES
 from vitrail.deploy.export.graph import ExportGraph, store_half, to_onnx, write_metadata, write_onnx
 from vitrail.deploy.export.torch_program import DTYPES, load_program, write_program
 from vitrail.deploy.runtimes import exported
 from vitrail.deploy.runtimes.base import InputKind, ModelContract, OutputKind
 from vitrail.models.base import Model
 
-SUFFIXES = {runtime: suffix for suffix, runtime in RUNTIME_SUFFIXES.items()}
 HALF_PRECISIONS = ("fp16", "bf16")
 FLOAT_PRECISIONS = ("fp32", *HALF_PRECISIONS)
 

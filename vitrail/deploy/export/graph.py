@@ -57,17 +57,13 @@ class ExportGraph(nn.Module):
         image = pixels.to(torch.float32) * self.scale + self.shift if self.uint8 else pixels
         features = self.compute_features(image.to(self.dtype))
         flat = features.flatten(1).float()  # a distilled model has [B, 2, D]
-        return (flat,) if len(self.output_names) == 1 else (self.compute_logits(features).float(), flat)
+        return (flat,) if len(self.output_names) == 1 else (self.model.classify(features).float(), flat)
 
     def compute_features(self, image: Tensor) -> Tensor:
         """Return the input of the head: [B, F], or [B, 2, D] with a distillation token."""
         if self.merged is not None:
             return self.merged.features(image)
         return self.model.compute_pre_logits(image)
-
-    def compute_logits(self, features: Tensor) -> Tensor:
-        """Return the logits of features, [B, K]."""
-        return self.model.classify(features)
 
 
 def store_half(proto: "ModelProto", precision: str) -> "ModelProto":
@@ -86,11 +82,8 @@ def store_half(proto: "ModelProto", precision: str) -> "ModelProto":
         values = torch.from_numpy(numpy_helper.to_array(tensor).copy()).to(dtype)
         if not torch.isfinite(values).all():
             raise ValueError(f"values of {tensor.name} overflow in {precision}: use --bf16, or fp32")
-        name = tensor.name
-        stored = helper.make_tensor(
-            f"{name}.{precision}", code, list(tensor.dims), values.view(torch.uint8).numpy().tobytes(), raw=True
-        )
-        tensor.CopyFrom(stored)
+        name, data = tensor.name, values.view(torch.uint8).numpy().tobytes()
+        tensor.CopyFrom(helper.make_tensor(f"{name}.{precision}", code, list(tensor.dims), data, raw=True))
         casts.append(helper.make_node("Cast", [tensor.name], [name], name=f"{name}.float", to=TensorProto.FLOAT))
     nodes = [*casts, *halved.graph.node]
     del halved.graph.node[:]
@@ -124,14 +117,8 @@ def to_onnx(graph: ExportGraph, contract: ModelContract) -> "ModelProto":
     check_onnx_installed()
     program = trace_graph(graph, contract)
     with silence_exporter():
-        exported = torch.onnx.export(
-            program,
-            input_names=[INPUT_NAME],
-            output_names=list(graph.output_names),
-            opset_version=OPSET,
-            external_data=False,
-            verbose=False,
-        )
+        names: dict[str, Any] = {"input_names": [INPUT_NAME], "output_names": list(graph.output_names)}
+        exported = torch.onnx.export(program, **names, opset_version=OPSET, external_data=False, verbose=False)
     assert exported is not None
     proto = exported.model_proto
     proto.producer_name = METADATA_KEY

@@ -59,12 +59,8 @@ class Quantiser:
 
         with silence_exporter(), tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
             self.proto = load_model_with_shape_infer(path)
-            calibrator = create_calibrator(
-                path,
-                list(QUANTISED_OPS),
-                augmented_model_path=str(Path(directory) / "augmented.onnx"),
-                calibrate_method=CalibrationMethod.MinMax,
-            )
+            augmented, method = str(Path(directory) / "augmented.onnx"), CalibrationMethod.MinMax
+            calibrator = create_calibrator(path, list(QUANTISED_OPS), augmented, calibrate_method=method)
             calibrator.collect_data(cast(Any, CalibrationReader(pixels)))
             self.ranges = calibrator.compute_data()
         weights = {tensor.name for tensor in self.proto.graph.initializer}
@@ -158,10 +154,8 @@ def quantise_graph(
         else:
             fails, count = count, 2 * count
     if best is None:
-        raise ValueError(
-            f"int8 exceeds the tolerance even with most of the {len(names)} layers in fp32: "
-            "calibrate on more of your images (--calibrate), raise --tolerance, or use fp32"
-        )
+        remedy = "calibrate on more of your images (--calibrate), raise --tolerance, or use fp32"
+        raise ValueError(f"int8 exceeds the tolerance even with most of the {len(names)} layers in fp32: {remedy}")
     while works - fails > 1:
         middle = (works + fails) // 2
         if is_accepted(proto := without(middle, order)):

@@ -19,15 +19,9 @@ from vitrail.checkpoints.artifact import CheckpointContract as Stored
 from vitrail.checkpoints.load import assemble_model
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.export.graph import ExportGraph, silence_exporter, trace_graph
+from vitrail.deploy.runtimes import exported
 from vitrail.deploy.runtimes.base import METADATA_KEY, ModelContract, OutputKind, contract_to_json
-from vitrail.deploy.runtimes.exported import (
-    INPUT_NAME,
-    GraphRuntime,
-    Opened,
-    check_file_exists,
-    check_graph,
-    read_contract,
-)
+from vitrail.deploy.runtimes.exported import GraphRuntime, Opened, read_contract
 from vitrail.models.registry import config_from_json
 
 WEIGHTS_CONFIG = "data/weights/model_weights_config.json"
@@ -81,7 +75,7 @@ def load_program(path: Path, output_kind: OutputKind = "logits") -> Opened:
 
 def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> Opened:
     """Open a `.pt2` exported by vitrail from its weights and contract; the program in it is not executed."""
-    check_file_exists(path)
+    exported.check_file_exists(path)
     try:
         archive = zipfile.ZipFile(path)
     except (*ARCHIVE_ERRORS, ValueError, OverflowError) as error:
@@ -95,7 +89,7 @@ def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | 
     if contract.precision not in DTYPES:
         raise ValueError(f"{path}: unsupported precision {contract.precision}: export the model again")
     graph = rebuild_graph(path, contract, state, uint8=preprocessing is None)
-    check_graph(path, [INPUT_NAME], list(graph.output_names), output_kind)
+    exported.check_graph(path, [exported.INPUT_NAME], list(graph.output_names), output_kind)
     if threads is not None:
         torch.set_num_threads(threads)
     return run_with_torch(graph, graph.output_names, preprocessing, output_kind), contract

@@ -22,14 +22,8 @@ from vitrail.data.sources.files import FileStore, printable_path
 from vitrail.data.sources.folders import FolderWalker, is_image_name
 from vitrail.utils.progress import ProgressCallback
 
-INPUT_KINDS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "lines",
-    ".ndjson": "lines",
-    ".parquet": "parquet",
-    ".tar": "tar",
-}
+INPUT_KINDS = {".csv": "csv", ".tsv": "csv", ".jsonl": "lines", ".ndjson": "lines"}  # other files are images
+INPUT_KINDS |= {".parquet": "parquet", ".tar": "tar"}
 OpenedInput = tuple[Store, np.ndarray | None]  # a store, and the indices of its images; None for all
 
 

@@ -1,23 +1,19 @@
 """`vitrail.predict`: predictions of a model for many images, in order, computed on all cores."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from vitrail.deploy.predict import parallel
 from vitrail.deploy.predict.formats import PredictionRow
 from vitrail.deploy.predict.inputs import ImageInputs, collect_inputs
-from vitrail.deploy.predict.parallel import (
-    INITIAL_BATCH_SIZE,
-    MAX_BATCH_SIZE,
-    BatchOutput,
-    BatchSizeTuner,
-    ParallelInference,
-)
+from vitrail.deploy.predict.parallel import BatchOutput, BatchSizeTuner, ParallelInference
 from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
+from vitrail.deploy.runtimes.select import Report
 from vitrail.inference import TorchRuntime, top_classes
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
 from vitrail.utils.progress import ProgressCallback
@@ -69,7 +65,7 @@ def predict(
     """
     inputs = collect_inputs([paths] if isinstance(paths, (str, os.PathLike)) else paths)
     count = len(inputs) if limit is None else min(limit, len(inputs))
-    return Predictor(open_pool(os.fspath(model), "logits", options, count), inputs, options, top).predict_rows(0, count)
+    return predict_rows(open_pool(os.fspath(model), "logits", options, count), inputs, 0, count, top)
 
 
 @dataclass(frozen=True)
@@ -78,6 +74,7 @@ class RuntimePool:
 
     deployed: DeployedModel
     runtimes: tuple[Runtime, ...]
+    batch_size: BatchSizeTuner
 
 
 def device_type(runtime: Runtime) -> str:
@@ -90,48 +87,48 @@ def open_pool(
     output_kind: OutputKind,
     options: InferenceOptions,
     count: int,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> RuntimePool:
     """Open a model for `count` images; on a CPU, with one single-threaded runtime per core."""
     lanes = max(1, min(options.workers or min(available_cores(), MAX_LANES), count))
     threads = 1 if pick_device(options.device).type != "cpu" else max(1, available_cores() // lanes)
     more = {"output_kind": output_kind, "threads": threads, "report": report, "n_images": count}
     deployed = open_deployed_model(where, **options.opening(), **more)
-    if device_type(deployed.runtime) != "cpu":
-        return RuntimePool(deployed, (deployed.runtime,) * lanes)
+    device = device_type(deployed.runtime)
+    limit = max_cpu_batch_size(deployed.contract, lanes) if device == "cpu" else parallel.MAX_BATCH_SIZE.get(device, 64)
+    tuner = BatchSizeTuner(parallel.INITIAL_BATCH_SIZE.get(device, 8), limit)
+    if options.batch_size is not None:
+        tuner = BatchSizeTuner(options.batch_size, options.batch_size, fixed=True)
+    if device != "cpu":
+        return RuntimePool(deployed, (deployed.runtime,) * lanes, tuner)
     keep_freed_memory()
-    return RuntimePool(deployed, (deployed.runtime, *(clone_runtime(deployed, threads) for _ in range(lanes - 1))))
+    clones = (clone_runtime(deployed, threads) for _ in range(lanes - 1))
+    return RuntimePool(deployed, (deployed.runtime, *clones), tuner)
 
 
-class Predictor:
-    """A model with the images to predict."""
-
-    def __init__(self, pool: RuntimePool, inputs: ImageInputs, options: InferenceOptions, top: int = 1) -> None:
-        self.deployed, self.runtimes, self.inputs, self.top = pool.deployed, pool.runtimes, inputs, top
-        device = device_type(pool.deployed.runtime)
-        if options.batch_size is not None:
-            self.batch_size = BatchSizeTuner(options.batch_size, options.batch_size, fixed=True)
-        else:
-            cpu_limit = max_cpu_batch_size(self.deployed.contract, len(pool.runtimes))
-            limit = cpu_limit if device == "cpu" else MAX_BATCH_SIZE.get(device, 64)
-            self.batch_size = BatchSizeTuner(INITIAL_BATCH_SIZE.get(device, 8), limit)
-
-    def predict_rows(self, start: int, stop: int, progress: ProgressCallback | None = None) -> Iterator[PredictionRow]:
-        """Yield the rows of these images, in order."""
-        contract, output_kind = self.deployed.contract, self.deployed.output_kind
-        lanes = self.runtimes[: max(1, stop - start)]
-        for batch in ParallelInference(self.inputs, start, stop, contract.preprocessing, lanes, self.batch_size):
-            yield from to_rows(batch, contract, output_kind, self.top)
-            if progress:
-                stage = "predicting" if output_kind == "logits" else "embedding"
-                progress(stage, batch.start + len(batch.names), stop)
+def predict_rows(
+    pool: RuntimePool,
+    inputs: ImageInputs,
+    start: int,
+    stop: int,
+    top: int = 1,
+    progress: ProgressCallback | None = None,
+) -> Iterator[PredictionRow]:
+    """Yield the rows of the images from `start` to `stop`, in order."""
+    contract, output_kind = pool.deployed.contract, pool.deployed.output_kind
+    stage = "predicting" if output_kind == "logits" else "embedding"
+    lanes = pool.runtimes[: max(1, stop - start)]
+    for batch in ParallelInference(inputs, start, stop, contract.preprocessing, lanes, pool.batch_size):
+        yield from to_rows(batch, contract, output_kind, top)
+        if progress:
+            progress(stage, batch.start + len(batch.names), stop)
 
 
 def max_cpu_batch_size(contract: ModelContract, lanes: int) -> int:
     """Return the largest batch size tried on a CPU."""
     pipeline = contract.preprocessing
     image_bytes = 4 * pipeline.channels * pipeline.size[0] * pipeline.size[1] * ACTIVATION_FACTOR
-    return max(1, min(MAX_BATCH_SIZE["cpu"], MAX_BATCH_BYTES // (image_bytes * lanes)))
+    return max(1, min(parallel.MAX_BATCH_SIZE["cpu"], MAX_BATCH_BYTES // (image_bytes * lanes)))
 
 
 def to_rows(batch: BatchOutput, contract: ModelContract, output_kind: OutputKind, top: int) -> Iterator[PredictionRow]:

@@ -250,11 +250,9 @@ def check_resumable(out: Path, rank: int, world: int, *, resume: bool, force: bo
         )
     if not exists and not force and (others := find_other_parts(out, world)) is not None:
         other, count = others
-        launcher = f"torchrun --nproc-per-node {count}" if count > 1 else "without torchrun"
-        raise ValueError(
-            f"{other} exists, of an interrupted run with {count} process{'es' if count > 1 else ''}: "
-            f"use --resume {'with ' if count > 1 else ''}{launcher}, or --force to start again"
-        )
+        how = f"with torchrun --nproc-per-node {count}" if count > 1 else "without torchrun"
+        run = f"an interrupted run with {count} process{'es' if count > 1 else ''}"
+        raise ValueError(f"{other} exists, of {run}: use --resume {how}, or --force to start again")
     if out.exists() and not force and not exists:
         state = "is complete" if resume else "exists"
         raise ValueError(f"{out} {state}: give another name, or --force to replace it")

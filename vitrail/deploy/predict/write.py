@@ -11,7 +11,7 @@ from typing import Any
 from vitrail.deploy.predict.formats import RowFormat
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.predict.parallel import output_width
-from vitrail.deploy.predict.predict import InferenceOptions, Predictor, RuntimePool
+from vitrail.deploy.predict.predict import RuntimePool, predict_rows
 from vitrail.deploy.predict.resume import PartialOutput, StreamOutput
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.utils.progress import ProgressCallback
@@ -76,7 +76,6 @@ def write_outputs(
     inputs: ImageInputs,
     out: str,
     row_format: RowFormat,
-    inference_options: InferenceOptions,
     *,
     top: int = 1,
     limit: int | None = None,
@@ -89,7 +88,7 @@ def write_outputs(
     total = len(inputs) if limit is None else min(limit, len(inputs))
     share, resumed = process_share(), 0
     start, stop = share.index_range(total)
-    deployed, predictor = pool.deployed, Predictor(pool, inputs, inference_options, top)
+    deployed = pool.deployed
     width = output_width(deployed.runtime, deployed.contract.preprocessing)
     if out == "-":
         if share.world > 1:
@@ -102,28 +101,17 @@ def write_outputs(
         resumed = sink.start(stop - start, resume=resume, force=force)
     start_time = time.perf_counter()
     try:
-        for row in predictor.predict_rows(start + resumed, stop, progress):
+        for row in predict_rows(pool, inputs, start + resumed, stop, top, progress):
             sink.add(row)
     except KeyboardInterrupt:
         sink.save()
         raise PredictionInterrupted(sink.rows, stop - start) from None
     is_complete = sink.finish()
     seconds, count = time.perf_counter() - start_time, stop - start
-    return Summary(
-        out,
-        count,
-        sink.errors,
-        resumed,
-        round(seconds, 3),
-        round((count - resumed) / max(1e-9, seconds), 3),
-        deployed.runtime.name,
-        predictor.batch_size.size,
-        len(pool.runtimes),
-        share.rank,
-        share.world,
-        is_complete,
-        (*inputs.notes, *deployed.notes),
-    )
+    speed = round(seconds, 3), round((count - resumed) / max(1e-9, seconds), 3)
+    compute = deployed.runtime.name, pool.batch_size.size, len(pool.runtimes)
+    notes = (*inputs.notes, *deployed.notes)
+    return Summary(out, count, sink.errors, resumed, *speed, *compute, share.rank, share.world, is_complete, notes)
 
 
 def model_identity(deployed: DeployedModel) -> str:

@@ -15,8 +15,6 @@ from vitrail.models.base import Model
 from vitrail.models.registry import config_from_json
 from vitrail.utils.json import to_json, value_from_json
 
-RUNTIMES = ("torch", "onnx", "openvino")
-
 
 class Runtime(Protocol):
     """A function of uint8 pixels; one thread at a time may call it."""
@@ -87,10 +85,8 @@ def contract_from_json(text: str) -> tuple[ModelContract, InputKind]:
     if not isinstance(metadata, dict):
         raise ValueError("invalid vitrail metadata: not a JSON object")
     if metadata.get("format") != FORMAT_VERSION:
-        raise ValueError(
-            f"unsupported metadata format {metadata.get('format')!r}, expected {FORMAT_VERSION}: "
-            "export the model again, or update vitrail"
-        )
+        found = f"unsupported metadata format {metadata.get('format')!r}, expected {FORMAT_VERSION}"
+        raise ValueError(f"{found}: export the model again, or update vitrail")
     types = get_type_hints(ModelContract)
     if missing := sorted({"input", *types} - set(metadata)):
         raise ValueError(f"vitrail metadata without {', '.join(missing)}: export the model again")

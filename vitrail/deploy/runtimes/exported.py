@@ -13,15 +13,8 @@ import torch
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy import RUNTIME_SUFFIXES
-from vitrail.deploy.runtimes.base import (
-    METADATA_KEY,
-    InputKind,
-    ModelContract,
-    OutputKind,
-    Runtime,
-    contract_from_json,
-    contract_to_json,
-)
+from vitrail.deploy.runtimes import base
+from vitrail.deploy.runtimes.base import METADATA_KEY, InputKind, ModelContract, OutputKind, Runtime
 
 if TYPE_CHECKING:
     from openvino import Model
@@ -141,7 +134,7 @@ def read_contract(path: Path, text: str | None) -> tuple[ModelContract, Preproce
     if not text:
         raise ValueError(f"{path}: {NOT_FROM_VITRAIL}")
     try:
-        contract, input = contract_from_json(text)
+        contract, input = base.contract_from_json(text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return contract, contract.preprocessing if input == "float" else None
@@ -218,5 +211,5 @@ def convert_to_openvino(onnx_path: Path, contract: ModelContract, input: InputKi
         raise ValueError(
             f"OpenVINO cannot convert this model ({first_error_line(error)}): export it --to onnx"
         ) from None
-    model.set_rt_info(contract_to_json(contract, input), [METADATA_KEY])
+    model.set_rt_info(base.contract_to_json(contract, input), [METADATA_KEY])
     library.save_model(model, str(path), compress_to_fp16=contract.precision == "fp16")

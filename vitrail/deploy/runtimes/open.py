@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints import load as checkpoints
-from vitrail.deploy import RUNTIME_SUFFIXES
-from vitrail.deploy.runtimes.base import RUNTIMES, DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
+from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file
 from vitrail.deploy.runtimes.select import Report, export_cached, select_runtime
 from vitrail.inference import TORCH_PRECISIONS, TorchRuntime
@@ -50,10 +50,14 @@ def open_deployed_model(
     if merge < 0:
         raise ValueError(f"--merge must be >= 0, got {merge}")
     if is_exported(where):
-        options = {"--merge": merge, "--assume": assume, "--take": take}
-        options |= {"--precision": precision != "fp32", "--device": device not in ("auto", "cpu")}
-        fixed = [name for name, value in options.items() if value]
-        return open_exported_model(Path(where), runtime, output_kind, threads, fixed, size)
+        own = RUNTIME_SUFFIXES[Path(where).suffix.lower()]
+        if runtime not in ("auto", own):
+            raise ValueError(f"{where} is a file for {own}: omit --runtime {runtime}, or give the checkpoint")
+        given = {"--merge": merge, "--assume": assume, "--take": take, "--precision": precision != "fp32"}
+        given |= {"--device": device not in ("auto", "cpu")}
+        if fixed := [name for name, value in given.items() if value]:
+            raise ValueError(f"{fixed[0]} is fixed in the exported file {where}: omit it, or export the model again")
+        return open_exported_model(Path(where), output_kind, threads, size)
     target = pick_device(device)
     torch_only = target.type != "cpu" or precision != "fp32"
     if runtime in ("onnx", "openvino") and torch_only:
@@ -61,11 +65,11 @@ def open_deployed_model(
         raise ValueError(f"{option} needs PyTorch: use --runtime torch, or vitrail export for {runtime}")
     if threads is not None and target.type == "cpu":
         torch.set_num_threads(threads)
-    options = (merge, size, assume, take, precision)
-    opened = open_checkpoint(where, target, output_kind, *options)
+    loading = (merge, size, assume, take, precision)
+    opened = open_checkpoint(where, target, output_kind, *loading)
     if runtime == "torch" or torch_only:
         return opened
-    whole = opened if output_kind == "logits" else open_checkpoint(where, target, None, *options)
+    whole = opened if output_kind == "logits" else open_checkpoint(where, target, None, *loading)
     if runtime == "auto":
         runtime, why = select_runtime(whole, threads, n_images, report)
         opened = replace(opened, notes=(*opened.notes, why) if why else opened.notes)
@@ -76,19 +80,9 @@ def open_deployed_model(
 
 
 def open_exported_model(
-    path: Path,
-    runtime: str,
-    output_kind: OutputKind,
-    threads: int | None,
-    fixed_options: list[str],
-    size: tuple[int, int] | None = None,
+    path: Path, output_kind: OutputKind, threads: int | None, size: tuple[int, int] | None
 ) -> DeployedModel:
-    """Return the model of an exported file; its options are fixed, except the size if it was exported for any size."""
-    own = RUNTIME_SUFFIXES[path.suffix.lower()]
-    if runtime not in ("auto", own):
-        raise ValueError(f"{path} is a file for {own}: omit --runtime {runtime}, or give the checkpoint")
-    if fixed_options:
-        raise ValueError(f"{fixed_options[0]} is fixed in the exported file {path}: omit it, or export the model again")
+    """Return the model of an exported file, for another size if it was exported for any size."""
     running, contract = open_exported_file(path, output_kind, threads)
     if size is not None:
         contract = resize_contract(path, contract, size)
@@ -153,21 +147,11 @@ def build_contract(where: str | Path, path: Path, model: Model, size: tuple[int,
     pipeline = checkpoints.require_preprocessing(where, model)
     if size is not None and pipeline.size != size:
         pipeline = pipeline.with_size(size)
-    return ModelContract(
-        pipeline,
-        class_labels(model),
-        is_multilabel(model, path),
-        config=to_json(model.config),
-        name=checkpoints.derive_model_name(str(where), path),
-        checksum=checkpoints.compute_checksum(path),
-    )
-
-
-def class_labels(model: Model) -> tuple[str, ...] | None:
-    """Return the class names, or the class indices as text if there are none; None without a classifier."""
-    if model.config.classes is None:
-        return None
-    return model.labels or tuple(map(str, range(model.config.classes)))
+    count = model.config.classes
+    labels = None if count is None else model.labels or tuple(map(str, range(count)))  # indices without names
+    name, checksum = checkpoints.derive_model_name(str(where), path), checkpoints.compute_checksum(path)
+    several, config = is_multilabel(model, path), to_json(model.config)
+    return ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum)
 
 
 def is_multilabel(model: Model, path: Path) -> bool:

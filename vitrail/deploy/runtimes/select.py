@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import vitrail
-from vitrail.deploy import RUNTIME_SUFFIXES
+from vitrail.deploy import SUFFIXES
 from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import convert_to_openvino, open_exported_file
 from vitrail.utils.files import atomic_write, cache_directory
@@ -113,15 +113,13 @@ def export_cached(deployed: DeployedModel, target: str, report: Report | None = 
     """Return the exported file of a model, written and compared with PyTorch if it does not exist yet."""
     from vitrail.deploy.export.export import export, stage_file
 
-    suffix = next(suffix for suffix, runtime in RUNTIME_SUFFIXES.items() if runtime == target)
-    directory = export_cache() / cache_key(deployed)
-    path = directory / f"model{suffix}"
+    path = export_cache() / cache_key(deployed) / f"model{SUFFIXES[target]}"
     if path.is_file():
         return path
     if report:
         report(f"exporting {deployed.name} for {target} (once): {path}")
     assert deployed.model is not None
-    directory.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     onnx_path = path.with_suffix(".onnx")
     if target == "openvino" and onnx_path.is_file():  # the slow part is done
         with stage_file(path) as staged:

@@ -8,8 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -166,13 +165,9 @@ class VectorWriter:
         np.lib.format.write_array_header_1_0(self.file, header)
 
 
-@contextmanager
-def write_index_file(directory: Path, kind: str, suffix: str) -> Iterator[tuple[BinaryIO, list[IndexFile]]]:
-    """Yield a new file to write, and a list that receives its `IndexFile` at the end."""
-    path, written = directory / f"{kind}-{os.urandom(6).hex()}.{suffix}", []
-    with atomic_write(path) as file:
-        yield file, written
-    written.append(checksum_file(path))
+def new_path(directory: Path, kind: str, suffix: str) -> Path:
+    """Return the path of a new file of the index."""
+    return directory / f"{kind}-{os.urandom(6).hex()}.{suffix}"
 
 
 def checksum_file(path: Path) -> IndexFile:
@@ -183,10 +178,11 @@ def checksum_file(path: Path) -> IndexFile:
 
 def write_images(directory: Path, images: tuple[IndexedImage, ...]) -> IndexFile:
     """Write one line of ASCII JSON per image; names may hold any bytes."""
-    with write_index_file(directory, "pictures", "jsonl") as (file, written):
+    path = new_path(directory, "pictures", "jsonl")
+    with atomic_write(path) as file:
         for image in images:
             file.write((json.dumps([image.path, image.size, image.changed]) + "\n").encode("ascii"))
-    return written[0]
+    return checksum_file(path)
 
 
 def write_header(index: SearchIndex) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.sources.files import FileStore, printable_path
 from vitrail.data.sources.folders import FolderWalker
 from vitrail.deploy.predict.inputs import ImageInputs
-from vitrail.deploy.predict.predict import InferenceOptions, Predictor, RuntimePool, open_pool
+from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, open_pool, predict_rows
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import open_deployed_model
+from vitrail.deploy.runtimes.select import Report
 from vitrail.deploy.search import index as files
 from vitrail.deploy.search.index import IndexedImage, IndexedModel, SearchIndex, VectorWriter, is_index, read_index
 from vitrail.deploy.search.neighbours import build_graph, normalise_rows, write_graph
 from vitrail.inference import TORCH_PRECISIONS
-from vitrail.utils.files import stage_output
+from vitrail.utils.files import atomic_write, stage_output
 from vitrail.utils.progress import ProgressCallback
 
-Report = Callable[[str], None]
 ROWS_PER_WRITE = 1024  # written at once
 
 
@@ -150,7 +150,8 @@ class IndexBuilder:
         deployed = pool.deployed
         if old is not None:
             old.check_same_model(deployed.contract, self.where)
-        with files.write_index_file(directory, "vectors", "npy") as (file, written):
+        path = files.new_path(directory, "vectors", "npy")
+        with atomic_write(path) as file:
             writer = VectorWriter(file)
             if old is not None:
                 rows = np.array([before[image.path][0] for image in kept], dtype=np.int64)
@@ -162,13 +163,13 @@ class IndexBuilder:
                 raise ValueError(f"no image in {self.folder} can be read, such as {name}: {reason}")
             writer.finish()
         indexed = (*kept, *read)
-        parts = {"vectors": written[0], "pictures": files.write_images(directory, indexed)}
-        vectors, recall = np.load(directory / written[0].name, mmap_mode="r", allow_pickle=False), None
+        parts = {"vectors": files.checksum_file(path), "pictures": files.write_images(directory, indexed)}
+        vectors, recall = np.load(path, mmap_mode="r", allow_pickle=False), None
         if self.graph:
             graph, recall = build_graph(vectors, self.progress)
-            path = directory / written[0].name.replace("vectors", "graph").replace(".npy", ".faiss")
-            write_graph(graph, path)
-            parts["graph"] = files.checksum_file(path)
+            graph_path = files.new_path(directory, "graph", "faiss")
+            write_graph(graph, graph_path)
+            parts["graph"] = files.checksum_file(graph_path)
         model = describe_model(self.where, deployed, self.options)
         pipeline, folder = deployed.contract.preprocessing, self.folder.resolve()
         index = SearchIndex(directory, folder, model, pipeline, indexed, vectors, unreadable, parts, recall)
@@ -183,7 +184,7 @@ class IndexBuilder:
         """Write the vectors of the readable images; return these images, and the errors of the others by path."""
         store = FileStore.from_paths(os.path.join(self.folder, image.path) for image in images)
         inputs = ImageInputs((store,), np.array([0, len(images)]), (None,))
-        rows = Predictor(pool, inputs, self.options).predict_rows(0, len(images), self.progress)
+        rows = predict_rows(pool, inputs, 0, len(images), progress=self.progress)
         pairs, read, unreadable = zip(images, rows, strict=True), [], {}
         while block := list(itertools.islice(pairs, ROWS_PER_WRITE)):
             features = [row.features for _, row in block if row.features is not None]
