@@ -12,7 +12,7 @@ from vitrail.data.sources.splits import TRAIN_ONLY_FRACTIONS
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, predict_knn
-from vitrail.metrics.linear import DRAWS, SHOTS, FewShotResult, evaluate_few_shot, fit_linear_probe
+from vitrail.metrics.linear import DRAWS, SHOTS, evaluate_few_shot, fit_linear_probe
 from vitrail.models.sizes import closest
 from vitrail.training.distributed import pick_device
 from vitrail.training.features import Features, extract_features, hash_model
@@ -88,20 +88,11 @@ def probe_few_shot(train: Features, test: Features, classes: int, settings: Prob
         scarce = f", all images of {len(result.scarce_classes)} smaller classes" if result.scarce_classes else ""
         details = {"shots": shots, "draws": len(result.accuracies), "accuracies": list(result.accuracies)}
         details |= {"pictures": result.images, "scarce_classes": len(result.scarce_classes)}
-        key, seconds, parameters = (
-            ("few-shot", str(shots)),
-            time.monotonic() - start,
-            classes * (train.values.shape[1] + 1),
-        )
-        about, spread = f"{shots} per class{scarce}", describe_spread(result, len(train.values))
+        spread = "one draw" if result.interval is None else f"over {len(result.accuracies)} draws"
+        spread = "none: every image is drawn" if result.images == len(train.values) else spread
+        key, about, seconds = ("few-shot", str(shots)), f"{shots} per class{scarce}", time.monotonic() - start
+        parameters = classes * (train.values.shape[1] + 1)
         yield ProbeResult(key, about, result.mean, result.interval, seconds, parameters, details, spread)
-
-
-def describe_spread(result: FewShotResult, n_images: int) -> str:
-    """Return the origin of the few-shot interval, or the reason why there is none."""
-    if result.images == n_images:
-        return "none: every image is drawn"
-    return "one draw" if result.interval is None else f"over {len(result.accuracies)} draws"
 
 
 PROBES = {"knn": probe_knn, "linear": probe_linear, "few-shot": probe_few_shot}
@@ -138,14 +129,11 @@ class ProbeReport:
         """Return the report for JSON, with each row under its key; a single row also at the top level."""
         probes: dict[str, Any] = {}
         for row in self.results:
-            *outer, last = row.key
-            node = probes
-            for part in outer:
-                node = node.setdefault(part, {})
-            node[last] = self.result_as_dict(row)
-        facts = {name: getattr(self, name) for name in ("model", "data", "split", "classes", "train")}
+            probe, *rest = row.key
+            values = self.result_as_dict(row)
+            probes[probe] = probes.get(probe, {}) | {rest[0]: values} if rest else values
         return {
-            **facts,
+            **{name: getattr(self, name) for name in ("model", "data", "split", "classes", "train")},
             "n": self.images,
             **(self.result_as_dict(self.results[0]) if len(self.results) == 1 else {}),
             "features": {"width": self.width, "seconds": round(self.seconds, 3), "cached": self.cached},

@@ -101,7 +101,9 @@ def read_table(directory: Path) -> TransferTable | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        rows = tuple(TransferRow(**{**row, "interval": tuple(row["interval"][:2])}) for row in data["rows"])
+        intervals = [(row["interval"][0], row["interval"][1]) for row in data["rows"]]
+        pairs = zip(data["rows"], intervals, strict=True)
+        rows = tuple(TransferRow(**{**row, "interval": interval}) for row, interval in pairs)
         if unknown := [row.method for row in rows if row.method not in METHODS]:
             raise ValueError(f"unknown method {unknown[0]!r}")
         return TransferTable(**{**data, "rows": rows})
@@ -219,7 +221,9 @@ class TransferComparison:
             self.skip_method(method, f"{short}, {needed}; raise --minutes, or give fewer --methods")
             return None
         steps = min(max_steps, fitting)
-        self.report(describe_training(method, steps, max_steps, pace))
+        cut = "" if steps == max_steps else f" of the recipe's {max_steps:,}"
+        length = f"{steps:,} steps{cut}, {steps / pace.steps_per_epoch:.1f} epochs at {pace.step:.2f} s per step"
+        self.report(f"{method}: {length}, about {pace.total_minutes(steps):.1f} minutes")
         return steps, pace
 
     def overrides(self, method: str) -> dict[str, Any]:
@@ -238,13 +242,6 @@ class TransferComparison:
         (low, high), trained = summary["interval"], run["model"]["trained"]
         about = f"{summary['steps']:,} steps, {epochs:.1f} epochs"
         return TransferRow(method, summary[self.table.measure], (low, high), seconds, trained, about, method)
-
-
-def describe_training(method: str, steps: int, max_steps: int, step_time: StepTime) -> str:
-    """Describe a planned training in one line."""
-    cut = "" if steps == max_steps else f" of the recipe's {max_steps:,}"
-    length = f"{steps:,} steps{cut}, {steps / step_time.steps_per_epoch:.1f} epochs at {step_time.step:.2f} s per step"
-    return f"{method}: {length}, about {step_time.total_minutes(steps):.1f} minutes"
 
 
 def transfer(
@@ -273,7 +270,9 @@ def transfer(
     model = model if model.startswith("hf://") else str(find_weights(model))
     directory = Path(out)
     earlier = read_earlier_table(directory)
-    content, has_tokens = identify_model(model, size)  # first: an invalid size must leave no files
+    opened = open_checkpoint(model, size=size)  # first: an invalid size must leave no files
+    assert opened.model is not None
+    content, has_tokens = hash_model(opened.model, opened.contract.preprocessing), opened.model.config.has_tokens
     prepared = prepare_data(source, progress)
     split = "test" if "test" in prepared.splits else "validation"
     identity, measure = comparison_identity(content, prepared, seed, size), score_name(prepared.train.is_multi_label)
@@ -312,13 +311,6 @@ def read_earlier_table(directory: Path) -> TransferTable | None:
     if table is None:
         raise ValueError(f"{directory} is not empty and has no {TABLE_FILE}: give another --out")
     return table
-
-
-def identify_model(model: str, size: tuple[int, int] | None) -> tuple[str, bool]:
-    """Return the content hash of a model at this size, and True for a Vision Transformer."""
-    opened = open_checkpoint(model, size=size)
-    assert opened.model is not None
-    return hash_model(opened.model, opened.contract.preprocessing), opened.model.config.has_tokens
 
 
 def comparison_identity(content: str, prepared: Prepared, seed: int, size: tuple[int, int] | None) -> str:

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,18 +126,17 @@ def open_input(given: str, path: str, notes: list[str], progress: ProgressCallba
     if not os.path.exists(path) and given in downloads.DATASET_NAMES:
         return open_dataset(given, progress)
     if not os.path.exists(path):
-        raise FileNotFoundError(
-            f"no such file or folder: {printable_path(path)}; give files, folders, patterns or lists of images"
-        )
+        remedy = "give files, folders, patterns or lists of images"
+        raise FileNotFoundError(f"no such file or folder: {printable_path(path)}; {remedy}")
     if not os.path.isfile(path):
         raise ValueError(f"{printable_path(path)} is neither a file nor a folder")
-    openers: dict[str, Callable[[], Store]] = {
-        "csv": lambda: open_path_list(path, read_csv_paths(path)),
-        "lines": lambda: open_path_list(path, read_jsonl_paths(path)),
-        "parquet": lambda: open_parquet(path),
-        "tar": lambda: open_tar(path),
-    }
-    return [(openers[INPUT_KINDS[file_suffix(path)]](), None)]
+    match INPUT_KINDS[file_suffix(path)]:
+        case "parquet":
+            return [(open_parquet(path), None)]
+        case "tar":
+            return [(open_tar(path), None)]
+        case kind:
+            return [(open_path_list(path, (read_csv_paths if kind == "csv" else read_jsonl_paths)(path)), None)]
 
 
 def open_folder(folder: str, notes: list[str], progress: ProgressCallback | None) -> list[OpenedInput]:
