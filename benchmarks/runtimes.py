@@ -26,11 +26,11 @@ from vitrail.data.decode import open_image as opened_picture
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.export.comparison import generate_images
 from vitrail.deploy.export.export import SUFFIXES, convert_onnx, open_own_file, write_fp32_onnx, write_model
-from vitrail.deploy.export.onnx_graph import write_onnx
+from vitrail.deploy.export.graph import write_onnx
 from vitrail.deploy.export.quantise import Quantiser, has_vnni
 from vitrail.deploy.runtimes.base import ModelContract, Runtime
+from vitrail.deploy.runtimes.exported import openvino_core
 from vitrail.deploy.runtimes.open import build_contract
-from vitrail.deploy.runtimes.openvino import openvino_core
 from vitrail.inference import TorchRuntime, run_pixels
 
 SHARED = Path(__file__).parents[2] / "shared"

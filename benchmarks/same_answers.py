@@ -19,11 +19,12 @@ import measure
 import numpy as np
 from serving import Server
 
-from vitrail.deploy.predict.inputs import collect_inputs, load_pixels, sample_evenly
+from vitrail.deploy import RUNTIMES
+from vitrail.deploy.predict.inputs import collect_inputs, sample_evenly
 from vitrail.deploy.predict.predict import top_predictions
-from vitrail.deploy.runtimes.base import RUNTIMES, ModelContract
+from vitrail.deploy.runtimes.base import ModelContract
 from vitrail.deploy.runtimes.open import open_deployed_model
-from vitrail.inference import run_pixels
+from vitrail.inference import load_pixels, run_pixels
 
 
 def main() -> None:
@@ -65,8 +66,9 @@ def compared(model: str, data: list[str], limit: int) -> list[dict[str, Any]]:
 def prepared(where: str, contract: ModelContract, limit: int) -> tuple[np.ndarray, list[Path]]:
     """Return the readable images of a folder, preprocessed, and their files."""
     inputs = collect_inputs([where])
-    pixels, read = load_pixels(inputs, sample_evenly(inputs, limit), contract.preprocessing)
-    return pixels, [Path(inputs.name(place)) for place in read]
+    images = inputs.select(sample_evenly(inputs, limit))
+    pixels, read = load_pixels(images, contract.preprocessing)
+    return pixels, [Path(images.name(index)) for index in read.tolist()]
 
 
 def served(port: int, files: list[Path], wanted: np.ndarray, contract: ModelContract) -> tuple[int, float]:

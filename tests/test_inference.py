@@ -7,7 +7,7 @@ import torch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.predict.predict import top_predictions as predict_top
 from vitrail.deploy.runtimes.base import ModelContract
-from vitrail.inference import TorchRuntime, probabilities, rank_classes, run_batches, run_pixels
+from vitrail.inference import TorchRuntime, load_pixels, probabilities, rank_classes, run_batches, run_pixels
 from vitrail.serve.models import top_predictions as serve_top
 from vitrail.utils.text import format_table
 
@@ -90,6 +90,26 @@ def test_run_batches_yields_every_readable_image_in_order(tmp_path):
     assert stages[-1] == ("means", 8, 8)
     with pytest.raises(ValueError, match="batch size must be >= 1, got 0"):
         next(run_batches(np.copy, images, PREPROCESSING, {}, batch_size=0))
+
+
+def test_load_pixels_skips_any_number_of_unreadable_images(tmp_path):
+    from PIL import Image
+
+    from vitrail.deploy.predict.inputs import collect_inputs
+
+    for number in range(12):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number:02d}.png")
+    inputs = collect_inputs([tmp_path])
+    for number in range(10):
+        (tmp_path / f"{number:02d}.png").write_bytes(b"not an image")
+    stages = []
+    pixels, read = load_pixels(inputs.select(range(12)), PREPROCESSING, lambda *progress: stages.append(progress))
+    assert read.tolist() == [10, 11]
+    assert pixels.shape == (2, 3, 8, 8)
+    assert pixels[:, 0, 0, 0].tolist() == [10, 11]
+    assert stages[-1] == ("preparing", 12, 12)
+    with pytest.raises(ValueError, match="none of the 10 images can be read"):
+        load_pixels(inputs.select(range(10)), PREPROCESSING)
 
 
 def test_run_pixels_equals_one_call_per_batch():

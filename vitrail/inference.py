@@ -18,11 +18,12 @@ from vitrail.data.loader import Loader
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.workers import MAX_UNREADABLE
-from vitrail.metrics.probabilities import probabilities, rank_classes, top_classes
+from vitrail.metrics.calibration import probabilities, rank_classes, top_classes
 from vitrail.utils.devices import default_workers
 from vitrail.utils.progress import ProgressCallback
 
-__all__ = ["OutputBatch", "TorchRuntime", "probabilities", "rank_classes", "run_batches", "run_pixels", "top_classes"]
+__all__ = ["OutputBatch", "TorchRuntime", "load_pixels", "run_batches", "run_pixels"]
+__all__ += ["probabilities", "rank_classes", "top_classes"]
 
 BATCH_SIZE = 64
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -117,6 +118,17 @@ def run_batches(
     finally:
         unreadable.update(loader.unreadable)
         loader.close()
+
+
+def load_pixels(
+    images: Images, preprocessing: Preprocessing, progress: ProgressCallback | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pixels of the readable images, uint8 [n, C, H, W], and their indices in the dataset, int64 [n]."""
+    n, stage = len(images), "preparing"
+    run = run_batches(np.copy, images, preprocessing, {}, workers=0, progress=progress, stage=stage, max_unreadable=n)
+    if not (batches := list(run)):
+        raise ValueError(f"none of the {n:,} images can be read")
+    return np.concatenate([batch.outputs for batch in batches]), np.concatenate([batch.indices for batch in batches])
 
 
 def run_pixels(

@@ -10,7 +10,7 @@ import pytest
 from tests.data.making import tree
 from tests.deploy.exports import contract_of, pixels, saved, shared, tiny
 from vitrail.cli import main
-from vitrail.deploy.export import verify as proving
+from vitrail.deploy.export import export as exporting
 from vitrail.deploy.export.comparison import (
     RuntimeSpeed,
     SizeComparison,
@@ -22,7 +22,7 @@ from vitrail.deploy.export.comparison import (
     time_interleaved,
     tolerances_for,
 )
-from vitrail.deploy.export.verify import ExportRequest, VerificationError, export_and_verify
+from vitrail.deploy.export.verify import ExportRequest, VerificationError, VerifiedExport, export_and_verify
 from vitrail.deploy.runtimes.open import open_deployed_model
 
 pytest.importorskip("onnxruntime")
@@ -115,7 +115,7 @@ def test_failed_verification_leaves_the_old_file(tmp_path, monkeypatch):
     contract, shown = contract_of(model), VerificationImages(pixels(model), "made")
     path.write_bytes(b"what was there before")
     made = (shared() / "model.onnx").read_bytes()
-    monkeypatch.setattr(proving, "write_model", lambda _, contract, place, *others: place.write_bytes(made))
+    monkeypatch.setattr(exporting, "write_model", lambda _, contract, place, *others: place.write_bytes(made))
     model.head.bias.data += 0.01  # no longer what the file was made of
     asked = ExportRequest("onnx", timing_seconds=0.1)
     with pytest.raises(VerificationError, match=r"was not written: logits differ by 0\.01") as refused:
@@ -192,7 +192,9 @@ def test_fixed_size_file_rejects_another_size():
 def test_difference_at_another_size_fails(tmp_path, monkeypatch):
     model = tiny()
     monkeypatch.setattr(
-        proving, "compare_at_sizes", lambda *_: (SizeComparison((16, 16), compare_outputs(LOGITS, LOGITS + 0.1)),)
+        VerifiedExport,
+        "compare_at_sizes",
+        lambda *_: (SizeComparison((16, 16), compare_outputs(LOGITS, LOGITS + 0.1)),),
     )
     asked = ExportRequest("onnx", dynamic_size=True, timing_seconds=0.1)
     with pytest.raises(VerificationError, match=r"at 16×16 logits differ by 0\.1"):

@@ -8,9 +8,8 @@ import pytest
 from tests.deploy.asked import CLASSES, images, model, read, vitrail
 from tests.deploy.exports import saved, tiny
 from vitrail.deploy.runtimes import select as choosing
-from vitrail.deploy.runtimes.files import random_pixels
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
-from vitrail.deploy.runtimes.select import select_runtime
+from vitrail.deploy.runtimes.select import random_pixels, select_runtime
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +139,10 @@ def test_auto_takes_pytorch_without_other_runtimes(place, monkeypatch):
 def test_runtime_with_different_outputs_is_rejected(place, monkeypatch, tmp_path):
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed: pip install 'vitrail[onnx]'")
     from vitrail.deploy.export import export
-    from vitrail.deploy.runtimes import files as exported_files
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(export, "export", lambda model, contract, path, **how: path.write_bytes(b""))
-    monkeypatch.setattr(
-        exported_files, "open_exported_file", lambda *how: (lambda pixels: np.zeros((len(pixels), 7)), None)
-    )
+    monkeypatch.setattr(choosing, "open_exported_file", lambda *how: (lambda pixels: np.zeros((len(pixels), 7)), None))
     with pytest.raises(ValueError, match=r"onnx outputs of .* differ by .*: use --runtime torch"):
         open_deployed_model(place / "model.safetensors", runtime="onnx")
     assert not list(tmp_path.rglob("*.onnx"))

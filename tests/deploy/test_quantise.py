@@ -11,13 +11,13 @@ import torch
 from tests.data.making import tree
 from tests.deploy.exports import by_pytorch, contract_of, pixels, saved, tiny
 from vitrail.cli.export_images import load_calibration_images
-from vitrail.deploy.export import verify as proving
+from vitrail.deploy.export import export as exporting
 from vitrail.deploy.export.comparison import VerificationImages
 from vitrail.deploy.export.export import convert_onnx, open_own_file, write_fp32_onnx
-from vitrail.deploy.export.onnx_graph import store_half, write_onnx
+from vitrail.deploy.export.graph import store_half, write_onnx
 from vitrail.deploy.export.quantise import Quantiser, quantise_graph, run_graph
 from vitrail.deploy.export.verify import ExportRequest, export_and_verify
-from vitrail.deploy.runtimes.onnx import open_onnx
+from vitrail.deploy.runtimes.exported import open_onnx
 from vitrail.deploy.runtimes.open import open_checkpoint
 
 onnx = pytest.importorskip("onnx")
@@ -96,7 +96,7 @@ def test_int8_file_is_verified_and_opened(made, tmp_path, monkeypatch):
     model, source, images, _ = made
     path = tmp_path / "model.onnx"
     # The fp32 file exists already.
-    monkeypatch.setattr(proving, "write_fp32_onnx", lambda _, contract, place, uint8: shutil.copy(source, place))
+    monkeypatch.setattr(exporting, "write_fp32_onnx", lambda _, contract, place, uint8: shutil.copy(source, place))
     asked = ExportRequest("onnx", uint8=True, precision="int8", tolerance=30.0, timing_seconds=0.1)
     proof = export_and_verify(
         model, contract_of(model), path, asked, VerificationImages(images, "made"), calibration=images

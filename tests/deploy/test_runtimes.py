@@ -17,7 +17,7 @@ from tests.deploy.exports import pixels, shared, tiny
 from vitrail.data.decode import open_image as opened_picture
 from vitrail.deploy.export.export import convert_onnx, export, open_own_file
 from vitrail.deploy.export.torch_program import open_program
-from vitrail.deploy.runtimes.onnx import open_onnx
+from vitrail.deploy.runtimes.exported import open_onnx
 from vitrail.deploy.runtimes.open import open_checkpoint, open_deployed_model
 from vitrail.inference import run_pixels
 

@@ -238,7 +238,7 @@ def test_interrupted_update_keeps_the_old_index(place, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("vitrail.deploy.search.search.write_header", stop)
+        patch.setattr("vitrail.deploy.search.index.write_header", stop)
         assert main(["search", "index", "model.safetensors", "photos", "--out", "index", "--update"]) == 130
     capsys.readouterr()
     assert found(capsys, "index", "photos/red/0.png") == [query]

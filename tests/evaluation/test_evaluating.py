@@ -12,8 +12,9 @@ import vitrail
 from tests.data.making import tree
 from tests.evaluation import made
 from vitrail.data.sources import load_dataset
+from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.evaluation.loading import ComputeOptions, load_model
+from vitrail.evaluation.loading import ComputeOptions
 from vitrail.evaluation.selection import EvaluationData
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.reports.summary import get_interval
@@ -93,7 +94,7 @@ def test_evaluation_reproduces_the_metrics_of_a_run(tmp_path, monkeypatch):
     assert evaluate(run, "digits").evaluations[0].selection.split == "test"
     (run / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"is an unfinished run: vitrail train --resume"):
-        load_model(run)
+        open_checkpoint(run)
 
 
 def test_only_present_restricts_the_outputs(tmp_path):
@@ -184,7 +185,7 @@ def test_batch_size_and_workers_do_not_change_logits(tmp_path):
 def test_another_size_resizes_model_and_images(tmp_path):
     data, path = str(made.folder(tmp_path / "data")), made.model(tmp_path / "m.safetensors")
     found = evaluate(path, data, size=(16, 16)).evaluations[0]
-    assert found.loaded.model.config.image_size == found.loaded.preprocessing.size == (16, 16)
+    assert found.deployed.model.config.image_size == found.deployed.contract.preprocessing.size == (16, 16)
     assert found.measures["images"] == 63
     with pytest.raises(ValueError, match="not divisible"):
         evaluate(path, data, size=(9, 9))
@@ -295,7 +296,7 @@ def test_model_without_preprocessing_is_an_error(tmp_path):
     bare = vitrail.build(patch=4, width=16, depth=1, heads=2, classes=2, image_size=8)
     vitrail.save(bare, tmp_path / "bare.safetensors", labels=("a", "b"))
     with pytest.raises(ValueError, match="has no preprocessing"):
-        load_model(tmp_path / "bare.safetensors")
+        open_checkpoint(tmp_path / "bare.safetensors")
 
 
 def test_checksum_is_of_the_file(tmp_path):
@@ -303,5 +304,6 @@ def test_checksum_is_of_the_file(tmp_path):
 
     path = made.model(tmp_path / "run" / "model.safetensors")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert load_model(path).checksum == load_model(path.parent).checksum == digest
-    assert load_model(path).name == "run"
+    opened = open_checkpoint(path)
+    assert opened.contract.checksum == open_checkpoint(path.parent).contract.checksum == digest
+    assert opened.name == "run"

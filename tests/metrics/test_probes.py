@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 
 from vitrail.metrics import knn as knn_module
-from vitrail.metrics.few_shot import PENALTY, evaluate_few_shot, predict_least_squares, sample_shots
 from vitrail.metrics.knn import predict_knn
-from vitrail.metrics.linear import C_GRID, fit_linear_probe, split_held_out
+from vitrail.metrics.linear import (
+    C_GRID,
+    PENALTY,
+    evaluate_few_shot,
+    fit_linear_probe,
+    predict_least_squares,
+    sample_shots,
+    split_held_out,
+)
 
 Split = tuple[np.ndarray, np.ndarray]
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.deploy.export.comparison import VerificationReport
 
 DEFAULT_VERIFY_IMAGES, DEFAULT_CALIBRATION_IMAGES, MAX_GENERATED_IMAGES = 500, 64, 32
+OUT_HELP = "output file: " + ", ".join(RUNTIME_SUFFIXES).replace(".xml", ".xml (with a .bin beside it)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  vitrail export deit_tiny.safetensors deit.pt2                       torch.export program\n"
     )
     parser.add_argument("model", metavar="MODEL", help="checkpoint file or directory, run, hf://owner/name")
-    parser.add_argument("out", type=Path, metavar="OUT", help="output file: .onnx, .xml (with a .bin beside it), .pt2")
+    parser.add_argument("out", type=Path, metavar="OUT", help=OUT_HELP)
     parser.add_argument("--to", choices=tuple(RUNTIME_SUFFIXES.values()), help="target runtime [by the suffix of OUT]")
     parser.add_argument("--json", action="store_true", help="print the verification as JSON")
     graph = parser.add_argument_group("graph")
@@ -133,16 +134,8 @@ def export_from_options(options: argparse.Namespace, target: str) -> "Verificati
     progress = count_progress()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    deployed = open_checkpoint(
-        options.model,
-        torch.device("cpu"),
-        None,
-        options.merge,
-        options.size,
-        parse_assumptions(options),
-        options.take,
-        "fp32",
-    )
+    assume = parse_assumptions(options)
+    deployed = open_checkpoint(options.model, merge=options.merge, size=options.size, assume=assume, take=options.take)
     assert deployed.model is not None
     precision = next((name for name in ("int8", "fp16", "bf16") if getattr(options, name)), "fp32")
     request = ExportRequest(

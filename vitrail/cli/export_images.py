@@ -9,11 +9,11 @@ from vitrail.cli.export import MAX_GENERATED_IMAGES
 from vitrail.data.dataset import Images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.export.comparison import VerificationImages, generate_images
-from vitrail.deploy.predict.inputs import collect_inputs, load_pixels, sample_evenly
+from vitrail.deploy.predict.inputs import collect_inputs, sample_evenly
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.evaluation.class_mapping import match_classes, read_class_map
 from vitrail.evaluation.selection import EvaluationData, select_images
-from vitrail.inference import run_batches
+from vitrail.inference import load_pixels
 from vitrail.utils.progress import ProgressCallback
 
 
@@ -35,7 +35,7 @@ def load_verification_images(
         if options.split is not None or options.map is not None or options.label_from is not None:
             raise
         return load_unlabelled_images(options, pipeline, error, progress)
-    pixels, read = load_dataset_pixels(selection.images, pipeline, progress)
+    pixels, read = load_pixels(selection.images, pipeline, progress)
     images, notes = selection.images.select(read), list(selection.notes)
     targets = None
     try:
@@ -55,9 +55,10 @@ def load_unlabelled_images(
         inputs = collect_inputs([options.verify], progress)
     except (ValueError, OSError):  # not only the labels are missing
         raise error from None
-    pixels, read = load_pixels(inputs, sample_evenly(inputs, options.limit), pipeline, progress)
+    images = inputs.select(sample_evenly(inputs, options.limit))
+    pixels, read = load_pixels(images, pipeline, progress)
     notes = [f"{options.verify} is compared without labels, accuracy is not measured: {error}", *inputs.notes]
-    return VerificationImages(pixels, f"{options.verify}, unlabelled"), notes, {inputs.name(index) for index in read}
+    return VerificationImages(pixels, f"{options.verify}, unlabelled"), notes, image_names(images.select(read))
 
 
 def match_targets(options: argparse.Namespace, deployed: DeployedModel, images: Images) -> np.ndarray | None:
@@ -82,23 +83,12 @@ def load_calibration_images(
         note = "int8 is calibrated on generated images, which differ from yours: give --calibrate DATA"
         return generate_images(pipeline, count, seed=1), [note]
     inputs = collect_inputs([data], progress)  # labels are not needed
-    pixels, read = load_pixels(inputs, sample_evenly(inputs, count, verification_names), pipeline, progress)
-    overlap = sum(inputs.name(index) in verification_names for index in read)
+    images = inputs.select(sample_evenly(inputs, count, verification_names))
+    pixels, read = load_pixels(images, pipeline, progress)
+    overlap = sum(images.name(index) in verification_names for index in read.tolist())
     note = f"{overlap:,} images are used for both calibration and verification of int8: give --calibrate DATA"
     return pixels, [note] if overlap else []
 
 
 def image_names(images: Images) -> set[str]:
     return {images.name(index) for index in range(len(images))}
-
-
-def load_dataset_pixels(
-    images: Images, pipeline: Preprocessing, progress: ProgressCallback
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels of the readable images, uint8 [n, C, H, W], and their indices."""
-    batches = [
-        *run_batches(np.copy, images, pipeline, {}, batch_size=16, workers=0, progress=progress, stage="preparing")
-    ]
-    if not batches:
-        raise ValueError(f"none of the {len(images):,} images can be read")
-    return np.concatenate([batch.outputs for batch in batches]), np.concatenate([batch.indices for batch in batches])

@@ -242,8 +242,7 @@ def build_inspector(options: argparse.Namespace) -> "ModelInspector":
 def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[TokenModel, Preprocessing, str]":
     """Load a model on its device and at --size; return it with its preprocessing and its name."""
     from vitrail.analysis.record import find_vit
-    from vitrail.checkpoints.load import load
-    from vitrail.evaluation.loading import find_weights, require_preprocessing
+    from vitrail.checkpoints.load import find_weights, load, require_preprocessing
     from vitrail.training.distributed import pick_device
 
     device = pick_device(options.device)

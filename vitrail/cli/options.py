@@ -5,13 +5,17 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vitrail import deploy
+
 if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import InferenceOptions
 
 ArgumentParent = argparse.ArgumentParser | argparse._ArgumentGroup
 
-RUNTIMES = ("auto", "torch", "onnx", "openvino")
-MODEL_HELP = "checkpoint file or directory, run, hf://owner/name, or exported file (.onnx, .xml, .pt2)"
+RUNTIMES = ("auto", *deploy.RUNTIMES)
+MODEL_HELP = (
+    f"checkpoint file or directory, run, hf://owner/name, or exported file ({', '.join(deploy.RUNTIME_SUFFIXES)})"
+)
 ASSUME_HELP = (
     "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
     "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B, std=R,G,B, crop=0.9, fit=cover|squash, "

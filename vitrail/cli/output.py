@@ -73,7 +73,6 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
             inputs,
             options.out,
             row_format,
-            compute,
             top=top,
             limit=options.limit,
             options=output_identity(options, top),

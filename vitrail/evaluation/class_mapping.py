@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,8 @@ from vitrail.data.labels import drop_placeholder_labels, format_names, normalise
 from vitrail.utils.text import suggest_closest
 
 SYNSET = re.compile(r"(n\d{8})[\s,]+(\S.*)")
-HEADER_WORDS = {
-    "class",
-    "label",
-    "name",
-    "data",
-    "model",
-    "index",
-    "id",
-    "wnid",
-    "synset",
-    "folder",
-    "from",
-    "to",
-    "target",
-}
+HEADER_WORDS = {"class", "label", "name", "data", "model", "index", "id", "wnid", "synset", "folder"}
+HEADER_WORDS |= {"from", "to", "target"}
 
 
 @dataclass(frozen=True)
@@ -107,10 +94,8 @@ def _parse_json(file: str, text: str) -> ClassPairs | NamesByIndex:
         return NamesByIndex([(_parse_index(file, key), _class_names(file, value)) for key, value in data], False)
     for key, value in data:
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ValueError(
-                f"{file}: {key!r} must map to a class name or index, got "
-                f"{json.dumps(value, default=str, skipkeys=True)[:60]}"
-            )
+            got = json.dumps(value, default=str, skipkeys=True)[:60]
+            raise ValueError(f"{file}: {key!r} must map to a class name or index, got {got}")
     return list(data)
 
 
@@ -129,8 +114,13 @@ def split_synonyms(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def is_index(text: str) -> bool:
+    """Return True for ASCII digits."""
+    return text.isascii() and text.isdecimal()
+
+
 def _parse_index(file: str, key: str) -> int:
-    if not (key.isascii() and key.isdecimal()):
+    if not is_index(key):
         raise ValueError(f"{file}: {key!r} is not an index: expected integers from 0")
     return int(key)
 
@@ -160,11 +150,8 @@ def _parse_csv(file: str, text: str, delimiter: str | None) -> ClassPairs:
 def _parse_lines(file: str, lines: list[str]) -> ClassPairs | NamesByIndex:
     synsets = [SYNSET.fullmatch(line) for line in lines]
     if all(synsets):
-        names = []
-        for index, match in enumerate(synsets):
-            assert match is not None
-            names.append((index, [*split_synonyms(match[2]), match[2], match[1]]))
-        return NamesByIndex(names, True)
+        names = [[*split_synonyms(match[2]), match[2], match[1]] for match in synsets if match]
+        return NamesByIndex(list(enumerate(names)), True)
     if all(line.count("\t") == 1 for line in lines):
         return _parse_csv(file, "\n".join(lines), "\t")
     return NamesByIndex([(index, _class_names(file, line)) for index, line in enumerate(lines)], True)
@@ -183,21 +170,16 @@ def _map_by_index(file: str, names_by_index: ClassNames, outputs: int, is_comple
             indices.setdefault(normalise_class_name(name), {})[index] = None
     for index, _ in names_by_index:  # the index is also a name, unless another class has it
         indices.setdefault(str(index), {index: None})
-    return ClassMap(
-        file,
-        {name: tuple(found) for name, found in indices.items()},
-        {index: normalise_class_name(names[0]) for index, names in names_by_index},
-    )
+    labels = {index: normalise_class_name(names[0]) for index, names in names_by_index}
+    return ClassMap(file, {name: tuple(found) for name, found in indices.items()}, labels)
 
 
 def _map_by_pairs(file: str, pairs: ClassPairs, names: Sequence[str] | None, outputs: int) -> ClassMap:
     if duplicates := _find_duplicates(normalise_class_name(data) for data, _ in pairs):
         raise ValueError(f"{file} lists {duplicates[0]!r} twice: remove one")
-    known: dict[str, list[int]] = {}
-    for index, name in enumerate(names or ()):
-        known.setdefault(normalise_class_name(name), []).append(index)
+    known = _group_by_name(map(normalise_class_name, names or ()))
     unknown = [model for _, model in pairs if isinstance(model, str) and not _is_model_class(model, known)]
-    if len(unknown) == len(pairs) and all(data.isascii() and data.isdecimal() for data, _ in pairs):
+    if len(unknown) == len(pairs) and all(is_index(data) for data, _ in pairs):
         return _map_by_index(file, [(int(data), _class_names(file, model)) for data, model in pairs], outputs, False)
     if unknown:
         if known:
@@ -205,18 +187,27 @@ def _map_by_pairs(file: str, pairs: ClassPairs, names: Sequence[str] | None, out
         raise ValueError(f"{file}: the model has no class names, so {unknown[0]!r} must be an index from 0")
     matched = {}
     for data, model in pairs:
-        indices = (known.get(normalise_class_name(model)) if isinstance(model, str) else None) or [int(model)]
+        indices = known.get(normalise_class_name(model), ()) if isinstance(model, str) else ()
+        index = indices[0] if indices else int(model)
         if len(indices) > 1:
             first, second = indices[:2]
             raise ValueError(f"{file}: {model!r} names the model's classes {first} and {second}: give the index")
-        if not 0 <= indices[0] < outputs:
-            raise ValueError(f"{file}: index {indices[0]:,} of {data!r} is out of range for {outputs:,} classes")
-        matched[normalise_class_name(data)] = (indices[0],)
+        if not 0 <= index < outputs:
+            raise ValueError(f"{file}: index {index:,} of {data!r} is out of range for {outputs:,} classes")
+        matched[normalise_class_name(data)] = (index,)
     return ClassMap(file, matched, {index: data for data, (index,) in reversed(matched.items())})
 
 
-def _is_model_class(model: str, known: dict[str, list[int]]) -> bool:
-    return normalise_class_name(model) in known or (model.isascii() and model.removeprefix("-").isdecimal())
+def _is_model_class(model: str, known: Container[str]) -> bool:
+    return normalise_class_name(model) in known or is_index(model.removeprefix("-"))
+
+
+def _group_by_name(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return the indices of each name."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for index, name in enumerate(names):
+        groups[name] = (*groups.get(name, ()), index)
+    return groups
 
 
 def _find_duplicates(values: Iterable[Any]) -> list[Any]:
@@ -275,13 +266,11 @@ def match_classes(
 
 def match_by_index(classes: list[str], outputs: int, nameless: bool) -> list[int]:
     """Return the class names as indices; raise ValueError if they are not indices of the model."""
-    words = [name for name in classes if not (name.isascii() and name.isdecimal())]
-    if words and nameless:
+    if words := [name for name in classes if not is_index(name)]:
+        shown = f"{format_names(words, limit=3)} is not an index"
         raise ValueError(
-            f"the model has no class names, and {format_names(words, limit=3)} is not an index: {MAP_HINT}"
+            f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"--map index: {shown}"
         )
-    if words:
-        raise ValueError(f"--map index: {format_names(words, limit=3)} is not an index")
     if beyond := [name for name in classes if int(name) >= outputs]:
         raise ValueError(f"class {beyond[0]} is out of range: the model's classes are 0 to {outputs - 1:,}")
     return [int(name) for name in classes]
@@ -291,13 +280,11 @@ def match_by_name(
     classes: list[str], names: tuple[str, ...] | None, class_map: ClassMap | None
 ) -> tuple[list[int], str]:
     """Return the indices of classes by the mapping file, else by the model's names, and the method."""
-    known: dict[str, tuple[int, ...]] = {}
-    for index, name in enumerate(names or ()):
-        known[name] = (*known.get(name, ()), index)
+    known = _group_by_name(names or ())
     if class_map is not None:
         known |= class_map.indices
         for name in classes:  # 0007 is 7
-            if name not in known and name.isascii() and name.isdecimal() and str(int(name)) in class_map.indices:
+            if name not in known and is_index(name) and str(int(name)) in class_map.indices:
                 known[name] = class_map.indices[str(int(name))]
     if unknown := [name for name in classes if name not in known]:
         where = f"the model and {class_map.file}" if class_map else "the model"

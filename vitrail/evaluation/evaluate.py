@@ -11,8 +11,9 @@ import numpy as np
 
 from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels
+from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.evaluation.class_mapping import ClassMatching, match_classes, read_class_map
-from vitrail.evaluation.loading import ComputeOptions, LoadedModel, compute_logits, load_for_evaluation
+from vitrail.evaluation.loading import ComputeOptions, compute_logits, open_for_evaluation, read_training_data
 from vitrail.evaluation.result import ModelEvaluation, write_predictions
 from vitrail.evaluation.selection import EvaluationData, select_images
 from vitrail.metrics.paired import compare_correct, compare_map
@@ -50,10 +51,8 @@ class EvaluationResult:
     def as_dict(self) -> dict[str, Any]:
         """Return all results for JSON: the model's at the top level, the others' in `against`."""
         first, *others = [evaluation.as_dict() for evaluation in self.evaluations]
-        compared = [
-            pair_to_dict(pair, self.names) | {"verdict": verdict}
-            for pair, verdict in zip(self.pairs, self.verdicts, strict=True)
-        ]
+        pairs = zip(self.pairs, self.verdicts, strict=True)
+        compared = [pair_to_dict(pair, self.names) | {"verdict": verdict} for pair, verdict in pairs]
         more = {"against": others, "comparisons": compared, "caution": self.caution or None}
         return first | (more if others else {})
 
@@ -128,56 +127,42 @@ def evaluate(
     maps class names, or "index" if the data's classes are the model's indices.
     """
     request = EvaluationData(data) if isinstance(data, str) else data
-    loaded = [
-        load_for_evaluation(
-            where,
-            device=compute.device,
-            size=size,
-            assume=assume if not number else None,
-            take=take if not number else None,
-            runtime=runtime if not number else "torch",
-            merge=merge if not number else 0,
-            precision=compute.precision,
-        )
-        for number, where in enumerate((model, *against))
-    ]
-    for item in loaded:
-        if item.model.config.classes is None:
+    first = open_for_evaluation(model, compute, size=size, assume=assume, take=take, runtime=runtime, merge=merge)
+    models = [first, *(open_for_evaluation(where, compute, size=size) for where in against)]
+    for item in models:
+        if item.contract.labels is None:
             raise ValueError(f"{item.where} has no classifier: use --probe knn, linear or few-shot")
 
     def match_all(images: Images) -> list[ClassMatching]:
-        return [match_to_model(item, images, class_map) for item in loaded]
+        return [match_to_model(item, images, class_map) for item in models]
 
-    names = make_names_unique([item.name for item in loaded])
-    trained = {name: item.training_data for name, item in zip(names, loaded, strict=True)}
+    names = make_names_unique([item.name for item in models])
+    trained = {name: read_training_data(item) for name, item in zip(names, models, strict=True)}
     selection = select_images(request, trained, progress, match_all)
     matchings = match_all(selection.images)
     if only_present and not selection.images.is_multi_label and min(len(item.present) for item in matchings) < 2:
         raise ValueError("--only-present leaves a single class, so accuracy is always 1: omit it")
     machine = describe_environment(Team(0, 1, compute.device), compute.precision) | {"batch size": compute.batch_size}
+    outputs = (compute_logits(item, selection.images, compute, progress) for item in models)
     evaluations = [
-        ModelEvaluation(
-            item, selection, matching, compute_logits(item, selection.images, compute, progress), only_present, machine
-        )
-        for item, matching in zip(loaded, matchings, strict=True)
+        ModelEvaluation(item, selection, matching, output, only_present, machine)
+        for item, matching, output in zip(models, matchings, outputs, strict=True)
     ]
     pairs = [compare_pair(evaluations, index) for index in range(1, len(evaluations))]
     return EvaluationResult(evaluations, names, pairs, tuple(command))
 
 
-def match_to_model(opened: LoadedModel, images: Images, class_map: str | Path | None) -> ClassMatching:
+def match_to_model(deployed: DeployedModel, images: Images, class_map: str | Path | None) -> ClassMatching:
     """Match the data's classes to the model's outputs; errors name the model."""
-    outputs = opened.model.config.classes
-    assert outputs is not None
-    labels = opened.model.labels
+    assert deployed.contract.labels is not None
+    outputs, labels = len(deployed.contract.labels), deployed.class_names
     try:
         if class_map is None or str(class_map) == "index":
             return match_classes(images, labels, outputs, class_map and "index")
-        return match_classes(
-            images, labels, outputs, read_class_map(class_map, drop_placeholder_labels(labels), outputs)
-        )
+        mapped = read_class_map(class_map, drop_placeholder_labels(labels), outputs)
+        return match_classes(images, labels, outputs, mapped)
     except ValueError as error:
-        raise ValueError(f"{opened.name}: {error}") from None
+        raise ValueError(f"{deployed.name}: {error}") from None
 
 
 def compare_pair(evaluations: list[ModelEvaluation], index: int) -> PairComparison:
@@ -190,9 +175,8 @@ def compare_pair(evaluations: list[ModelEvaluation], index: int) -> PairComparis
         return PairComparison(0, index, split, compare_correct(one, two))
     # Classes of the data that map to one output of both models count as one class, as in the metrics.
     used = np.flatnonzero(first.matching.indices >= 0)
-    joint, column = np.unique(
-        np.stack([item.matching.indices[used] for item in (first, second)]), axis=1, return_inverse=True
-    )
+    outputs = np.stack([item.matching.indices[used] for item in (first, second)])
+    joint, column = np.unique(outputs, axis=1, return_inverse=True)
     labels, targets = first.selection.images.targets[both], np.zeros((int(both.sum()), joint.shape[1]), np.uint8)
     for data_class, joint_class in zip(used, column.ravel(), strict=True):
         targets[:, joint_class] |= labels[:, data_class]
@@ -202,9 +186,5 @@ def compare_pair(evaluations: list[ModelEvaluation], index: int) -> PairComparis
 
 def make_names_unique(names: list[str]) -> list[str]:
     """Return the names, with a number added to duplicates."""
-    seen: dict[str, int] = {}
-    unique = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return unique
+    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]

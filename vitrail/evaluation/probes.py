@@ -1,18 +1,18 @@
 """Probe the features of a frozen model on a dataset: k-NN, linear and few-shot classifiers."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from vitrail.data.sources.splits import TRAIN_ONLY_FRACTIONS
-from vitrail.evaluation.loading import load_model
+from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.metrics import compute_metrics, score_name
-from vitrail.metrics.few_shot import DRAWS, SHOTS, FewShotResult, evaluate_few_shot
 from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, predict_knn
-from vitrail.metrics.linear import fit_linear_probe
+from vitrail.metrics.linear import DRAWS, SHOTS, evaluate_few_shot, fit_linear_probe
 from vitrail.models.sizes import closest
 from vitrail.training.distributed import pick_device
 from vitrail.training.features import Features, extract_features, hash_model
@@ -51,14 +51,6 @@ class ProbeResult:
         return self.key[0]
 
 
-@dataclass(frozen=True)
-class ProbeKind:
-    """A probe and its supported data."""
-
-    run: Callable[[Features, Features, int, ProbeSettings], Iterator[ProbeResult]]  # of train, test, classes
-    supports_multilabel: bool = True
-
-
 def probe_knn(train: Features, test: Features, classes: int, settings: ProbeSettings) -> Iterator[ProbeResult]:
     """Yield the result of a k-NN classifier."""
     start = time.monotonic()
@@ -94,37 +86,17 @@ def probe_few_shot(train: Features, test: Features, classes: int, settings: Prob
             train.values, train.targets, test.values, test.targets, classes, shots, settings.draws, settings.seed
         )
         scarce = f", all images of {len(result.scarce_classes)} smaller classes" if result.scarce_classes else ""
-        details = {
-            "shots": shots,
-            "draws": len(result.accuracies),
-            "accuracies": list(result.accuracies),
-            "pictures": result.images,
-            "scarce_classes": len(result.scarce_classes),
-        }
-        yield ProbeResult(
-            ("few-shot", str(shots)),
-            f"{shots} per class{scarce}",
-            result.mean,
-            result.interval,
-            time.monotonic() - start,
-            classes * (train.values.shape[1] + 1),
-            details,
-            describe_spread(result, len(train.values)),
-        )
+        details = {"shots": shots, "draws": len(result.accuracies), "accuracies": list(result.accuracies)}
+        details |= {"pictures": result.images, "scarce_classes": len(result.scarce_classes)}
+        spread = "one draw" if result.interval is None else f"over {len(result.accuracies)} draws"
+        spread = "none: every image is drawn" if result.images == len(train.values) else spread
+        key, about, seconds = ("few-shot", str(shots)), f"{shots} per class{scarce}", time.monotonic() - start
+        parameters = classes * (train.values.shape[1] + 1)
+        yield ProbeResult(key, about, result.mean, result.interval, seconds, parameters, details, spread)
 
 
-def describe_spread(result: FewShotResult, n_images: int) -> str:
-    """Return the origin of the few-shot interval, or the reason why there is none."""
-    if result.images == n_images:
-        return "none: every image is drawn"
-    return "one draw" if result.interval is None else f"over {len(result.accuracies)} draws"
-
-
-PROBES = {
-    "knn": ProbeKind(probe_knn),
-    "linear": ProbeKind(probe_linear),
-    "few-shot": ProbeKind(probe_few_shot, supports_multilabel=False),
-}
+PROBES = {"knn": probe_knn, "linear": probe_linear, "few-shot": probe_few_shot}
+SINGLE_LABEL_PROBES = ("few-shot",)
 
 
 def score_logits(logits: np.ndarray, targets: np.ndarray) -> tuple[float, tuple[float, float], dict[str, Any]]:
@@ -157,17 +129,11 @@ class ProbeReport:
         """Return the report for JSON, with each row under its key; a single row also at the top level."""
         probes: dict[str, Any] = {}
         for row in self.results:
-            *outer, last = row.key
-            node = probes
-            for part in outer:
-                node = node.setdefault(part, {})
-            node[last] = self.result_as_dict(row)
+            probe, *rest = row.key
+            values = self.result_as_dict(row)
+            probes[probe] = probes.get(probe, {}) | {rest[0]: values} if rest else values
         return {
-            "model": self.model,
-            "data": self.data,
-            "split": self.split,
-            "classes": self.classes,
-            "train": self.train,
+            **{name: getattr(self, name) for name in ("model", "data", "split", "classes", "train")},
             "n": self.images,
             **(self.result_as_dict(self.results[0]) if len(self.results) == 1 else {}),
             "features": {"width": self.width, "seconds": round(self.seconds, 3), "cached": self.cached},
@@ -211,26 +177,18 @@ def probe(
     check_probe_names(probes)
     prepared = prepared or prepare_for_probes(data, progress)
     multilabel, classes = prepared.train.is_multi_label, len(prepared.labels)
-    if multilabel:
-        check_multilabel(probes)
-    loaded = load_model(model, size=size, assume=assume, take=take, classes=None)
+    if multilabel and (unsupported := [name for name in probes if name in SINGLE_LABEL_PROBES]):
+        others = " or ".join(name for name in PROBES if name not in SINGLE_LABEL_PROBES)
+        raise ValueError(f"{unsupported[0]} does not support multi-label data: use --probe {others}")
+    opened = open_checkpoint(model, output_kind="features", size=size, assume=assume, take=take)
+    network, preprocessing = opened.model, opened.contract.preprocessing
+    assert network is not None
     split = "test" if "test" in prepared.splits else "validation"
-    identity = hash_model(loaded.model, loaded.preprocessing) if cache else None
-    target = pick_device(device)
-    train, test = (
-        extract_features(
-            loaded.model,
-            loaded.preprocessing,
-            prepared.splits[name],
-            identity=identity,
-            device=target,
-            workers=workers,
-            cache=cache,
-            progress=progress,
-        )
-        for name in ("train", split)
-    )
-    rows = [row for name in probes for row in PROBES[name].run(train, test, classes, settings)]
+    identity = hash_model(network, preprocessing) if cache else None
+    extract = partial(extract_features, network, preprocessing, identity=identity, device=pick_device(device))
+    splits = (prepared.splits[name] for name in ("train", split))
+    train, test = (extract(images, workers=workers, cache=cache, progress=progress) for images in splits)
+    rows = [row for name in probes for row in PROBES[name](train, test, classes, settings)]
     skipped = dict(prepared.skipped) | train.unreadable | test.unreadable
     return ProbeReport(
         model=model,
@@ -267,11 +225,3 @@ def check_probe_names(probes: Sequence[str]) -> None:
             raise ValueError(f"unknown probe {name!r}: {closest(name, list(PROBES))}")
     if not probes:
         raise ValueError(f"no probe given: use {', '.join(PROBES)}")
-
-
-def check_multilabel(probes: Sequence[str]) -> None:
-    """Raise ValueError for probes without multi-label support."""
-    for name in probes:
-        if not PROBES[name].supports_multilabel:
-            supported = " or ".join(other for other, kind in PROBES.items() if kind.supports_multilabel)
-            raise ValueError(f"{name} does not support multi-label data: use --probe {supported}")

@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.checkpoints.load import build_meta_model
+from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.evaluation.class_mapping import ClassMatching
-from vitrail.evaluation.loading import LoadedModel, ModelOutputs
+from vitrail.evaluation.loading import ModelOutputs
 from vitrail.evaluation.selection import SelectedData
 from vitrail.inference import probabilities, rank_classes
 from vitrail.metrics import accuracy, find_confident_mistakes, find_worst_label, multilabel
 from vitrail.metrics.calibration import compute_reliability
 from vitrail.metrics.intervals import wilson_interval
+from vitrail.models.registry import config_from_json
 from vitrail.reports.run import EvaluatedSplit
 from vitrail.training.runs.predictions import MAX_MISTAKES, encode_thumbnail, summarise_metrics
 from vitrail.training.runs.record import fingerprint_split
@@ -31,7 +34,7 @@ MAX_CONFUSED_PAIRS = 20
 class ModelEvaluation:
     """A model, the images, and its outputs for them."""
 
-    loaded: LoadedModel
+    deployed: DeployedModel
     selection: SelectedData
     matching: ClassMatching
     outputs: ModelOutputs
@@ -87,20 +90,17 @@ class ModelEvaluation:
     def class_rows(self) -> list[dict[str, Any]]:
         """Return a row for each class present in the data, in the order of the outputs."""
         evaluation = self.evaluation
-        metrics = (
-            multilabel.compute_label_metrics(evaluation.logits, evaluation.targets)
-            if evaluation.is_multilabel
-            else accuracy.compute_class_metrics(evaluation.predictions)
-        )
+        if evaluation.is_multilabel:
+            metrics = multilabel.compute_label_metrics(evaluation.logits, evaluation.targets)
+        else:
+            metrics = accuracy.compute_class_metrics(evaluation.predictions)
+        rates = [name for name in ("recall", "precision", "f1", "average_precision") if name in metrics]
         rows = []
         for k in np.flatnonzero(metrics["support"] > 0).tolist():
             support, correct = int(metrics["support"][k]), int(metrics["right"][k])
             row = {"class": self.labels[k], "index": int(self.columns[k]), "n": support, "right": correct}
             row |= {"said": int(metrics["said"][k]), "interval": list(wilson_interval(correct, support))}
-            row |= {name: nan_to_none(metrics[name][k]) for name in ("recall", "precision", "f1")}
-            if evaluation.is_multilabel:
-                row["average_precision"] = nan_to_none(metrics["average_precision"][k])
-            rows.append(row)
+            rows.append(row | {name: nan_to_none(metrics[name][k]) for name in rates})
         return rows
 
     def mistake_rows(self) -> list[dict[str, Any]]:
@@ -114,8 +114,8 @@ class ModelEvaluation:
                 row |= {"labels": labels, "about": self.labels[worst], "probability": probability}
             else:
                 predictions = evaluation.predictions
-                row |= {"label": self.labels[int(predictions.targets[index])]}
-                row |= {"predicted": self.labels[int(predictions.predicted[index])]}
+                true, predicted = int(predictions.targets[index]), int(predictions.predicted[index])
+                row |= {"label": self.labels[true], "predicted": self.labels[predicted]}
                 row |= {"probability": float(predictions.confidence[index])}
             rows.append(row)
         return rows
@@ -137,44 +137,36 @@ class ModelEvaluation:
         """Return the bins of the reliability diagram."""
         evaluation = self.evaluation
         if evaluation.is_multilabel:
-            bins = compute_reliability(
-                probabilities(evaluation.logits, multilabel=True).ravel(), (evaluation.targets > 0).ravel()
-            )
+            scores = probabilities(evaluation.logits, multilabel=True)
+            bins = compute_reliability(scores.ravel(), (evaluation.targets > 0).ravel())
         else:
             bins = compute_reliability(evaluation.predictions.confidence, evaluation.predictions.correct)
-        return [
-            {
-                "low": bin.low,
-                "high": bin.high,
-                "n": bin.count,
-                "sure": nan_to_none(bin.confidence),
-                "right": nan_to_none(bin.accuracy),
-            }
-            for bin in bins
-        ]
+        edges = [{"low": bin.low, "high": bin.high, "n": bin.count} for bin in bins]
+        rates = [{"sure": nan_to_none(bin.confidence), "right": nan_to_none(bin.accuracy)} for bin in bins]
+        return [edge | rate for edge, rate in zip(edges, rates, strict=True)]
 
     def model_dict(self) -> dict[str, Any]:
         """Return the description of the model."""
-        model, pipeline = self.loaded.model, self.loaded.preprocessing
+        deployed, contract = self.deployed, self.deployed.contract
+        model, pipeline = deployed.model, contract.preprocessing
+        model = build_meta_model(config_from_json(contract.config)) if model is None else model
+        is_plain = deployed.file is None and not deployed.notes  # PyTorch, neither chosen nor with merged tokens
         return {
             "name": model.config.describe(),
-            "file": self.loaded.where,
-            "sha256": self.loaded.checksum,
+            "file": deployed.where,
+            "sha256": contract.checksum,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "classes": len(self.matching.labels),
             "image_size": list(pipeline.size),
             "preprocessing": pipeline.describe(),
-            **({} if self.loaded.runtime is None else {"runtime": self.loaded.runtime.name}),
+            **({} if is_plain else {"runtime": deployed.runtime.name}),
         }
 
     def speed_dict(self) -> dict[str, Any]:
         """Return images per second, with and without preprocessing."""
         count, outputs = int(self.outputs.is_read.sum()), self.outputs
-        return {
-            "images_per_second": count / max(1e-9, outputs.seconds),
-            "model_images_per_second": count / max(1e-9, outputs.model_seconds),
-            "seconds": round(outputs.seconds, 3),
-        }
+        whole, model = (count / max(1e-9, seconds) for seconds in (outputs.seconds, outputs.model_seconds))
+        return {"images_per_second": whole, "model_images_per_second": model, "seconds": round(outputs.seconds, 3)}
 
     def data_dict(self) -> dict[str, Any]:
         """Return the description of the data."""

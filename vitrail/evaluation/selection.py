@@ -38,17 +38,9 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
         if not label or not label.strip() or printable_path(label) != label:
             raise ValueError(f"--label-from '{pattern}' matches no class in {store.name(item)}: change the pattern")
         labels.append(label)
-    note = f"classes are matches of '{pattern}' in file names"
-    return build_dataset(
-        folder,
-        "file names",
-        store,
-        labels,
-        [None] * len(labels),
-        parts.ReadOptions(parts.TRAIN_ONLY_FRACTIONS),
-        notes=(note,),
-        skipped=walk.skipped,
-    )
+    notes, splits = (f"classes are matches of '{pattern}' in file names",), [None] * len(labels)
+    options = parts.ReadOptions(parts.TRAIN_ONLY_FRACTIONS)
+    return build_dataset(folder, "file names", store, labels, splits, options, notes=notes, skipped=walk.skipped)
 
 
 TASKS = {"auto": None, "single": False, "multi": True}

@@ -33,6 +33,10 @@ class StepTime:
         """Return the number of steps that fit into a time budget, besides startup and evaluation."""
         return int(max(0.0, seconds - self.startup - self.evaluation) / self.step)
 
+    def total_minutes(self, steps: int) -> float:
+        """Return the minutes of a training of this length."""
+        return (self.startup + self.evaluation + steps * self.step) / 60
+
 
 def measure_step_time(recipe: Recipe, prepared: Prepared, machine: Machine) -> StepTime:
     """Run a few training steps of a recipe without saving, and return their duration."""
@@ -42,23 +46,18 @@ def measure_step_time(recipe: Recipe, prepared: Prepared, machine: Machine) -> S
         model = run.prepare_model()
         tune(model, recipe.tune)
         loader = run.loaders.training()
-        checkpoints = Checkpoints(Path(), team)  # unused: nothing is saved
+        how = {"accumulate": recipe.accumulate, "precision": recipe.precision, "seed": recipe.seed}
+        plan = Plan(MEASURED_STEPS, MEASURED_STEPS, **how)
         training = Trainer(
             task=run.build_task(model, MEASURED_STEPS),
             loader=loader,
             normalise=recipe.preprocessing.normalise,
             optim=recipe.optimizer,
             schedule=recipe.schedule,
-            plan=Plan(
-                MEASURED_STEPS,
-                MEASURED_STEPS,
-                accumulate=recipe.accumulate,
-                precision=recipe.precision,
-                seed=recipe.seed,
-            ),
+            plan=plan,
             team=team,
             journal=MetricsLog(None),
-            checkpoints=checkpoints,
+            checkpoints=Checkpoints(Path(), team),  # unused: nothing is saved
             validate=dict,
             on_best=lambda: None,
             ema=recipe.ema,
@@ -68,12 +67,9 @@ def measure_step_time(recipe: Recipe, prepared: Prepared, machine: Machine) -> S
             for step, epoch, batch in training.batches():
                 training.train_step(step, epoch, batch)
                 marks.append(time.monotonic())
-            return StepTime(
-                startup=marks[0] - start,
-                step=(marks[-1] - marks[0]) / (len(marks) - 1),
-                evaluation=measure_evaluation(run.loaders, training),
-                steps_per_epoch=loader.steps_per_epoch,
-            )
+            step = (marks[-1] - marks[0]) / (len(marks) - 1)
+            evaluation = measure_evaluation(run.loaders, training)
+            return StepTime(marks[0] - start, step, evaluation, loader.steps_per_epoch)
         finally:
             run.loaders.close()
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.evaluation.loading import find_weights, load_model
+from vitrail.checkpoints.load import find_weights
+from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.evaluation.probes import ProbeSettings, probe
 from vitrail.evaluation.step_time import VALIDATIONS_PER_RUN, StepTime, measure_step_time
 from vitrail.metrics import score_name
@@ -100,9 +101,9 @@ def read_table(directory: Path) -> TransferTable | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        rows = tuple(
-            TransferRow(**{**row, "interval": (row["interval"][0], row["interval"][1])}) for row in data["rows"]
-        )
+        intervals = [(row["interval"][0], row["interval"][1]) for row in data["rows"]]
+        pairs = zip(data["rows"], intervals, strict=True)
+        rows = tuple(TransferRow(**{**row, "interval": interval}) for row, interval in pairs)
         if unknown := [row.method for row in rows if row.method not in METHODS]:
             raise ValueError(f"unknown method {unknown[0]!r}")
         return TransferTable(**{**data, "rows": rows})
@@ -171,18 +172,9 @@ class TransferComparison:
     def run_probes(self, methods: Sequence[str]) -> None:
         """Run probes, which share their features. They are not limited by the budget."""
         with self.count_time(*methods):
-            report = probe(
-                self.model,
-                self.data,
-                methods,
-                ProbeSettings(seed=self.seed),
-                device=self.machine.device,
-                workers=self.machine.workers,
-                cache=self.cache,
-                size=self.size,
-                prepared=self.prepared,
-                progress=self.progress,
-            )
+            options = {"device": self.machine.device, "workers": self.machine.workers, "cache": self.cache}
+            options |= {"size": self.size, "prepared": self.prepared, "progress": self.progress}
+            report = probe(self.model, self.data, methods, ProbeSettings(seed=self.seed), **options)
             self.table.unreadable |= report.unreadable
             for note in report.notes:
                 self.report(note)
@@ -207,15 +199,11 @@ class TransferComparison:
                 self.skip_method(method, f"the budget of {self.table.minutes:g} minutes is used up; raise --minutes")
             elif (planned := self.plan_steps(method, share)) is not None:
                 steps, pace = planned
+                overrides = self.overrides(method) | {"steps": steps}
+                settings = [f"validate_every={steps / VALIDATIONS_PER_RUN / pace.steps_per_epoch}"]
+                options = {"machine": self.machine, "listeners": self.listeners, "progress": self.progress}
                 directory, summary = train(
-                    self.data,
-                    init=self.model,
-                    out=directory,
-                    overrides=self.overrides(method) | {"steps": steps},
-                    settings=[f"validate_every={steps / VALIDATIONS_PER_RUN / pace.steps_per_epoch}"],
-                    machine=self.machine,
-                    listeners=self.listeners,
-                    progress=self.progress,
+                    self.data, init=self.model, out=directory, overrides=overrides, settings=settings, **options
                 )
                 self.add_result(self.build_row(method, directory, summary, self.total_seconds(method, elapsed())))
 
@@ -228,15 +216,14 @@ class TransferComparison:
         max_steps, fitting = recipe.total_steps(pace.steps_per_epoch), pace.fit_steps(available)
         min_steps = min(max_steps, pace.steps_per_epoch, MIN_STEPS)
         if fitting < min_steps:
-            needed = (pace.startup + pace.evaluation + min_steps * pace.step) / 60
-            self.skip_method(
-                method,
-                f"its share of {max(0.0, available) / 60:.1f} minutes is too short for {min_steps} steps, which take "
-                f"{needed:.1f} with evaluation; raise --minutes, or give fewer --methods",
-            )
+            short = f"its share of {max(0.0, available) / 60:.1f} minutes is too short for {min_steps} steps"
+            needed = f"which take {pace.total_minutes(min_steps):.1f} with evaluation"
+            self.skip_method(method, f"{short}, {needed}; raise --minutes, or give fewer --methods")
             return None
         steps = min(max_steps, fitting)
-        self.report(describe_training(method, steps, max_steps, pace))
+        cut = "" if steps == max_steps else f" of the recipe's {max_steps:,}"
+        length = f"{steps:,} steps{cut}, {steps / pace.steps_per_epoch:.1f} epochs at {pace.step:.2f} s per step"
+        self.report(f"{method}: {length}, about {pace.total_minutes(steps):.1f} minutes")
         return steps, pace
 
     def overrides(self, method: str) -> dict[str, Any]:
@@ -252,26 +239,9 @@ class TransferComparison:
         run = read_json(directory / "run.json")
         n_images = summary["steps"] * read_json(directory / "recipe.json")["batch_size"]
         epochs = n_images / max(1, run["data"]["splits"]["train"]["images"])
-        low, high = summary["interval"]
-        return TransferRow(
-            method,
-            summary[self.table.measure],
-            (low, high),
-            seconds,
-            run["model"]["trained"],
-            f"{summary['steps']:,} steps, {epochs:.1f} epochs",
-            method,
-        )
-
-
-def describe_training(method: str, steps: int, max_steps: int, step_time: StepTime) -> str:
-    """Describe a planned training in one line."""
-    minutes = (step_time.startup + step_time.evaluation + steps * step_time.step) / 60
-    cut = "" if steps == max_steps else f" of the recipe's {max_steps:,}"
-    return (
-        f"{method}: {steps:,} steps{cut}, {steps / step_time.steps_per_epoch:.1f} epochs at {step_time.step:.2f} s per step, "
-        f"about {minutes:.1f} minutes"
-    )
+        (low, high), trained = summary["interval"], run["model"]["trained"]
+        about = f"{summary['steps']:,} steps, {epochs:.1f} epochs"
+        return TransferRow(method, summary[self.table.measure], (low, high), seconds, trained, about, method)
 
 
 def transfer(
@@ -300,42 +270,25 @@ def transfer(
     model = model if model.startswith("hf://") else str(find_weights(model))
     directory = Path(out)
     earlier = read_earlier_table(directory)
-    content, has_tokens = identify_model(model, size)  # first: an invalid size must leave no files
+    opened = open_checkpoint(model, size=size)  # first: an invalid size must leave no files
+    assert opened.model is not None
+    content, has_tokens = hash_model(opened.model, opened.contract.preprocessing), opened.model.config.has_tokens
     prepared = prepare_data(source, progress)
     split = "test" if "test" in prepared.splits else "validation"
-    table = TransferTable(
-        model=model,
-        data=source.where,
-        identity=comparison_identity(content, prepared, seed, size),
-        measure=score_name(prepared.train.is_multi_label),
-        split=split,
-        images=len(prepared.splits[split]),
-        minutes=minutes,
-        unreadable=dict(prepared.skipped),
-    )
+    identity, measure = comparison_identity(content, prepared, seed, size), score_name(prepared.train.is_multi_label)
+    n_images, skipped = len(prepared.splits[split]), dict(prepared.skipped)
+    table = TransferTable(model, source.where, identity, measure, split, n_images, minutes, unreadable=skipped)
     if earlier is not None:
         if earlier.identity != table.identity:
-            raise ValueError(
-                f"{directory} holds {earlier.model} on {earlier.data} with other weights, images or settings: "
-                "give another --out"
-            )
+            held = f"{earlier.model} on {earlier.data} with other weights, images or settings"
+            raise ValueError(f"{directory} holds {held}: give another --out")
         table.rows, table.spent, table.begun = earlier.rows, earlier.spent, earlier.begun
     directory.mkdir(parents=True, exist_ok=True)
     table.spent = round(table.spent + time.monotonic() - start, 3)
     table.write(directory)
+    facts = prepared.measure_facts()
     comparison = TransferComparison(
-        model=model,
-        data=source,
-        prepared=prepared,
-        facts=prepared.measure_facts(),
-        table=table,
-        directory=directory,
-        seed=seed,
-        size=size,
-        machine=machine,
-        cache=cache,
-        listeners=listeners,
-        progress=progress,
+        model, source, prepared, facts, table, directory, seed, size, machine, cache, listeners, progress
     )
     if probes := [method for method in PROBES if method in methods and not table.has_method(method)]:
         comparison.run_probes(probes)
@@ -360,16 +313,7 @@ def read_earlier_table(directory: Path) -> TransferTable | None:
     return table
 
 
-def identify_model(model: str, size: tuple[int, int] | None) -> tuple[str, bool]:
-    """Return the content hash of a model at this size, and True for a Vision Transformer."""
-    loaded = load_model(model, size=size)
-    return hash_model(loaded.model, loaded.preprocessing), loaded.model.config.has_tokens
-
-
 def comparison_identity(content: str, prepared: Prepared, seed: int, size: tuple[int, int] | None) -> str:
     """Return a hash of the model, the images and the settings."""
     parts = [content, fingerprint_splits(prepared.splits), prepared.labels.names, seed, size]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-__all__ = ["transfer"]

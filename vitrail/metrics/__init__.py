@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from vitrail.metrics.accuracy import iter_single_label_metrics, predict_classes, validate_logits
+from vitrail.metrics.calibration import sigmoid
 from vitrail.metrics.multilabel import iter_multilabel_metrics
-from vitrail.metrics.probabilities import sigmoid
 
 
 def compute_metrics(logits: np.ndarray, targets: np.ndarray, *, intervals: bool = True) -> dict[str, Any]:
@@ -16,12 +16,9 @@ def compute_metrics(logits: np.ndarray, targets: np.ndarray, *, intervals: bool 
     `interval` from a seeded bootstrap. `intervals=False` skips the intervals, for fast validation in every epoch.
     """
     logits, targets = validate_logits(logits, targets)
-    pairs = (
-        iter_single_label_metrics(predict_classes(logits, targets), intervals)
-        if targets.ndim == 1
-        else iter_multilabel_metrics(logits, targets, intervals)
-    )
-    return dict(pairs)
+    if targets.ndim == 2:
+        return dict(iter_multilabel_metrics(logits, targets, intervals))
+    return dict(iter_single_label_metrics(predict_classes(logits, targets), intervals))
 
 
 def score_name(multilabel: bool) -> str:

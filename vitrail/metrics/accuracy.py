@@ -6,15 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.metrics import intervals
 from vitrail.metrics.calibration import calibration_error, calibration_interval, compute_calibration_gaps
-from vitrail.metrics.intervals import (
-    bootstrap,
-    choose_resamples,
-    f1_interval,
-    percentile_interval,
-    recall_interval,
-    wilson_interval,
-)
 
 BLOCK = 2**22  # values processed at once, so that 50,000 × 1,000 logits need no second copy
 
@@ -88,54 +81,59 @@ def confusion_matrix(predictions: ClassPredictions) -> np.ndarray:
 def find_confused_pairs(predictions: ClassPredictions, count: int) -> list[tuple[int, int, int]]:
     """Return the most frequent errors as (true class, predicted class, count), without a [K, K] matrix."""
     wrong = ~predictions.correct
-    cells, counts = np.unique(
-        predictions.targets[wrong] * predictions.classes + predictions.predicted[wrong], return_counts=True
-    )
+    cells = predictions.targets[wrong] * predictions.classes + predictions.predicted[wrong]
+    cells, counts = np.unique(cells, return_counts=True)
     first = np.argsort(-counts, kind="stable")[:count]
-    return [(int(cells[i] // predictions.classes), int(cells[i] % predictions.classes), int(counts[i])) for i in first]
+    return [(*divmod(int(cells[i]), predictions.classes), int(counts[i])) for i in first]
 
 
 def compute_class_metrics(predictions: ClassPredictions) -> dict[str, np.ndarray]:
     """Return support, number of predictions and hits, recall, precision and F1 of each class, [K]; NaN where undefined."""
-    support = np.bincount(predictions.targets, minlength=predictions.classes)
-    predicted = np.bincount(predictions.predicted, minlength=predictions.classes)
-    correct = np.bincount(predictions.targets[predictions.correct], minlength=predictions.classes)
+    columns = (predictions.targets, predictions.predicted, predictions.targets[predictions.correct])
+    return compute_rates(*(np.bincount(column, minlength=predictions.classes) for column in columns))
+
+
+def compute_rates(support: np.ndarray, predicted: np.ndarray, correct: np.ndarray) -> dict[str, np.ndarray]:
+    """Return these counts of each class, [K], under their stored names, with recall, precision and F1."""
     with np.errstate(invalid="ignore"):
+        rates = {"recall": correct / support, "precision": correct / predicted}
         return {
             "support": support,
             "said": predicted,
             "right": correct,
-            "recall": correct / support,
-            "precision": correct / predicted,
+            **rates,
             "f1": 2 * correct / (support + predicted),
         }
 
 
-def iter_single_label_metrics(predictions: ClassPredictions, intervals: bool) -> Iterator[tuple[str, Any]]:
+def iter_single_label_metrics(predictions: ClassPredictions, with_intervals: bool) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each metric."""
     count, correct = len(predictions.targets), int(predictions.correct.sum())
     classes = compute_class_metrics(predictions)
     present = classes["support"] > 0
     yield "images", count
     yield "top1", correct / count
-    if intervals:
-        yield "interval", list(wilson_interval(correct, count))
+    if with_intervals:
+        yield "interval", list(intervals.wilson_interval(correct, count))
     if predictions.classes > 5:
         yield "top5", float((predictions.rank < 5).mean())
-        if intervals:
-            yield "top5_interval", list(wilson_interval(int((predictions.rank < 5).sum()), count))
+        if with_intervals:
+            yield "top5_interval", list(intervals.wilson_interval(int((predictions.rank < 5).sum()), count))
     yield "loss", float(predictions.loss.mean())
     error = calibration_error(predictions.confidence, predictions.correct)
-    if intervals and count > 1:
+    if with_intervals and count > 1:
         gaps = compute_calibration_gaps(predictions.confidence, predictions.correct)
         values = np.column_stack([predictions.loss, gaps])  # [n, 1 + bins]
-        means = bootstrap(lambda counts: counts @ values / count, count, choose_resamples(count))
-        yield "loss_interval", percentile_interval(means[:, 0])
+        means = intervals.bootstrap(lambda counts: counts @ values / count, count, intervals.choose_resamples(count))
+        yield "loss_interval", intervals.percentile_interval(means[:, 0])
         yield "calibration_error_interval", calibration_interval(error, np.abs(means[:, 1:]).sum(1))
     yield "balanced_accuracy", float(classes["recall"][present].mean())
-    if intervals:
-        yield "balanced_accuracy_interval", recall_interval(classes["support"][present], classes["right"][present])
+    if with_intervals:
+        yield (
+            "balanced_accuracy_interval",
+            intervals.recall_interval(classes["support"][present], classes["right"][present]),
+        )
     yield "f1", float(classes["f1"][present].mean())
-    if intervals:
-        yield "f1_interval", f1_interval(classes["support"], classes["right"], classes["said"])
+    if with_intervals:
+        yield "f1_interval", intervals.f1_interval(classes["support"], classes["right"], classes["said"])
     yield "calibration_error", error

@@ -1,10 +1,43 @@
-"""Calibration: agreement of confidence and accuracy, in bins."""
+"""Probabilities of logits, the order of classes, and calibration: agreement of confidence and accuracy, in bins.
+
+B images, K classes. Classes are ranked by logits: sigmoid and softmax round to exactly 0 or 1 long before logits become equal.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 BINS = 15
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the sigmoid in float64, without overflow."""
+    wide = np.asarray(logits, np.float64)
+    small = np.exp(-np.abs(wide))
+    return np.where(wide >= 0, 1, small) / (1 + small)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the softmax over the last axis in float64, without overflow."""
+    wide = np.asarray(logits, np.float64)
+    exponentials = np.exp(wide - wide.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def probabilities(logits: np.ndarray, multilabel: bool) -> np.ndarray:
+    """Return float64 probabilities of logits [K] or [B, K]: one sigmoid per class if `multilabel`, else a softmax."""
+    return sigmoid(logits) if multilabel else softmax(logits)
+
+
+def rank_classes(logits: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the `count` largest logits on the last axis, largest first; ties keep the class order."""
+    return np.argsort(-np.asarray(logits, np.float64), axis=-1, kind="stable")[..., :count]
+
+
+def top_classes(logits: np.ndarray, multilabel: bool, count: int) -> list[tuple[int, float]]:
+    """Return the index and probability of the `count` classes of one image, [K], with the largest logits."""
+    scores = probabilities(logits, multilabel)
+    return [(index, float(scores[index])) for index in rank_classes(logits, count).tolist()]
 
 
 @dataclass(frozen=True)
@@ -25,12 +58,8 @@ def compute_reliability(confidence: np.ndarray, correct: np.ndarray, bins: int =
     with np.errstate(invalid="ignore"):
         mean_confidence = np.bincount(index, weights=confidence, minlength=bins) / count
         accuracy = np.bincount(index, weights=correct.astype(np.float64), minlength=bins) / count
-    return [
-        ReliabilityBin(
-            float(edges[i]), float(edges[i + 1]), int(count[i]), float(mean_confidence[i]), float(accuracy[i])
-        )
-        for i in range(bins)
-    ]
+    columns = (edges[:-1], edges[1:], count, mean_confidence, accuracy)
+    return [ReliabilityBin(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def assign_bins(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:

@@ -4,6 +4,8 @@ n training images, m queries, D features, K classes. Features are normalised to 
 cosine similarity vote for their classes, each with weight exp(cosine / temperature).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # DINO's values; 20 was best of 10, 20, 100 and 200
@@ -27,7 +29,8 @@ def predict_knn(
     votes = np.empty((len(queries), classes))
     for start in range(0, len(queries), QUERIES):
         part = slice(start, min(start + QUERIES, len(queries)))
-        cosines, indices = find_nearest(train, queries[part], min(neighbours, len(train)))  # [q, k] both
+        unit_queries = normalise_rows(queries[part])
+        cosines, indices = find_nearest(train, unit_queries, min(neighbours, len(train)), normalise_rows)  # [q, k] both
         # The subtraction cancels in the shares and gives the nearest weight 1 at any temperature.
         difference = cosines - cosines.max(1, keepdims=True)
         with np.errstate(over="ignore"):  # at a tiny temperature, -inf: weight 0
@@ -37,14 +40,19 @@ def predict_knn(
     return votes
 
 
-def find_nearest(train: np.ndarray, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest cosine similarities of each query and the indices of their training images, [q, count] both."""
-    unit_queries = normalise_rows(queries)
-    best = np.empty((len(queries), 0))
+def find_nearest(
+    vectors: np.ndarray,  # [n, D], in memory or memory-mapped
+    queries: np.ndarray,  # [q, D]
+    count: int,
+    prepare: Callable[[np.ndarray], np.ndarray],  # of a chunk of the vectors to rows of length 1
+    chunk: int = CHUNK,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest cosines of each query, and the indices of these vectors in ascending order, [q, count] both."""
+    best = np.empty((len(queries), 0), queries.dtype)
     indices = np.empty((len(queries), 0), dtype=np.int64)
-    for start in range(0, len(train), CHUNK):
-        part = normalise_rows(train[start : start + CHUNK])
-        cosines = np.concatenate((best, unit_queries @ part.T), 1)
+    for start in range(0, len(vectors), chunk):
+        part = prepare(vectors[start : start + chunk])
+        cosines = np.concatenate((best, queries @ part.T), 1)
         here = np.broadcast_to(np.arange(start, start + len(part)), (len(queries), len(part)))
         candidates = np.concatenate((indices, here), 1)
         chosen = find_largest(cosines, min(count, cosines.shape[1]))

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.metrics.accuracy import iter_row_blocks, validate_logits
-from vitrail.metrics.calibration import calibration_error, calibration_interval, compute_calibration_gaps
+from vitrail.metrics.accuracy import compute_rates, iter_row_blocks, validate_logits
+from vitrail.metrics.calibration import calibration_error, calibration_interval, compute_calibration_gaps, sigmoid
 from vitrail.metrics.intervals import bootstrap, choose_resamples, mean_ignoring_nan, percentile_interval
-from vitrail.metrics.probabilities import sigmoid
 
 
 class Ranking:
@@ -47,17 +46,8 @@ def compute_label_metrics(logits: np.ndarray, targets: np.ndarray) -> dict[str, 
     """Return support, average precision, and at 0.5 predictions, hits, recall, precision and F1 of each class, [K]."""
     logits, targets = validate_logits(logits, targets)
     positive, truth = logits >= 0, targets > 0
-    support, predicted, correct = truth.sum(0), positive.sum(0), (positive & truth).sum(0)
-    with np.errstate(invalid="ignore"):
-        return {
-            "support": support,
-            "said": predicted,
-            "right": correct,
-            "average_precision": average_precision(logits, targets),
-            "recall": correct / support,
-            "precision": correct / predicted,
-            "f1": 2 * correct / (support + predicted),
-        }
+    rates = compute_rates(truth.sum(0), positive.sum(0), (positive & truth).sum(0))
+    return rates | {"average_precision": average_precision(logits, targets)}
 
 
 def binary_cross_entropy(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -103,9 +93,8 @@ def iter_multilabel_metrics(logits: np.ndarray, targets: np.ndarray, intervals: 
     if intervals and count > 1:
         positive, truth = logits >= 0, targets > 0
         yield "f1_interval", percentile_interval(bootstrap_f1(positive[:, present], truth[:, present]))
-        gaps = np.concatenate(
-            [compute_calibration_gaps(sigmoid(logits[rows]), truth[rows]) for rows in iter_row_blocks(logits)]
-        )
+        blocks = iter_row_blocks(logits)
+        gaps = np.concatenate([compute_calibration_gaps(sigmoid(logits[rows]), truth[rows]) for rows in blocks])
         hits, sums = (positive & truth).sum(1), positive.sum(1) + truth.sum(1)
         values = np.column_stack([loss, hits, sums, gaps])  # [n, 3 + bins]
         means = bootstrap(lambda counts: counts @ values / count, count, choose_resamples(count))

@@ -79,7 +79,7 @@ def format_header(result: "EvaluationResult") -> list[str]:
         if present < outputs:
             scope = "predictions restricted to these" if first.only_present else "predictions over all"
             lines.append(f"  {prefix}{present:,} of {outputs:,} classes present; {scope}")
-        lines += [f"  {prefix}{clean_text(note)}" for note in evaluation.loaded.notes]
+        lines += [f"  {prefix}{clean_text(note)}" for note in evaluation.deployed.notes]
     lines += [f"  classes matched {clean_text(matching.method)}"] if matching.method != "by name" else []
     return lines + [f"  {clean_text(note)}" for note in selection.notes]
 

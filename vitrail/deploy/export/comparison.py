@@ -7,7 +7,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import Runtime
 from vitrail.metrics.intervals import wilson_interval
-from vitrail.metrics.multilabel import Ranking, mean_average_precision
+from vitrail.metrics.linear import score_logits
 from vitrail.metrics.paired import compare_correct, compare_map
 
 
@@ -58,11 +59,6 @@ def time_interleaved(
             runs[name]()
             times[name].append(time.perf_counter() - start)
     return times
-
-
-def median_times(samples: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return the median of each list of times."""
-    return {name: statistics.median(times) for name, times in samples.items()}
 
 
 BATCH_SIZE = 16  # for throughput; latency is measured with one image
@@ -127,11 +123,9 @@ class Tolerances:
             return ["its outputs are not finite"]
         if self.logits is not None:
             limit = self.logits * (1.0 if comparison.what == "logits" else max(1.0, comparison.largest))
-            violations = []
-            if comparison.largest_difference > limit:
-                violations.append(
-                    f"{comparison.what} differ by {comparison.largest_difference:.3g}, more than {limit:.3g}"
-                )
+            violations, largest = [], comparison.largest_difference
+            if largest > limit:
+                violations.append(f"{comparison.what} differ by {largest:.3g}, more than {limit:.3g}")
             if comparison.agreement is not None and comparison.agreement < 1:
                 violations.append(f"{1 - comparison.agreement:.2%} of the predictions changed")
             return violations
@@ -183,7 +177,7 @@ class VerificationReport:
     unmerged: OutputComparison | None = None  # compared with the model without token merging
     at_sizes: tuple[SizeComparison, ...] = ()  # of a file for any size
     kept: tuple[str, ...] = ()  # layers left in fp32 in an int8 file
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -217,24 +211,14 @@ def compare_outputs(
 def score_pair(first: np.ndarray, second: np.ndarray, targets: np.ndarray) -> PairedScore:
     """Return the accuracy or mAP of both outputs, and their paired difference."""
     if targets.ndim == 2:
-        paired, present = compare_map(first, second, targets), np.flatnonzero(targets.any(0))
-        one, two = (
-            float(mean_average_precision([Ranking(logits[:, k], targets[:, k]) for k in present])[0])
-            for logits in (first, second)
-        )
+        paired = compare_map(first, second, targets)
+        one, two = score_logits(first, targets), score_logits(second, targets)
         return PairedScore("mAP", one, two, None, None, paired.difference, paired.interval)
     correct = [logits.argmax(1) == targets for logits in (first, second)]
     paired, count = compare_correct(correct[0], correct[1]), len(targets)
     one, two = (float(row.sum()) for row in correct)
-    return PairedScore(
-        "accuracy",
-        one / count,
-        two / count,
-        wilson_interval(one, count),
-        wilson_interval(two, count),
-        paired.difference,
-        paired.interval,
-    )
+    intervals = wilson_interval(one, count), wilson_interval(two, count)
+    return PairedScore("accuracy", one / count, two / count, *intervals, paired.difference, paired.interval)
 
 
 def measure_speeds(
@@ -242,16 +226,13 @@ def measure_speeds(
 ) -> dict[str, RuntimeSpeed]:
     """Return latency and throughput of each runtime, measured interleaved."""
     batch = np.concatenate([pixels] * -(-BATCH_SIZE // len(pixels)))[:BATCH_SIZE]
-    single, batched = (
-        median_times(
-            time_interleaved(
-                {name: lambda run=run, images=images: run(images) for name, run in runtimes.items()},
-                rounds,
-                seconds / 2,
-            )
-        )
-        for images, rounds in ((batch[:1], 31), (batch, 11))
-    )
+
+    def median_seconds(images: np.ndarray, rounds: int) -> dict[str, float]:
+        calls = {name: partial(runtime, images) for name, runtime in runtimes.items()}
+        samples = time_interleaved(calls, rounds, seconds / 2)
+        return {name: statistics.median(times) for name, times in samples.items()}
+
+    single, batched = median_seconds(batch[:1], 31), median_seconds(batch, 11)
     return {name: RuntimeSpeed(single[name], BATCH_SIZE / batched[name]) for name in runtimes}
 
 

@@ -8,22 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.deploy import RUNTIME_SUFFIXES
-from vitrail.deploy.export.graph import ExportGraph
-from vitrail.deploy.export.onnx_graph import store_half, to_onnx, write_metadata, write_onnx
+from vitrail.deploy import RUNTIME_SUFFIXES, SUFFIXES
+from vitrail.deploy.export.graph import ExportGraph, store_half, to_onnx, write_metadata, write_onnx
 from vitrail.deploy.export.torch_program import DTYPES, load_program, write_program
-from vitrail.deploy.runtimes.base import InputKind, ModelContract, OutputKind, Runtime
-from vitrail.deploy.runtimes.onnx import open_onnx
-from vitrail.deploy.runtimes.openvino import (
-    check_bf16_supported,
-    import_openvino,
-    open_openvino,
-    read_onnx_model,
-    write_openvino,
-)
+from vitrail.deploy.runtimes import exported
+from vitrail.deploy.runtimes.base import InputKind, ModelContract, OutputKind
 from vitrail.models.base import Model
 
-SUFFIXES = {runtime: suffix for suffix, runtime in RUNTIME_SUFFIXES.items()}
 HALF_PRECISIONS = ("fp16", "bf16")
 FLOAT_PRECISIONS = ("fp32", *HALF_PRECISIONS)
 
@@ -58,9 +49,9 @@ def check_export(path: Path, target: str, precision: str, merge: int, dynamic_si
     if merge and dynamic_size:
         raise ValueError("--merge and --dynamic-size exclude each other: merging needs a fixed number of tokens")
     if target == "openvino":
-        import_openvino()
+        exported.import_openvino()
         if precision == "bf16":
-            check_bf16_supported()
+            exported.check_bf16_supported()
 
 
 def write_model(model: Model, contract: ModelContract, path: Path, target: str, uint8: bool) -> None:
@@ -79,20 +70,15 @@ def write_model(model: Model, contract: ModelContract, path: Path, target: str, 
 def write_fp32_onnx(model: Model, contract: ModelContract, path: Path, uint8: bool) -> None:
     """Write the fp32 ONNX file from which the other files are made."""
     contract = replace(contract, precision="fp32")
-    graph = ExportGraph(
-        model.with_constants(contract.any_size, contract.preprocessing.size),
-        contract.preprocessing,
-        uint8,
-        contract.merge,
-    )
-    write_onnx(to_onnx(graph, contract), path)
+    fixed = model.with_constants(contract.any_size, contract.preprocessing.size)
+    write_onnx(to_onnx(ExportGraph(fixed, contract.preprocessing, uint8, contract.merge), contract), path)
 
 
 def convert_onnx(onnx_path: Path, contract: ModelContract, path: Path, target: str, uint8: bool) -> None:
     """Convert an fp32 ONNX file to the contract's precision and runtime."""
     input: InputKind = "uint8" if uint8 else "float"
     if target == "openvino":
-        write_openvino(read_onnx_model(onnx_path), contract, input, path)
+        exported.convert_to_openvino(onnx_path, contract, input, path)
         return
     import onnx
 
@@ -103,13 +89,11 @@ def convert_onnx(onnx_path: Path, contract: ModelContract, path: Path, target: s
     write_onnx(proto, path)
 
 
-def open_own_file(
-    path: Path, output_kind: OutputKind = "logits", threads: int | None = None
-) -> tuple[Runtime, ModelContract]:
-    """Open a file just written by this process with its runtime."""
-    if path.suffix == ".pt2":
+def open_own_file(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> exported.Opened:
+    """Open a file just written by this process: a PyTorch program is executed, not rebuilt from its weights."""
+    if RUNTIME_SUFFIXES[path.suffix] == "torch":
         return load_program(path, output_kind)
-    return (open_onnx if path.suffix == ".onnx" else open_openvino)(path, output_kind, threads)
+    return exported.open_exported_file(path, output_kind, threads)
 
 
 @contextmanager

@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from vitrail.deploy.export.graph import INPUT_NAME
-from vitrail.deploy.export.onnx_graph import silence_exporter
-from vitrail.deploy.runtimes.base import import_onnxruntime
+from vitrail.deploy.export.graph import silence_exporter
+from vitrail.deploy.runtimes.exported import INPUT_NAME, import_onnxruntime, start_session
 from vitrail.utils.progress import ProgressCallback
 
 if TYPE_CHECKING:
@@ -39,21 +38,14 @@ class QuantisedGraph:
 class CalibrationReader:
     """Calibration images in batches, with the interface of onnxruntime's CalibrationDataReader."""
 
-    def __init__(self, batches: Iterator[np.ndarray]) -> None:
-        self.batches = batches
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.batches = iter([{INPUT_NAME: pixels[start : start + 4]} for start in range(0, len(pixels), 4)])
 
     def get_next(self) -> dict[str, np.ndarray] | None:
-        batch = next(self.batches, None)
-        return None if batch is None else {INPUT_NAME: batch}
+        return next(self.batches, None)
 
-    def __iter__(self) -> "CalibrationReader":
-        return self
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        batch = self.get_next()
-        if batch is None:
-            raise StopIteration
-        return batch
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        return self.batches
 
 
 class Quantiser:
@@ -67,14 +59,9 @@ class Quantiser:
 
         with silence_exporter(), tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
             self.proto = load_model_with_shape_infer(path)
-            calibrator = create_calibrator(
-                path,
-                list(QUANTISED_OPS),
-                augmented_model_path=str(Path(directory) / "augmented.onnx"),
-                calibrate_method=CalibrationMethod.MinMax,
-            )
-            reader: Any = CalibrationReader(pixels[start : start + 4] for start in range(0, len(pixels), 4))
-            calibrator.collect_data(reader)
+            augmented, method = str(Path(directory) / "augmented.onnx"), CalibrationMethod.MinMax
+            calibrator = create_calibrator(path, list(QUANTISED_OPS), augmented, calibrate_method=method)
+            calibrator.collect_data(cast(Any, CalibrationReader(pixels)))
             self.ranges = calibrator.compute_data()
         weights = {tensor.name for tensor in self.proto.graph.initializer}
         self.layer_names = [node.name for node in self.proto.graph.node if is_weight_product(node, weights)]
@@ -90,18 +77,10 @@ class Quantiser:
         if not names:
             return proto
         with silence_exporter():
-            quantizer = QDQQuantizer(
-                proto,
-                True,  # per channel
-                self.reduce_range,
-                QuantType.QInt8,
-                QuantType.QUInt8,
-                self.ranges,
-                list(names),
-                [],
-                list(QUANTISED_OPS),
-                {"OpTypesToExcludeOutputQuantization": list(QUANTISED_OPS), "QuantizeBias": False},
-            )
+            options = {"OpTypesToExcludeOutputQuantization": list(QUANTISED_OPS), "QuantizeBias": False}
+            kinds = QuantType.QInt8, QuantType.QUInt8  # of weights, with a scale per channel, and of activations
+            layers = list(names), [], list(QUANTISED_OPS)
+            quantizer = QDQQuantizer(proto, True, self.reduce_range, *kinds, self.ranges, *layers, options)
             quantizer.quantize_model()
         return quantizer.model.model
 
@@ -132,10 +111,7 @@ def is_weight_product(node: "NodeProto", weights: set[str]) -> bool:
 
 def run_graph(proto: "ModelProto", pixels: np.ndarray, output: str) -> np.ndarray:
     """Return an output of a graph in memory."""
-    library = import_onnxruntime()
-    options = library.SessionOptions()
-    options.log_severity_level = 3
-    session = library.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = start_session(proto.SerializeToString())
     parts = [session.run([output], {INPUT_NAME: pixels[start : start + 8]})[0] for start in range(0, len(pixels), 8)]
     return np.concatenate([np.asarray(part) for part in parts])
 
@@ -173,20 +149,16 @@ def quantise_graph(
     count = max(1, len(names) - len(sensitivity))
     fails, works, best = count - 1, 0, None
     while best is None and count < len(names):
-        proto = without(count, order)
-        if is_accepted(proto):
+        if is_accepted(proto := without(count, order)):
             works, best = count, proto
         else:
             fails, count = count, 2 * count
     if best is None:
-        raise ValueError(
-            f"int8 exceeds the tolerance even with most of the {len(names)} layers in fp32: "
-            "calibrate on more of your images (--calibrate), raise --tolerance, or use fp32"
-        )
+        remedy = "calibrate on more of your images (--calibrate), raise --tolerance, or use fp32"
+        raise ValueError(f"int8 exceeds the tolerance even with most of the {len(names)} layers in fp32: {remedy}")
     while works - fails > 1:
         middle = (works + fails) // 2
-        proto = without(middle, order)
-        if is_accepted(proto):
+        if is_accepted(proto := without(middle, order)):
             works, best = middle, proto
         else:
             fails = middle

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from vitrail.checkpoints.artifact import CheckpointContract as Stored
 from vitrail.checkpoints.load import assemble_model
-from vitrail.deploy.export.graph import ExportGraph
-from vitrail.deploy.export.onnx_graph import silence_exporter, trace_graph
-from vitrail.deploy.runtimes.base import METADATA_KEY, InputKind, ModelContract, OutputKind, Runtime, contract_to_json
-from vitrail.deploy.runtimes.onnx import check_file_exists, check_outputs, prepare_input, read_contract
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.export.graph import ExportGraph, silence_exporter, trace_graph
+from vitrail.deploy.runtimes import exported
+from vitrail.deploy.runtimes.base import METADATA_KEY, ModelContract, OutputKind, contract_to_json
+from vitrail.deploy.runtimes.exported import GraphRuntime, Opened, read_contract
 from vitrail.models.registry import config_from_json
 
 WEIGHTS_CONFIG = "data/weights/model_weights_config.json"
@@ -31,21 +32,17 @@ NOT_A_PROGRAM = "not an exported PyTorch program, or damaged"
 MAX_TEXT_BYTES = 2**26  # of a JSON member
 
 
-class ProgramRuntime:
-    """An export graph, or the program exported from it, run by PyTorch."""
-
-    name = "torch"
-
-    def __init__(
-        self, call: Any, names: tuple[str, ...], contract: ModelContract, input: InputKind, output_kind: OutputKind
-    ) -> None:
-        self.call, self.output_index, self.output_kind = call, names.index(output_kind), output_kind
-        self.preprocessing = contract.preprocessing if input == "float" else None
+def run_with_torch(
+    call: Any, names: tuple[str, ...], preprocessing: Preprocessing | None, output_kind: OutputKind
+) -> GraphRuntime:
+    """Return the runtime of an export graph, or of the program exported from it, with these outputs."""
+    index = names.index(output_kind)
 
     @torch.inference_mode()
-    def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """Return float32 logits [B, K] or features [B, F] of uint8 pixels [B, C, H, W]."""
-        return self.call(torch.from_numpy(prepare_input(pixels, self.preprocessing)))[self.output_index].numpy()
+    def run(array: np.ndarray) -> np.ndarray:
+        return call(torch.from_numpy(array))[index].numpy()
+
+    return GraphRuntime("torch", run, preprocessing)
 
 
 def write_program(graph: ExportGraph, contract: ModelContract, path: Path) -> None:
@@ -53,10 +50,9 @@ def write_program(graph: ExportGraph, contract: ModelContract, path: Path) -> No
     program = trace_graph(graph, contract)
     program._example_inputs = None
     remove_stack_traces(program)
+    metadata = contract_to_json(contract, "uint8" if graph.uint8 else "float")
     with silence_exporter():
-        torch.export.save(
-            program, path, extra_files={METADATA_KEY: contract_to_json(contract, "uint8" if graph.uint8 else "float")}
-        )
+        torch.export.save(program, path, extra_files={METADATA_KEY: metadata})
 
 
 def remove_stack_traces(program: torch.export.ExportedProgram) -> None:
@@ -67,41 +63,39 @@ def remove_stack_traces(program: torch.export.ExportedProgram) -> None:
                 node.meta.pop("stack_trace", None)
 
 
-def load_program(path: Path, output_kind: OutputKind = "logits") -> tuple[Runtime, ModelContract]:
+def load_program(path: Path, output_kind: OutputKind = "logits") -> Opened:
     """Load the program of a file just written by this process: loading executes its content."""
     with zipfile.ZipFile(path) as archive:
-        contract, input = read_contract(path, _read_text(path, archive, f"extra/{METADATA_KEY}"))
+        contract, preprocessing = read_contract(path, _read_text(path, archive, f"extra/{METADATA_KEY}"))
     with silence_exporter():
         call = torch.export.load(path).module()
     names = ("features",) if contract.config["classes"] is None else ("logits", "features")
-    return ProgramRuntime(call, names, contract, input, output_kind), contract
+    return run_with_torch(call, names, preprocessing, output_kind), contract
 
 
-def open_program(
-    path: Path, output_kind: OutputKind = "logits", threads: int | None = None
-) -> tuple[Runtime, ModelContract]:
+def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> Opened:
     """Open a `.pt2` exported by vitrail from its weights and contract; the program in it is not executed."""
-    check_file_exists(path)
+    exported.check_file_exists(path)
     try:
         archive = zipfile.ZipFile(path)
     except (*ARCHIVE_ERRORS, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: {NOT_A_PROGRAM} ({error})") from None
     try:
         with archive:
-            contract, input = read_contract(path, _read_text(path, archive, f"extra/{METADATA_KEY}"))
+            contract, preprocessing = read_contract(path, _read_text(path, archive, f"extra/{METADATA_KEY}"))
             state = read_weights(path, archive)
     except ARCHIVE_ERRORS as error:
         raise ValueError(f"{path}: {NOT_A_PROGRAM} ({error})") from None
     if contract.precision not in DTYPES:
         raise ValueError(f"{path}: unsupported precision {contract.precision}: export the model again")
-    graph = rebuild_graph(path, contract, state, input)
-    check_outputs(path, list(graph.output_names), output_kind)
+    graph = rebuild_graph(path, contract, state, uint8=preprocessing is None)
+    exported.check_graph(path, [exported.INPUT_NAME], list(graph.output_names), output_kind)
     if threads is not None:
         torch.set_num_threads(threads)
-    return ProgramRuntime(graph, graph.output_names, contract, input, output_kind), contract
+    return run_with_torch(graph, graph.output_names, preprocessing, output_kind), contract
 
 
-def rebuild_graph(path: Path, contract: ModelContract, state: dict[str, Tensor], input: InputKind) -> ExportGraph:
+def rebuild_graph(path: Path, contract: ModelContract, state: dict[str, Tensor], uint8: bool) -> ExportGraph:
     """Build the exported graph from its configuration and weights."""
     config, dtype = config_from_json(contract.config), DTYPES[contract.precision]
     if (layers := config.depth) > len(state):
@@ -111,7 +105,7 @@ def rebuild_graph(path: Path, contract: ModelContract, state: dict[str, Tensor],
     except (KeyError, AssertionError, StopIteration) as error:
         raise ValueError(f"{path}: its weights do not match its configuration ({error})") from None
     model = model.for_tracing(contract.any_size)
-    return ExportGraph(model, contract.preprocessing, input == "uint8", contract.merge, dtype).eval()
+    return ExportGraph(model, contract.preprocessing, uint8, contract.merge, dtype).eval()
 
 
 def read_weights(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
@@ -146,7 +140,8 @@ def _read_tensor(path: Path, archive: zipfile.ZipFile, name: str, entry: dict[st
     meta, member = entry["tensor_meta"], entry["path_name"]
     dtype, shape = DTYPE_CODES.get(meta["dtype"]), [size["as_int"] for size in meta["sizes"]]
     strides, offset = [stride["as_int"] for stride in meta["strides"]], meta["storage_offset"]["as_int"]
-    if entry["use_pickle"] or dtype is None or offset != 0 or strides != _contiguous_strides(shape):
+    contiguous = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    if entry["use_pickle"] or dtype is None or offset != 0 or strides != contiguous:
         raise ValueError(f"{path}: the weight {name!r} is not stored as raw contiguous values")
     info = _find_member(archive, f"data/weights/{member}")
     count = math.prod(shape)
@@ -155,19 +150,10 @@ def _read_tensor(path: Path, archive: zipfile.ZipFile, name: str, entry: dict[st
     return torch.frombuffer(bytearray(archive.read(info)), dtype=dtype).reshape(shape)
 
 
-def _contiguous_strides(shape: list[int]) -> list[int]:
-    strides = [1] * len(shape)
-    for axis in reversed(range(len(shape) - 1)):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return strides
-
-
 def _find_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo | None:
     """Return an uncompressed member by its path below the archive's top folder, or None."""
-    for info in archive.infolist():
-        if info.filename.partition("/")[2] == name and info.compress_type == zipfile.ZIP_STORED:
-            return info
-    return None
+    stored = (info for info in archive.infolist() if info.compress_type == zipfile.ZIP_STORED)
+    return next((info for info in stored if info.filename.partition("/")[2] == name), None)
 
 
 def _read_text(path: Path, archive: zipfile.ZipFile, name: str) -> str | None:

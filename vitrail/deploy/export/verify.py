@@ -1,45 +1,19 @@
 """Export a model and verify the file: it replaces the target only if its outputs match the model's."""
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitrail.deploy.export import comparison
-from vitrail.deploy.export.comparison import (
-    BATCH_SIZE,
-    OutputComparison,
-    SizeComparison,
-    Tolerances,
-    VerificationImages,
-    VerificationReport,
-    compare_outputs,
-    generate_images,
-)
-from vitrail.deploy.export.export import (
-    SUFFIXES,
-    check_export,
-    convert_onnx,
-    open_own_file,
-    stage_file,
-    write_fp32_onnx,
-    write_model,
-)
-from vitrail.deploy.export.graph import ExportGraph
-from vitrail.deploy.export.onnx_graph import write_metadata, write_onnx
-from vitrail.deploy.export.quantise import (
-    SENSITIVITY_IMAGES,
-    SENSITIVITY_SECONDS,
-    QuantisedGraph,
-    Quantiser,
-    quantise_graph,
-)
-from vitrail.deploy.export.torch_program import ProgramRuntime
+from vitrail.deploy.export import comparison, export, quantise
+from vitrail.deploy.export.comparison import OutputComparison, VerificationImages, VerificationReport, compare_outputs
+from vitrail.deploy.export.graph import ExportGraph, write_metadata, write_onnx
+from vitrail.deploy.export.torch_program import run_with_torch
 from vitrail.deploy.runtimes.base import ModelContract, OutputKind, Runtime
-from vitrail.deploy.runtimes.onnx import prepare_input
+from vitrail.deploy.runtimes.exported import prepare_input
 from vitrail.inference import TorchRuntime, run_pixels
 from vitrail.models.base import Model
 from vitrail.utils.progress import ProgressCallback
@@ -65,7 +39,7 @@ class ExportRequest:
     tolerance: float | None = None
     force: bool = False
     threads: int | None = None
-    search_seconds: float = SENSITIVITY_SECONDS  # limit for measuring the sensitivity of layers to int8
+    search_seconds: float = quantise.SENSITIVITY_SECONDS  # limit for measuring the sensitivity of layers to int8
     timing_seconds: float = 10.0  # limit for measuring speeds
 
 
@@ -85,50 +59,32 @@ def export_and_verify(
     request: ExportRequest,
     images: VerificationImages,
     *,
-    calibration: np.ndarray | None = None,
+    calibration: np.ndarray | None = None,  # uint8 images for int8
     bytes_before: int = 0,
     progress: ProgressCallback | None = None,
 ) -> VerificationReport:
-    """Write the file and return the report; raise `VerificationError` if it fails. `calibration` holds uint8 images for int8."""
+    """Write the file and return the report; raise `VerificationError` if it fails."""
     int8, limits = request.precision == "int8", comparison.tolerances_for(request.precision, request.tolerance)
-    check_export(path, request.target, "fp32" if int8 else request.precision, request.merge, request.dynamic_size)
+    export.check_export(
+        path, request.target, "fp32" if int8 else request.precision, request.merge, request.dynamic_size
+    )
     if int8 and request.target == "torch":
         raise ValueError("int8 needs ONNX Runtime or OpenVINO: use --to onnx or --to openvino")
     if int8 and calibration is None:
         raise ValueError("int8 needs calibration images: give --calibrate")
     contract = replace(contract, merge=request.merge, precision=request.precision, any_size=request.dynamic_size)
-    output = output_kind(model)
-    original = torch_runtime(model, contract)
-    expected = run_pixels(original, images.pixels, BATCH_SIZE, progress, "running the model")
-
-    def compare_file(file: Path) -> OutputComparison:
-        runtime = open_own_file(file, output, request.threads)[0]
-        outputs = run_pixels(runtime, images.pixels, BATCH_SIZE, progress, "running the file")
-        return compare_outputs(expected, outputs, images.targets, contract.several, output)
-
-    with stage_file(path) as staged, tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
-        quantised, float_file = None, None
-        if request.precision != "fp32":
-            float_file = write_float_file(model, contract, Path(directory), request)
-        if int8:
-            assert calibration is not None
-            inputs = prepare_input(calibration, None if request.uint8 else contract.preprocessing)
-            quantised = write_int8(
-                Path(directory) / "float.onnx",
-                contract,
-                staged,
-                request,
-                output,
-                inputs,
-                lambda: not limits.find_violations(compare_file(staged)),
-                progress,
-            )
+    verified = VerifiedExport(model, contract, request, images, limits, progress)
+    with export.stage_file(path) as staged, tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
+        float_file = None if request.precision == "fp32" else verified.write_float_file(Path(directory))
+        quantised = None
+        if int8 and calibration is not None:
+            quantised = verified.write_int8(Path(directory) / "float.onnx", staged, calibration)
         else:
-            write_model(model, contract, staged, request.target, request.uint8)
-        compared = compare_file(staged)
-        runtimes = {MODEL_NAME: original, FILE_NAME: open_own_file(staged, output, request.threads)[0]}
+            export.write_model(model, contract, staged, request.target, request.uint8)
+        compared = verified.compare_file(staged)
+        runtimes = {MODEL_NAME: verified.original, FILE_NAME: verified.open_file(staged)}
         if float_file is not None:
-            runtimes[FLOAT_FILE_NAME] = open_own_file(float_file, output, request.threads)[0]
+            runtimes[FLOAT_FILE_NAME] = verified.open_file(float_file)
         report = VerificationReport(
             str(path),
             request.target,
@@ -136,13 +92,13 @@ def export_and_verify(
             len(images.pixels),
             images.source,
             compared,
-            compare_features(model, contract, staged, images, request) if output == "logits" else None,
+            verified.compare_features(staged) if verified.output == "logits" else None,
             sum(file.stat().st_size for file in staged.parent.iterdir()),
             bytes_before,
             comparison.measure_speeds(runtimes, images.pixels, request.timing_seconds),
             tuple(limits.find_violations(compared)),
-            compare_unmerged(model, contract, images, expected, progress) if request.merge else None,
-            compare_at_sizes(model, contract, original, runtimes[FILE_NAME], progress) if request.dynamic_size else (),
+            verified.compare_unmerged() if request.merge else None,
+            verified.compare_at_sizes(runtimes[FILE_NAME]) if request.dynamic_size else (),
             quantised.float_layers if quantised else (),
             quantised.notes if quantised else (),
         )
@@ -153,18 +109,16 @@ def export_and_verify(
 
 
 def complete_report(
-    report: VerificationReport, quantised: QuantisedGraph | None, limits: Tolerances
+    report: VerificationReport, quantised: quantise.QuantisedGraph | None, limits: comparison.Tolerances
 ) -> VerificationReport:
     """Return the report with notes for the user and the violations of features and other sizes."""
-    notes = list(report.notes)
+    notes, refusals = list(report.notes), list(report.refusals)
     if quantised is not None:
         notes.append(f"{quantised.n_layers - len(quantised.float_layers)} of {quantised.n_layers} layers use int8")
-    if report.precision != "fp32" and (
-        slow := comparison.describe_missing_speedup(report.speeds, FILE_NAME, FLOAT_FILE_NAME, report.precision)
-    ):
-        notes.append(slow)
-    refusals = list(report.refusals)
-    if report.precision == "fp32":  # too few images to estimate how many predictions change in lower precision
+    if report.precision != "fp32":
+        slow = comparison.describe_missing_speedup(report.speeds, FILE_NAME, FLOAT_FILE_NAME, report.precision)
+        notes += [slow] if slow else []
+    else:  # the images below are too few to estimate how many predictions change in lower precision
         refusals += limits.find_violations(report.features) if report.features is not None else []
         for other in report.at_sizes:
             reasons = limits.find_violations(other.compared)
@@ -172,84 +126,101 @@ def complete_report(
     return replace(report, refusals=tuple(refusals), notes=tuple(notes))
 
 
-def torch_runtime(model: Model, contract: ModelContract) -> Runtime:
-    """Return the PyTorch runtime of the model, with the contract's token merging."""
-    return TorchRuntime(model.merge_tokens(contract.merge) if contract.merge else model, contract.preprocessing)
+@dataclass(frozen=True)
+class VerifiedExport:
+    """An export, and the images on which its file is compared with the model."""
 
+    model: Model
+    contract: ModelContract
+    request: ExportRequest
+    images: VerificationImages
+    limits: comparison.Tolerances
+    progress: ProgressCallback | None
 
-def output_kind(model: Model) -> OutputKind:
-    """Return the first output of the exported file."""
-    return "features" if model.config.classes is None else "logits"
+    @property
+    def output(self) -> OutputKind:
+        """Return the first output of the exported file."""
+        return "features" if self.model.config.classes is None else "logits"
 
+    @cached_property
+    def original(self) -> Runtime:
+        """Return the PyTorch runtime of the model, with merged tokens if requested."""
+        merged = self.model.merge_tokens(self.contract.merge) if self.contract.merge else self.model
+        return TorchRuntime(merged, self.contract.preprocessing)
 
-def compare_features(
-    model: Model, contract: ModelContract, file: Path, images: VerificationImages, request: ExportRequest
-) -> OutputComparison:
-    """Compare the features, the second output of the file, on a few images."""
-    graph, pixels = ExportGraph(model, contract.preprocessing, False, contract.merge), images.pixels[:BATCH_SIZE]
-    expected = ProgramRuntime(graph, graph.output_names, contract, "float", "features")(pixels)
-    outputs = open_own_file(file, "features", request.threads)[0](pixels)
-    return compare_outputs(expected, outputs, what="features")
+    @cached_property
+    def expected(self) -> np.ndarray:
+        """Return the outputs of the model."""
+        return self.run(self.original, "running the model")
 
+    def run(self, runtime: Runtime, stage: str) -> np.ndarray:
+        return run_pixels(runtime, self.images.pixels, comparison.BATCH_SIZE, self.progress, stage)
 
-def compare_unmerged(
-    model: Model,
-    contract: ModelContract,
-    images: VerificationImages,
-    merged_outputs: np.ndarray,
-    progress: ProgressCallback | None,
-) -> OutputComparison:
-    """Compare the model without and with token merging."""
-    unmerged = run_pixels(
-        torch_runtime(model, replace(contract, merge=0)),
-        images.pixels,
-        BATCH_SIZE,
-        progress,
-        "running the unmerged model",
-    )
-    return compare_outputs(unmerged, merged_outputs, images.targets, contract.several, output_kind(model))
+    def open_file(self, file: Path, output: OutputKind | None = None) -> Runtime:
+        return export.open_own_file(file, output or self.output, self.request.threads)[0]
 
+    def compare(self, first: np.ndarray, second: np.ndarray) -> OutputComparison:
+        return compare_outputs(first, second, self.images.targets, self.contract.several, self.output)
 
-def write_float_file(model: Model, contract: ModelContract, directory: Path, request: ExportRequest) -> Path:
-    """Write the same file in fp32 for the comparison of speed; for int8 it is made from float.onnx beside it."""
-    contract, path = replace(contract, precision="fp32"), directory / f"float{SUFFIXES[request.target]}"
-    if request.target == "torch":
-        write_model(model, contract, path, request.target, request.uint8)
+    def compare_file(self, file: Path) -> OutputComparison:
+        """Compare the model and a file."""
+        return self.compare(self.expected, self.run(self.open_file(file), "running the file"))
+
+    def compare_unmerged(self) -> OutputComparison:
+        """Compare the model without and with token merging."""
+        unmerged = TorchRuntime(self.model, self.contract.preprocessing)
+        return self.compare(self.run(unmerged, "running the unmerged model"), self.expected)
+
+    def compare_features(self, file: Path) -> OutputComparison:
+        """Compare the features, the second output of the file, on a few images."""
+        pixels, preprocessing = self.images.pixels[: comparison.BATCH_SIZE], self.contract.preprocessing
+        graph = ExportGraph(self.model, preprocessing, False, self.contract.merge)
+        expected = run_with_torch(graph, graph.output_names, preprocessing, "features")(pixels)
+        return compare_outputs(expected, self.open_file(file, "features")(pixels), what="features")
+
+    def compare_at_sizes(self, runtime: Runtime) -> tuple[comparison.SizeComparison, ...]:
+        """Compare the model and the file on generated images of other sizes."""
+        comparisons, sizes = [], other_sizes(self.model, self.contract.preprocessing.size)
+        for number, size in enumerate(sizes, start=1):
+            pixels = comparison.generate_images(self.contract.preprocessing.with_size(size), IMAGES_PER_SIZE)
+            outputs = self.original(pixels), runtime(pixels)
+            compared = compare_outputs(*outputs, several=self.contract.several, what=self.output)
+            comparisons.append(comparison.SizeComparison(size, compared))
+            if self.progress:
+                self.progress("comparing other sizes", number, len(sizes))
+        return tuple(comparisons)
+
+    def write_float_file(self, directory: Path) -> Path:
+        """Write the same file in fp32 for the comparison of speed; for int8 it is made from float.onnx beside it."""
+        target, uint8 = self.request.target, self.request.uint8
+        contract, path = replace(self.contract, precision="fp32"), directory / f"float{export.SUFFIXES[target]}"
+        if target == "torch":
+            export.write_model(self.model, contract, path, target, uint8)
+            return path
+        export.write_fp32_onnx(self.model, contract, directory / "float.onnx", uint8)
+        if target == "openvino":
+            export.convert_onnx(directory / "float.onnx", contract, path, target, uint8)
         return path
-    onnx_path = directory / "float.onnx"
-    write_fp32_onnx(model, contract, onnx_path, request.uint8)
-    if request.target == "openvino":
-        convert_onnx(onnx_path, contract, path, request.target, request.uint8)
-    return path
 
+    def write_int8(self, onnx_path: Path, file: Path, calibration: np.ndarray) -> quantise.QuantisedGraph:
+        """Write the file in int8, with as few layers in fp32 as the tolerance allows."""
+        uint8, int8_path = self.request.uint8, onnx_path.with_stem("int8")
 
-def write_int8(
-    onnx_path: Path,
-    contract: ModelContract,
-    file: Path,
-    request: ExportRequest,
-    output: str,
-    calibration: np.ndarray,  # images as the graph takes them
-    is_within_tolerance: Callable[[], bool],
-    progress: ProgressCallback | None,
-) -> QuantisedGraph:
-    """Write the file in int8, with as few layers in fp32 as the tolerance allows."""
+        def write(proto: "ModelProto") -> None:
+            write_metadata(proto, self.contract, "uint8" if uint8 else "float")
+            write_onnx(proto, int8_path)
+            export.convert_onnx(int8_path, self.contract, file, self.request.target, uint8)
 
-    def write(proto: "ModelProto") -> None:
-        int8_path = onnx_path.with_stem("int8")
-        write_metadata(proto, contract, "uint8" if request.uint8 else "float")
-        write_onnx(proto, int8_path)
-        convert_onnx(int8_path, contract, file, request.target, request.uint8)
+        def is_accepted(proto: "ModelProto") -> bool:
+            write(proto)
+            return not self.limits.find_violations(self.compare_file(file))
 
-    def is_accepted(proto: "ModelProto") -> bool:
-        write(proto)
-        return is_within_tolerance()
-
-    quantiser = Quantiser(onnx_path, calibration)
-    sample = calibration[:SENSITIVITY_IMAGES]
-    quantised = quantise_graph(quantiser, sample, output, is_accepted, progress, request.search_seconds)
-    write(quantised.proto)
-    return quantised
+        inputs = prepare_input(calibration, None if uint8 else self.contract.preprocessing)
+        quantiser, sample = quantise.Quantiser(onnx_path, inputs), inputs[: quantise.SENSITIVITY_IMAGES]
+        limit = self.request.search_seconds
+        quantised = quantise.quantise_graph(quantiser, sample, self.output, is_accepted, self.progress, limit)
+        write(quantised.proto)
+        return quantised
 
 
 def other_sizes(model: Model, size: tuple[int, int]) -> list[tuple[int, int]]:
@@ -259,18 +230,3 @@ def other_sizes(model: Model, size: tuple[int, int]) -> list[tuple[int, int]]:
     smaller = max(MIN_PATCHES, h // 2), max(MIN_PATCHES, 2 * w // 3)
     larger = h + max(1, h // 4), w + max(2, w // 3)
     return [(stride * h, stride * w) for h, w in (smaller, larger)]
-
-
-def compare_at_sizes(
-    model: Model, contract: ModelContract, first: Runtime, second: Runtime, progress: ProgressCallback | None
-) -> tuple[SizeComparison, ...]:
-    """Compare the model and the file on generated images of other sizes."""
-    output, comparisons = output_kind(model), []
-    sizes = other_sizes(model, contract.preprocessing.size)
-    for number, size in enumerate(sizes, start=1):
-        pixels = generate_images(contract.preprocessing.with_size(size), IMAGES_PER_SIZE)
-        compared = compare_outputs(first(pixels), second(pixels), several=contract.several, what=output)
-        comparisons.append(SizeComparison(size, compared))
-        if progress:
-            progress("comparing other sizes", number, len(sizes))
-    return tuple(comparisons)

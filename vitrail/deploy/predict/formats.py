@@ -8,10 +8,10 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,78 +40,69 @@ class PredictionRow:
         return self.predictions[0][1] if self.predictions else None
 
 
-class RowFormat(Protocol):
+@dataclass(frozen=True)
+class RowFormat:
     """A file format. `streams` are the suffixes of its files; the first is the requested file."""
 
-    streams: ClassVar[tuple[str, ...]]
-    needs_width: ClassVar[bool]  # True if the header needs the number of features
+    streams: ClassVar[tuple[str, ...]] = ("",)
+    needs_width: ClassVar[bool] = False  # True if the header needs the number of features
 
     def encode_header(self, total: int, width: int) -> list[bytes]:
         """Return the header of each stream."""
-        ...
+        return [b""]
 
     def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
         """Return the rows encoded for each stream."""
-        ...
+        raise NotImplementedError
 
     def finish_file(self, stream: Path, out: Path) -> None:
-        """Convert a complete stream to the requested file."""
-        ...
-
-
-class PlainFormat:
-    """A format whose stream is the final file."""
-
-    streams: ClassVar[tuple[str, ...]] = ("",)
-    needs_width: ClassVar[bool] = False
-
-    def finish_file(self, stream: Path, out: Path) -> None:
-        """Rename the stream."""
+        """Convert a complete stream to the requested file: by renaming, if they are the same."""
         stream.replace(out)
 
 
+def label_columns(top: int) -> list[tuple[str, str]]:
+    """Return the columns path, label, score, error, then label2, score2, … and the kinds of their values."""
+    more = [(f"{name}{rank}", kind) for rank in range(2, top + 1) for name, kind in PREDICTION_COLUMNS]
+    return [("path", "text"), *PREDICTION_COLUMNS, ("error", "text"), *more]
+
+
+def label_values(row: PredictionRow, top: int) -> list[Any]:
+    """Return the values of a row in the order of `label_columns`; None where there is none."""
+    values: list[Any] = [value for prediction in row.predictions for value in prediction]
+    values += [None] * (2 * top - len(values))
+    return [row.path, *values[:2], row.error, *values[2:]]
+
+
 @dataclass(frozen=True)
-class LabelsCSV(PlainFormat):
-    """Columns path, label, score, error, then label2, score2, …"""
+class LabelsCSV(RowFormat):
+    """A CSV of labels and scores."""
 
     top: int = 1
 
-    def columns(self) -> list[str]:
-        more = [f"{name}{rank}" for rank in range(2, self.top + 1) for name in ("label", "score")]
-        return ["path", "label", "score", "error", *more]
-
     def encode_header(self, total: int, width: int) -> list[bytes]:
-        return [encode_csv([self.columns()])]
+        return [encode_csv([[name for name, _ in label_columns(self.top)]])]
 
     def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
-        return [encode_csv([self.cells(row) for row in rows])]
-
-    def cells(self, row: PredictionRow) -> list[str]:
-        cells = [cell for label, score in row.predictions for cell in (label, format_score(score))]
-        cells += [""] * (2 * self.top - len(cells))
-        return [row.path, *cells[:2], row.error or "", *cells[2:]]
+        return [encode_csv([[format_cell(value) for value in label_values(row, self.top)] for row in rows])]
 
 
 @dataclass(frozen=True)
-class LabelsJSONL(PlainFormat):
+class LabelsJSONL(RowFormat):
     """One JSON object per line."""
 
     top: int = 1
-
-    def encode_header(self, total: int, width: int) -> list[bytes]:
-        return [b""]
 
     def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
         return [encode_jsonl([self.to_dict(row) for row in rows])]
 
     def to_dict(self, row: PredictionRow) -> dict[str, Any]:
-        predictions = [{"label": label, "score": float(format_score(score))} for label, score in row.predictions]
+        predictions = [{"label": label, "score": float(format_cell(score))} for label, score in row.predictions]
         first = predictions[0] if predictions else {"label": None, "score": None}
         return {"path": row.path, **first, "error": row.error} | ({"answers": predictions} if self.top > 1 else {})
 
 
 @dataclass(frozen=True)
-class FeaturesCSV(PlainFormat):
+class FeaturesCSV(RowFormat):
     """Columns path, error, and one per feature."""
 
     needs_width: ClassVar[bool] = True
@@ -120,18 +111,13 @@ class FeaturesCSV(PlainFormat):
         return [encode_csv([["path", "error", *(f"f{index}" for index in range(width))]])]
 
     def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
-        return [encode_csv([[row.path, row.error or "", *self.cells(row, width)] for row in rows])]
-
-    def cells(self, row: PredictionRow, width: int) -> list[str]:
-        return [""] * width if row.features is None else [f"{value:.9g}" for value in row.features.tolist()]
+        values = [[""] * width if row.features is None else [f"{v:.9g}" for v in row.features.tolist()] for row in rows]
+        return [encode_csv([[row.path, row.error or "", *cells] for row, cells in zip(rows, values, strict=True)])]
 
 
 @dataclass(frozen=True)
-class FeaturesJSONL(PlainFormat):
+class FeaturesJSONL(RowFormat):
     """One JSON object per line, with the features as a list."""
-
-    def encode_header(self, total: int, width: int) -> list[bytes]:
-        return [b""]
 
     def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
         return [encode_jsonl([self.to_dict(row) for row in rows])]
@@ -142,7 +128,7 @@ class FeaturesJSONL(PlainFormat):
 
 
 @dataclass(frozen=True)
-class FeaturesNPY(PlainFormat):
+class FeaturesNPY(RowFormat):
     """A float32 array [N, F], with a CSV of the paths; an unreadable image is a row of NaN."""
 
     streams: ClassVar[tuple[str, ...]] = ("", ".paths.csv")
@@ -162,13 +148,11 @@ class FeaturesNPY(PlainFormat):
 
 
 @dataclass(frozen=True)
-class ParquetFormat:
+class ParquetFormat(RowFormat):
     """An Arrow stream, converted to Parquet row groups at the end."""
 
-    columns: tuple[tuple[str, str], ...]  # names and kinds of values
-    cells: Callable[[PredictionRow], list[Any]]  # of a row, in the order of the columns
-    streams: ClassVar[tuple[str, ...]] = ("",)
-    needs_width: ClassVar[bool] = False
+    columns: Sequence[tuple[str, str]]  # names and kinds of values
+    values: Callable[[PredictionRow], list[Any]]  # of a row, in the order of the columns
 
     def schema(self) -> Any:
         arrow = import_pyarrow()
@@ -180,7 +164,7 @@ class ParquetFormat:
 
     def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
         arrow, schema = import_pyarrow(), self.schema()
-        columns = zip(*(self.cells(row) for row in rows), strict=True)
+        columns = zip(*(self.values(row) for row in rows), strict=True)
         arrays = [arrow.array(list(column), kind) for column, kind in zip(columns, schema.types, strict=True)]
         return [arrow.record_batch(arrays, schema=schema).serialize().to_pybytes()]
 
@@ -202,24 +186,6 @@ class ParquetFormat:
         stream.unlink()
 
 
-def labels_parquet_format(top: int) -> ParquetFormat:
-    """Return the Parquet format with the columns path, label, score, error, then label2, score2, …"""
-
-    def cells(row: PredictionRow) -> list[Any]:
-        values: list[Any] = [value for prediction in row.predictions for value in prediction]
-        values += [None] * (2 * top - len(values))
-        return [row.path, *values[:2], row.error, *values[2:]]
-
-    more = [(f"{name}{rank}", kind) for rank in range(2, top + 1) for name, kind in PREDICTION_COLUMNS]
-    return ParquetFormat((("path", "text"), *PREDICTION_COLUMNS, ("error", "text"), *more), cells)
-
-
-def features_parquet_format() -> ParquetFormat:
-    """Return the Parquet format with the columns path, error and features, a list of numbers."""
-    columns = (("path", "text"), ("error", "text"), ("features", "numbers"))
-    return ParquetFormat(columns, lambda row: [row.path, row.error, row.features])
-
-
 def import_pyarrow() -> Any:
     """Return pyarrow; raise ValueError if it is not installed."""
     try:
@@ -229,19 +195,23 @@ def import_pyarrow() -> Any:
     return pyarrow
 
 
+def labels_formats(top: int) -> dict[str, RowFormat]:
+    """Return the formats of predictions by name."""
+    parquet = ParquetFormat(label_columns(top), lambda row: label_values(row, top))
+    return {"csv": LabelsCSV(top), "jsonl": LabelsJSONL(top), "parquet": parquet}
+
+
+def features_formats() -> dict[str, RowFormat]:
+    """Return the formats of features by name."""
+    columns = [("path", "text"), ("error", "text"), ("features", "numbers")]
+    parquet = ParquetFormat(columns, lambda row: [row.path, row.error, row.features])
+    return {"csv": FeaturesCSV(), "jsonl": FeaturesJSONL(), "parquet": parquet, "npy": FeaturesNPY()}
+
+
 def select_format(out: str, requested: str | None, output_kind: str, top: int) -> RowFormat:
     """Return the format of --format or of the suffix of `out`."""
     name = requested or ("csv" if out == "-" else SUFFIXES.get(Path(out).suffix.lower()))
-    formats: Mapping[str, RowFormat] = (
-        {"csv": LabelsCSV(top), "jsonl": LabelsJSONL(top), "parquet": labels_parquet_format(top)}
-        if output_kind == "logits"
-        else {
-            "csv": FeaturesCSV(),
-            "jsonl": FeaturesJSONL(),
-            "parquet": features_parquet_format(),
-            "npy": FeaturesNPY(),
-        }
-    )
+    formats = labels_formats(top) if output_kind == "logits" else features_formats()
     if name is None or name not in formats:
         option = f"--format {requested}" if requested else f"--out {out}"
         raise ValueError(f"unknown format of {option}: use --format or a file suffix of {', '.join(formats)}")
@@ -263,9 +233,9 @@ def encode_jsonl(objects: list[dict[str, Any]]) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def format_score(score: float) -> str:
-    """Format a score with six significant digits; further digits depend on the batch size."""
-    return f"{score:.6g}"
+def format_cell(value: Any) -> str:
+    """Return a cell of a CSV; scores have six significant digits, because further ones depend on the batch size."""
+    return f"{value:.6g}" if isinstance(value, float) else value or ""
 
 
 def concatenate_files(parts: Sequence[Path], out: Path) -> None:

@@ -5,31 +5,31 @@ Labels and splits are ignored.
 
 import glob
 import hashlib
+import itertools
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from vitrail.data.dataset import Store
-from vitrail.data.decode import IMAGE_ERRORS, name_image_errors
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.dataset import Images, Store
 from vitrail.data.sources import detect, downloads, load_dataset, manifest, parquet, tar
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.files import FileStore, printable_path
 from vitrail.data.sources.folders import FolderWalker, is_image_name
 from vitrail.utils.progress import ProgressCallback
 
-JSONL_SUFFIXES = (".jsonl", ".ndjson")
-CSV_SUFFIXES = (".csv", ".tsv")
+INPUT_KINDS = {".csv": "csv", ".tsv": "csv", ".jsonl": "lines", ".ndjson": "lines"}  # other files are images
+INPUT_KINDS |= {".parquet": "parquet", ".tar": "tar"}
+OpenedInput = tuple[Store, np.ndarray | None]  # a store, and the indices of its images; None for all
 
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """Images of several stores, in the order of the given paths."""
+    """Images of several stores, in the order of the given paths; itself a `Store`."""
 
     stores: tuple[Store, ...]
     starts: np.ndarray  # int64 [s + 1]: the first index of each store, and the total
@@ -45,13 +45,25 @@ class ImageInputs:
         offset, items = index - int(self.starts[number]), self.items[number]
         return self.stores[number], offset if items is None else int(items[offset])
 
-    def name(self, index: int) -> str:
-        store, item = self.locate(index)
+    def name(self, item: int) -> str:
+        store, item = self.locate(item)
         return store.name(item)
 
-    def open(self, index: int) -> Image.Image:
-        store, item = self.locate(index)
+    def open(self, item: int) -> Image.Image:
+        store, item = self.locate(item)
         return store.open(item)
+
+    def data(self, item: int) -> bytes:
+        store, item = self.locate(item)
+        return store.data(item)
+
+    def stamp(self, item: int) -> tuple[int, int] | None:
+        store, item = self.locate(item)
+        return store.stamp(item)
+
+    def select(self, indices: Sequence[int]) -> Images:
+        """Return the images at these indices as a dataset without labels."""
+        return Images(self, np.asarray(indices, np.int64), np.zeros(len(indices), np.int64), ("",))
 
     def fingerprint(self, count: int) -> str:
         """Return a hash of the names of the first `count` images."""
@@ -70,21 +82,15 @@ class ImageInputs:
 
 def collect_inputs(paths: Sequence[str | os.PathLike[str]], progress: ProgressCallback | None = None) -> ImageInputs:
     """Return all images of these paths; raise ValueError if there are none."""
-    stores: list[tuple[Store, np.ndarray | None]] = []
+    stores: list[OpenedInput] = []
     notes: list[str] = []
-    files: list[str] = []  # consecutive files form one store
     names = [os.fspath(path) for path in paths]
-    for path in names:
-        for expanded in expand_path(path):
-            if os.path.isfile(expanded) and input_kind(expanded) == "image":
-                files.append(expanded)
-                continue
-            if files:
-                stores.append((FileStore.from_paths(files), None))
-                files = []
-            stores += open_input(path, expanded, notes, progress)
-    if files:
-        stores.append((FileStore.from_paths(files), None))
+    expanded = [(given, path) for given in names for path in expand_path(given)]
+    for is_image, group in itertools.groupby(expanded, lambda pair: is_image_file(pair[1])):
+        if is_image:  # consecutive files form one store
+            stores.append((FileStore.from_paths(path for _, path in group), None))
+        else:
+            stores += [opened for given, path in group for opened in open_input(given, path, notes, progress)]
     counts = [len(store) if items is None else len(items) for store, items in stores]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     if not int(starts[-1]):
@@ -104,43 +110,36 @@ def expand_path(path: str) -> list[str]:
     return detect.expand_pattern(path)
 
 
-def input_kind(path: str) -> str:
-    """Return the kind of a file by its suffix: csv, lines, parquet, tar, or image for any other."""
-    name = os.path.basename(path).lower()
-    suffix = os.path.splitext(name)[1]
-    if suffix in CSV_SUFFIXES:
-        return "csv"
-    if suffix in JSONL_SUFFIXES:
-        return "lines"
-    return suffix.removeprefix(".") if suffix in (".parquet", ".tar") else "image"
+def file_suffix(path: str) -> str:
+    return os.path.splitext(os.path.basename(path).lower())[1]
 
 
-def open_input(
-    given: str, path: str, notes: list[str], progress: ProgressCallback | None
-) -> list[tuple[Store, np.ndarray | None]]:
+def is_image_file(path: str) -> bool:
+    """Return True for a file that is no list, table or archive of images."""
+    return os.path.isfile(path) and file_suffix(path) not in INPUT_KINDS
+
+
+def open_input(given: str, path: str, notes: list[str], progress: ProgressCallback | None) -> list[OpenedInput]:
     """Return the images of a path that is not an image file."""
     if os.path.isdir(path):
         return open_folder(path, notes, progress)
     if not os.path.exists(path) and given in downloads.DATASET_NAMES:
         return open_dataset(given, progress)
     if not os.path.exists(path):
-        raise FileNotFoundError(
-            f"no such file or folder: {printable_path(path)}; give files, folders, patterns or lists of images"
-        )
+        remedy = "give files, folders, patterns or lists of images"
+        raise FileNotFoundError(f"no such file or folder: {printable_path(path)}; {remedy}")
     if not os.path.isfile(path):
         raise ValueError(f"{printable_path(path)} is neither a file nor a folder")
-    openers: dict[str, Callable[[], Store]] = {
-        "csv": lambda: open_path_list(path, read_csv_paths(path)),
-        "lines": lambda: open_path_list(path, read_jsonl_paths(path)),
-        "parquet": lambda: open_parquet(path),
-        "tar": lambda: open_tar(path),
-    }
-    return [(openers[input_kind(path)](), None)]
+    match INPUT_KINDS[file_suffix(path)]:
+        case "parquet":
+            return [(open_parquet(path), None)]
+        case "tar":
+            return [(open_tar(path), None)]
+        case kind:
+            return [(open_path_list(path, (read_csv_paths if kind == "csv" else read_jsonl_paths)(path)), None)]
 
 
-def open_folder(
-    folder: str, notes: list[str], progress: ProgressCallback | None
-) -> list[tuple[Store, np.ndarray | None]]:
+def open_folder(folder: str, notes: list[str], progress: ProgressCallback | None) -> list[OpenedInput]:
     """Return all images below a folder; without image files, those of its shards, tables or arrays."""
     walk = FolderWalker(progress=progress)
     walk.add_tree(folder, set())
@@ -149,13 +148,13 @@ def open_folder(
             return open_dataset(folder, progress)
         except ValueError:
             raise ValueError(f"no images in {printable_path(folder)}") from None
-    if skipped := len(walk.skipped):
-        first, why = walk.skipped[0]
-        notes.append(f"skipped {skipped:,} other files in {printable_path(folder)}, {first} first ({why})")
+    if skipped := walk.skipped:
+        first, why = skipped[0]
+        notes.append(f"skipped {len(skipped):,} other files in {printable_path(folder)}, {first} first ({why})")
     return [(walk.files, None)]
 
 
-def open_dataset(where: str, progress: ProgressCallback | None) -> list[tuple[Store, np.ndarray | None]]:
+def open_dataset(where: str, progress: ProgressCallback | None) -> list[OpenedInput]:
     """Return the images of all splits of a dataset."""
     dataset = load_dataset(where, fractions=parts.TRAIN_ONLY_FRACTIONS, multi_label=parts.UNLABELLED, progress=progress)
     return [(images.store, images.items) for images in dataset.splits.values() if len(images)]
@@ -164,9 +163,8 @@ def open_dataset(where: str, progress: ProgressCallback | None) -> list[tuple[St
 def open_path_list(path: str, column: Iterable[str]) -> FileStore:
     """Return the files of a list; their paths are relative to it."""
     folder = os.path.dirname(path)
-    store = FileStore.from_paths(
-        os.path.join(folder, name.replace("\\", "/") if "/" not in name else name) for name in column
-    )
+    names = (name if "/" in name else name.replace("\\", "/") for name in column)
+    store = FileStore.from_paths(os.path.join(folder, name) for name in names)
     if not len(store):
         raise ValueError(f"{printable_path(path)} lists no images")
     first = [store.path(item) for item in range(min(100, len(store)))]
@@ -199,9 +197,8 @@ def read_jsonl_paths(path: str) -> Iterable[str]:
             values = {str(key).casefold(): value for key, value in entry.items()} if isinstance(entry, dict) else {}
             value = next((values[name] for name in manifest.PATH_COLUMNS if name in values), None)
             if not isinstance(value, str) or not value.strip():
-                raise ValueError(
-                    f'{printable_path(path)}, line {number}: no path; expected a line like {{"path": "cat.jpg"}}'
-                )
+                example = '{"path": "cat.jpg"}'
+                raise ValueError(f"{printable_path(path)}, line {number}: no path; expected a line like {example}")
             yield value.strip()
 
 
@@ -240,9 +237,8 @@ def open_tar(shard: str) -> Store:
                     archive.members = []  # pyright: ignore[reportAttributeAccessIssue] else it keeps every header
                 end = archive.offset
         except (tarfile.TarError, EOFError) as error:
-            raise ValueError(
-                f"{printable_path(shard)} is an incomplete tar file ({error}): download it again"
-            ) from None
+            message = f"{printable_path(shard)} is an incomplete tar file ({error}): download it again"
+            raise ValueError(message) from None
         file.seek(end)
         mark = file.read(512)
         if len(mark) < 512 or mark.strip(b"\0"):
@@ -258,23 +254,3 @@ def sample_evenly(inputs: ImageInputs, count: int, exclude: Set[str] = frozenset
     pool = others if len(others) >= count else range(len(inputs))
     positions = np.linspace(0, len(pool) - 1, min(count, len(pool))).round().astype(np.int64)
     return [pool[position] for position in positions.tolist()]
-
-
-def load_pixels(
-    inputs: ImageInputs, indices: Sequence[int], preprocessing: Preprocessing, progress: ProgressCallback | None = None
-) -> tuple[np.ndarray, list[int]]:
-    """Return the pixels of the readable images, uint8 [n, C, H, W], and their indices."""
-    parts, read = [], []
-    for number, index in enumerate(indices, start=1):
-        name = inputs.name(index)
-        try:
-            with name_image_errors(name), inputs.open(index) as image:
-                parts.append(preprocessing.to_pixels(image).numpy())
-            read.append(index)
-        except IMAGE_ERRORS:
-            pass
-        if progress:
-            progress("preparing", number, len(indices))
-    if not read:
-        raise ValueError(f"none of the {len(indices):,} images can be read")
-    return np.stack(parts), read

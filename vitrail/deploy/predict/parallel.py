@@ -28,9 +28,8 @@ class BatchSizeTuner:
     """A batch size that doubles or halves towards the fastest. Thread-safe."""
 
     def __init__(self, initial: int, maximum: int, fixed: bool = False) -> None:
-        self.maximum = max(1, maximum)
+        self.maximum, self.fixed = max(1, maximum), fixed
         self.size = min(initial, self.maximum)
-        self.fixed = fixed
         self.seconds: dict[int, list[float]] = {}  # per image, of batches of each size
         self.lock = threading.Lock()
 
@@ -91,11 +90,9 @@ class ParallelInference:
         """Start one thread per runtime; a runtime listed several times is used by one thread at a time."""
         self.inputs, self.stop, self.preprocessing, self.batch_size = inputs, stop, preprocessing, batch_size
         self.next = self.next_output = start
+        self.runtimes, self.ended, self.change = runtimes, False, threading.Condition()
         self.finished: dict[int, BatchOutput] = {}
         self.failure: BaseException | None = None
-        self.ended = False
-        self.change = threading.Condition()
-        self.runtimes = runtimes
 
     def __iter__(self) -> Iterator[BatchOutput]:
         """Yield every batch in order; the threads end with the iterator."""

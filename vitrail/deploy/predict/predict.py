@@ -1,23 +1,19 @@
 """`vitrail.predict`: predictions of a model for many images, in order, computed on all cores."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from vitrail.deploy.predict import parallel
 from vitrail.deploy.predict.formats import PredictionRow
 from vitrail.deploy.predict.inputs import ImageInputs, collect_inputs
-from vitrail.deploy.predict.parallel import (
-    INITIAL_BATCH_SIZE,
-    MAX_BATCH_SIZE,
-    BatchOutput,
-    BatchSizeTuner,
-    ParallelInference,
-)
+from vitrail.deploy.predict.parallel import BatchOutput, BatchSizeTuner, ParallelInference
 from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
+from vitrail.deploy.runtimes.select import Report
 from vitrail.inference import TorchRuntime, top_classes
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
 from vitrail.utils.progress import ProgressCallback
@@ -25,6 +21,9 @@ from vitrail.utils.progress import ProgressCallback
 MAX_LANES = 16  # threads; more would wait for the GIL
 MAX_BATCH_BYTES = 2**31  # of the batches of all threads, on a CPU
 ACTIVATION_FACTOR = 24  # memory of an image inside a model, relative to its input
+
+
+RUN_OPTIONS = ("batch_size", "workers")  # of an inference, not of opening the model
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,13 @@ class InferenceOptions:
     take: str | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"--batch-size must be >= 1, got {self.batch_size}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"--workers must be >= 1, got {self.workers}")
+        for option, value in (("--batch-size", self.batch_size), ("--workers", self.workers)):
+            if value is not None and value < 1:
+                raise ValueError(f"{option} must be >= 1, got {value}")
+
+    def opening(self) -> dict[str, Any]:
+        """Return the options of `open_deployed_model`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in RUN_OPTIONS}
 
 
 def predict(
@@ -63,7 +65,7 @@ def predict(
     """
     inputs = collect_inputs([paths] if isinstance(paths, (str, os.PathLike)) else paths)
     count = len(inputs) if limit is None else min(limit, len(inputs))
-    return Predictor(open_pool(os.fspath(model), "logits", options, count), inputs, options, top).predict_rows(0, count)
+    return predict_rows(open_pool(os.fspath(model), "logits", options, count), inputs, 0, count, top)
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,12 @@ class RuntimePool:
 
     deployed: DeployedModel
     runtimes: tuple[Runtime, ...]
+    batch_size: BatchSizeTuner
 
-    @property
-    def device_type(self) -> str:
-        """Return the type of the device, such as cpu or cuda."""
-        return self.runtimes[0].device.type if isinstance(self.runtimes[0], TorchRuntime) else "cpu"
+
+def device_type(runtime: Runtime) -> str:
+    """Return the type of a runtime's device, such as cpu or cuda."""
+    return runtime.device.type if isinstance(runtime, TorchRuntime) else "cpu"
 
 
 def open_pool(
@@ -84,60 +87,48 @@ def open_pool(
     output_kind: OutputKind,
     options: InferenceOptions,
     count: int,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> RuntimePool:
     """Open a model for `count` images; on a CPU, with one single-threaded runtime per core."""
     lanes = max(1, min(options.workers or min(available_cores(), MAX_LANES), count))
     threads = 1 if pick_device(options.device).type != "cpu" else max(1, available_cores() // lanes)
-    deployed = open_deployed_model(
-        where,
-        runtime=options.runtime,
-        device=options.device,
-        output_kind=output_kind,
-        merge=options.merge,
-        size=options.size,
-        assume=options.assume,
-        take=options.take,
-        threads=threads,
-        report=report,
-        precision=options.precision,
-        n_images=count,
-    )
-    if isinstance(deployed.runtime, TorchRuntime) and deployed.runtime.device.type != "cpu":
-        return RuntimePool(deployed, (deployed.runtime,) * lanes)
+    more = {"output_kind": output_kind, "threads": threads, "report": report, "n_images": count}
+    deployed = open_deployed_model(where, **options.opening(), **more)
+    device = device_type(deployed.runtime)
+    limit = max_cpu_batch_size(deployed.contract, lanes) if device == "cpu" else parallel.MAX_BATCH_SIZE.get(device, 64)
+    tuner = BatchSizeTuner(parallel.INITIAL_BATCH_SIZE.get(device, 8), limit)
+    if options.batch_size is not None:
+        tuner = BatchSizeTuner(options.batch_size, options.batch_size, fixed=True)
+    if device != "cpu":
+        return RuntimePool(deployed, (deployed.runtime,) * lanes, tuner)
     keep_freed_memory()
-    return RuntimePool(deployed, (deployed.runtime, *(clone_runtime(deployed, threads) for _ in range(lanes - 1))))
+    clones = (clone_runtime(deployed, threads) for _ in range(lanes - 1))
+    return RuntimePool(deployed, (deployed.runtime, *clones), tuner)
 
 
-class Predictor:
-    """A model with the images to predict."""
-
-    def __init__(self, pool: RuntimePool, inputs: ImageInputs, options: InferenceOptions, top: int = 1) -> None:
-        self.deployed, self.runtimes, self.inputs, self.top = pool.deployed, pool.runtimes, inputs, top
-        max_batch_size = (
-            max_cpu_batch_size(self.deployed.contract, len(pool.runtimes))
-            if pool.device_type == "cpu"
-            else MAX_BATCH_SIZE.get(pool.device_type, 64)
-        )
-        first, fixed = options.batch_size or INITIAL_BATCH_SIZE.get(pool.device_type, 8), options.batch_size is not None
-        self.batch_size = BatchSizeTuner(first, first if fixed else max_batch_size, fixed)
-
-    def predict_rows(self, start: int, stop: int, progress: ProgressCallback | None = None) -> Iterator[PredictionRow]:
-        """Yield the rows of these images, in order."""
-        contract, output_kind = self.deployed.contract, self.deployed.output_kind
-        lanes = self.runtimes[: max(1, stop - start)]
-        for batch in ParallelInference(self.inputs, start, stop, contract.preprocessing, lanes, self.batch_size):
-            yield from to_rows(batch, contract, output_kind, self.top)
-            if progress:
-                stage = "predicting" if output_kind == "logits" else "embedding"
-                progress(stage, batch.start + len(batch.names), stop)
+def predict_rows(
+    pool: RuntimePool,
+    inputs: ImageInputs,
+    start: int,
+    stop: int,
+    top: int = 1,
+    progress: ProgressCallback | None = None,
+) -> Iterator[PredictionRow]:
+    """Yield the rows of the images from `start` to `stop`, in order."""
+    contract, output_kind = pool.deployed.contract, pool.deployed.output_kind
+    stage = "predicting" if output_kind == "logits" else "embedding"
+    lanes = pool.runtimes[: max(1, stop - start)]
+    for batch in ParallelInference(inputs, start, stop, contract.preprocessing, lanes, pool.batch_size):
+        yield from to_rows(batch, contract, output_kind, top)
+        if progress:
+            progress(stage, batch.start + len(batch.names), stop)
 
 
 def max_cpu_batch_size(contract: ModelContract, lanes: int) -> int:
     """Return the largest batch size tried on a CPU."""
     pipeline = contract.preprocessing
     image_bytes = 4 * pipeline.channels * pipeline.size[0] * pipeline.size[1] * ACTIVATION_FACTOR
-    return max(1, min(MAX_BATCH_SIZE["cpu"], MAX_BATCH_BYTES // (image_bytes * lanes)))
+    return max(1, min(parallel.MAX_BATCH_SIZE["cpu"], MAX_BATCH_BYTES // (image_bytes * lanes)))
 
 
 def to_rows(batch: BatchOutput, contract: ModelContract, output_kind: OutputKind, top: int) -> Iterator[PredictionRow]:
@@ -148,7 +139,7 @@ def to_rows(batch: BatchOutput, contract: ModelContract, output_kind: OutputKind
         elif output_kind == "features":
             yield PredictionRow(name, features=values)
         else:
-            yield PredictionRow(name, predictions=top_predictions(values, contract, top))
+            yield PredictionRow(name, top_predictions(values, contract, top))
 
 
 def top_predictions(logits: np.ndarray, contract: ModelContract, top: int) -> tuple[tuple[str, float], ...]:

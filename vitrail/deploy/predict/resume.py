@@ -9,6 +9,7 @@ import glob
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,14 +17,56 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitrail.deploy.predict.formats import PredictionRow, RowFormat, concatenate_files
-from vitrail.utils.files import atomic_write
+from vitrail.utils.files import atomic_write, lock_file
 
 COMMIT_INTERVAL_SECONDS = 1.0  # work that a killed process loses, at most
 MAX_PENDING_ROWS = 4096  # rows in memory
 DIFFERENCES = {"model": "another model", "pictures": "other images", "processes": "another number of processes"}
 
 
-class PartialOutput:
+class RowOutput:
+    """Rows of a format, encoded as they are computed."""
+
+    def __init__(self, row_format: RowFormat, total: int, width: Callable[[], int]) -> None:
+        self.row_format, self.total, self.ask_width = row_format, total, width
+        self.rows = self.errors = self.width = 0  # written rows, those with an error, and the number of features
+        self.pending: list[PredictionRow] = []
+
+    def encode_pending(self, with_header: bool) -> list[bytes]:
+        """Return the pending rows as bytes, after the header if they are the first."""
+        if not self.width:
+            width = next((len(row.features) for row in self.pending if row.features is not None), 0)
+            self.width = width or (self.ask_width() if self.row_format.needs_width else 0)
+        rows = self.row_format.encode_rows(self.pending, self.width)
+        if not with_header:
+            return rows
+        headers = self.row_format.encode_header(self.total, self.width)
+        return [header + row for header, row in zip(headers, rows, strict=True)]
+
+    def count_pending(self) -> None:
+        """Count the pending rows as written."""
+        self.rows += len(self.pending)
+        self.errors += sum(row.error is not None for row in self.pending)
+        self.pending = []
+
+
+class StreamOutput(RowOutput):
+    """Rows written to standard output as they are computed."""
+
+    def add(self, row: PredictionRow) -> None:
+        self.pending = [row]
+        sys.stdout.buffer.write(self.encode_pending(with_header=not self.rows)[0])
+        sys.stdout.buffer.flush()
+        self.count_pending()
+
+    def save(self) -> None:
+        sys.stdout.buffer.flush()
+
+    def finish(self) -> bool:
+        return True
+
+
+class PartialOutput(RowOutput):
     """The rows of one process, on disk and pending."""
 
     def __init__(
@@ -37,18 +80,14 @@ class PartialOutput:
         world: int = 1,
         width: Callable[[], int] = lambda: 0,  # number of features, if no image could be read so far
     ) -> None:
-        self.out, self.row_format, self.total = out, row_format, total
+        super().__init__(row_format, total, width)
+        self.out, self.rank, self.world = out, rank, world
         self.identity = json.loads(json.dumps(dict(identity)))
-        self.rank, self.world, self.ask_width = rank, world, width
         self.base = partial_path(out, rank, world)
         self.journal = journal_path(self.base)
-        self.rows, self.count, self.finished = 0, 0, False  # rows on disk; rows in total
-        self.errors = 0
-        self.width = 0
+        self.count, self.finished, self.saving = 0, False, False  # rows of this process
         self.sizes = [0] * len(row_format.streams)
         self.files: list[BinaryIO] = []
-        self.pending: list[PredictionRow] = []
-        self.saving = False
         self.last = time.monotonic()
 
     def start(self, count: int, *, resume: bool, force: bool) -> int:
@@ -61,47 +100,37 @@ class PartialOutput:
         if self.finished:  # only the renaming is missing
             return self.rows
         with self.explain_disk_errors():
-            streams = [self.base.with_name(self.base.name + suffix) for suffix in self.row_format.streams]
-            self.files = [open(stream, "ab", buffering=0) for stream in streams]  # noqa: SIM115
-            lock_file(self.files[0], self.out)
+            self.files = [open(file, "ab", buffering=0) for file in self.stream_paths(self.base)]  # noqa: SIM115
+            claim_file(self.files[0], self.out)
             if resuming:
                 self.read_journal()  # again, now that the file is locked
-                self.check_file_sizes()
-            self.truncate_files()
+            for file, size in zip(self.files, self.sizes, strict=True):
+                if os.fstat(file.fileno()).st_size < size:
+                    raise ValueError(f"{os.fspath(file.name)} has lost rows: use --force to start again")
+            for file, size in zip(self.files, self.sizes, strict=True):
+                file.truncate(size)  # removes what follows the complete rows
             self.write_journal()
         return self.rows
+
+    def stream_paths(self, path: Path) -> list[Path]:
+        """Return the files of this format beside a path, which is the first of them."""
+        return [path.with_name(path.name + suffix) for suffix in self.row_format.streams]
 
     def read_journal(self) -> None:
         """Read the journal; raise ValueError if it is damaged or of another run."""
         try:
             journal = json.loads(self.journal.read_text(encoding="utf-8"))
-            rows, sizes, identity = (
-                int(journal["rows"]),
-                [int(size) for size in journal["bytes"]],
-                dict(journal["what"]),
-            )
-            self.width, self.finished = int(journal["width"]), bool(journal["finished"])
-            self.errors = int(journal["errors"])
+            rows, self.errors, self.width = (int(journal[name]) for name in ("rows", "errors", "width"))
+            sizes, identity = [int(size) for size in journal["bytes"]], dict(journal["what"])
+            self.finished = bool(journal["finished"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{self.journal} is damaged: use --force to start again") from None
         if identity != self.identity:
-            raise ValueError(
-                f"{self.base} was started {describe_difference(identity, self.identity)}: use the same options, or --force"
-            )
+            difference = describe_difference(identity, self.identity)
+            raise ValueError(f"{self.base} was started {difference}: use the same options, or --force")
         if len(sizes) != len(self.row_format.streams) or not 0 <= rows <= self.count:
             raise ValueError(f"{self.journal} is damaged: use --force to start again")
         self.rows, self.sizes = rows, sizes
-
-    def check_file_sizes(self) -> None:
-        """Raise ValueError if a file is shorter than its journal says."""
-        for file, size in zip(self.files, self.sizes, strict=True):
-            if os.fstat(file.fileno()).st_size < size:
-                raise ValueError(f"{os.fspath(file.name)} has lost rows: use --force to start again")
-
-    def truncate_files(self) -> None:
-        """Remove what follows the complete rows."""
-        for file, size in zip(self.files, self.sizes, strict=True):
-            file.truncate(size)
 
     def add(self, row: PredictionRow) -> None:
         """Add a row; it is on disk a second later, or when `save` is called."""
@@ -118,28 +147,16 @@ class PartialOutput:
             return
         self.saving = True
         with self.explain_disk_errors():
-            for file, data in zip(self.files, self.encode_pending(), strict=True):
+            first = not self.rows and not self.rank
+            for file, data in zip(self.files, self.encode_pending(with_header=first), strict=True):
                 rest = memoryview(data)
                 while rest:
                     rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
             self.sizes = [os.fstat(file.fileno()).st_size for file in self.files]
-            self.rows += len(self.pending)
-            self.errors += sum(row.error is not None for row in self.pending)
-            self.pending = []
+            self.count_pending()
             self.write_journal()
         self.last, self.saving = time.monotonic(), False
-
-    def encode_pending(self) -> list[bytes]:
-        """Return the pending rows as bytes, with the header before the first row."""
-        if not self.width:
-            width = next((len(row.features) for row in self.pending if row.features is not None), 0)
-            self.width = width or (self.ask_width() if self.row_format.needs_width else 0)
-        rows = self.row_format.encode_rows(self.pending, self.width)
-        if self.rows or self.rank:
-            return rows
-        headers = self.row_format.encode_header(self.total, self.width)
-        return [header + row for header, row in zip(headers, rows, strict=True)]
 
     def write_journal(self) -> None:
         journal = {"rows": self.rows, "bytes": self.sizes, "width": self.width, "errors": self.errors}
@@ -156,7 +173,8 @@ class PartialOutput:
             if self.world == 1:
                 self.rename_parts([self.base])
                 return True
-            with exclusive_lock(self.out.with_name(self.out.name + ".lock")) as lock:
+            lock = self.out.with_name(self.out.name + ".lock")
+            with lock.open("wb") as file, lock_file(file):
                 parts = [partial_path(self.out, rank, self.world) for rank in range(self.world)]
                 if not self.journal.is_file():  # another process finished last and joined the parts
                     lock.unlink(missing_ok=True)
@@ -177,25 +195,21 @@ class PartialOutput:
 
     def rename_parts(self, parts: list[Path]) -> None:
         """Join the parts to the output files, the main file last, so that it never exists without the others."""
-        for number, suffix in reversed(list(enumerate(self.row_format.streams))):
-            streams = [part.with_name(part.name + suffix) for part in parts]
-            target = self.out.with_name(self.out.name + suffix) if number else self.out
-            if not all(stream.is_file() for stream in streams):
+        targets, whole = self.stream_paths(self.out), self.stream_paths(partial_path(self.out, 0, 1))
+        streams = [self.stream_paths(part) for part in parts]
+        for number, target in reversed(list(enumerate(targets))):
+            pieces = [paths[number] for paths in streams]
+            if not all(piece.is_file() for piece in pieces):
                 continue  # renamed before an interruption
-            joined = streams[0]
-            if len(streams) > 1:
-                joined = partial_path(self.out, 0, 1).with_name(partial_path(self.out, 0, 1).name + suffix)
-                concatenate_files(streams, joined)
+            if len(pieces) > 1:
+                concatenate_files(pieces, whole[number])
             if number:
-                joined.replace(target)
+                whole[number].replace(target)
             else:
-                self.row_format.finish_file(joined, target)
+                self.row_format.finish_file(whole[number], target)
         self.close()
-        for part in parts:
-            for suffix in self.row_format.streams:
-                part.with_name(part.name + suffix).unlink(missing_ok=True)
-        for part in parts:
-            journal_path(part).unlink(missing_ok=True)
+        for path in (*(path for paths in streams for path in paths), *map(journal_path, parts)):
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         for file in self.files:
@@ -236,11 +250,9 @@ def check_resumable(out: Path, rank: int, world: int, *, resume: bool, force: bo
         )
     if not exists and not force and (others := find_other_parts(out, world)) is not None:
         other, count = others
-        launcher = f"torchrun --nproc-per-node {count}" if count > 1 else "without torchrun"
-        raise ValueError(
-            f"{other} exists, of an interrupted run with {count} process{'es' if count > 1 else ''}: "
-            f"use --resume {'with ' if count > 1 else ''}{launcher}, or --force to start again"
-        )
+        how = f"with torchrun --nproc-per-node {count}" if count > 1 else "without torchrun"
+        run = f"an interrupted run with {count} process{'es' if count > 1 else ''}"
+        raise ValueError(f"{other} exists, of {run}: use --resume {how}, or --force to start again")
     if out.exists() and not force and not exists:
         state = "is complete" if resume else "exists"
         raise ValueError(f"{out} {state}: give another name, or --force to replace it")
@@ -270,7 +282,7 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
     return f"with --{name} {before.get(name)}, which is {now.get(name)} now"
 
 
-def lock_file(file: BinaryIO, out: Path) -> None:
+def claim_file(file: BinaryIO, out: Path) -> None:
     """Lock the file against other processes; the system releases the lock when the process ends."""
     try:
         import fcntl
@@ -281,16 +293,3 @@ def lock_file(file: BinaryIO, out: Path) -> None:
     except BlockingIOError:
         file.close()
         raise ValueError(f"another process is writing {out}: wait for it, or stop it") from None
-
-
-@contextmanager
-def exclusive_lock(path: Path) -> Iterator[Path]:
-    """Hold a lock between processes; the system releases it when a process ends."""
-    with open(path, "w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:  # not on Windows
-            pass
-        yield path

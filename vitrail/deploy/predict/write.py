@@ -2,18 +2,17 @@
 
 import hashlib
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.deploy.predict.formats import PredictionRow, RowFormat
+from vitrail.deploy.predict.formats import RowFormat
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.predict.parallel import output_width
-from vitrail.deploy.predict.predict import InferenceOptions, Predictor, RuntimePool
-from vitrail.deploy.predict.resume import PartialOutput
+from vitrail.deploy.predict.predict import RuntimePool, predict_rows
+from vitrail.deploy.predict.resume import PartialOutput, StreamOutput
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.utils.progress import ProgressCallback
 
@@ -77,7 +76,6 @@ def write_outputs(
     inputs: ImageInputs,
     out: str,
     row_format: RowFormat,
-    inference_options: InferenceOptions,
     *,
     top: int = 1,
     limit: int | None = None,
@@ -88,51 +86,32 @@ def write_outputs(
 ) -> Summary:
     """Write a row for each image to a file, or to standard output if `out` is "-"."""
     total = len(inputs) if limit is None else min(limit, len(inputs))
-    share = process_share()
+    share, resumed = process_share(), 0
     start, stop = share.index_range(total)
-    deployed, predictor = pool.deployed, Predictor(pool, inputs, inference_options, top)
+    deployed = pool.deployed
     width = output_width(deployed.runtime, deployed.contract.preprocessing)
     if out == "-":
         if share.world > 1:
             raise ValueError("several processes cannot share standard output: give --out FILE")
-        sink: PartialOutput | StreamOutput = StreamOutput(row_format, total, width)
-        resumed = 0
+        sink = StreamOutput(row_format, total, width)
     else:
         identity = {"model": model_identity(deployed), "pictures": inputs.fingerprint(total), "processes": share.world}
-        sink = PartialOutput(
-            Path(out),
-            row_format,
-            total,
-            identity | dict(options or {}),
-            rank=share.rank,
-            world=share.world,
-            width=width,
-        )
+        identity |= dict(options or {})
+        sink = PartialOutput(Path(out), row_format, total, identity, rank=share.rank, world=share.world, width=width)
         resumed = sink.start(stop - start, resume=resume, force=force)
     start_time = time.perf_counter()
     try:
-        for row in predictor.predict_rows(start + resumed, stop, progress):
+        for row in predict_rows(pool, inputs, start + resumed, stop, top, progress):
             sink.add(row)
     except KeyboardInterrupt:
         sink.save()
         raise PredictionInterrupted(sink.rows, stop - start) from None
     is_complete = sink.finish()
     seconds, count = time.perf_counter() - start_time, stop - start
-    return Summary(
-        out,
-        count,
-        sink.errors,
-        resumed,
-        round(seconds, 3),
-        round((count - resumed) / max(1e-9, seconds), 3),
-        deployed.runtime.name,
-        predictor.batch_size.size,
-        len(pool.runtimes),
-        share.rank,
-        share.world,
-        is_complete,
-        (*inputs.notes, *deployed.notes),
-    )
+    speed = round(seconds, 3), round((count - resumed) / max(1e-9, seconds), 3)
+    compute = deployed.runtime.name, pool.batch_size.size, len(pool.runtimes)
+    notes = (*inputs.notes, *deployed.notes)
+    return Summary(out, count, sink.errors, resumed, *speed, *compute, share.rank, share.world, is_complete, notes)
 
 
 def model_identity(deployed: DeployedModel) -> str:
@@ -144,28 +123,3 @@ def model_identity(deployed: DeployedModel) -> str:
         if path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-class StreamOutput:
-    """Rows written to standard output as they are computed."""
-
-    def __init__(self, row_format: RowFormat, total: int, width: Callable[[], int]) -> None:
-        self.row_format, self.total, self.ask_width = row_format, total, width
-        self.rows = self.errors = self.width = 0
-
-    def add(self, row: PredictionRow) -> None:
-        if not self.width and self.row_format.needs_width:
-            self.width = self.ask_width() if row.features is None else len(row.features)
-        if not self.rows:
-            sys.stdout.buffer.write(self.row_format.encode_header(self.total, self.width)[0])
-        sys.stdout.buffer.write(self.row_format.encode_rows([row], self.width)[0])
-        sys.stdout.buffer.flush()
-        self.rows += 1
-        self.errors += row.error is not None
-
-    def save(self) -> None:
-        sys.stdout.buffer.flush()
-
-    def finish(self) -> bool:
-        sys.stdout.buffer.flush()
-        return True

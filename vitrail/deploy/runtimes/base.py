@@ -1,13 +1,11 @@
-"""The runtime interface, the contract stored as JSON in every exported file, and the imports of other runtimes' libraries.
+"""The runtime interface, and the contract stored as JSON in every exported file.
 
 Contracts are validated when they are read: a file may be damaged or come from elsewhere.
 """
 
 import json
-import os
-import sys
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_type_hints
 
 import numpy as np
 
@@ -15,9 +13,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.inference import OutputKind
 from vitrail.models.base import Model
 from vitrail.models.registry import config_from_json
-from vitrail.utils.json import dataclass_from_json, to_json, value_from_json
-
-RUNTIMES = ("torch", "onnx", "openvino")
+from vitrail.utils.json import to_json, value_from_json
 
 
 class Runtime(Protocol):
@@ -32,7 +28,7 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True)
 class ModelContract:
-    """Inputs, labels and origin of a model, to_json into every file exported from it."""
+    """Inputs, labels and origin of a model, written into every file exported from it."""
 
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None = None  # None for a model that ends in features
@@ -58,20 +54,19 @@ class DeployedModel:
     notes: tuple[str, ...] = ()  # for the user, such as how the runtime was chosen
     file: str | None = None  # the exported file, if the runtime uses one
 
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes; None if there are none, for which the contract has indices."""
+        if self.model is not None:
+            return self.model.labels
+        labels = self.contract.labels
+        return None if labels is None or labels == tuple(map(str, range(len(labels)))) else labels
+
 
 METADATA_KEY = "vitrail"  # key in the file's metadata
 FORMAT_VERSION = 1
 InputKind = Literal["uint8", "float"]  # raw or normalised pixels
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-CONTRACT_FIELDS: dict[str, Any] = {
-    "labels": tuple[str, ...] | None,
-    "several": bool,
-    "merge": int,
-    "precision": str,
-    "any_size": bool,
-    "name": str,
-    "checksum": str,
-}
 
 
 def contract_to_json(contract: ModelContract, input: InputKind) -> str:
@@ -90,17 +85,16 @@ def contract_from_json(text: str) -> tuple[ModelContract, InputKind]:
     if not isinstance(metadata, dict):
         raise ValueError("invalid vitrail metadata: not a JSON object")
     if metadata.get("format") != FORMAT_VERSION:
-        raise ValueError(
-            f"unsupported metadata format {metadata.get('format')!r}, expected {FORMAT_VERSION}: "
-            "export the model again, or update vitrail"
-        )
-    if missing := sorted({"input", "preprocessing", "config", *CONTRACT_FIELDS} - set(metadata)):
+        found = f"unsupported metadata format {metadata.get('format')!r}, expected {FORMAT_VERSION}"
+        raise ValueError(f"{found}: export the model again, or update vitrail")
+    types = get_type_hints(ModelContract)
+    if missing := sorted({"input", *types} - set(metadata)):
         raise ValueError(f"vitrail metadata without {', '.join(missing)}: export the model again")
     if metadata["input"] not in ("uint8", "float"):
         raise ValueError(f"its input must be uint8 or float, got {metadata['input']!r}")
-    values = {name: value_from_json(metadata[name], kind, name) for name, kind in CONTRACT_FIELDS.items()}
-    preprocessing = dataclass_from_json(metadata["preprocessing"], Preprocessing, "preprocessing")
-    contract = ModelContract(preprocessing, config=metadata["config"], **values)
+    config = metadata["config"]  # checked by `config_from_json`
+    values = {name: value_from_json(metadata[name], kind, name) for name, kind in types.items() if name != "config"}
+    contract = ModelContract(**values, config=config)
     check_contract(contract)
     return contract, metadata["input"]
 
@@ -114,33 +108,5 @@ def check_contract(contract: ModelContract) -> None:
     config = config_from_json(contract.config)
     if contract.labels is not None and len(contract.labels) != config.classes:
         raise ValueError(f"it has {len(contract.labels)} labels for {config.classes} classes")
-    if contract.preprocessing.channels != config.channels:
-        raise ValueError(
-            f"its preprocessing gives {contract.preprocessing.channels} channels, its model expects {config.channels}"
-        )
-
-
-def import_onnxruntime() -> Any:
-    """Return ONNX Runtime, with its telemetry off unless the user set ORT_DISABLE_TELEMETRY."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ValueError("ONNX Runtime is not installed: pip install 'vitrail[onnx]'") from None
-    return onnxruntime
-
-
-def import_openvino() -> Any:
-    """Return OpenVINO. Its telemetry, which sends data on import, is hidden from it; it works without."""
-    telemetry = "openvino_telemetry"
-    hide = "openvino" not in sys.modules and telemetry not in sys.modules
-    if hide:
-        sys.modules[telemetry] = None  # type: ignore[assignment]
-    try:
-        import openvino
-    except ImportError:
-        raise ValueError("OpenVINO is not installed: pip install 'vitrail[openvino]'") from None
-    finally:
-        if hide:
-            del sys.modules[telemetry]
-    return openvino
+    if (channels := contract.preprocessing.channels) != config.channels:
+        raise ValueError(f"its preprocessing gives {channels} channels, its model expects {config.channels}")

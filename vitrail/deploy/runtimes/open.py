@@ -9,18 +9,11 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoints.load import (
-    KEEP,
-    compute_checksum,
-    derive_model_name,
-    find_weights,
-    load,
-    require_preprocessing,
-)
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.runtimes.base import RUNTIMES, DeployedModel, ModelContract, OutputKind, Runtime
-from vitrail.deploy.runtimes.files import RUNTIME_SUFFIXES, Report, export_cached, is_exported, open_exported_file
-from vitrail.deploy.runtimes.select import select_runtime
+from vitrail.checkpoints import load as checkpoints
+from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
+from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.exported import is_exported, open_exported_file
+from vitrail.deploy.runtimes.select import Report, export_cached, select_runtime
 from vitrail.inference import TORCH_PRECISIONS, TorchRuntime
 from vitrail.models.base import Model, TokenConfig
 from vitrail.models.registry import config_from_json
@@ -57,11 +50,14 @@ def open_deployed_model(
     if merge < 0:
         raise ValueError(f"--merge must be >= 0, got {merge}")
     if is_exported(where):
-        options = {"--merge": merge, "--assume": assume, "--take": take}
-        options |= {"--precision": precision != "fp32", "--device": device not in ("auto", "cpu")}
-        return open_exported_model(
-            Path(where), runtime, output_kind, threads, [name for name, value in options.items() if value], size
-        )
+        own = RUNTIME_SUFFIXES[Path(where).suffix.lower()]
+        if runtime not in ("auto", own):
+            raise ValueError(f"{where} is a file for {own}: omit --runtime {runtime}, or give the checkpoint")
+        given = {"--merge": merge, "--assume": assume, "--take": take, "--precision": precision != "fp32"}
+        given |= {"--device": device not in ("auto", "cpu")}
+        if fixed := [name for name, value in given.items() if value]:
+            raise ValueError(f"{fixed[0]} is fixed in the exported file {where}: omit it, or export the model again")
+        return open_exported_model(Path(where), output_kind, threads, size)
     target = pick_device(device)
     torch_only = target.type != "cpu" or precision != "fp32"
     if runtime in ("onnx", "openvino") and torch_only:
@@ -69,14 +65,11 @@ def open_deployed_model(
         raise ValueError(f"{option} needs PyTorch: use --runtime torch, or vitrail export for {runtime}")
     if threads is not None and target.type == "cpu":
         torch.set_num_threads(threads)
-    opened = open_checkpoint(where, target, output_kind, merge, size, assume, take, precision)
+    loading = (merge, size, assume, take, precision)
+    opened = open_checkpoint(where, target, output_kind, *loading)
     if runtime == "torch" or torch_only:
         return opened
-    whole = (
-        opened
-        if output_kind == "logits"
-        else open_checkpoint(where, target, None, merge, size, assume, take, precision)
-    )
+    whole = opened if output_kind == "logits" else open_checkpoint(where, target, None, *loading)
     if runtime == "auto":
         runtime, why = select_runtime(whole, threads, n_images, report)
         opened = replace(opened, notes=(*opened.notes, why) if why else opened.notes)
@@ -87,25 +80,14 @@ def open_deployed_model(
 
 
 def open_exported_model(
-    path: Path,
-    runtime: str,
-    output_kind: OutputKind,
-    threads: int | None,
-    fixed_options: list[str],
-    size: tuple[int, int] | None = None,
+    path: Path, output_kind: OutputKind, threads: int | None, size: tuple[int, int] | None
 ) -> DeployedModel:
-    """Return the model of an exported file, whose options are fixed except the size if it was exported for any size."""
-    own = RUNTIME_SUFFIXES[path.suffix.lower()]
-    if runtime not in ("auto", own):
-        raise ValueError(f"{path} is a file for {own}: omit --runtime {runtime}, or give the checkpoint")
-    if fixed_options:
-        raise ValueError(f"{fixed_options[0]} is fixed in the exported file {path}: omit it, or export the model again")
+    """Return the model of an exported file, for another size if it was exported for any size."""
     running, contract = open_exported_file(path, output_kind, threads)
     if size is not None:
         contract = resize_contract(path, contract, size)
-    return DeployedModel(
-        str(path), path.stem, contract, running, output_kind, notes=describe_token_counts(contract), file=str(path)
-    )
+    notes = describe_token_counts(contract)
+    return DeployedModel(str(path), path.stem, contract, running, output_kind, notes=notes, file=str(path))
 
 
 def resize_contract(path: Path, contract: ModelContract, size: tuple[int, int]) -> ModelContract:
@@ -138,19 +120,19 @@ def clone_runtime(deployed: DeployedModel, threads: int | None) -> Runtime:
 
 def open_checkpoint(
     where: str | Path,
-    device: torch.device,
-    output_kind: OutputKind | None,  # None: the whole model, for export
-    merge: int,
-    size: tuple[int, int] | None,
-    assume: Mapping[str, Any] | None,
-    take: str | None,
-    precision: str,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    output_kind: OutputKind | None = None,  # None: the whole model, with or without a classifier
+    merge: int = 0,
+    size: tuple[int, int] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    take: str | None = None,
+    precision: str = "fp32",
 ) -> DeployedModel:
-    """Open a checkpoint with PyTorch."""
-    path = find_weights(where)
-    classes = None if output_kind == "features" else KEEP
+    """Open a checkpoint with PyTorch, without its classifier for features."""
+    path = checkpoints.find_weights(where)
+    classes = None if output_kind == "features" else checkpoints.KEEP
     # Not memory-mapped: the alignment of file pages differs, and sums could differ in the last bit.
-    model = load(path, image_size=size, assume=assume, take=take, classes=classes, mmap=False).to(device)
+    model = checkpoints.load(path, image_size=size, assume=assume, take=take, classes=classes, mmap=False).to(device)
     if output_kind == "logits" and model.config.classes is None:
         raise ValueError(f"{where} has no classifier: use vitrail embed for its features")
     contract = replace(build_contract(where, path, model, size), merge=merge, precision=precision)
@@ -162,24 +144,14 @@ def open_checkpoint(
 
 def build_contract(where: str | Path, path: Path, model: Model, size: tuple[int, int] | None = None) -> ModelContract:
     """Return the contract of a checkpoint."""
-    pipeline: Preprocessing = require_preprocessing(where, model)
+    pipeline = checkpoints.require_preprocessing(where, model)
     if size is not None and pipeline.size != size:
         pipeline = pipeline.with_size(size)
-    return ModelContract(
-        pipeline,
-        class_labels(model),
-        is_multilabel(model, path),
-        config=to_json(model.config),
-        name=derive_model_name(str(where), path),
-        checksum=compute_checksum(path),
-    )
-
-
-def class_labels(model: Model) -> tuple[str, ...] | None:
-    """Return the class names, or the class indices as text if there are none; None without a classifier."""
-    if model.config.classes is None:
-        return None
-    return model.labels or tuple(map(str, range(model.config.classes)))
+    count = model.config.classes
+    labels = None if count is None else model.labels or tuple(map(str, range(count)))  # indices without names
+    name, checksum = checkpoints.derive_model_name(str(where), path), checkpoints.compute_checksum(path)
+    several, config = is_multilabel(model, path), to_json(model.config)
+    return ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum)
 
 
 def is_multilabel(model: Model, path: Path) -> bool:

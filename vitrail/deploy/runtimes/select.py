@@ -1,29 +1,35 @@
-"""`--runtime auto`: measure the installed runtimes once per model and machine, and choose the fastest."""
+"""Export a checkpoint once to the user's cache directory, and for `--runtime auto` choose the fastest runtime.
 
+The installed runtimes are measured once per model and machine.
+"""
+
+import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from vitrail.deploy.runtimes.base import DeployedModel, Runtime
-from vitrail.deploy.runtimes.files import (
-    Report,
-    cache_key,
-    export_cache,
-    export_cached,
-    open_exported_file,
-    random_pixels,
-)
-from vitrail.utils.files import atomic_write
+import numpy as np
 
+import vitrail
+from vitrail.deploy import SUFFIXES
+from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.exported import convert_to_openvino, open_exported_file
+from vitrail.utils.files import atomic_write, cache_directory
+from vitrail.utils.json import to_json
+
+MAX_RELATIVE_DIFFERENCE = 1e-3  # relative to max(1, the largest absolute output)
 REQUIRED_PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 MIN_IMAGES_FOR_EXPORT = 50  # fewer are done before another runtime has opened its file
 MIN_IMAGES_TO_MEASURE = 5000  # from here on, exporting and measuring may pay
 BATCH_SIZE, ROUNDS = 4, 3
+Report = Callable[[str], None]
 
 
 def select_runtime(
@@ -75,9 +81,8 @@ def read_selection(path: Path) -> tuple[str, str] | None:
     """Return the stored selection, or None if there is none or it is invalid."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return (
-            (str(stored["runtime"]), str(stored["why"])) if stored["runtime"] in ("torch", *REQUIRED_PACKAGES) else None
-        )
+        known = stored["runtime"] in ("torch", *REQUIRED_PACKAGES)
+        return (str(stored["runtime"]), str(stored["why"])) if known else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -89,3 +94,57 @@ def machine_identity() -> list[str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{package} {importlib.metadata.version(package)}")
     return [platform.node(), platform.machine(), str(os.cpu_count()), *versions]
+
+
+def cache_key(deployed: DeployedModel, *more: Any) -> str:
+    """Return a cache key of a model's weights, options and the vitrail version."""
+    contract = deployed.contract
+    parts = [vitrail.__version__, contract.checksum, contract.config, to_json(contract.preprocessing), contract.labels]
+    parts += [contract.merge, contract.several, *more]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def export_cache() -> Path:
+    """Return the directory of exported files and runtime measurements."""
+    return cache_directory() / "exported"
+
+
+def export_cached(deployed: DeployedModel, target: str, report: Report | None = None) -> Path:
+    """Return the exported file of a model, written and compared with PyTorch if it does not exist yet."""
+    from vitrail.deploy.export.export import export, stage_file
+
+    path = export_cache() / cache_key(deployed) / f"model{SUFFIXES[target]}"
+    if path.is_file():
+        return path
+    if report:
+        report(f"exporting {deployed.name} for {target} (once): {path}")
+    assert deployed.model is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx_path = path.with_suffix(".onnx")
+    if target == "openvino" and onnx_path.is_file():  # the slow part is done
+        with stage_file(path) as staged:
+            convert_to_openvino(onnx_path, deployed.contract, "uint8", staged)
+    else:
+        export(deployed.model, deployed.contract, path, target=target, uint8=True, merge=deployed.contract.merge)
+    try:
+        check_same_outputs(deployed, path, target)
+    except ValueError:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def check_same_outputs(deployed: DeployedModel, path: Path, target: str) -> None:
+    """Raise ValueError if the outputs of the file differ from the model's."""
+    output_kind: OutputKind = "features" if deployed.contract.labels is None else "logits"
+    pixels = random_pixels(deployed.contract, 2)
+    expected, outputs = deployed.runtime(pixels), open_exported_file(path, output_kind)[0](pixels)
+    difference = float(np.abs(expected - outputs).max())
+    if not difference <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(np.abs(expected).max())):
+        raise ValueError(f"{target} outputs of {deployed.name} differ by {difference:.2g}: use --runtime torch")
+
+
+def random_pixels(contract: ModelContract, count: int) -> np.ndarray:
+    """Return random pixels with a fixed seed, uint8 [B, C, H, W]."""
+    shape = (count, contract.preprocessing.channels, *contract.preprocessing.size)
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)

@@ -40,22 +40,12 @@ def build_sheet(index: SearchIndex, results: list[SearchResult], method: str) ->
         h("p", lead, class_="lead"),
     ]
     top = heading if several else [h("div", h("div", heading), query_figure(results[0]), class_="beside-it")]
-    parts: list[PageSection] = [
-        (
-            f"query-{number}",
-            printable_path(result.query.name),
-            f"Nearest to {printable_path(result.query.name)}" if several else "Nearest images",
-            [
-                query_figure(result) if several else None,
-                h(
-                    "div",
-                    [neighbour_card(rank, item) for rank, item in enumerate(result.neighbours, 1)],
-                    class_="cards near",
-                ),
-            ],
-        )
-        for number, result in enumerate(results, 1)
-    ]
+    parts: list[PageSection] = []
+    for number, result in enumerate(results, 1):
+        name = printable_path(result.query.name)
+        cards = [neighbour_card(rank, item) for rank, item in enumerate(result.neighbours, 1)]
+        content = [query_figure(result) if several else None, h("div", cards, class_="cards near")]
+        parts.append((f"query-{number}", name, f"Nearest to {name}" if several else "Nearest images", content))
     style = (files("vitrail.deploy.search") / "contact_sheet.css").read_text(encoding="utf-8").strip()
     single = "" if several else "\nnav { display: none; }"  # one section needs no navigation
     return render_document(title, index.model.checksum + first, top, parts, "the model and the image", style + single)
@@ -69,22 +59,11 @@ def query_figure(result: SearchResult) -> Markup:
 def neighbour_card(rank: int, neighbour: Neighbour) -> Markup:
     """Return a neighbour with its cosine and path."""
     folder, _, file = neighbour.relative_path.rpartition("/")
-    return h(
-        "figure",
-        h("div", embed_image(neighbour.path, NEIGHBOUR_SIZE), class_="frame"),
-        h(
-            "figcaption",
-            h(
-                "p",
-                h("span", f"{rank}"),
-                render_bar(neighbour.cosine),
-                h("b", f"{neighbour.cosine:.3f}"),
-                class_="nearness",
-            ),
-            h("p", join_markup([isolate(folder), " / "]) if folder else None, h("b", isolate(file)), class_="file"),
-        ),
-        class_="card",
-    )
+    cosine = [h("span", f"{rank}"), render_bar(neighbour.cosine), h("b", f"{neighbour.cosine:.3f}")]
+    path = [join_markup([isolate(folder), " / "]) if folder else None, h("b", isolate(file))]
+    caption = h("figcaption", h("p", cosine, class_="nearness"), h("p", path, class_="file"))
+    frame = h("div", embed_image(neighbour.path, NEIGHBOUR_SIZE), class_="frame")
+    return h("figure", frame, caption, class_="card")
 
 
 def embed_image(path: Path, size: int, large: bool = False) -> Markup:
@@ -110,8 +89,6 @@ def make_thumbnail(path: Path, size: int) -> tuple[bytes, str, bool]:
         flat = Image.alpha_composite(background, upright).convert("RGB")
         flat.thumbnail((size, size), Image.Resampling.LANCZOS)
         pixelated, buffer = max(flat.size) <= MAX_PIXELATED_SIZE, BytesIO()
-        if pixelated:
-            flat.save(buffer, "PNG")
-        else:
-            flat.save(buffer, "JPEG", quality=84)
-    return buffer.getvalue(), "png" if pixelated else "jpeg", pixelated
+        kind = "png" if pixelated else "jpeg"
+        flat.save(buffer, kind.upper(), quality=84)  # a PNG has no quality
+    return buffer.getvalue(), kind, pixelated

@@ -8,11 +8,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -136,9 +135,8 @@ def read_index(directory: Path) -> SearchIndex:
 def _check_checksum(directory: Path, part: IndexFile) -> None:
     if Path(part.name).name != part.name:
         raise ValueError(f"invalid file name {part.name!r}")
-    with (directory / part.name).open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
-            raise ValueError(f"the checksum of {part.name} does not match")
+    if checksum_file(directory / part.name) != part:
+        raise ValueError(f"the checksum of {part.name} does not match")
 
 
 class VectorWriter:
@@ -167,32 +165,29 @@ class VectorWriter:
         np.lib.format.write_array_header_1_0(self.file, header)
 
 
-@contextmanager
-def write_index_file(directory: Path, kind: str, suffix: str) -> Iterator[tuple[BinaryIO, list[IndexFile]]]:
-    """Yield a new file to write, and a list that receives its `IndexFile` at the end."""
-    path, written = directory / f"{kind}-{os.urandom(6).hex()}.{suffix}", []
-    with atomic_write(path) as file:
-        yield file, written
-    written.append(checksum_file(path))
+def new_path(directory: Path, kind: str, suffix: str) -> Path:
+    """Return the path of a new file of the index."""
+    return directory / f"{kind}-{os.urandom(6).hex()}.{suffix}"
 
 
 def checksum_file(path: Path) -> IndexFile:
-    """Return a written file with its checksum."""
+    """Return a file with its checksum."""
     with path.open("rb") as file:
         return IndexFile(path.name, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def write_images(directory: Path, images: tuple[IndexedImage, ...]) -> IndexFile:
     """Write one line of ASCII JSON per image; names may hold any bytes."""
-    with write_index_file(directory, "pictures", "jsonl") as (file, written):
+    path = new_path(directory, "pictures", "jsonl")
+    with atomic_write(path) as file:
         for image in images:
             file.write((json.dumps([image.path, image.size, image.changed]) + "\n").encode("ascii"))
-    return written[0]
+    return checksum_file(path)
 
 
 def write_header(index: SearchIndex) -> None:
     """Write `index.json`, which activates the index, and delete files of earlier versions."""
-    header: dict[str, Any] = {
+    header = {
         "form": FORMAT_NAME,
         "version": VERSION,
         "folder": str(index.folder),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.metrics.knn import find_largest
+from vitrail.metrics import knn
 from vitrail.utils.progress import ProgressCallback
 
 SearchHits = tuple[np.ndarray, np.ndarray]  # cosines and row indices, both [m, k], nearest first
@@ -25,9 +25,7 @@ RECALL_QUERIES, RECALL_NEIGHBOURS = 200, 10  # for measuring recall
 
 def normalise_rows(values: np.ndarray) -> np.ndarray:
     """Return rows scaled to length 1, float32; zero rows stay zero."""
-    wide = values.astype(np.float64)
-    norm = np.linalg.norm(wide, axis=1, keepdims=True)
-    return (wide / np.maximum(norm, 1e-12)).astype(np.float32)
+    return knn.normalise_rows(values).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -38,23 +36,11 @@ class ExactSearch:
 
     def __call__(self, queries: np.ndarray, count: int) -> SearchHits:
         """Return the `count` nearest vectors of each query; ties are in the order of rows."""
-        parts = [
-            self._search_block(queries[at : at + QUERY_BLOCK], count) for at in range(0, len(queries), QUERY_BLOCK)
-        ]
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-    def _search_block(self, queries: np.ndarray, count: int) -> SearchHits:
-        best = np.empty((len(queries), 0), dtype=np.float32)
-        indices = np.empty((len(queries), 0), dtype=np.int64)
-        for start in range(0, len(self.vectors), BLOCK_ROWS):
-            block = np.asarray(self.vectors[start : start + BLOCK_ROWS])
-            cosines = np.concatenate((best, queries @ block.T), 1)
-            rows = np.broadcast_to(np.arange(start, start + len(block)), (len(queries), len(block)))
-            candidates = np.concatenate((indices, rows), 1)
-            chosen = find_largest(cosines, min(count, cosines.shape[1]))
-            best, indices = np.take_along_axis(cosines, chosen, 1), np.take_along_axis(candidates, chosen, 1)
-        order = np.argsort(-best, 1, kind="stable")
-        return np.take_along_axis(best, order, 1), np.take_along_axis(indices, order, 1)
+        blocks = (queries[start : start + QUERY_BLOCK] for start in range(0, len(queries), QUERY_BLOCK))
+        found = [knn.find_nearest(self.vectors, block, count, np.asarray, BLOCK_ROWS) for block in blocks]
+        cosines, indices = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.argsort(-cosines, 1, kind="stable")
+        return np.take_along_axis(cosines, order, 1), np.take_along_axis(indices, order, 1)
 
 
 @dataclass(frozen=True)
@@ -119,14 +105,10 @@ def measure_recall(graph: HNSWGraph, vectors: np.ndarray, ef_search: int) -> Rec
     hits, total = 0, 0
     for query, nearest, near, given in zip(chosen, indices, cosines, found, strict=True):
         true = [index for index in nearest if index != query][:count]
-        least = near[len(true)]  # copies of one image are equally good neighbours
-        similarity = np.asarray(vectors[given]) @ np.asarray(vectors[query])
-        good = {
-            int(index)
-            for index, cosine in zip(given, similarity, strict=True)
-            if index not in (query, -1) and (index in true or cosine >= least - 1e-6)
-        }
-        hits, total = hits + min(len(good), len(true)), total + len(true)
+        least = near[len(true)] - 1e-6  # copies of one image are equally good neighbours
+        others = given[(given != query) & (given != -1)]
+        is_good = np.isin(others, true) | (np.asarray(vectors[others]) @ np.asarray(vectors[query]) >= least)
+        hits, total = hits + min(len(np.unique(others[is_good])), len(true)), total + len(true)
     return Recall(hits / total if total else 1.0, len(chosen), count, ef_search)
 
 
@@ -139,8 +121,7 @@ def read_graph(path: Path, count: int, width: int, ef_search: int) -> HNSWGraph:
     """Read a graph of `write_graph`; the caller has verified its checksum."""
     index = import_faiss().read_index(str(path))
     if (index.ntotal, index.d) != (count, width):
-        raise ValueError(
-            f"{path} has {index.ntotal} vectors of {index.d} values, expected {count} of {width}: build the index again"
-        )
+        found, expected = f"{index.ntotal} vectors of {index.d} values", f"{count} of {width}"
+        raise ValueError(f"{path} has {found}, expected {expected}: build the index again")
     index.hnsw.efSearch = ef_search
     return HNSWGraph(index)

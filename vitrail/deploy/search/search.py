@@ -1,9 +1,11 @@
 """Index the images of a folder by their features, and find the nearest images of a query."""
 
+import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,27 +13,18 @@ from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.sources.files import FileStore, printable_path
 from vitrail.data.sources.folders import FolderWalker
 from vitrail.deploy.predict.inputs import ImageInputs
-from vitrail.deploy.predict.predict import InferenceOptions, Predictor, RuntimePool, open_pool
+from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, open_pool, predict_rows
 from vitrail.deploy.runtimes.base import DeployedModel
-from vitrail.deploy.runtimes.files import is_exported
+from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import open_deployed_model
-from vitrail.deploy.search.index import (
-    IndexedImage,
-    IndexedModel,
-    SearchIndex,
-    VectorWriter,
-    checksum_file,
-    is_index,
-    read_index,
-    write_header,
-    write_images,
-    write_index_file,
-)
+from vitrail.deploy.runtimes.select import Report
+from vitrail.deploy.search import index as files
+from vitrail.deploy.search.index import IndexedImage, IndexedModel, SearchIndex, VectorWriter, is_index, read_index
 from vitrail.deploy.search.neighbours import build_graph, normalise_rows, write_graph
-from vitrail.utils.files import stage_output
+from vitrail.inference import TORCH_PRECISIONS
+from vitrail.utils.files import atomic_write, stage_output
 from vitrail.utils.progress import ProgressCallback
 
-Report = Callable[[str], None]
 ROWS_PER_WRITE = 1024  # written at once
 
 
@@ -48,17 +41,11 @@ class IndexingResult:
 
     def as_dict(self) -> dict[str, object]:
         index = self.index
-        return {
-            "index": str(index.directory),
-            "folder": str(index.folder),
-            "model": index.model.name,
-            "pictures": len(index.images),
-            "values": index.vectors.shape[1],
-            **{name: getattr(self, name) for name in ("kept", "added", "changed", "removed")},
-            "unreadable": index.unreadable,
-            "recall": None if index.recall is None else asdict(index.recall),
-            "notes": list(self.notes),
-        }
+        origin = {"index": str(index.directory), "folder": str(index.folder), "model": index.model.name}
+        counts = {"pictures": len(index.images), "values": index.vectors.shape[1]}
+        counts |= {name: getattr(self, name) for name in ("kept", "added", "changed", "removed")}
+        recall = None if index.recall is None else asdict(index.recall)
+        return origin | counts | {"unreadable": index.unreadable, "recall": recall, "notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
@@ -95,9 +82,8 @@ def build_index(
     if old is not None and not is_same_path(old.folder, folder):
         raise ValueError(f"{out} is an index of {old.folder}, not {folder}: give that folder, or another --out")
     images = list_images(folder, progress)
-    builder = IndexBuilder(
-        where, folder, options, graph or (old is not None and old.recall is not None), progress, report
-    )
+    graph = graph or (old is not None and old.recall is not None)
+    builder = IndexBuilder(where, folder, options, graph, progress, report)
     if old is not None:
         return builder.build(out, images, old)
     with stage_output(out) as directory:
@@ -132,9 +118,8 @@ def list_images(folder: Path, progress: ProgressCallback | None = None) -> list[
     if not len(walk.files):
         raise ValueError(f"no images in {folder}")
     store = walk.files
-    return [
-        IndexedImage(os.path.relpath(store.path(item), root), *file_stamp(store, item)) for item in range(len(store))
-    ]
+    paths = (os.path.relpath(store.path(item), root) for item in range(len(store)))
+    return [IndexedImage(path, *file_stamp(store, item)) for item, path in enumerate(paths)]
 
 
 def file_stamp(store: FileStore, item: int) -> tuple[int, int]:
@@ -165,7 +150,8 @@ class IndexBuilder:
         deployed = pool.deployed
         if old is not None:
             old.check_same_model(deployed.contract, self.where)
-        with write_index_file(directory, "vectors", "npy") as (file, written):
+        path = files.new_path(directory, "vectors", "npy")
+        with atomic_write(path) as file:
             writer = VectorWriter(file)
             if old is not None:
                 rows = np.array([before[image.path][0] for image in kept], dtype=np.int64)
@@ -177,19 +163,17 @@ class IndexBuilder:
                 raise ValueError(f"no image in {self.folder} can be read, such as {name}: {reason}")
             writer.finish()
         indexed = (*kept, *read)
-        parts = {"vectors": written[0], "pictures": write_images(directory, indexed)}
-        vectors, recall = np.load(directory / written[0].name, mmap_mode="r", allow_pickle=False), None
+        parts = {"vectors": files.checksum_file(path), "pictures": files.write_images(directory, indexed)}
+        vectors, recall = np.load(path, mmap_mode="r", allow_pickle=False), None
         if self.graph:
             graph, recall = build_graph(vectors, self.progress)
-            path = directory / written[0].name.replace("vectors", "graph").replace(".npy", ".faiss")
-            write_graph(graph, path)
-            parts["graph"] = checksum_file(path)
+            graph_path = files.new_path(directory, "graph", "faiss")
+            write_graph(graph, graph_path)
+            parts["graph"] = files.checksum_file(graph_path)
         model = describe_model(self.where, deployed, self.options)
-        pipeline = deployed.contract.preprocessing
-        index = SearchIndex(
-            directory, self.folder.resolve(), model, pipeline, indexed, vectors, unreadable, parts, recall
-        )
-        write_header(index)
+        pipeline, folder = deployed.contract.preprocessing, self.folder.resolve()
+        index = SearchIndex(directory, folder, model, pipeline, indexed, vectors, unreadable, parts, recall)
+        files.write_header(index)
         now, changed = {image.path for image in indexed}, sum(image.path in before for image in read)
         removed = sum(path not in now for path in before)
         return IndexingResult(index, len(kept), len(read) - changed, changed, removed, deployed.notes)
@@ -200,36 +184,24 @@ class IndexBuilder:
         """Write the vectors of the readable images; return these images, and the errors of the others by path."""
         store = FileStore.from_paths(os.path.join(self.folder, image.path) for image in images)
         inputs = ImageInputs((store,), np.array([0, len(images)]), (None,))
-        rows = Predictor(pool, inputs, self.options).predict_rows(0, len(images), self.progress)
-        read: list[IndexedImage] = []
-        unreadable: dict[str, str] = {}
-        pending: list[np.ndarray] = []
-        for image, row in zip(images, rows, strict=True):
-            if row.features is None:
-                unreadable[printable_path(image.path)] = row.error or "not read"
-                continue
-            read.append(image)
-            pending.append(row.features)
-            if len(pending) == ROWS_PER_WRITE:
-                writer.add(normalise_rows(np.stack(pending)))
-                pending = []
-        if pending:
-            writer.add(normalise_rows(np.stack(pending)))
+        rows = predict_rows(pool, inputs, 0, len(images), progress=self.progress)
+        pairs, read, unreadable = zip(images, rows, strict=True), [], {}
+        while block := list(itertools.islice(pairs, ROWS_PER_WRITE)):
+            features = [row.features for _, row in block if row.features is not None]
+            if features:
+                writer.add(normalise_rows(np.stack(features)))
+            read += [image for image, row in block if row.features is not None]
+            unreadable |= {printable_path(image.path): row.error for image, row in block if row.features is None}
         return read, unreadable
 
 
 def describe_model(where: str, deployed: DeployedModel, options: InferenceOptions) -> IndexedModel:
     """Return the model's entry of the index, from which it can be opened again."""
-    return IndexedModel(
-        where if where.startswith("hf://") else os.path.abspath(where),
-        deployed.name,
-        deployed.contract.checksum,
-        deployed.contract.merge,
-        deployed.contract.precision,
-        None if options.size is None else list(options.size),
-        {name: str(value) for name, value in (options.assume or {}).items()},
-        options.take,
-    )
+    contract, where = deployed.contract, where if where.startswith("hf://") else os.path.abspath(where)
+    size = None if options.size is None else list(options.size)
+    assume = {name: str(value) for name, value in (options.assume or {}).items()}
+    options_of_contract = (contract.checksum, contract.merge, contract.precision)
+    return IndexedModel(where, deployed.name, *options_of_contract, size, assume, options.take)
 
 
 def open_query_model(
@@ -246,21 +218,12 @@ def open_query_model(
     model, path = index.model, where or index.model.where
     if where is None and not path.startswith("hf://") and not Path(path).exists():
         raise ValueError(f"{path}, the model of {index.directory}, does not exist: give its new path with --model")
-    if is_exported(path):
-        deployed = open_deployed_model(path, runtime=runtime, device=device, output_kind="features")
-    else:
-        deployed = open_deployed_model(
-            path,
-            runtime=runtime,
-            device=device,
-            output_kind="features",
-            merge=model.merge,
-            size=None if model.size is None else (model.size[0], model.size[1]),
-            assume=assume or model.assume,
-            take=take or model.take,
-            precision=model.precision if model.precision in ("fp32", "bf16", "fp16") else "fp32",
-            n_images=n_images,
-        )
+    options: dict[str, Any] = {}
+    if not is_exported(path):
+        options = {"merge": model.merge, "assume": assume or model.assume, "take": take or model.take}
+        options |= {"size": model.size and tuple(model.size), "n_images": n_images}
+        options |= {"precision": model.precision if model.precision in TORCH_PRECISIONS else "fp32"}
+    deployed = open_deployed_model(path, runtime=runtime, device=device, output_kind="features", **options)
     index.check_same_model(deployed.contract, path)
     return deployed
 
