@@ -50,12 +50,7 @@ def draw_distance(distances: AttentionDistances, model: str, patch: int | None =
         label="head",
     )
     axes.plot(
-        np.arange(1, depth + 1),
-        distances.mean.mean(1),
-        color=ORANGE,
-        linewidth=1.8,
-        label="mean over heads",
-        zorder=3,
+        np.arange(1, depth + 1), distances.mean.mean(1), color=ORANGE, linewidth=1.8, label="mean over heads", zorder=3
     )
     if patch:
         axes.axhline(patch, color=MUTED, linewidth=0.8, linestyle=(0, (4, 4)), label=f"patch size, {patch} pixels")

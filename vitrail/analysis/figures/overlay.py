@@ -51,10 +51,7 @@ def build_mosaic(
         for column, tile in enumerate(row):
             pixels[top : top + h, column * (w + gap) : column * (w + gap) + w] = tile
     return Mosaic(
-        pixels,
-        tuple(top + h / 2 for top in tops),
-        tuple(column * (w + gap) + w / 2 for column in range(wide)),
-        (h, w),
+        pixels, tuple(top + h / 2 for top in tops), tuple(column * (w + gap) + w / 2 for column in range(wide)), (h, w)
     )
 
 

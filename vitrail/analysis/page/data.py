@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.distance import MAX_CELLS, coarsen_grid
 from vitrail.analysis.figures.image_view import ImageView
+from vitrail.analysis.heads import MAX_CELLS, coarsen_grid
 from vitrail.nn.shape import Grid
 from vitrail.reports.html import clean_text
 
