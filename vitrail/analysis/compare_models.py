@@ -115,9 +115,7 @@ def check_probe_size(train_targets: np.ndarray, test_targets: np.ndarray) -> Non
 
 def subsample_images(images: Images, max_images: int) -> Images:
     """Return at most `max_images` of the images, evenly spaced."""
-    if len(images) <= max_images:
-        return images
-    return images.select(np.array(space_evenly(len(images), max_images), dtype=np.int64))
+    return images.select(space_evenly(len(images), max_images))
 
 
 def compare_models(

@@ -8,14 +8,14 @@ L layers, H heads, h×w patches, N of them, D width, F frequencies, n images.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrail.analysis import record
 from vitrail.analysis.heads import HeadDiversity, LayerHeads, MeanDistance, MutualInformation, patch_centres
-from vitrail.analysis.record import disable_compile, evaluation_mode, find_unsharded_vit, find_vit, watch_attention
+from vitrail.analysis.record import evaluation_mode, find_unsharded_vit, find_vit, watch_attention
 from vitrail.analysis.results import AttentionDistances, ModelProfile
 from vitrail.analysis.tokens import grid_frequencies, token_spectrum
 from vitrail.models.base import TokenModel
@@ -28,7 +28,7 @@ def measure_distances(model: nn.Module, images: Iterable[Tensor]) -> AttentionDi
     grid, stride, prefix = vit.config.shape.grid, vit.embed.stride, vit.config.prefix.count
 
     def measure_layer(heads: LayerHeads) -> Tensor:
-        return update_all(heads, MeanDistance(heads.q.shape[0], grid, stride, prefix, heads.q.device))[0]
+        return compute_statistics(heads, MeanDistance(heads.q.shape[0], grid, stride, prefix, heads.q.device))[0]
 
     with measure_layers(model, measure_layer) as distances:
         for batch in require_one_size(images):
@@ -78,19 +78,14 @@ def measure_layers(model: nn.Module, measure: Callable[[LayerHeads], Tensor]) ->
         for index, by_layer in enumerate(values[-len(heads.q) :]):
             by_layer.append(measure(heads.select_image(index)).cpu())
 
-    blocks = find_vit(model).blocks
-    with (
-        evaluation_mode(model),
-        torch.no_grad(),
-        watch_attention(blocks, list(range(1, len(blocks) + 1)), measure_layer),
-    ):
+    with evaluation_mode(model), torch.no_grad(), watch_attention(find_vit(model), measure_layer):
         yield values
 
 
 def pool_tokens(model: nn.Module, images: Iterable[Tensor]) -> np.ndarray:
     """Return the mean of the patch tokens after each layer, [n, L+1, D] (0 is z_0), the features of linear probes by layer."""
     vit = find_unsharded_vit(model)
-    with evaluation_mode(model), torch.no_grad(), disable_compile():
+    with evaluation_mode(model), torch.no_grad(), record.disable_compile():
         pooled = [
             torch.stack([z.mean(1) for z in iter_patch_tokens(vit, batch)], 1).cpu()
             for batch in require_one_size(images)
@@ -100,35 +95,28 @@ def pool_tokens(model: nn.Module, images: Iterable[Tensor]) -> np.ndarray:
     return torch.cat(pooled).numpy()
 
 
-def update_all(heads: LayerHeads, *statistics: MeanDistance | HeadDiversity | MutualInformation) -> list[Tensor]:
-    """Return the statistics of one layer in one image, [H] each."""
+def compute_statistics(heads: LayerHeads, *statistics: MeanDistance | HeadDiversity | MutualInformation) -> Tensor:
+    """Return n statistics of each head of one layer in one image, [n, H]."""
     for rows, attention in heads.iter_rows():
         for statistic in statistics:
             statistic.update(rows, attention)
-    return [statistic.compute() for statistic in statistics]
+    return torch.stack([statistic.compute() for statistic in statistics])
 
 
 def measure_heads(heads: LayerHeads, grid: Grid, stride: int, prefix: int) -> Tensor:
     """Return distance, diversity and mutual information of each head of one layer in one image, [3, H]."""
     count, device = heads.q.shape[0], heads.q.device
-    return torch.stack(
-        update_all(
-            heads,
-            MeanDistance(count, grid, stride, prefix, device),
-            HeadDiversity(count, prefix, device),
-            MutualInformation(count, grid[0] * grid[1], prefix, device),
-        )
+    return compute_statistics(
+        heads,
+        MeanDistance(count, grid, stride, prefix, device),
+        HeadDiversity(count, prefix, device),
+        MutualInformation(count, grid[0] * grid[1], prefix, device),
     )
 
 
 def iter_patch_tokens(vit: TokenModel, batch: Tensor) -> Iterator[Tensor]:
     """Yield the patch tokens z_0 to z_L of a batch, [B, N, D] each."""
-    z = vit.tokens(batch)
-    for number, z_l in enumerate(chain([z], vit.states(z, vit.embed.grid(batch)))):
-        if not z_l.isfinite().all():
-            where = f"after layer {number}" if number else "before the first layer"
-            raise ValueError(f"the tokens of this model are not finite {where}")
-        yield z_l[:, vit.config.prefix.count :].float()
+    return (z[:, vit.config.prefix.count :].float() for z in record.iter_states(vit, batch))
 
 
 def require_one_size(images: Iterable[Tensor]) -> Iterator[Tensor]:

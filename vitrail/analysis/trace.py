@@ -18,13 +18,12 @@ from torch import Tensor, nn
 
 from vitrail.analysis import heads, tokens
 from vitrail.analysis.heads import LayerHeads, Relevance, Rollout
-from vitrail.analysis.record import disable_compile, evaluation_mode, find_unsharded_vit, find_vit
+from vitrail.analysis.record import disable_compile, evaluation_mode, find_unsharded_vit, find_vit, iter_states
 from vitrail.analysis.results import ImageTrace
 from vitrail.analysis.tokens import to_numpy
 from vitrail.analysis.weights import get_added_positions
 from vitrail.models.base import TokenModel
 from vitrail.nn.attention import MSA
-from vitrail.nn.position import LayerPosition
 from vitrail.nn.shape import Grid
 from vitrail.utils.progress import ProgressCallback
 
@@ -63,18 +62,14 @@ def capture_attention(msa: MSA) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-@torch.no_grad()
-def get_layer_position(vit: TokenModel, grid: Grid, layer: int) -> LayerPosition:
-    """Return the positions of one layer; computed on demand, because the biases of all layers would not fit in memory."""
-    return next(islice(vit.position.layer_positions(grid, None), layer - 1, None))
-
-
 def iter_layers_backward(
     vit: TokenModel, states: list[Tensor], grid: Grid, gradient: Tensor | None
 ) -> Iterator[TracedLayer]:
     """Yield layers L to 1 of one image. `states` are z_0 to z_L, [1, T, D]; `gradient`, if any, is that by z_L."""
     for number in range(len(vit.blocks), 0, -1):
-        block, position = vit.blocks[number - 1], get_layer_position(vit, grid, number)
+        block = vit.blocks[number - 1]
+        # Computed on demand, because the biases of all layers would not fit in memory.
+        position = next(islice(vit.position.layer_positions(grid, None), number - 1, None))
         msa = block.msa
         assert isinstance(msa, MSA)
         with capture_attention(msa) as captured, torch.set_grad_enabled(gradient is not None):
@@ -117,7 +112,9 @@ def trace_image(
     memory, H·T·T values.
     """
     vit = find_unsharded_vit(model)
-    names = check_views(TRACE_VIEWS if views is None else views)
+    names = frozenset(TRACE_VIEWS if views is None else (views,) if isinstance(views, str) else views)
+    if unknown := sorted(names.difference(TRACE_VIEWS)):
+        raise ValueError(f"unknown view {unknown[0]!r}: use {', '.join(TRACE_VIEWS)}")
     grid = vit.embed.grid(image)
     if len(image) != 1:
         raise ValueError(f"image must be one image, [1, C, H, W], got a batch of {len(image)}")
@@ -132,13 +129,6 @@ def trace_image(
         raise ValueError(f"target must be 0 to {classes - 1}, got {target}")
     with evaluation_mode(model), disable_compile(), torch.inference_mode(False), torch.no_grad():
         return ImageTracer(vit, image, grid, at, target, max_cells, names, on_progress).trace()
-
-
-def check_views(views: Iterable[str]) -> frozenset[str]:
-    names = frozenset((views,) if isinstance(views, str) else views)
-    if unknown := sorted(names - set(TRACE_VIEWS)):
-        raise ValueError(f"unknown view {unknown[0]!r}: use {', '.join(TRACE_VIEWS)}")
-    return names
 
 
 def find_patch(model: nn.Module, x: int, y: int, size: tuple[int, int] | None = None) -> tuple[int, int]:
@@ -175,12 +165,7 @@ class ImageTracer:
     def trace(self) -> ImageTrace:
         vit, depth = self.vit, len(self.vit.blocks)
         self.trace_embedding()
-        states = [vit.tokens(self.image)]
-        states += vit.states(states[0], self.grid)  # z_0 … z_L
-        for number, z in enumerate(states):
-            if not z.isfinite().all():
-                where = f"after layer {number}" if number else "before the first layer"
-                raise ValueError(f"the tokens of this model are not finite {where}")
+        states = list(iter_states(vit, self.image))
         self.trace_tokens(states)
         gradient = self.trace_logits(states[-1])
         if self.views.intersection(ATTENTION_VIEWS):

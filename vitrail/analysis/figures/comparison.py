@@ -36,14 +36,8 @@ class ModelStyle(NamedTuple):
 
     def line_options(self) -> dict[str, Any]:
         """Return the Matplotlib options of its lines."""
-        return {
-            "color": self.colour,
-            "linestyle": self.line,
-            "linewidth": 1.9,
-            "marker": self.marker,
-            "markersize": 5.2,
-            "markeredgewidth": 0,
-        }
+        line = {"color": self.colour, "linestyle": self.line, "linewidth": 1.9}
+        return line | {"marker": self.marker, "markersize": 5.2, "markeredgewidth": 0}
 
 
 MODEL_STYLES = (ModelStyle(BLUE, "o", "-", -0.14), ModelStyle(ORANGE, "^", (0, (5, 1.6)), 0.14))
@@ -133,16 +127,9 @@ def _draw_names(sheet: Sheet, comparison: ModelComparison, left: float, top: flo
         top += 0.24
 
 
-def _draw_plot(
-    sheet: Sheet,
-    panel: MeasurePanel,
-    comparison: ModelComparison,
-    left: float,
-    top: float,
-    width: float,
-    height: float,
-) -> None:
-    """Draw the plot with its axis label above."""
+def _draw_plot(sheet: Sheet, panel: MeasurePanel, comparison: ModelComparison, *bounds: float) -> None:
+    """Draw the plot with its axis label above; its bounds are left, top, width and height."""
+    left, top, width, height = bounds
     axes = sheet.add_axes(left, top, width, height)
     axes.tick_params(labelsize=9)
     panel.plot(axes, comparison)

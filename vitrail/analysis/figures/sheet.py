@@ -79,10 +79,8 @@ class Sheet:
         axes.set_ylabel(y, fontsize=8, color=INK)
         return axes
 
-    def draw_image(
-        self, left: float, top: float, width: float, pixels: np.ndarray, height: float | None = None
-    ) -> float:
-        """Draw pixels at this width without interpolation; return the height (default: by the aspect ratio)."""
+    def draw_image(self, left: float, top: float, width: float, pixels: np.ndarray, height: float = 0) -> float:
+        """Draw pixels at this width without interpolation; return the height (0: by the aspect ratio)."""
         height = height or width * pixels.shape[0] / pixels.shape[1]
         axes = self.add_axes(left, top, width, height)
         axes.imshow(pixels, interpolation="nearest", aspect="auto")

@@ -56,14 +56,8 @@ LABEL_WIDTH = 0.5
 
 def draw_positions(positions: PositionMaps, model: str) -> bytes | None:
     """Draw the position maps, or return None for a model without position embedding."""
-    match positions.kind:
-        case "added":
-            return _draw_added(positions, model)
-        case "bias":
-            return _draw_bias(positions, model)
-        case "rotary":
-            return _draw_rotary(positions, model)
-    return None
+    draw = {"added": _draw_added, "bias": _draw_bias, "rotary": _draw_rotary}.get(positions.kind)
+    return draw(positions, model) if draw else None
 
 
 def tile_positions(positions: PositionMaps, max_tile: int, gap: int = 7, max_positions: int = MAX_POSITIONS) -> Mosaic:
