@@ -176,8 +176,7 @@ def _write_images(
         for file, png in figures.items():
             folder.write_file(f"{name}/{file}", png)
         folder.save_arrays(f"{name}/arrays.npz", {**analysis.to_arrays(view.trace), "picture": view.pixels})
-        keys = {file: file.removesuffix(".png") for file in figures}
-        on_page = {keys[file]: encode_figure(png) for file, png in figures.items() if keys[file] in page.IMAGE_CAPTIONS}
+        on_page = {key: encode_figure(figures[f"{key}.png"]) for key in page.IMAGE_CAPTIONS if f"{key}.png" in figures}
         panels.append(page.ImagePanel(pack_image(view), [f"{name}/{file}" for file in figures], on_page))
         result.images.append(view_to_dict(view, path, name, list(figures)))
         folder.write_record(metadata)

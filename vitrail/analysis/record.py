@@ -34,10 +34,8 @@ def find_unsharded_vit(model: nn.Module) -> TokenModel:
     """Return the token model; raise ValueError if its weights are sharded."""
     vit = find_vit(model)
     if any(hasattr(parameter, "full_tensor") for parameter in vit.parameters()):  # a DTensor
-        raise ValueError(
-            "the weights of this model are sharded over processes: load the saved model, or use record_attention, "
-            "which works on sharded models"
-        )
+        remedy = "load the saved model, or use record_attention, which works on sharded models"
+        raise ValueError(f"the weights of this model are sharded over processes: {remedy}")
     return vit
 
 

@@ -87,8 +87,7 @@ def iter_layers_backward(
 
 
 ATTENTION_VIEWS = ("attention", "between", "distance", "entropy", "alike", "rollout", "relevance")
-TOKEN_VIEWS = ("colours", "similar", "norms", "spectrum")
-TRACE_VIEWS = (*ATTENTION_VIEWS, *TOKEN_VIEWS, "embedded", "positions")
+TRACE_VIEWS = (*ATTENTION_VIEWS, "colours", "similar", "norms", "spectrum", "embedded", "positions")
 
 
 def trace_image(
