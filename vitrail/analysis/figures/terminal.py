@@ -144,7 +144,7 @@ def render_model_view(
     else:
         tiles = tile_positions(result, columns if result.turn is not None else max(6, columns // 4), gap=1)
         quantity = "attention bias" if result.bias is not None else "mean cosine of the rotation"
-        legend = f"{quantity} by offset: orange below 0, violet above"
+        legend = f"{quantity} by offset: violet below 0, orange above"
     return [*render_pixels(tiles.pixels, columns, depth), legend]
 
 

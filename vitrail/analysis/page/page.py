@@ -42,7 +42,7 @@ POSITION_CAPTIONS = {
     "added": f"{POSITION_MAP_NOTE}The embeddings are learned without information on the grid: similarity of neighbours, rows "
     "and columns is learned from the data. Figure 7 (centre) of the paper.",
     "bias": "Each small map is the learned bias that one head adds to its attention scores, by offset in rows and columns; the "
-    "centre is the patch itself. Violet increases attention, orange decreases it.",
+    "centre is the patch itself. Orange increases attention, violet decreases it.",
     "rotary": "Queries and keys are rotated by the position of their patch (RoPE). The map is the mean cosine between the "
     "rotations of two patches, by offset in rows and columns; it is fixed, not learned.",
     "none": "The model has no position embedding: its attention sees the patches as a set.",
