@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tests.analysis.made import materialised, pictures, shaken, uniform
 from vitrail.analysis import heads, measure_distances, trace_image
-from vitrail.analysis.distance import CellAttention, MeanDistance, coarsen_grid
-from vitrail.analysis.heads import HeadSimilarity, MeanEntropy, Rollout
+from vitrail.analysis.heads import CellAttention, HeadSimilarity, MeanDistance, MeanEntropy, Rollout, coarsen_grid
 
 CPU = torch.device("cpu")
 

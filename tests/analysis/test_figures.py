@@ -17,9 +17,9 @@ from vitrail.analysis.figures import tokens as patches
 from vitrail.analysis.figures import weights as filtered
 from vitrail.analysis.figures import weights as placed
 from vitrail.analysis.figures.overlay import make_background, outline_patch, overlay_heat, resize_blocks, resize_smooth
-from vitrail.analysis.figures.registry import plan_figures
 from vitrail.analysis.figures.sheet import DPI, Sheet, shorten_name
-from vitrail.analysis.page import captions as worded
+from vitrail.analysis.inspect import plan_figures
+from vitrail.analysis.page import page as worded
 from vitrail.reports.colours import DIVERGING_CMAP, HEAT_CMAP, SIMILARITY_CMAP, apply_cmap, colour_table, rescale
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.figure_data import made_shown
-from vitrail.analysis.distance import coarsen_grid
+from vitrail.analysis.heads import coarsen_grid
 from vitrail.analysis.page.data import choose_cells, encode_image, pack_image, quantise_rows
 
 

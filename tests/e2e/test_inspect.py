@@ -20,9 +20,8 @@ from tests.e2e.test_report import CONTRAST
 from vitrail.analysis import trace_image
 from vitrail.analysis.figures import terminal as in_terminal
 from vitrail.analysis.figures.image_view import ImageView
-from vitrail.analysis.figures.registry import VIEWS
-from vitrail.analysis.inputs import iter_image_batches
-from vitrail.analysis.inspect import FILTER_COUNT, select_distance_files
+from vitrail.analysis.inputs import CheckedFiles, InspectedModel, make_images
+from vitrail.analysis.inspect import FILTER_COUNT, VIEWS, select_distance_files
 from vitrail.analysis.page.data import pack_image
 from vitrail.analysis.page.page import ImagePanel, render_inspection_page
 from vitrail.cli import inspect as command
@@ -377,20 +376,13 @@ def test_distances_use_128_images_or_the_limit():
 
 
 def test_large_images_are_measured_one_at_a_time(photographs):
-    files = [photographs / "a.jpg"] * 9
+    images = make_images(CheckedFiles.from_paths([str(photographs / "a.jpg")] * 9))
     for size, most in ((32, [8, 1]), (208, [3, 3, 3]), (512, [1] * 9)):  # 16, 676 and 4,096 patches
-        pipeline, patches = Preprocessing((size, size), (size, size)), (size // 8) ** 2
-        pixels = torch.zeros(3, size, size, dtype=torch.uint8)
-        batches = iter_image_batches(
-            lambda _, pixels=pixels: pixels,
-            len(files),
-            pipeline,
-            patches,
-            torch.device("cpu"),
-            pytest.fail,
-            lambda *_: None,
-        )
-        assert [len(batch) for batch in batches] == most
+        model = vitrail.build(patch=8, width=24, depth=1, heads=2, image_size=size)
+        inspected = InspectedModel(model, Preprocessing((size, size), (size, size)), "")
+        read, skipped = [], []
+        assert [len(batch) for batch in inspected.iter_batches(images, read, skipped, "", None)] == most
+        assert (read, skipped) == (list(range(9)), [])
 
 
 def test_help_imports_no_torch_and_lists_the_views():

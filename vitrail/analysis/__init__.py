@@ -1,7 +1,6 @@
 """Analysis of models from outside, with fused attention kernels: attention, rollout, distances, positions, filters."""
 
-from vitrail.analysis.distance import measure_distances
-from vitrail.analysis.profile import pool_tokens, profile_model
+from vitrail.analysis.profile import measure_distances, pool_tokens, profile_model
 from vitrail.analysis.record import AttentionMaps, record_attention
 from vitrail.analysis.results import (
     AttentionDistances,

@@ -1,46 +1,30 @@
 """Comparison of two models by layer: attention, token frequencies, and linear probes if the data has labels."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from vitrail import __version__
-from vitrail.analysis.comparison import (
-    MODEL_LETTERS,
-    LayerProbes,
-    ModelComparison,
-    ModelResult,
-    comparison_to_arrays,
-    comparison_to_dict,
-)
+from vitrail.analysis import comparison as results
+from vitrail.analysis.comparison import MODEL_LETTERS, LayerProbes, ModelComparison, ModelResult
 from vitrail.analysis.figures.comparison import build_panels, draw_comparison, draw_panel
-from vitrail.analysis.inputs import (
-    ProgressCallback,
-    UnusableImageError,
-    ignore_progress,
-    iter_image_batches,
-    list_images,
-)
+from vitrail.analysis.inputs import InspectedModel, list_images, make_images
 from vitrail.analysis.output import OutputFolder
 from vitrail.analysis.page.comparison import render_model_comparison_page
 from vitrail.analysis.profile import pool_tokens, profile_model
 from vitrail.analysis.results import space_evenly
 from vitrail.data.dataset import Dataset, Images
-from vitrail.data.decode import IMAGE_ERRORS, IMAGE_SUFFIXES, name_image_errors
+from vitrail.data.decode import IMAGE_SUFFIXES
 from vitrail.data.labels import LabelMap
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources import load_dataset
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.files import FileStore
 from vitrail.data.sources.folders import NoClassFoldersError
 from vitrail.metrics.linear import fit_linear_probe
-from vitrail.models.base import TokenModel
+from vitrail.utils.progress import ProgressCallback
 
 MAX_MEASURED_IMAGES = 128  # for attention and frequencies, as in figure 7 (right)
 MAX_PROBE_IMAGES = 1024  # for training and for testing of probes, each
@@ -73,8 +57,7 @@ def gather_images(
         except NoClassFoldersError:
             pass  # a folder of images without labels
     files = FileStore.from_paths(str(path) for path in list_images(paths))
-    images = Images(files, np.arange(len(files)), np.zeros(len(files), dtype=np.int64), ("",))
-    measured = subsample_images(images, limit or MAX_MEASURED_IMAGES)
+    measured = subsample_images(make_images(files), limit or MAX_MEASURED_IMAGES)
     return ComparisonData(source, measured, no_probe_reason=NO_LABELS_REASON)
 
 
@@ -90,9 +73,8 @@ def gather_dataset(source: str, limit: int | None, progress: parts.ProgressCallb
     held_out = next((splits[name] for name in ("test", "validation") if name in splits), None)
     measured = subsample_images(held_out or first, limit or MAX_MEASURED_IMAGES)
     if first.is_multi_label:
-        return ComparisonData(
-            source, measured, no_probe_reason="its images have several labels each", notes=whole.notes
-        )
+        reason = "its images have several labels each"
+        return ComparisonData(source, measured, no_probe_reason=reason, notes=whole.notes)
     divided = whole if held_out is not None else load_dataset(source, progress=progress)
     try:
         train, test = split_for_probe(divided, limit or MAX_PROBE_IMAGES)
@@ -116,79 +98,31 @@ def split_for_probe(dataset: Dataset, max_images: int) -> tuple[Images, Images]:
     return train, test
 
 
+class TooFewImagesError(ValueError):
+    """Too few images for a probe."""
+
+
 def check_probe_size(train_targets: np.ndarray, test_targets: np.ndarray) -> None:
-    """Raise ValueError if the targets [n] and [m] are too few for a probe."""
+    """Raise TooFewImagesError if the targets [n] and [m] are too few for a probe."""
     classes = len(np.unique(train_targets))
     if classes < 2:
-        raise ValueError("its training images are of one class")
+        raise TooFewImagesError("its training images are of one class")
     if len(train_targets) < MIN_TRAIN_PER_CLASS * classes or len(test_targets) < MIN_TEST_IMAGES:
         counts = f"{len(train_targets):,} training and {len(test_targets):,} test images"
         needed = f"{MIN_TRAIN_PER_CLASS * classes} and {MIN_TEST_IMAGES}"
-        raise ValueError(f"{counts} are too few for {classes} classes: it needs {needed}")
+        raise TooFewImagesError(f"{counts} are too few for {classes} classes: it needs {needed}")
 
 
 def subsample_images(images: Images, max_images: int) -> Images:
     """Return at most `max_images` of the images, evenly spaced."""
-    if len(images) <= max_images:
-        return images
-    return images.select(np.array(space_evenly(len(images), max_images), dtype=np.int64))
-
-
-class ImageReader:
-    """Reader of normalised batches with a model's preprocessing; it skips unreadable images."""
-
-    def __init__(self, images: Images, preprocessing: Preprocessing, patches: int, device: torch.device) -> None:
-        self.images, self.preprocessing, self.patches, self.device = images, preprocessing, patches, device
-        self.read_indices: list[int] = []
-        self.skipped: list[str] = []
-
-    @property
-    def targets(self) -> np.ndarray:
-        """Return the targets of the images that were read."""
-        return self.images.targets[self.read_indices]
-
-    def iter_batches(self, on_progress: ProgressCallback, label: str) -> Iterator[Tensor]:
-        """Yield batches [B, C, H, W] on the device."""
-
-        def report(done: int, total: int) -> None:
-            on_progress(label, done, total)
-
-        count, skip = len(self.images), self.skipped.append
-        return iter_image_batches(self.load_pixels, count, self.preprocessing, self.patches, self.device, skip, report)
-
-    def load_pixels(self, index: int) -> Tensor:
-        """Return the pixels of one image; raise UnusableImageError if it cannot be read."""
-        name = self.images.name(index)
-        try:
-            with name_image_errors(name), self.images.open(index) as image:
-                pixels = self.preprocessing.to_pixels(image)
-        except IMAGE_ERRORS as error:
-            reason = " ".join(str(error).split())
-            message = reason if name in reason else f"{name}: {reason or type(error).__name__}"
-            raise UnusableImageError(message) from error
-        self.read_indices.append(index)
-        return pixels
-
-
-@dataclass(frozen=True)
-class ComparedModel:
-    """Model with its preprocessing and name."""
-
-    model: TokenModel
-    preprocessing: Preprocessing
-    name: str
-
-    def make_reader(self, images: Images) -> ImageReader:
-        device = next(self.model.parameters()).device
-        height, width = (side // self.model.embed.stride for side in self.preprocessing.size)
-        return ImageReader(images, self.preprocessing, height * width, device)
+    return images.select(space_evenly(len(images), max_images))
 
 
 def compare_models(
-    models: Sequence[ComparedModel],
+    models: Sequence[InspectedModel],
     data: ComparisonData,
-    on_progress: ProgressCallback = ignore_progress,
-    on_layer_progress: ProgressCallback = ignore_progress,
+    on_progress: ProgressCallback | None = None,
+    on_layer_progress: ProgressCallback | None = None,
 ) -> ModelComparison:
     """Measure both models, each with its own preprocessing.
 
@@ -197,73 +131,64 @@ def compare_models(
     skipped: list[str] = []
     no_probe, profiles, probes = data.no_probe_reason, [], []
     for letter, compared in zip(MODEL_LETTERS, models, strict=True):
-        reader = compared.make_reader(data.measured)
-        batches = reader.iter_batches(on_progress, f"{letter}, attention and frequencies")
+        stage = f"{letter}, attention and frequencies"
         try:
+            batches = compared.iter_batches(data.measured, [], skipped, stage, on_progress)
             profiles.append(profile_model(compared.model, batches))
         except ValueError as error:
             raise ValueError(f"{compared.name}: {error}") from error
-        skipped += reader.skipped
-    for letter, compared in zip(MODEL_LETTERS, models, strict=True):
-        if no_probe or data.probe_train is None or data.probe_test is None:
-            break
-        try:
-            callbacks = on_progress, on_layer_progress
-            probes.append(probe_layers(compared, data.probe_train, data.probe_test, letter, *callbacks, skipped))
-        except TooFewImagesError as error:
-            no_probe, probes = str(error), []
+    try:
+        if not no_probe:
+            for letter, compared in zip(MODEL_LETTERS, models, strict=True):
+                probes.append(probe_layers(compared, data, letter, skipped, on_progress, on_layer_progress))
+    except TooFewImagesError as error:
+        no_probe, probes = str(error), []
     first, second = (
         ModelResult(MODEL_LETTERS[k], models[k].name, profiles[k], probes[k] if probes else None) for k in range(2)
     )
     return ModelComparison((first, second), data.source, no_probe, data.notes, list(dict.fromkeys(skipped)))
 
 
-class TooFewImagesError(ValueError):
-    """Too few images for a probe could be read."""
-
-
 def probe_layers(
-    compared: ComparedModel,
-    train_images: Images,
-    test_images: Images,
+    compared: InspectedModel,
+    data: ComparisonData,
     letter: str,
-    on_progress: ProgressCallback,
-    on_layer_progress: ProgressCallback,
     skipped: list[str],
+    on_progress: ProgressCallback | None,
+    on_layer_progress: ProgressCallback | None,
 ) -> LayerProbes:
     """Fit a linear probe to the pooled patch tokens of every layer and count its correct predictions."""
-    readers = [compared.make_reader(images) for images in (train_images, test_images)]
-    labels = [f"{letter}, tokens of {reader.images.split} images" for reader in readers]
-    train, test = (
-        pool_tokens(compared.model, reader.iter_batches(on_progress, label))
-        for reader, label in zip(readers, labels, strict=True)
-    )  # [n, L+1, D], [m, L+1, D]
-    for reader in readers:
-        skipped += reader.skipped
-    targets, truth = (reader.targets for reader in readers)
-    try:
-        check_probe_size(targets, truth)
-    except ValueError as error:
-        raise TooFewImagesError(str(error)) from error
+    features, targets = [], []
+    assert data.probe_train is not None
+    assert data.probe_test is not None
+    for images in (data.probe_train, data.probe_test):
+        read: list[int] = []
+        stage = f"{letter}, tokens of {images.split} images"
+        batches = compared.iter_batches(images, read, skipped, stage, on_progress)
+        features.append(pool_tokens(compared.model, batches))  # [n, L+1, D]
+        targets.append(images.targets[read])
+    (train, test), (train_targets, test_targets) = features, targets
+    check_probe_size(train_targets, test_targets)
     correct, chosen_c = [], []
     for layer in range(train.shape[1]):
-        probe = fit_linear_probe(train[:, layer], targets, test[:, layer], len(train_images.classes), PROBE_C_GRID)
-        correct.append(int((probe.logits.argmax(1) == truth).sum()))
+        n_classes = len(data.probe_train.classes)
+        probe = fit_linear_probe(train[:, layer], train_targets, test[:, layer], n_classes, PROBE_C_GRID)
+        correct.append(int((probe.logits.argmax(1) == test_targets).sum()))
         chosen_c.append(probe.c)
-        on_layer_progress(f"{letter}, linear probes", layer + 1, train.shape[1])
-    majority = float((truth == np.bincount(targets).argmax()).mean())
-    classes = len(np.unique(targets))
-    return LayerProbes(tuple(correct), tuple(chosen_c), len(targets), len(truth), classes, majority)
+        if on_layer_progress:
+            on_layer_progress(f"{letter}, linear probes", layer + 1, train.shape[1])
+    majority = float((test_targets == np.bincount(train_targets).argmax()).mean())
+    counts = len(train_targets), len(test_targets), len(np.unique(train_targets))
+    return LayerProbes(tuple(correct), tuple(chosen_c), *counts, majority)
 
 
 def write_comparison(comparison: ModelComparison, folder: OutputFolder) -> None:
     """Write figures, arrays, JSON and the page."""
-    metadata: dict[str, Any] = {"vitrail": __version__, "compared": [side.name for side in comparison.sides]}
     panels = build_panels(comparison)
     figures = {panel.file: draw_panel(panel, comparison) for panel in panels}
     for file, png in {**figures, "comparison.png": draw_comparison(comparison)}.items():
         folder.write_file(file, png)
-    folder.save_arrays("comparison.npz", comparison_to_arrays(comparison))
-    folder.write_file("comparison.json", json.dumps(comparison_to_dict(comparison), indent=2).encode("utf-8"))
+    folder.save_arrays("comparison.npz", results.comparison_to_arrays(comparison))
+    folder.write_file("comparison.json", json.dumps(results.comparison_to_dict(comparison), indent=2).encode("utf-8"))
     folder.write_file("index.html", render_model_comparison_page(comparison, panels, figures).encode("utf-8"))
-    folder.write_record(metadata, finished=True)
+    folder.write_record({"vitrail": __version__, "compared": [side.name for side in comparison.sides]}, finished=True)

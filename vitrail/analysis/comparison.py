@@ -4,7 +4,6 @@ L layers, H heads, F frequencies.
 """
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -59,10 +58,6 @@ class ModelResult:
         """Return the log amplitude of the highest frequency relative to frequency 0, [L+1]."""
         return self.profile.spectrum[:, -1]
 
-    def relative_depth(self, layer: int) -> Fraction:
-        """Return layer / depth."""
-        return Fraction(layer, self.depth)
-
 
 @dataclass(frozen=True)
 class ModelComparison:
@@ -106,6 +101,12 @@ def comparison_to_dict(comparison: ModelComparison) -> dict[str, Any]:
 
 def _model_to_dict(side: ModelResult) -> dict[str, Any]:
     profile, probe = side.profile, side.probe
+
+    def summarise_heads(values: np.ndarray, spread: np.ndarray) -> dict[str, Any]:
+        """Return the mean over heads by layer, the value of each head, and the standard deviation over images."""
+        return {"mean": round_numbers(values.mean(1)), "heads": round_numbers(values), "spread": round_numbers(spread)}
+
+    distance = summarise_heads(profile.distance, profile.distance_spread)
     return {
         "letter": side.letter,
         "name": side.name,
@@ -114,20 +115,18 @@ def _model_to_dict(side: ModelResult) -> dict[str, Any]:
         "grid": list(profile.grid),
         "size": list(profile.size),
         "pictures": profile.pictures,
-        "depth": [round_numbers(float(side.relative_depth(layer))) for layer in range(side.depth + 1)],
-        "distance": _head_values_to_dict(profile.distance, profile.distance_spread)
-        | {"everywhere": round_numbers(profile.everywhere)},
-        "diversity": _head_values_to_dict(profile.diversity, profile.diversity_spread),
-        "mutual_information": _head_values_to_dict(profile.mutual, profile.mutual_spread),
+        "depth": round_numbers(np.arange(side.depth + 1) / side.depth),
+        "distance": distance | {"everywhere": round_numbers(profile.everywhere)},
+        "diversity": summarise_heads(profile.diversity, profile.diversity_spread),
+        "mutual_information": summarise_heads(profile.mutual, profile.mutual_spread),
         "spectrum": {
             "frequencies": round_numbers(profile.frequencies),
             "log_amplitude": round_numbers(profile.spectrum),
             "spread": round_numbers(profile.spectrum_spread),
             "high": round_numbers(side.high_frequency),
         },
-        "probe": None
-        if probe is None
-        else {
+        "probe": probe
+        and {
             "read": PROBE_FEATURES,
             "top1": round_numbers(probe.top1),
             "intervals": round_numbers(probe.intervals),
@@ -138,11 +137,6 @@ def _model_to_dict(side: ModelResult) -> dict[str, Any]:
             "commonest": round_numbers(probe.majority_accuracy),
         },
     }
-
-
-def _head_values_to_dict(values: np.ndarray, spread: np.ndarray) -> dict[str, Any]:
-    """Return the mean over heads by layer, the value of each head, and the deviation over images."""
-    return {"mean": round_numbers(values.mean(1)), "heads": round_numbers(values), "spread": round_numbers(spread)}
 
 
 def round_numbers(values: Any) -> Any:

@@ -1,6 +1,6 @@
 """Statistics of one layer's attention, computed from a few rows (queries) at a time, and attention rollout over layers.
 
-H heads, T tokens, d values per head, N patches, r rows: the queries processed together.
+H heads, T tokens, d values per head, h×w patches, N of them, r rows: the queries processed together.
 """
 
 import math
@@ -11,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.nn.shape import Grid
+
 CHUNK = 2**22  # attention weights in memory at a time: 16 MiB
 MAX_COMPARED_QUERIES = 512  # evenly spaced, for the similarity of heads
+MAX_CELLS = 256  # for 12 heads of 12 layers this is 19 MB of a page
 
 
 class LayerHeads(NamedTuple):
@@ -94,9 +97,11 @@ class HeadSimilarity:
         return (1 - self.total / self.queries).clamp(0, 1)
 
 
-def select_patches(rows: slice, attention: Tensor, prefix: int) -> Tensor:
-    """Return the attention of patches to patches: [H, r, T] to [H, up to r, N]."""
-    return attention[:, max(0, prefix - rows.start) :, prefix:]
+def select_patches(rows: slice, attention: Tensor, prefix: int) -> tuple[Tensor, slice]:
+    """Return the attention of patches to patches, [H, r, T] to [H, up to r, N], and which patches the queries are."""
+    first = max(rows.start, prefix)
+    attention = attention[:, first - rows.start :, prefix:]
+    return attention, slice(first - prefix, first - prefix + attention.shape[1])
 
 
 class HeadDiversity:
@@ -111,7 +116,7 @@ class HeadDiversity:
 
     def update(self, rows: slice, attention: Tensor) -> None:
         """Add some rows, [H, r, T]."""
-        unit = F.normalize(select_patches(rows, attention, self.prefix), dim=-1)
+        unit = F.normalize(select_patches(rows, attention, self.prefix)[0], dim=-1)
         self.queries += unit.shape[1]
         self.total += unit.flatten(1) @ unit.flatten(1).T  # cosines, summed over queries
 
@@ -133,7 +138,7 @@ class MutualInformation:
 
     def update(self, rows: slice, attention: Tensor) -> None:
         """Add some rows, [H, r, T]."""
-        attention = select_patches(rows, attention, self.prefix)
+        attention, _ = select_patches(rows, attention, self.prefix)
         share = attention / attention.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         self.keys += share.sum(1)
         self.conditional_entropy += row_entropies(share).sum(1)
@@ -144,6 +149,70 @@ class MutualInformation:
         information = (key_entropy - self.conditional_entropy / self.patches).clamp_min(0)
         # If all queries attend to one patch, information and scale are 0.
         return torch.where(scale > 1e-6, information / scale.clamp_min(1e-6), 0.0).clamp_max(1)
+
+
+def patch_centres(grid: Grid, stride: int, device: torch.device) -> Tensor:
+    """Return row and column of every patch centre in pixels, [N, 2]."""
+    y, x = torch.meshgrid(*(torch.arange(n, device=device, dtype=torch.float32) for n in grid), indexing="ij")
+    return (torch.stack((y, x), -1).flatten(0, 1) + 0.5) * stride
+
+
+class MeanDistance:
+    """Mean attention distance of each head in pixels (figure 7, right).
+
+    For each query patch, the distances to all patches are weighted by attention; then the mean over queries is taken. Prefix
+    tokens have no position: they are left out on both sides, and attention among patches is renormalised to sum to 1. Without
+    that, a head that attends mostly to the class token would seem to have a short distance.
+    """
+
+    def __init__(self, heads: int, grid: Grid, stride: int, prefix: int, device: torch.device) -> None:
+        self.prefix, self.centres = prefix, patch_centres(grid, stride, device)
+        self.total = torch.zeros(heads, device=device)
+
+    def update(self, rows: slice, attention: Tensor) -> None:
+        """Add some rows, [H, r, T]."""
+        attention, queries = select_patches(rows, attention, self.prefix)
+        distance = (self.centres[queries, None] - self.centres[None]).square_().sum(-1).sqrt_()  # [r, N]
+        total = attention.sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+        self.total += ((attention * distance).sum(-1) / total).sum(1)
+
+    def compute(self) -> Tensor:  # [H]
+        return self.total / len(self.centres)
+
+
+def coarsen_grid(grid: Grid, max_cells: int = MAX_CELLS) -> tuple[Grid, int]:
+    """Return a grid of at most `max_cells` cells, and the number of patches along the side of a cell."""
+    if max_cells < 1:
+        raise ValueError(f"max_cells must be >= 1, got {max_cells}")
+    h, w = grid
+    side = 1
+    while math.ceil(h / side) * math.ceil(w / side) > max_cells:
+        side += 1
+    return (math.ceil(h / side), math.ceil(w / side)), side
+
+
+class CellAttention:
+    """Attention of every cell to every cell, for each head: summed over keys, averaged over queries."""
+
+    def __init__(self, heads: int, grid: Grid, prefix: int, max_cells: int, device: torch.device) -> None:
+        self.prefix, self.grid = prefix, grid
+        self.cells, self.side = coarsen_grid(grid, max_cells)
+        a, b = self.cells
+        self.total = torch.zeros(a * b, heads, a * b, device=device)
+        y, x = (torch.arange(n, device=device) // self.side for n in grid)
+        self.cell_of_patch = (y[:, None] * b + x[None]).flatten()  # [N]
+        self.row_pooling, self.column_pooling = F.one_hot(y, a).T.float(), F.one_hot(x, b).float()  # [a, h], [w, b]
+
+    def update(self, rows: slice, attention: Tensor) -> None:
+        """Add some rows, [H, r, T]."""
+        attention, queries = select_patches(rows, attention, self.prefix)
+        if self.side > 1:
+            pooled = self.row_pooling @ (attention.unflatten(-1, self.grid) @ self.column_pooling)
+            attention = pooled.flatten(-2)  # [H, r, n]
+        self.total.index_add_(0, self.cell_of_patch[queries], attention.transpose(0, 1))
+
+    def compute(self) -> Tensor:  # [H, n, n]
+        return (self.total / self.cell_of_patch.bincount()[:, None, None]).transpose(0, 1)
 
 
 class Rollout:

@@ -1,9 +1,10 @@
-"""Image files of an inspection: listing, loading with the model's preprocessing, batches, output folder names."""
+"""Images of an inspection: listing of files, loading with the model's preprocessing, batches."""
 
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,26 +13,68 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.analysis.figures.image_view import to_rgb
-from vitrail.analysis.figures.registry import MODEL_VIEWS
-from vitrail.analysis.output import RECORD_FILE
 from vitrail.analysis.results import space_evenly
 from vitrail.data.audit.image import MAX_FILE_BYTES, inspect_bytes
+from vitrail.data.dataset import Images
 from vitrail.data.decode import IMAGE_SUFFIXES, name_image_errors, supported_formats
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sources.files import printable_path
+from vitrail.data.sources.files import FileStore, printable_path
+from vitrail.inference import BATCH_SIZE, run_batches
 from vitrail.models.base import TokenModel
 from vitrail.models.sizes import closest
+from vitrail.nn.shape import Grid
 from vitrail.reports.html import clean_text
+from vitrail.utils.progress import ProgressCallback
 
-ProgressCallback = Callable[[str, int, int], None]  # label, done, total
 Item = TypeVar("Item")
 MAX_BATCH_IMAGES, MAX_BATCH_TOKENS = 8, 2048  # per batch; a batch of one image may have more tokens
-RESERVED_NAMES = frozenset({"index.html", "model.npz", RECORD_FILE, *(f"{view}.png" for view in MODEL_VIEWS)})
 
 
-def ignore_progress(label: str, done: int, total: int) -> None:
-    """Do nothing."""
+@dataclass(frozen=True)
+class InspectedModel:
+    """Model with its preprocessing and name."""
+
+    model: TokenModel
+    preprocessing: Preprocessing
+    name: str
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def grid(self) -> Grid:
+        """Return the grid of patches at the preprocessing size."""
+        height, width = (side // self.model.embed.stride for side in self.preprocessing.size)
+        return height, width
+
+    def iter_batches(
+        self, images: Images, read: list[int], skipped: list[str], stage: str, on_progress: ProgressCallback | None
+    ) -> Iterator[Tensor]:
+        """Yield the readable images as normalised batches [B, C, H, W] on the device; raise ValueError if there are none.
+
+        `read` receives the indices of these images, `skipped` the reasons of the others.
+        """
+        unreadable: dict[str, str] = {}
+        batches = run_batches(
+            lambda pixels: self.preprocessing.normalise(torch.from_numpy(pixels).to(self.device)),
+            images,
+            self.preprocessing,
+            unreadable,
+            batch_size=max(1, min(MAX_BATCH_IMAGES, MAX_BATCH_TOKENS // (self.grid[0] * self.grid[1]))),
+            workers=0 if len(images) <= BATCH_SIZE else None,  # few images take less time than starting a worker
+            device=self.device,
+            progress=on_progress,
+            stage=stage,
+            max_unreadable=len(images),
+        )
+        for batch in batches:
+            read += batch.indices.tolist()
+            yield batch.outputs
+        problems = [f"{name}: {reason}" for name, reason in unreadable.items()]
+        skipped += problems
+        if not read:
+            raise make_no_images_error(problems)
 
 
 def resolve_target(model: TokenModel, text: str) -> int:
@@ -91,43 +134,19 @@ def make_no_images_error(problems: list[str]) -> ValueError:
     return ValueError(f"no image could be read: {'; '.join(problems[:3])}{more}")
 
 
-def iter_image_batches(
-    load_pixels: Callable[[int], Tensor],
-    count: int,
-    preprocessing: Preprocessing,
-    patches: int,
-    device: torch.device,
-    on_skip: Callable[[str], None],
-    on_progress: Callable[[int, int], None],
-) -> Iterator[Tensor]:
-    """Load images by index and yield normalised batches [B, C, H, W] on the device.
+class CheckedFiles(FileStore):
+    """Store of files that are checked before they are decoded, so that the reasons for skipped ones are specific."""
 
-    An image whose `load_pixels` raises UnusableImageError is skipped and its reason passed to `on_skip`; if none is left,
-    ValueError is raised.
-    """
-    batch_size = max(1, min(MAX_BATCH_IMAGES, MAX_BATCH_TOKENS // patches))
-    pixels: list[Tensor] = []
-    problems: list[str] = []
-    for index in range(count):
-        try:
-            pixels.append(load_pixels(index))
-        except UnusableImageError as problem:
-            problems.append(str(problem))
-            on_skip(str(problem))
-        if len(pixels) == batch_size:
-            yield preprocessing.normalise(torch.stack(pixels).to(device))
-            pixels = []
-        on_progress(index + 1, count)
-    if pixels:
-        yield preprocessing.normalise(torch.stack(pixels).to(device))
-    if len(problems) == count:
-        raise make_no_images_error(problems)
+    def name(self, item: int) -> str:
+        return clean_text(super().name(item))
+
+    def open(self, item: int) -> Image.Image:
+        return load_image_file(Path(self.path(item)))
 
 
-def prepare_image(path: Path, preprocessing: Preprocessing) -> tuple[Tensor, np.ndarray]:
-    """Return a file as model input, [C, H, W], and the same crop to show, uint8 [H, W, 3]."""
-    pixels = preprocessing.to_pixels(load_image_file(path))
-    return preprocessing.normalise(pixels), to_rgb(pixels.numpy())
+def make_images(store: FileStore) -> Images:
+    """Return all files of a store, without labels."""
+    return Images(store, np.arange(len(store)), np.zeros(len(store), dtype=np.int64), ("",))
 
 
 def load_image_file(path: Path) -> Image.Image:
@@ -154,19 +173,3 @@ def load_image_file(path: Path) -> Image.Image:
     except (OSError, ValueError, MemoryError) as error:
         message = str(error) if name in str(error) else f"{name}: {error or type(error).__name__}"
         raise UnusableImageError(" ".join(message.split())) from error
-
-
-def make_folder_names(paths: list[Path]) -> list[str]:
-    """Return a unique folder name for each image, its file name with a number where needed."""
-    taken = set(RESERVED_NAMES)
-    names = []
-    for path in paths:
-        plain = "".join(c if c.isalnum() or c in "-_. ()" else "_" for c in printable_path(path.stem))[:80]
-        plain = plain.strip(" .") or "image"
-        name, number = plain, 1
-        while name.lower() in taken:
-            number += 1
-            name = f"{plain}-{number}"
-        taken.add(name.lower())
-        names.append(name)
-    return names

@@ -2,58 +2,44 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from vitrail import __version__
-from vitrail.analysis import extract_filters, extract_positions, find_patch, measure_distances, to_arrays, trace_image
-from vitrail.analysis.distance import MAX_CELLS
-from vitrail.analysis.figures.heads import draw_distance
-from vitrail.analysis.figures.image_view import ImageView
-from vitrail.analysis.figures.registry import IMAGE_VIEWS, MODEL_VIEWS, VIEWS, plan_figures, required_traces
+from vitrail import __version__, analysis
+from vitrail.analysis import inputs
+from vitrail.analysis.figures.attention import draw_attention, draw_relevance, draw_rollout
+from vitrail.analysis.figures.heads import draw_distance, draw_heads
+from vitrail.analysis.figures.image_view import ImageView, to_rgb
+from vitrail.analysis.figures.tokens import draw_patches, draw_tokens
 from vitrail.analysis.figures.weights import draw_filters, draw_positions
-from vitrail.analysis.inputs import (
-    ProgressCallback,
-    UnusableImageError,
-    ignore_progress,
-    iter_image_batches,
-    load_image_file,
-    make_folder_names,
-    make_no_images_error,
-    prepare_image,
-    sample_evenly,
-)
-from vitrail.analysis.output import OutputFolder
-from vitrail.analysis.page.captions import (
-    IMAGE_CAPTIONS,
-    ModelFigure,
-    make_distance_figure,
-    make_filters_figure,
-    make_positions_figure,
-)
+from vitrail.analysis.heads import MAX_CELLS
+from vitrail.analysis.output import RECORD_FILE, OutputFolder
+from vitrail.analysis.page import page
 from vitrail.analysis.page.data import choose_cells, encode_figure, pack_image
-from vitrail.analysis.page.page import ImagePanel, render_inspection_page
 from vitrail.analysis.results import AttentionDistances, PositionMaps, PrincipalFilters
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.base import TokenModel
+from vitrail.data.sources.files import printable_path
 from vitrail.nn.embed import PatchEmbedding
-from vitrail.nn.shape import Grid
 from vitrail.reports.html import clean_text
+from vitrail.utils.progress import ProgressCallback
 
+# Views of one image, each with the views of `trace_image` that it needs.
+IMAGE_VIEWS = {
+    "attention": ("attention", "between", "distance"),
+    "rollout": ("rollout", "relevance"),
+    "tokens": ("colours", "similar", "norms"),
+    "heads": ("entropy", "alike", "spectrum"),
+    "patches": ("embedded", "positions"),
+}
+MODEL_VIEWS = ("distance", "positions", "filters")
+VIEWS = ("attention", "rollout", "distance", "positions", "filters", "tokens", "heads", "patches")
 DISTANCE_IMAGES = 128  # as in figure 7 (right)
 FILTER_COUNT = 28  # as in figure 7 (left)
 
 
 @dataclass(frozen=True)
-class ModelInspector:
-    """Model with its preprocessing and the options of an inspection."""
+class ModelInspector(inputs.InspectedModel):
+    """Model with the options of an inspection."""
 
-    model: TokenModel
-    preprocessing: Preprocessing
-    name: str
     views: Sequence[str] = VIEWS
     layers: Sequence[int] | None = None  # from 1; None for all
     at: tuple[int, int] | None = None  # x and y in pixels of the preprocessed image
@@ -70,39 +56,29 @@ class ModelInspector:
             if not (0 <= x < width and 0 <= y < height):
                 raise ValueError(f"--at must be 0,0 to {width - 1},{height - 1} of the preprocessed image, got {x},{y}")
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    @property
-    def grid(self) -> Grid:
-        """Return the grid of patches at the preprocessing size."""
-        height, width = (side // self.model.embed.stride for side in self.preprocessing.size)
-        return height, width
-
     def view_image(
         self,
         path: Path,
         on_progress: ProgressCallback | None = None,
-        views: Sequence[str] | None = None,
+        views: Sequence[str] | None = None,  # of `trace_image`; None for those of the inspection
         max_cells: int = MAX_CELLS,
     ) -> ImageView:
         """Trace one file; attention between patches is on a grid of at most `max_cells` cells."""
-        image, pixels = prepare_image(path, self.preprocessing)
-        trace = trace_image(
+        pixels = self.preprocessing.to_pixels(inputs.load_image_file(path))
+        trace = analysis.trace_image(
             self.model,
-            image[None].to(self.device),
-            at=None if self.at is None else find_patch(self.model, *self.at, size=self.preprocessing.size),
+            self.preprocessing.normalise(pixels)[None].to(self.device),
+            at=None if self.at is None else analysis.find_patch(self.model, *self.at, size=self.preprocessing.size),
             target=self.target,
             max_cells=max_cells,
-            views=required_traces(self.views) if views is None else views,
+            views=[name for view in self.views for name in IMAGE_VIEWS.get(view, ())] if views is None else views,
             on_progress=on_progress,
         )
         recipe = self.model.card.get("recipe")
         objective = recipe.get("objective") if isinstance(recipe, dict) else None
         return ImageView(
             path.name,
-            pixels,
+            to_rgb(pixels.numpy()),
             trace,
             self.model.labels,
             self.name,
@@ -111,39 +87,26 @@ class ModelInspector:
             is_sigmoid=isinstance(objective, dict) and objective.get("loss") == "sigmoid",
         )
 
-    def measure_distances(
-        self, files: Sequence[Path], on_skip: Callable[[str], None], on_progress: ProgressCallback = ignore_progress
-    ) -> AttentionDistances:
-        """Return the mean attention distance over the readable files; `on_skip` gets the reasons of the others."""
-
-        def load_pixels(index: int) -> torch.Tensor:
-            return self.preprocessing.to_pixels(load_image_file(files[index]))
-
-        patches, report = self.grid[0] * self.grid[1], partial(on_progress, "measuring distances")
-        batches = iter_image_batches(load_pixels, len(files), self.preprocessing, patches, self.device, on_skip, report)
-        return measure_distances(self.model, batches)
-
-    def extract_positions(self) -> PositionMaps:
-        """Return the position maps on the grid of the preprocessing size."""
-        return extract_positions(self.model, self.grid)
-
-    def extract_filters(self) -> PrincipalFilters:
-        return extract_filters(self.model, self.components)
+    def view_model(
+        self, view: str, files: Sequence[Path], skipped: list[str], on_progress: ProgressCallback | None = None
+    ) -> AttentionDistances | PositionMaps | PrincipalFilters:
+        """Return a view of MODEL_VIEWS; distances over the readable files, `skipped` gets the reasons of the others."""
+        if view == "positions":
+            return analysis.extract_positions(self.model, self.grid)
+        if view == "filters":
+            return analysis.extract_filters(self.model, self.components)
+        images = inputs.make_images(inputs.CheckedFiles.from_paths(map(str, files)))
+        batches = self.iter_batches(images, [], skipped, "measuring distances", on_progress)
+        return analysis.measure_distances(self.model, batches)
 
 
 @dataclass
 class InspectionResult:
     """Files written by an inspection, and the skipped images."""
 
-    directory: Path
     images: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
-
-    def add_skipped(self, problem: str) -> None:
-        """Add the reason of an unreadable image, once."""
-        if problem not in self.skipped:
-            self.skipped.append(problem)
 
 
 def inspect_images(
@@ -151,117 +114,150 @@ def inspect_images(
     files: Sequence[Path],
     out: Path,
     limit: int,
-    on_progress: ProgressCallback = ignore_progress,
-    on_layer_progress: ProgressCallback = ignore_progress,
+    on_progress: ProgressCallback | None = None,
+    on_layer_progress: ProgressCallback | None = None,
 ) -> InspectionResult:
     """Trace up to `limit` of the files, evenly spaced, and measure distances over up to max(128, `limit`) of them.
 
     `on_progress` gets the number of finished images, `on_layer_progress` that of the layers of one image.
     """
-    folder = OutputFolder(out)
+    folder, result = OutputFolder(out), InspectionResult()
+    metadata = {"vitrail": __version__, "model": inspector.name, "views": list(inspector.views)}
     try:
-        return _write_inspection(inspector, files, folder, limit, on_progress, on_layer_progress)
+        folder.write_record(metadata)
+        panels: list[page.ImagePanel] = []
+        if any(view in IMAGE_VIEWS for view in inspector.views):
+            chosen = inputs.sample_evenly(files, limit)
+            panels = _write_images(inspector, chosen, folder, metadata, result, on_progress, on_layer_progress)
+        figures = _write_model_figures(inspector, select_distance_files(files, limit), folder, result, on_progress)
+        html = page.render_inspection_page(inspector.name, inspector.model, panels, figures)
+        folder.write_file("index.html", html.encode("utf-8"))
+        folder.write_record(metadata, finished=True)
     except BaseException:
         folder.discard_if_empty()
         raise
-
-
-def _write_inspection(
-    inspector: ModelInspector,
-    files: Sequence[Path],
-    folder: OutputFolder,
-    limit: int,
-    on_progress: ProgressCallback,
-    on_layer_progress: ProgressCallback,
-) -> InspectionResult:
-    """Write everything into the folder."""
-    chosen = sample_evenly(files, limit)
-    written = InspectionResult(folder.path)
-    metadata = {"vitrail": __version__, "model": inspector.name, "views": list(inspector.views)}
-    folder.write_record(metadata)
-    panels: list[ImagePanel] = []
-    size = inspector.model.config.size
-    cells = choose_cells(len(chosen), size.depth, size.heads, inspector.grid)
-    if any(view in IMAGE_VIEWS for view in inspector.views):
-        for number, (path, name) in enumerate(zip(chosen, make_folder_names(chosen), strict=True)):
-            on_progress("images", number, len(chosen))
-            try:
-                report = partial(_report_layers, on_layer_progress, path.name)
-                view = inspector.view_image(path, report, max_cells=cells)
-            except UnusableImageError as problem:
-                written.add_skipped(str(problem))
-                continue
-            figures = plan_figures(view, inspector.views, inspector.layers)
-            on_page: dict[str, str] = {}
-            for file, draw in figures.items():
-                png = draw()
-                folder.write_file(f"{name}/{file}", png)
-                if (key := file.removesuffix(".png")) in IMAGE_CAPTIONS:
-                    on_page[key] = encode_figure(png)
-            folder.save_arrays(f"{name}/arrays.npz", {**to_arrays(view.trace), "picture": view.pixels})
-            panels.append(ImagePanel(pack_image(view), [f"{name}/{file}" for file in figures], on_page))
-            written.images.append(view_to_dict(view, path, name, list(figures)))
-            folder.write_record(metadata)
-        on_progress("images", len(chosen), len(chosen))
-        if not panels:
-            raise make_no_images_error(written.skipped)
-    models = _write_model_figures(inspector, select_distance_files(files, limit), folder, written, on_progress)
-    page = render_inspection_page(inspector.name, inspector.model, panels, models)
-    folder.write_file("index.html", page.encode("utf-8"))
-    folder.write_record(metadata, finished=True)
-    written.files = sorted(folder.written)
-    return written
+    result.skipped = list(dict.fromkeys(result.skipped))
+    result.files = sorted(folder.written)
+    return result
 
 
 def select_distance_files(files: Sequence[Path], limit: int) -> list[Path]:
     """Return the files for attention distances: 128 as in the paper, or `limit` if more."""
-    return sample_evenly(files, max(DISTANCE_IMAGES, limit))
+    return inputs.sample_evenly(files, max(DISTANCE_IMAGES, limit))
 
 
-def view_to_dict(shown: ImageView, path: Path, folder: str, files: list[str]) -> dict[str, Any]:
+def _write_images(
+    inspector: ModelInspector,
+    paths: list[Path],
+    folder: OutputFolder,
+    metadata: dict[str, Any],
+    result: InspectionResult,
+    on_progress: ProgressCallback | None,
+    on_layer_progress: ProgressCallback | None,
+) -> list[page.ImagePanel]:
+    """Write figures and arrays of each image, and return its part of the page."""
+    size = inspector.model.config.size
+    cells = choose_cells(len(paths), size.depth, size.heads, inspector.grid)
+    panels: list[page.ImagePanel] = []
+    for number, (path, name) in enumerate(zip(paths, make_folder_names(paths), strict=True)):
+        if on_progress:
+            on_progress("images", number, len(paths))
+
+        def report_layers(_: str, done: int, total: int, name: str = clean_text(path.name)) -> None:
+            if on_layer_progress:
+                on_layer_progress(name, done, total)
+
+        try:
+            view = inspector.view_image(path, report_layers, max_cells=cells)
+        except inputs.UnusableImageError as problem:
+            result.skipped.append(str(problem))
+            continue
+        figures = {file: draw() for file, draw in plan_figures(view, inspector.views, inspector.layers).items()}
+        for file, png in figures.items():
+            folder.write_file(f"{name}/{file}", png)
+        folder.save_arrays(f"{name}/arrays.npz", {**analysis.to_arrays(view.trace), "picture": view.pixels})
+        on_page = {key: encode_figure(figures[f"{key}.png"]) for key in page.IMAGE_CAPTIONS if f"{key}.png" in figures}
+        panels.append(page.ImagePanel(pack_image(view), [f"{name}/{file}" for file in figures], on_page))
+        result.images.append(view_to_dict(view, path, name, list(figures)))
+        folder.write_record(metadata)
+    if on_progress:
+        on_progress("images", len(paths), len(paths))
+    if not panels:
+        raise inputs.make_no_images_error(result.skipped)
+    return panels
+
+
+def plan_figures(
+    view: ImageView, views: Sequence[str], layers: Sequence[int] | None = None
+) -> dict[str, Callable[[], bytes]]:
+    """Return a drawing function per file name for the figures of one image that its trace has data for."""
+    trace = view.trace
+    figures = (
+        ("attention", trace.attention, "attention.png", lambda: draw_attention(view, layers)),
+        ("attention", trace.attention_at, "attention-at.png", lambda: draw_attention(view, layers, at=True)),
+        ("rollout", trace.rollout, "rollout.png", lambda: draw_rollout(view)),
+        ("rollout", trace.relevance, "relevance.png", lambda: draw_relevance(view)),
+        ("tokens", trace.norms, "tokens.png", lambda: draw_tokens(view, layers)),
+        ("heads", trace.entropy, "heads.png", lambda: draw_heads(view)),
+        ("patches", trace.embedded, "patches.png", lambda: draw_patches(view)),
+    )
+    return {file: draw for name, values, file, draw in figures if name in views and values is not None}
+
+
+def make_folder_names(paths: list[Path]) -> list[str]:
+    """Return a unique folder name for each image, its file name with a number where needed."""
+    taken = {"index.html", "model.npz", RECORD_FILE, *(f"{view}.png" for view in MODEL_VIEWS)}
+    names = []
+    for path in paths:
+        plain = "".join(c if c.isalnum() or c in "-_. ()" else "_" for c in printable_path(path.stem))[:80]
+        plain = plain.strip(" .") or "image"
+        name, number = plain, 1
+        while name.lower() in taken:
+            number += 1
+            name = f"{plain}-{number}"
+        taken.add(name.lower())
+        names.append(name)
+    return names
+
+
+def view_to_dict(view: ImageView, path: Path, folder: str, files: list[str]) -> dict[str, Any]:
     """Return the record of one image for JSON."""
     record: dict[str, Any] = {
         "picture": str(path),
         "folder": folder,
         "files": [*files, "arrays.npz"],
-        "predicted": [{"class": k, "name": name, "probability": p} for k, name, p in shown.top_predictions(5)],
+        "predicted": [{"class": k, "name": name, "probability": p} for k, name, p in view.top_predictions(5)],
     }
-    if shown.trace.at is not None:
-        record["patch"] = {"row": shown.trace.at[0], "column": shown.trace.at[1]}
-    if shown.trace.target is not None:
-        record["target"] = {"class": shown.trace.target, "name": shown.label(shown.trace.target)}
+    if view.trace.at is not None:
+        record["patch"] = {"row": view.trace.at[0], "column": view.trace.at[1]}
+    if view.trace.target is not None:
+        record["target"] = {"class": view.trace.target, "name": view.label(view.trace.target)}
     return record
-
-
-def _report_layers(on_layer_progress: ProgressCallback, name: str, _: str, done: int, total: int) -> None:
-    """Report the finished layers under the name of the image."""
-    on_layer_progress(clean_text(name), done, total)
 
 
 def _write_model_figures(
     inspector: ModelInspector,
     files: list[Path],
     folder: OutputFolder,
-    written: InspectionResult,
-    on_progress: ProgressCallback,
-) -> list[ModelFigure]:
+    result: InspectionResult,
+    on_progress: ProgressCallback | None,
+) -> list[page.ModelFigure]:
     """Write the figures of the model itself, and all their arrays in one file."""
-    if not any(view in MODEL_VIEWS for view in inspector.views):
-        return []
-    results: dict[str, AttentionDistances | PositionMaps | PrincipalFilters] = {}
-    figures: list[ModelFigure] = []
-    if "distance" in inspector.views:
-        results["distance"] = distances = inspector.measure_distances(files, written.add_skipped, on_progress)
-        figures.append(make_distance_figure(draw_distance(distances, inspector.name, inspector.model.embed.stride)))
-    if "positions" in inspector.views:
-        results["positions"] = maps = inspector.extract_positions()
-        figures.append(make_positions_figure(maps, inspector.model.position, draw_positions(maps, inspector.name)))
-    if "filters" in inspector.views:
-        results["filters"] = filters = inspector.extract_filters()
-        figures.append(make_filters_figure(filters, draw_filters(filters, inspector.name)))
-    arrays = {f"{view}.{key}": value for view, result in results.items() for key, value in to_arrays(result).items()}
-    folder.save_arrays("model.npz", arrays)
-    for figure in figures:
+    arrays, figures, model = {}, [], inspector.model
+    for view in MODEL_VIEWS:
+        if view not in inspector.views:
+            continue
+        values = inspector.view_model(view, files, result.skipped, on_progress)
+        arrays |= {f"{view}.{key}": array for key, array in analysis.to_arrays(values).items()}
+        if isinstance(values, AttentionDistances):
+            figure = page.make_distance_figure(draw_distance(values, inspector.name, model.embed.stride))
+        elif isinstance(values, PositionMaps):
+            figure = page.make_positions_figure(values, model.position, draw_positions(values, inspector.name))
+        else:
+            figure = page.make_filters_figure(values, draw_filters(values, inspector.name))
+        figures.append(figure)
         if figure.png is not None:
-            folder.write_file(f"{figure.view}.png", figure.png)
+            folder.write_file(f"{view}.png", figure.png)
+    if arrays:
+        folder.save_arrays("model.npz", arrays)
     return figures

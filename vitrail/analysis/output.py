@@ -70,8 +70,7 @@ def list_previous_files(path: Path) -> list[str]:
         return []
     try:
         record = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
-        files = [name for name in record["files"] if isinstance(name, str)]
+        return [name for name in record["files"] if isinstance(name, str)]
     except (OSError, ValueError, KeyError, TypeError):
         reason = "exists, is not empty and was not written by an inspection"
         raise FileExistsError(f"{path} {reason}: give another name, or empty it") from None
-    return files

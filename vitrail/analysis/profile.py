@@ -6,53 +6,59 @@ and layer are kept of each image.
 L layers, H heads, h×w patches, N of them, D width, F frequencies, n images.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.analysis.distance import MeanDistance, patch_centres
-from vitrail.analysis.heads import HeadDiversity, LayerHeads, MutualInformation
-from vitrail.analysis.record import disable_compile, evaluation_mode, find_unsharded_vit, watch_attention
-from vitrail.analysis.results import ModelProfile
+from vitrail.analysis import record
+from vitrail.analysis.heads import HeadDiversity, LayerHeads, MeanDistance, MutualInformation, patch_centres
+from vitrail.analysis.record import evaluation_mode, find_unsharded_vit, find_vit, watch_attention
+from vitrail.analysis.results import AttentionDistances, ModelProfile
 from vitrail.analysis.tokens import grid_frequencies, token_spectrum
 from vitrail.models.base import TokenModel
 from vitrail.nn.shape import Grid
 
 
-def profile_model(model: nn.Module, images: Iterable[Tensor]) -> ModelProfile:
-    """Return distance, diversity, mutual information and spectrum by layer over normalised batches [B, C, H, W] of one size."""
-    vit = find_unsharded_vit(model)
-    depth, prefix, stride = len(vit.blocks), vit.config.prefix.count, vit.embed.stride
-    head_values: list[list[Tensor]] = []  # by image and layer: distance, diversity, mutual information, [3, H]
-    spectra: list[list[Tensor]] = []  # by image and layer from 0: [F]
-    grid, size = vit.config.shape.grid, (0, 0)
+def measure_distances(model: nn.Module, images: Iterable[Tensor]) -> AttentionDistances:
+    """Return the mean attention distance over normalised batches [B, C, H, W] of images of one size."""
+    vit, size = find_vit(model), (0, 0)
+    grid, stride, prefix = vit.config.shape.grid, vit.embed.stride, vit.config.prefix.count
 
-    def measure_layer(_: int, heads: LayerHeads) -> None:
-        for index, by_layer in enumerate(head_values[-heads.q.shape[0] :]):
-            by_layer.append(measure_heads(heads.select_image(index), grid, stride, prefix))
+    def measure_layer(heads: LayerHeads) -> Tensor:
+        return compute_statistics(heads, MeanDistance(heads.q.shape[0], grid, stride, prefix, heads.q.device))[0]
 
-    with evaluation_mode(model), torch.no_grad(), watch_attention(vit.blocks, list(range(1, depth + 1)), measure_layer):
+    with measure_layers(model, measure_layer) as distances:
         for batch in require_one_size(images):
             grid, size = vit.embed.grid(batch), (batch.shape[-2], batch.shape[-1])
-            head_values += [[] for _ in range(len(batch))]
-            spectra += [[] for _ in range(len(batch))]
-            for patches in iter_patch_tokens(vit, batch):
-                for by_layer, tokens in zip(spectra[-len(batch) :], patches, strict=True):
-                    by_layer.append(token_spectrum(tokens, grid).cpu())
+            model(batch)
+    if not distances:
+        raise ValueError("no images: attention distances need at least 1")
+    return AttentionDistances(*mean_and_std([torch.stack(layers) for layers in distances]), len(distances), size)
+
+
+def profile_model(model: nn.Module, images: Iterable[Tensor]) -> ModelProfile:
+    """Return distance, diversity, mutual information and spectrum by layer over normalised batches [B, C, H, W] of one size."""
+    vit, size = find_unsharded_vit(model), (0, 0)
+    grid, stride, prefix = vit.config.shape.grid, vit.embed.stride, vit.config.prefix.count
+    spectra: list[list[Tensor]] = []  # by image and layer from 0: [F]
+    with measure_layers(model, lambda heads: measure_heads(heads, grid, stride, prefix)) as head_values:
+        for batch in require_one_size(images):
+            grid, size = vit.embed.grid(batch), (batch.shape[-2], batch.shape[-1])
+            by_layer = [[token_spectrum(z, grid).cpu() for z in patches] for patches in iter_patch_tokens(vit, batch)]
+            spectra += map(list, zip(*by_layer, strict=True))
     if not head_values:
         raise ValueError("no images: a profile needs at least 1")
     distance, diversity, mutual = (
-        mean_and_std([torch.stack([layer[k] for layer in by_layer]) for by_layer in head_values]) for k in range(3)
+        mean_and_std([torch.stack([layer[k] for layer in layers]) for layers in head_values]) for k in range(3)
     )
-    amplitude = mean_and_std([torch.stack(by_layer) for by_layer in spectra])
     return ModelProfile(
         *distance,
         *diversity,
         *mutual,
-        *amplitude,
+        *mean_and_std([torch.stack(layers) for layers in spectra]),
         frequencies=grid_frequencies(grid).numpy(),
         everywhere=uniform_distance(grid, stride),
         grid=grid,
@@ -61,10 +67,25 @@ def profile_model(model: nn.Module, images: Iterable[Tensor]) -> ModelProfile:
     )
 
 
+@contextmanager
+def measure_layers(model: nn.Module, measure: Callable[[LayerHeads], Tensor]) -> Iterator[list[list[Tensor]]]:
+    """Measure every layer of each image that runs through the model; yield the list of values by image and layer."""
+    values: list[list[Tensor]] = []
+
+    def measure_layer(layer: int, heads: LayerHeads) -> None:
+        if layer == 1:
+            values.extend([] for _ in heads.q)
+        for index, by_layer in enumerate(values[-len(heads.q) :]):
+            by_layer.append(measure(heads.select_image(index)).cpu())
+
+    with evaluation_mode(model), torch.no_grad(), watch_attention(find_vit(model), measure_layer):
+        yield values
+
+
 def pool_tokens(model: nn.Module, images: Iterable[Tensor]) -> np.ndarray:
     """Return the mean of the patch tokens after each layer, [n, L+1, D] (0 is z_0), the features of linear probes by layer."""
     vit = find_unsharded_vit(model)
-    with evaluation_mode(model), torch.no_grad(), disable_compile():
+    with evaluation_mode(model), torch.no_grad(), record.disable_compile():
         pooled = [
             torch.stack([z.mean(1) for z in iter_patch_tokens(vit, batch)], 1).cpu()
             for batch in require_one_size(images)
@@ -74,28 +95,28 @@ def pool_tokens(model: nn.Module, images: Iterable[Tensor]) -> np.ndarray:
     return torch.cat(pooled).numpy()
 
 
+def compute_statistics(heads: LayerHeads, *statistics: MeanDistance | HeadDiversity | MutualInformation) -> Tensor:
+    """Return n statistics of each head of one layer in one image, [n, H]."""
+    for rows, attention in heads.iter_rows():
+        for statistic in statistics:
+            statistic.update(rows, attention)
+    return torch.stack([statistic.compute() for statistic in statistics])
+
+
 def measure_heads(heads: LayerHeads, grid: Grid, stride: int, prefix: int) -> Tensor:
     """Return distance, diversity and mutual information of each head of one layer in one image, [3, H]."""
     count, device = heads.q.shape[0], heads.q.device
-    statistics = (
+    return compute_statistics(
+        heads,
         MeanDistance(count, grid, stride, prefix, device),
         HeadDiversity(count, prefix, device),
         MutualInformation(count, grid[0] * grid[1], prefix, device),
     )
-    for rows, attention in heads.iter_rows():
-        for statistic in statistics:
-            statistic.update(rows, attention)
-    return torch.stack([statistic.compute() for statistic in statistics]).cpu()
 
 
 def iter_patch_tokens(vit: TokenModel, batch: Tensor) -> Iterator[Tensor]:
     """Yield the patch tokens z_0 to z_L of a batch, [B, N, D] each."""
-    z = vit.tokens(batch)
-    for number, z_l in enumerate(chain([z], vit.states(z, vit.embed.grid(batch)))):
-        if not z_l.isfinite().all():
-            where = f"after layer {number}" if number else "before the first layer"
-            raise ValueError(f"the tokens of this model are not finite {where}")
-        yield z_l[:, vit.config.prefix.count :].float()
+    return (z[:, vit.config.prefix.count :].float() for z in record.iter_states(vit, batch))
 
 
 def require_one_size(images: Iterable[Tensor]) -> Iterator[Tensor]:

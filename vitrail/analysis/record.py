@@ -1,11 +1,12 @@
 """Recording of attention while a model runs: `with record_attention(model) as maps: model(images)`.
 
-B images, H heads, T tokens.
+B images, L layers, H heads, T tokens, D width.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,20 +34,28 @@ def find_unsharded_vit(model: nn.Module) -> TokenModel:
     """Return the token model; raise ValueError if its weights are sharded."""
     vit = find_vit(model)
     if any(hasattr(parameter, "full_tensor") for parameter in vit.parameters()):  # a DTensor
-        raise ValueError(
-            "the weights of this model are sharded over processes: load the saved model, or use record_attention, "
-            "which works on sharded models"
-        )
+        remedy = "load the saved model, or use record_attention, which works on sharded models"
+        raise ValueError(f"the weights of this model are sharded over processes: {remedy}")
     return vit
 
 
-def resolve_layers(vit: TokenModel, layers: list[int]) -> list[int]:
+def resolve_layers(vit: TokenModel, layers: int | Iterable[int]) -> list[int]:
     """Return sorted layer numbers 1 to L, as in `ViT.features`; negative ones count from the end."""
-    depth = len(vit.blocks)
-    for layer in layers:
+    depth, numbers = len(vit.blocks), [layers] if isinstance(layers, int) else list(layers)
+    for layer in numbers:
         if layer == 0 or not -depth <= layer <= depth:
             raise ValueError(f"layer must be 1 to {depth}, or -1 for the last, got {layer}")
-    return sorted({layer + depth + 1 if layer < 0 else layer for layer in layers})
+    return sorted({layer + depth + 1 if layer < 0 else layer for layer in numbers})
+
+
+def iter_states(vit: TokenModel, images: Tensor) -> Iterator[Tensor]:
+    """Yield the tokens z_0 to z_L of a batch, [B, T, D] each; raise ValueError if they are not finite."""
+    z_0 = vit.tokens(images)
+    for number, z in enumerate(chain([z_0], vit.states(z_0, vit.embed.grid(images)))):
+        if not z.isfinite().all():
+            where = f"after layer {number}" if number else "before the first layer"
+            raise ValueError(f"the tokens of this model are not finite {where}")
+        yield z
 
 
 @contextmanager
@@ -67,6 +76,10 @@ class AttentionHook:
     def __init__(self, layer: int, msa: MSA, callback: HeadsCallback) -> None:
         self.layer, self.msa, self.callback = layer, msa, callback
         self.position = NO_POSITION
+        self.handles = (
+            msa.register_forward_pre_hook(self.before_attention, with_kwargs=True),
+            msa.qkv.register_forward_hook(self.after_projection),
+        )
 
     def before_attention(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Store the positions of the layer's tokens."""
@@ -82,21 +95,15 @@ class AttentionHook:
 
 
 @contextmanager
-def watch_attention(blocks: nn.ModuleList, layers: list[int], callback: HeadsCallback) -> Iterator[None]:
-    """Call `callback` with queries and keys of each of these layers whenever it runs."""
-    handles = []
-    with disable_compile():
-        try:
-            for layer in layers:
-                msa = blocks[layer - 1].msa
-                assert isinstance(msa, MSA)
-                hook = AttentionHook(layer, msa, callback)
-                handles.append(msa.register_forward_pre_hook(hook.before_attention, with_kwargs=True))
-                handles.append(msa.qkv.register_forward_hook(hook.after_projection))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+def watch_attention(vit: TokenModel, callback: HeadsCallback, layers: list[int] | None = None) -> Iterator[None]:
+    """Call `callback` with queries and keys of each of these layers (default: all) whenever it runs."""
+    with disable_compile(), ExitStack() as stack:
+        for layer in range(1, len(vit.blocks) + 1) if layers is None else layers:
+            msa = vit.blocks[layer - 1].msa
+            assert isinstance(msa, MSA)
+            for handle in AttentionHook(layer, msa, callback).handles:
+                stack.callback(handle.remove)
+        yield
 
 
 @contextmanager
@@ -139,10 +146,6 @@ class AttentionMaps(Mapping[int, Tensor]):
         return len(self._parts)
 
 
-def as_list(numbers: int | Iterable[int]) -> list[int]:
-    return [numbers] if isinstance(numbers, int) else list(numbers)
-
-
 @contextmanager
 def record_attention(
     model: nn.Module,
@@ -168,18 +171,17 @@ def record_attention(
     Models under DDP or FSDP2 record the batches of this process. Compiled models run eagerly while they are recorded.
     """
     vit = find_vit(model)
-    numbers = resolve_layers(vit, as_list(range(1, len(vit.blocks) + 1) if layers is None else layers))
-    rows = slice(None) if queries is None else as_list(queries)
+    numbers = resolve_layers(vit, range(1, len(vit.blocks) + 1) if layers is None else layers)
+    rows = [queries] if isinstance(queries, int) else None if queries is None else list(queries)
     maps = AttentionMaps(len(vit.blocks), numbers)
 
     def add_map(layer: int, heads: LayerHeads) -> None:
-        if isinstance(rows, list):
-            tokens = heads.q.shape[-2]
-            for query in rows:
-                if not -tokens <= query < tokens:
-                    raise ValueError(f"query must be 0 to {tokens - 1}, got {query}")
-        attention = heads.attention(rows)
+        tokens = heads.q.shape[-2]
+        for query in rows or ():
+            if not -tokens <= query < tokens:
+                raise ValueError(f"query must be 0 to {tokens - 1}, got {query}")
+        attention = heads.attention(slice(None) if rows is None else rows)
         maps.add(layer, (attention if reduce is None else reduce(attention)).detach().cpu())
 
-    with watch_attention(vit.blocks, numbers, add_map):
+    with watch_attention(vit, add_map, numbers):
         yield maps

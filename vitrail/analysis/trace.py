@@ -6,8 +6,9 @@ of attention in memory at a time. So memory grows with the tokens, not with the 
 L layers, H heads, h×w patches, N of them, T tokens, D width, K classes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -15,23 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.analysis.distance import MAX_CELLS, CellAttention, MeanDistance, coarsen_grid
-from vitrail.analysis.heads import HeadSimilarity, LayerHeads, MeanEntropy, Relevance, Rollout
-from vitrail.analysis.record import disable_compile, evaluation_mode, find_unsharded_vit, find_vit
+from vitrail.analysis import heads, tokens
+from vitrail.analysis.heads import LayerHeads, Relevance, Rollout
+from vitrail.analysis.record import disable_compile, evaluation_mode, find_unsharded_vit, find_vit, iter_states
 from vitrail.analysis.results import ImageTrace
-from vitrail.analysis.tokens import (
-    grid_frequencies,
-    to_numpy,
-    token_colours,
-    token_norms,
-    token_similarity,
-    token_spectrum,
-)
+from vitrail.analysis.tokens import to_numpy
 from vitrail.analysis.weights import get_added_positions
 from vitrail.models.base import TokenModel
 from vitrail.nn.attention import MSA
-from vitrail.nn.position import LayerPosition
 from vitrail.nn.shape import Grid
+from vitrail.utils.progress import ProgressCallback
 
 
 @dataclass(frozen=True)
@@ -49,33 +43,23 @@ class TracedLayer:
             yield rows, attention, None if self.dy is None else self.dy[:, rows] @ self.v.transpose(-2, -1)
 
 
-class AttentionCapture:
-    """Hooks that capture the output of the qkv projection and the input of the output projection."""
+@contextmanager
+def capture_attention(msa: MSA) -> Iterator[dict[str, Tensor]]:
+    """Capture the output of the qkv projection, "qkv", and the input of the output projection, "y"."""
+    captured: dict[str, Tensor] = {}
 
-    qkv: Tensor
-    y: Tensor
+    def capture_qkv(_: nn.Module, __: tuple[Any, ...], qkv: Tensor) -> None:
+        captured["qkv"] = qkv.detach()
 
-    def __init__(self, msa: MSA) -> None:
-        self.handles = [
-            msa.qkv.register_forward_hook(self.capture_qkv),
-            msa.out.register_forward_pre_hook(self.capture_output),
-        ]
+    def capture_output(_: nn.Module, args: tuple[Tensor]) -> None:
+        captured["y"] = args[0]
 
-    def capture_qkv(self, _: nn.Module, __: tuple[Any, ...], qkv: Tensor) -> None:
-        self.qkv = qkv.detach()
-
-    def capture_output(self, _: nn.Module, args: tuple[Tensor]) -> None:
-        self.y = args[0]
-
-    def remove_hooks(self) -> None:
-        for handle in self.handles:
+    handles = msa.qkv.register_forward_hook(capture_qkv), msa.out.register_forward_pre_hook(capture_output)
+    try:
+        yield captured
+    finally:
+        for handle in handles:
             handle.remove()
-
-
-@torch.no_grad()
-def get_layer_position(vit: TokenModel, grid: Grid, layer: int) -> LayerPosition:
-    """Return the positions of one layer; computed on demand, because the biases of all layers would not fit in memory."""
-    return next(islice(vit.position.layer_positions(grid, None), layer - 1, None))
 
 
 def iter_layers_backward(
@@ -83,30 +67,27 @@ def iter_layers_backward(
 ) -> Iterator[TracedLayer]:
     """Yield layers L to 1 of one image. `states` are z_0 to z_L, [1, T, D]; `gradient`, if any, is that by z_L."""
     for number in range(len(vit.blocks), 0, -1):
-        block, position = vit.blocks[number - 1], get_layer_position(vit, grid, number)
+        block = vit.blocks[number - 1]
+        # Computed on demand, because the biases of all layers would not fit in memory.
+        position = next(islice(vit.position.layer_positions(grid, None), number - 1, None))
         msa = block.msa
         assert isinstance(msa, MSA)
-        capture = AttentionCapture(msa)
-        try:
-            with torch.set_grad_enabled(gradient is not None):
-                z = states[number - 1].detach().requires_grad_(gradient is not None)
-                out = block(position.add_to(z), position)
-        finally:
-            capture.remove_hooks()
+        with capture_attention(msa) as captured, torch.set_grad_enabled(gradient is not None):
+            z = states[number - 1].detach().requires_grad_(gradient is not None)
+            out = block(position.add_to(z), position)
         dy = None
         if gradient is not None:
-            gradient, dy = torch.autograd.grad(out, (z, capture.y), gradient)
+            gradient, dy = torch.autograd.grad(out, (z, captured["y"]), gradient)
             dy = dy.detach()[0].unflatten(-1, (msa.heads, -1)).transpose(0, 1).float()  # [H, T, d]
         del out
         with torch.no_grad():
-            q, k, v = msa.split_heads(capture.qkv, position)
-        del capture
+            q, k, v = msa.split_heads(captured["qkv"], position)
+        del captured
         yield TracedLayer(number, LayerHeads(q, k, position.bias).select_image(0), v[0].float(), dy)
 
 
 ATTENTION_VIEWS = ("attention", "between", "distance", "entropy", "alike", "rollout", "relevance")
-TOKEN_VIEWS = ("colours", "similar", "norms", "spectrum")
-TRACE_VIEWS = (*ATTENTION_VIEWS, *TOKEN_VIEWS, "embedded", "positions")
+TRACE_VIEWS = (*ATTENTION_VIEWS, "colours", "similar", "norms", "spectrum", "embedded", "positions")
 
 
 def trace_image(
@@ -115,9 +96,9 @@ def trace_image(
     *,
     at: tuple[int, int] | None = None,
     target: int | None = None,
-    max_cells: int = MAX_CELLS,
+    max_cells: int = heads.MAX_CELLS,
     views: Iterable[str] | None = None,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> ImageTrace:
     """Trace one normalised image, [1, C, H, W], through a model.
 
@@ -130,7 +111,9 @@ def trace_image(
     memory, H·T·T values.
     """
     vit = find_unsharded_vit(model)
-    names = check_views(TRACE_VIEWS if views is None else views)
+    names = frozenset(TRACE_VIEWS if views is None else (views,) if isinstance(views, str) else views)
+    if unknown := sorted(names.difference(TRACE_VIEWS)):
+        raise ValueError(f"unknown view {unknown[0]!r}: use {', '.join(TRACE_VIEWS)}")
     grid = vit.embed.grid(image)
     if len(image) != 1:
         raise ValueError(f"image must be one image, [1, C, H, W], got a batch of {len(image)}")
@@ -147,13 +130,6 @@ def trace_image(
         return ImageTracer(vit, image, grid, at, target, max_cells, names, on_progress).trace()
 
 
-def check_views(views: Iterable[str]) -> frozenset[str]:
-    names = frozenset((views,) if isinstance(views, str) else views)
-    if unknown := sorted(names - set(TRACE_VIEWS)):
-        raise ValueError(f"unknown view {unknown[0]!r}: use {', '.join(TRACE_VIEWS)}")
-    return names
-
-
 def find_patch(model: nn.Module, x: int, y: int, size: tuple[int, int] | None = None) -> tuple[int, int]:
     """Return row and column of the patch that covers pixel x (to the right), y (down) of the preprocessed image.
 
@@ -166,36 +142,29 @@ def find_patch(model: nn.Module, x: int, y: int, size: tuple[int, int] | None = 
     return y // vit.embed.stride, x // vit.embed.stride
 
 
+@dataclass
 class ImageTracer:
     """State of one trace: the requested views, and the results so far by field name of `ImageTrace`."""
 
-    def __init__(
-        self,
-        vit: TokenModel,
-        image: Tensor,
-        grid: Grid,
-        at: tuple[int, int] | None,
-        target: int | None,
-        max_cells: int,
-        views: frozenset[str],
-        on_progress: Callable[[str, int, int], None] | None,
-    ) -> None:
-        self.vit, self.image, self.grid, self.at, self.target = vit, image, grid, at, target
-        self.max_cells, self.views, self.on_progress = max_cells, views, on_progress
-        self.prefix, self.patches = vit.config.prefix.count, grid[0] * grid[1]
-        self.patch_index = None if at is None else at[0] * grid[1] + at[1]
-        self.reads_class_token = vit.config.pool.required_tokens > 0
-        self.results: dict[str, Any] = {}
+    vit: TokenModel
+    image: Tensor
+    grid: Grid
+    at: tuple[int, int] | None
+    target: int | None
+    max_cells: int
+    views: frozenset[str]
+    on_progress: ProgressCallback | None
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.prefix, self.patches = self.vit.config.prefix.count, self.grid[0] * self.grid[1]
+        self.patch_index = None if self.at is None else self.at[0] * self.grid[1] + self.at[1]
+        self.reads_class_token = self.vit.config.pool.required_tokens > 0
 
     def trace(self) -> ImageTrace:
         vit, depth = self.vit, len(self.vit.blocks)
         self.trace_embedding()
-        states = [vit.tokens(self.image)]
-        states += vit.states(states[0], self.grid)  # z_0 … z_L
-        for number, z in enumerate(states):
-            if not z.isfinite().all():
-                where = f"after layer {number}" if number else "before the first layer"
-                raise ValueError(f"the tokens of this model are not finite {where}")
+        states = list(iter_states(vit, self.image))
         self.trace_tokens(states)
         gradient = self.trace_logits(states[-1])
         if self.views.intersection(ATTENTION_VIEWS):
@@ -217,8 +186,8 @@ class ImageTracer:
             self.prefix,
             "class token" if self.reads_class_token else "mean of patches",
             at=self.at,
-            between_grid=coarsen_grid(self.grid, self.max_cells)[0] if "between" in self.results else None,
-            frequencies=to_numpy(grid_frequencies(self.grid)) if "spectrum" in self.results else None,
+            between_grid=heads.coarsen_grid(self.grid, self.max_cells)[0] if "between" in self.results else None,
+            frequencies=to_numpy(tokens.grid_frequencies(self.grid)) if "spectrum" in self.results else None,
             **self.results,
         )
 
@@ -236,19 +205,18 @@ class ImageTracer:
 
     def trace_tokens(self, states: list[Tensor]) -> None:
         """Add the token maps of all layers."""
-        rows: dict[str, list[np.ndarray]] = {}
-        for z in states:
-            patches = z[0, self.prefix :]
-            if "colours" in self.views:
-                rows.setdefault("colours", []).append(to_numpy(token_colours(patches).unflatten(0, self.grid)))
-            if "similar" in self.views and self.patch_index is not None:
-                rows.setdefault("similar", []).append(self.to_grid(token_similarity(patches, self.patch_index)))
-            if "norms" in self.views:
-                rows.setdefault("norms", []).append(self.to_grid(token_norms(patches)))
-                rows.setdefault("prefix_norms", []).append(to_numpy(token_norms(z[0, : self.prefix])))
-            if "spectrum" in self.views:
-                rows.setdefault("spectrum", []).append(to_numpy(token_spectrum(patches, self.grid)))
-        self.results |= {name: np.stack(layers) for name, layers in rows.items()}
+        patches = [z[0, self.prefix :] for z in states]
+        maps: dict[str, list[np.ndarray]] = {}
+        if "colours" in self.views:
+            maps["colours"] = [to_numpy(tokens.token_colours(z).unflatten(0, self.grid)) for z in patches]
+        if "similar" in self.views and self.patch_index is not None:
+            maps["similar"] = [self.to_grid(tokens.token_similarity(z, self.patch_index)) for z in patches]
+        if "norms" in self.views:
+            maps["norms"] = [self.to_grid(tokens.token_norms(z)) for z in patches]
+            maps["prefix_norms"] = [to_numpy(tokens.token_norms(z[0, : self.prefix])) for z in states]
+        if "spectrum" in self.views:
+            maps["spectrum"] = [to_numpy(tokens.token_spectrum(z, self.grid)) for z in patches]
+        self.results |= {name: np.stack(layers) for name, layers in maps.items()}
 
     def trace_logits(self, z: Tensor) -> Tensor | None:
         """Add the logits; if relevance is requested, return the gradient of the target's logit by z_L."""
@@ -276,17 +244,18 @@ class ImageTracer:
 
     def trace_layer(self, layer: TracedLayer, rollout: Rollout, relevance: Relevance) -> dict[str, np.ndarray]:
         """Return the views of one layer, and update rollout and relevance."""
-        heads, device = layer.heads.q.shape[0], layer.heads.q.device
-        statistics: dict[str, MeanDistance | MeanEntropy | HeadSimilarity | CellAttention] = {}
+        count, device = layer.heads.q.shape[0], layer.heads.q.device
+        size = self.prefix + self.patches
+        statistics = {}
         if "distance" in self.views:
-            statistics["distance"] = MeanDistance(heads, self.grid, self.vit.embed.stride, self.prefix, device)
+            statistics["distance"] = heads.MeanDistance(count, self.grid, self.vit.embed.stride, self.prefix, device)
         if "entropy" in self.views:
-            statistics["entropy"] = MeanEntropy(heads, device)
+            statistics["entropy"] = heads.MeanEntropy(count, device)
         if "alike" in self.views:
-            statistics["alike"] = HeadSimilarity(heads, self.prefix + self.patches, device)
+            statistics["alike"] = heads.HeadSimilarity(count, size, device)
         if "between" in self.views:
-            statistics["between"] = CellAttention(heads, self.grid, self.prefix, self.max_cells, device)
-        reader, read = self.reader_weights(), torch.zeros(heads, self.prefix + self.patches, device=device)
+            statistics["between"] = heads.CellAttention(count, self.grid, self.prefix, self.max_cells, device)
+        reader, read = self.reader_weights(), torch.zeros(count, size, device=device)
         for rows, attention, gradient in layer.iter_rows():
             for statistic in statistics.values():
                 statistic.update(rows, attention)

@@ -24,9 +24,8 @@ def get_filter_weights(embed: nn.Module, channels: int) -> tuple[Tensor, str]:
     first = next(module for module in embed.modules() if isinstance(module, nn.Conv2d))
     weight = first.weight
     if isinstance(first, StdConv):  # standardises each filter before use
-        flat = weight.flatten(1)
-        flat = (flat - flat.mean(1, keepdim=True)) / (flat.var(1, correction=0, keepdim=True) + 1e-8).sqrt()
-        weight = flat.view_as(weight)
+        flat = weight.flatten(1)[None]
+        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-8).view_as(weight)
     return weight, "first convolution"
 
 

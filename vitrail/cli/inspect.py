@@ -16,7 +16,6 @@ layer. A table is printed; DIR gets a page, figures and all numbers.
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,7 +189,8 @@ def run_comparison(options: argparse.Namespace) -> int:
 
 def compare_from_options(options: argparse.Namespace, paths: list[str]) -> "ModelComparison":
     """Load the images, then the models, and compare them."""
-    from vitrail.analysis.compare_models import ComparedModel, compare_models, gather_images
+    from vitrail.analysis.compare_models import compare_models, gather_images
+    from vitrail.analysis.inputs import InspectedModel
 
     try:
         images = gather_images(paths, options.limit, count_progress())
@@ -198,7 +198,7 @@ def compare_from_options(options: argparse.Namespace, paths: list[str]) -> "Mode
         models = []
         for path in (options.model, options.images[0]):
             try:
-                models.append(ComparedModel(*load_inspected_model(options, path)))
+                models.append(InspectedModel(*load_inspected_model(options, path)))
             except ValueError as error:  # name the model that failed
                 raise error if path in str(error) else ValueError(f"{path}: {error}") from error
         return compare_models(models, images, count_progress(), count_progress("layers"))
@@ -291,29 +291,20 @@ def write_inspection(inspector: "ModelInspector", files: list[Path], options: ar
 
 def draw_in_terminal(inspector: "ModelInspector", files: list[Path], options: argparse.Namespace) -> list[str]:
     """Draw one view of each image or of the model in the terminal and return the skipped images."""
-    from vitrail.analysis.figures.registry import IMAGE_VIEWS, MODEL_VIEWS
-    from vitrail.analysis.figures.terminal import (
-        detect_colour_depth,
-        get_terminal_width,
-        render_image_view,
-        render_model_view,
-    )
+    from vitrail.analysis.figures import terminal
     from vitrail.analysis.inputs import UnusableImageError, make_no_images_error, sample_evenly
-    from vitrail.analysis.inspect import select_distance_files
+    from vitrail.analysis.inspect import IMAGE_VIEWS, MODEL_VIEWS, select_distance_files
     from vitrail.reports.html import clean_text
 
-    view, width, depth = options.terminal, get_terminal_width(), detect_colour_depth(sys.stdout)
+    view, width, depth = options.terminal, terminal.get_terminal_width(), terminal.detect_colour_depth(sys.stdout)
     skipped: list[str] = []
     if view in MODEL_VIEWS:
-        distance = partial(
-            inspector.measure_distances, select_distance_files(files, options.limit), skipped.append, count_progress()
-        )
-        measure = {"distance": distance, "positions": inspector.extract_positions, "filters": inspector.extract_filters}
         try:
-            result = measure[view]()
+            distance_files = select_distance_files(files, options.limit)
+            result = inspector.view_model(view, distance_files, skipped, count_progress())
         finally:
             clear_progress()
-        print("\n".join(render_model_view(result, width, depth)))
+        print("\n".join(terminal.render_model_view(result, width, depth)))
         return skipped
     selected = sample_evenly(files, options.limit)
     traces = IMAGE_VIEWS.get(view, ("relevance",))
@@ -325,7 +316,7 @@ def draw_in_terminal(inspector: "ModelInspector", files: list[Path], options: ar
             continue
         if view == "relevance" and image_view.trace.relevance is None:
             raise ValueError("the model has no classes to explain: use --terminal rollout")
-        print("\n".join(render_image_view(image_view, view, width, depth, inspector.layers)))
+        print("\n".join(terminal.render_image_view(image_view, view, width, depth, inspector.layers)))
         print(clean_text(f"{image_view.name}{f': {image_view.prediction_text}' if image_view.prediction_text else ''}"))
     if len(skipped) == len(selected):
         raise make_no_images_error(skipped)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from vitrail.analysis.distance import MAX_CELLS, coarsen_grid
 from vitrail.analysis.figures.image_view import to_rgb
+from vitrail.analysis.heads import MAX_CELLS, coarsen_grid
 from vitrail.analysis.page.data import encode_base64, encode_image, quantise_rows
 from vitrail.analysis.results import ImageTrace
 from vitrail.analysis.trace import trace_image

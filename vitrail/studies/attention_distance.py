@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.distance import measure_distances, patch_centres
+from vitrail.analysis.heads import patch_centres
+from vitrail.analysis.profile import measure_distances
 from vitrail.checkpoints.load import load
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.shape import Grid

@@ -4,45 +4,37 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitrail.analysis.figures.image_view import IMAGE_WIDTH, ImageView, draw_side_image, format_subtitle
-from vitrail.analysis.figures.overlay import (
-    Mosaic,
-    build_mosaic,
-    fit_tile_size,
-    outline_patch,
-    overlay_heat,
-    resize_blocks,
-    resize_image,
-    resize_smooth,
-)
+from vitrail.analysis.figures import overlay
+from vitrail.analysis.figures.image_view import IMAGE_WIDTH, ImageView, describe_input, draw_side_image
+from vitrail.analysis.figures.overlay import Mosaic, outline_patch, overlay_heat, resize_blocks, resize_image
 from vitrail.analysis.figures.sheet import DPI, HEADING_HEIGHT, MARGIN, Sheet, shorten_name
-from vitrail.reports.colours import HEAT_CMAP, INK, MUTED, apply_cmap, rescale
+from vitrail.reports.colours import HEAT_CMAP, apply_cmap, rescale
 
 LABEL_WIDTH = 0.55  # inches, for row labels
 
 
 def draw_attention(view: ImageView, layers: Sequence[int] | None = None, at: bool = False) -> bytes:
     """Draw a column per layer (of `layers`, from 1) and a row per head; with `at`, for the selected patch."""
-    maps = _get_maps(view, at)
+    maps = get_maps(view, at)
     layers = layers or range(1, len(maps) + 1)
     heads = maps.shape[1]
-    tiles = overlay_maps(view, layers, _tile_pixels(len(layers), heads + 1), at)
-    wide, high = tiles.pixels.shape[1] / DPI, tiles.pixels.shape[0] / DPI
-    left = MARGIN + IMAGE_WIDTH + 0.35 + LABEL_WIDTH
+    max_tile = round(DPI * min(1.5, max(0.34, min(10.6 / len(layers), 9.0 / (heads + 1)))))
+    tiles = overlay_maps(view, layers, max_tile, at)
+    left, top = MARGIN + IMAGE_WIDTH + 0.35 + LABEL_WIDTH, HEADING_HEIGHT + 0.32
+    width, height = tiles.inches
+    beside = IMAGE_WIDTH * view.pixels.shape[0] / view.pixels.shape[1] + 1.5
     sheet = Sheet(
-        left + wide + MARGIN,
-        max(
-            HEADING_HEIGHT + high + 0.78,
-            HEADING_HEIGHT + IMAGE_WIDTH * view.pixels.shape[0] / view.pixels.shape[1] + 1.5,
-        ),
-        f"Attention of the {_format_query(view, at)}",
-        format_subtitle(view, "each map from 0 to its own maximum"),
+        left + width + MARGIN,
+        HEADING_HEIGHT + max(height + 0.78, beside),
+        f"Attention of the {format_query(view, at)}",
+        *describe_input(view),
+        "each map from 0 to its own maximum",
     )
-    end = draw_side_image(sheet, MARGIN, HEADING_HEIGHT + 0.32, view, mark=at)
+    end = draw_side_image(sheet, MARGIN, top, view, mark=at)
     sheet.draw_colour_bar(MARGIN, end + 0.3, IMAGE_WIDTH, HEAT_CMAP, "0", "maximum", "attention weight in each map")
     rows = ["mean", *(f"head {head}" for head in range(1, heads + 1))]
-    sheet.draw_text(left, HEADING_HEIGHT + 0.02, "layer", size=7, colour=MUTED, baseline="center")
-    sheet.draw_mosaic(left, HEADING_HEIGHT + 0.32, tiles, rows, [str(layer) for layer in layers])
+    sheet.draw_label(left, HEADING_HEIGHT + 0.02, "layer", baseline="center")
+    sheet.draw_mosaic(left, top, tiles, rows, [str(layer) for layer in layers])
     return sheet.to_png()
 
 
@@ -50,36 +42,33 @@ def overlay_maps(
     view: ImageView, layers: Sequence[int], max_tile: int, at: bool = False, gap: int = 4, heads: bool = True
 ) -> Mosaic:
     """Return the maps over the image as tiles of at most `max_tile` pixels: the mean over heads, then every head."""
-    maps = _get_maps(view, at)
-    size = fit_tile_size(view.trace.grid, max_tile)
+    maps = get_maps(view, at)
+    size = overlay.fit_tile_size(view.trace.grid, max_tile)
     small = resize_image(view.pixels, size)
     box = view.patch_box if at else None
 
-    def tile(values: np.ndarray) -> np.ndarray:
-        drawn = overlay_heat(small, resize_blocks(rescale(values, 0.0), size))
-        return outline_patch(drawn, box, thickness=max(1, max_tile // 110))
+    def draw_tile(values: np.ndarray) -> np.ndarray:
+        tile = overlay_heat(small, resize_blocks(rescale(values, 0.0), size))
+        return outline_patch(tile, box, thickness=max(1, max_tile // 110))
 
     chosen = maps[[layer - 1 for layer in layers]]
-    rows = [[tile(layer) for layer in chosen.mean(1)]]
-    rows += [[tile(layer[head]) for layer in chosen] for head in range(maps.shape[1] if heads else 0)]
-    return build_mosaic(rows, gap=gap, extra_gaps={0: 2 * gap})
+    rows = [[draw_tile(layer) for layer in chosen.mean(1)]]
+    rows += [[draw_tile(layer[head]) for layer in chosen] for head in range(maps.shape[1] if heads else 0)]
+    return overlay.build_mosaic(rows, gap=gap, extra_gaps={0: 2 * gap})
 
 
-def _get_maps(shown: ImageView, at: bool) -> np.ndarray:
-    maps = shown.trace.attention_at if at else shown.trace.attention
+def get_maps(view: ImageView, at: bool) -> np.ndarray:
+    """Return the attention of the selected patch, or of the token that is read, [L, H, h, w]."""
+    maps = view.trace.attention_at if at else view.trace.attention
     assert maps is not None
     return maps
 
 
-def _tile_pixels(columns: int, rows: int) -> int:
-    """Return the tile size in pixels that fits the sheet."""
-    return round(DPI * min(1.5, max(0.34, min(10.6 / columns, 9.0 / rows))))
-
-
-def _format_query(shown: ImageView, at: bool) -> str:
-    if not at or shown.trace.at is None:
-        return shown.trace.reader
-    row, column = shown.trace.at
+def format_query(view: ImageView, at: bool) -> str:
+    """Return the name of the query of `get_maps`."""
+    if not at or view.trace.at is None:
+        return view.trace.reader
+    row, column = view.trace.at
     return f"patch in row {row + 1}, column {column + 1}"
 
 
@@ -88,55 +77,38 @@ MAP_WIDTH, MAP_GAP, MAP_PIXELS = 2.75, 0.3, 600
 
 def draw_rollout(view: ImageView) -> bytes:
     """Draw attention rollout (appendix D of the paper)."""
-    assert view.trace.rollout is not None
-    return _draw_map(
-        view,
-        view.trace.rollout,
-        "Attention rollout",
-        "attention of all layers multiplied, with the residual path; mean over heads",
-        "rollout",
-    )
+    method = "attention of all layers multiplied, with the residual path; mean over heads"
+    return _draw_map(view, view.trace.rollout, "Attention rollout", method, "rollout")
 
 
 def draw_relevance(view: ImageView) -> bytes:
     """Draw the relevance for a class: attention weighted by its gradient."""
-    trace = view.trace
-    assert trace.relevance is not None
-    target = "the predicted class" if trace.target is None else view.label(trace.target)
-    return _draw_map(
-        view,
-        trace.relevance,
-        f"Relevance for {shorten_name(target, 40)}",
-        "attention weighted by the gradient of this class, over all layers",
-        "relevance",
-    )
+    target = "the predicted class" if view.trace.target is None else view.label(view.trace.target)
+    method = "attention weighted by the gradient of this class, over all layers"
+    return _draw_map(view, view.trace.relevance, f"Relevance for {shorten_name(target, 40)}", method, "relevance")
 
 
 def overlay_map(view: ImageView, values: np.ndarray, pixels: int) -> np.ndarray:
     """Return a smoothed map over the image, `pixels` wide; dark is its minimum."""
-    height, width = view.pixels.shape[:2]
-    size = (max(1, round(pixels * height / width)), pixels)
-    return overlay_heat(resize_image(view.pixels, size), resize_smooth(rescale(values), size))
+    size = view.fit_width(pixels)
+    return overlay_heat(resize_image(view.pixels, size), overlay.resize_smooth(rescale(values), size))
 
 
-def _draw_map(shown: ImageView, values: np.ndarray, title: str, method: str, unit: str) -> bytes:
-    height, width = shown.pixels.shape[:2]
-    high = MAP_WIDTH * height / width
-    sheet = Sheet(
-        2 * MARGIN + 3 * MAP_WIDTH + 2 * MAP_GAP, HEADING_HEIGHT + high + 1.0, title, format_subtitle(shown, method)
-    )
-    size = (max(1, round(MAP_PIXELS * height / width)), MAP_PIXELS)
-    top = HEADING_HEIGHT - 0.02
+def _draw_map(view: ImageView, values: np.ndarray | None, title: str, method: str, unit: str) -> bytes:
+    assert values is not None
+    size, top = view.fit_width(MAP_PIXELS), HEADING_HEIGHT - 0.02
+    under = top + MAP_WIDTH * view.pixels.shape[0] / view.pixels.shape[1]
+    sheet = Sheet(2 * MARGIN + 3 * MAP_WIDTH + 2 * MAP_GAP, under + 1.02, title, *describe_input(view), method)
     panels = (
-        (resize_image(shown.pixels, size), shorten_name(shown.name), shown.prediction_text),
+        (resize_image(view.pixels, size), shorten_name(view.name), view.prediction_text),
         (resize_blocks(apply_cmap(rescale(values, 0.0), HEAT_CMAP), size), "The map, one square per patch", ""),
-        (overlay_map(shown, values, MAP_PIXELS), "The map over the image", "smoothed; dark is its minimum"),
+        (overlay_map(view, values, MAP_PIXELS), "The map over the image", "smoothed; dark is its minimum"),
     )
     for index, (pixels, caption, note) in enumerate(panels):
         left = MARGIN + index * (MAP_WIDTH + MAP_GAP)
         sheet.draw_image(left, top, MAP_WIDTH, pixels)
-        sheet.draw_text(left, top + high + 0.1, caption, size=7.6, colour=INK)
-        sheet.draw_text(left, top + high + 0.28, shorten_name(note, 44), size=7.2, colour=MUTED)
+        sheet.draw_text(left, under + 0.1, caption, size=7.6)
+        sheet.draw_label(left, under + 0.28, shorten_name(note, 44), size=7.2)
     left = MARGIN + MAP_WIDTH + MAP_GAP
-    sheet.draw_colour_bar(left, top + high + 0.36, MAP_WIDTH, HEAT_CMAP, "0", f"{values.max():.3g} ({unit})")
+    sheet.draw_colour_bar(left, under + 0.36, MAP_WIDTH, HEAT_CMAP, "0", f"{values.max():.3g} ({unit})")
     return sheet.to_png()

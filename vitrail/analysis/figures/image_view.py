@@ -8,7 +8,6 @@ from vitrail.analysis.figures.overlay import outline_patch, resize_image
 from vitrail.analysis.figures.sheet import Sheet, shorten_name
 from vitrail.analysis.results import ImageTrace
 from vitrail.inference import top_classes
-from vitrail.reports.colours import INK, MUTED
 
 ClassProbability = tuple[int, str, float]  # class index, name, probability
 
@@ -49,6 +48,10 @@ class ImageView:
         (row, column), (h, w) = self.trace.at, self.trace.grid
         return column / w, row / h, 1 / w, 1 / h
 
+    def fit_width(self, width: int) -> tuple[int, int]:
+        """Return height and width in pixels of the image at this width."""
+        return max(1, round(width * self.pixels.shape[0] / self.pixels.shape[1])), width
+
 
 def to_rgb(pixels: np.ndarray) -> np.ndarray:
     """Return uint8 [C, H, W] as [H, W, 3]: the first 3 of 3 or 4 channels, else the mean over channels in grey."""
@@ -69,13 +72,12 @@ def draw_side_image(sheet: Sheet, left: float, top: float, view: ImageView, mark
     size = (round(IMAGE_PIXELS * scale * height / width), round(IMAGE_PIXELS * scale))
     pixels = outline_patch(resize_image(view.pixels, size), view.patch_box if mark else None)
     end = top + sheet.draw_image(left, top, IMAGE_WIDTH * scale, pixels)
-    sheet.draw_text(left, end + 0.1, shorten_name(view.name), size=7.4, colour=INK)
-    if view.prediction_text:
-        sheet.draw_text(left, end + 0.27, shorten_name(view.prediction_text), size=7.4, colour=MUTED)
+    sheet.draw_text(left, end + 0.1, shorten_name(view.name), size=7.4)
+    sheet.draw_label(left, end + 0.27, shorten_name(view.prediction_text), size=7.4)
     return end + 0.5
 
 
-def format_subtitle(view: ImageView, *more: str) -> str:
-    """Return the line under a title: model, image size and more."""
+def describe_input(view: ImageView) -> tuple[str, str]:
+    """Return the model and the image size, for the line under a title."""
     height, width = view.pixels.shape[:2]
-    return "  ·  ".join(filter(None, (shorten_name(view.model, 48), f"{width}×{height} pixels", *more)))
+    return shorten_name(view.model, 48), f"{width}×{height} pixels"

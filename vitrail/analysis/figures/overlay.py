@@ -8,6 +8,7 @@ from PIL import Image
 
 from vitrail.reports.colours import HEAT_CMAP, MARK_COLOUR, apply_cmap
 
+DPI = 220  # of all figures
 PixelSize = tuple[int, int]  # height, width
 
 
@@ -20,14 +21,16 @@ class Mosaic:
     columns: tuple[float, ...]
     tile: PixelSize  # of each
 
+    @property
+    def inches(self) -> tuple[float, float]:
+        """Return width and height on a sheet, in inches."""
+        return self.pixels.shape[1] / DPI, self.pixels.shape[0] / DPI
+
 
 def fit_tile_size(grid: tuple[int, ...], max_tile: int) -> PixelSize:
     """Return the tile size in pixels for a grid: a whole number of pixels per patch if it fits, else a smaller grid."""
-    largest = max(grid)
-    if largest <= max_tile:
-        pixels = max_tile // largest
-        return grid[0] * pixels, grid[1] * pixels
-    return max(1, round(grid[0] * max_tile / largest)), max(1, round(grid[1] * max_tile / largest))
+    scale = max_tile // max(grid) or max_tile / max(grid)
+    return max(1, round(grid[0] * scale)), max(1, round(grid[1] * scale))
 
 
 def build_mosaic(
@@ -38,24 +41,14 @@ def build_mosaic(
 ) -> Mosaic:
     """Return rows of tiles, uint8 [h, w, 3], all of one size. `extra_gaps` adds pixels after some rows."""
     h, w = tiles[0][0].shape[:2]
-    wide = max(map(len, tiles))
     extra_gaps = extra_gaps or {}
-    tops, top = [], 0
-    for row in range(len(tiles)):
-        tops.append(top)
-        top += h + gap + extra_gaps.get(row, 0)
-    height = tops[-1] + h
-    pixels = np.empty((height, wide * (w + gap) - gap, 3), dtype=np.uint8)
-    pixels[:] = background
+    tops = [row * (h + gap) + sum(extra_gaps.get(above, 0) for above in range(row)) for row in range(len(tiles))]
+    lefts = [column * (w + gap) for column in range(max(map(len, tiles)))]
+    pixels = np.full((tops[-1] + h, lefts[-1] + w, 3), background, dtype=np.uint8)
     for top, row in zip(tops, tiles, strict=True):
-        for column, tile in enumerate(row):
-            pixels[top : top + h, column * (w + gap) : column * (w + gap) + w] = tile
-    return Mosaic(
-        pixels,
-        tuple(top + h / 2 for top in tops),
-        tuple(column * (w + gap) + w / 2 for column in range(wide)),
-        (h, w),
-    )
+        for left, tile in zip(lefts, row, strict=False):
+            pixels[top : top + h, left : left + w] = tile
+    return Mosaic(pixels, tuple(top + h / 2 for top in tops), tuple(left + w / 2 for left in lefts), (h, w))
 
 
 def resize_image(pixels: np.ndarray, size: PixelSize) -> np.ndarray:

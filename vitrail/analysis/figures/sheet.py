@@ -6,19 +6,18 @@ Matplotlib is imported with the first sheet. Its bundled fonts are used, so that
 import io
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.figures.overlay import Mosaic
-from vitrail.reports.colours import INK, MUTED, PAPER, RULE, colour_table
+from vitrail.analysis.figures.overlay import DPI, Mosaic
+from vitrail.reports.colours import INK, MUTED, PAPER, RULE, apply_cmap, colour_table
 from vitrail.reports.html import clean_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DPI = 220
 SERIF, SANS = ["STIXGeneral", "DejaVu Sans"], ["DejaVu Sans"]
 MARGIN = 0.42  # inches
 HEADING_HEIGHT = 1.0  # inches
@@ -27,17 +26,15 @@ HEADING_HEIGHT = 1.0  # inches
 class Sheet:
     """One figure."""
 
-    def __init__(self, width: float, height: float, title: str = "", subtitle: str = "") -> None:
+    def __init__(self, width: float, height: float, title: str = "", *subtitle: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         self.width, self.height = width, height
         self.figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
         self.canvas = FigureCanvasAgg(self.figure)
-        if title:
-            self.draw_text(MARGIN, 0.36, title, size=15, font=SERIF, baseline="center")
-        if subtitle:
-            self.draw_text(MARGIN, 0.66, subtitle, size=7.6, colour=MUTED, baseline="center")
+        self.draw_text(MARGIN, 0.36, title, size=15, font=SERIF, baseline="center")
+        self.draw_label(MARGIN, 0.66, "  ·  ".join(filter(None, subtitle)), size=7.6, baseline="center")
 
     def draw_text(
         self,
@@ -52,46 +49,42 @@ class Sheet:
         baseline: str = "top",
         **more: Any,
     ) -> None:
-        """Draw text without math parsing: names may contain any character."""
-        self.figure.text(
-            left / self.width,
-            1 - top / self.height,
-            clean_text(text),
-            fontsize=size,
-            color=colour,
-            family=list(font),
-            ha=align,
-            va=baseline,
-            parse_math=False,
-            **more,
-        )
+        """Draw text, if there is any, without math parsing: names may contain any character."""
+        if not text:
+            return
+        style = {"fontsize": size, "color": colour, "family": list(font), "ha": align, "va": baseline}
+        x, y = left / self.width, 1 - top / self.height
+        self.figure.text(x, y, clean_text(text), parse_math=False, **style, **more)
 
-    def add_axes(self, left: float, top: float, width: float, height: float) -> "Axes":
-        """Return axes with the common style."""
-        made = self.figure.add_axes(
-            (left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height)
-        )
-        made.set_facecolor("none")
+    def draw_label(self, left: float, top: float, text: str, *, size: float = 7, **style: Any) -> None:
+        """Draw small muted text."""
+        self.draw_text(left, top, text, size=size, colour=MUTED, **style)
+
+    def add_axes(
+        self, left: float, top: float, width: float, height: float, x: str = "", y: str = "", x_grid: bool = True
+    ) -> "Axes":
+        """Return axes with the common style and these labels."""
+        bounds = left / self.width, 1 - (top + height) / self.height, width / self.width, height / self.height
+        axes = self.figure.add_axes(bounds)
+        axes.set_facecolor("none")
         for side in ("top", "right"):
-            made.spines[side].set_visible(False)
+            axes.spines[side].set_visible(False)
         for side in ("left", "bottom"):
-            made.spines[side].set_color(MUTED)
-            made.spines[side].set_linewidth(0.6)
-        made.tick_params(labelsize=7.5, colors=MUTED, width=0.6, length=3, labelfontfamily="DejaVu Sans")
-        made.grid(True, color=RULE, linewidth=0.6)
-        made.set_axisbelow(True)
-        return made
+            axes.spines[side].set_color(MUTED)
+            axes.spines[side].set_linewidth(0.6)
+        axes.tick_params(labelsize=7.5, colors=MUTED, width=0.6, length=3, labelfontfamily="DejaVu Sans")
+        axes.grid(True, axis="both" if x_grid else "y", color=RULE, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_xlabel(x, fontsize=8, color=INK)
+        axes.set_ylabel(y, fontsize=8, color=INK)
+        return axes
 
-    def draw_image(self, left: float, top: float, width: float, pixels: np.ndarray) -> float:
-        """Draw pixels at this width without interpolation; return the height."""
-        height = width * pixels.shape[0] / pixels.shape[1]
-        made = self.add_axes(left, top, width, height)
-        made.imshow(pixels, interpolation="nearest", aspect="auto")
-        made.grid(False)
-        made.set_xticks([])
-        made.set_yticks([])
-        for spine in made.spines.values():
-            spine.set_visible(False)
+    def draw_image(self, left: float, top: float, width: float, pixels: np.ndarray, height: float = 0) -> float:
+        """Draw pixels at this width without interpolation; return the height (0: by the aspect ratio)."""
+        height = height or width * pixels.shape[0] / pixels.shape[1]
+        axes = self.add_axes(left, top, width, height)
+        axes.imshow(pixels, interpolation="nearest", aspect="auto")
+        axes.set_axis_off()
         return height
 
     def draw_mosaic(
@@ -103,32 +96,34 @@ class Sheet:
         columns: Sequence[str] = (),
         *,
         below: bool = False,
-    ) -> tuple[float, float]:
-        """Draw a mosaic at one pixel per dot with row and column labels; return its width and height."""
-        height, width = (side / DPI for side in mosaic.pixels.shape[:2])
+    ) -> None:
+        """Draw a mosaic at one pixel per dot, with row labels, and column labels above or below."""
+        width, height = mosaic.inches
         self.draw_image(left, top, width, mosaic.pixels)
         for middle, word in zip(mosaic.rows, rows, strict=False):
-            self.draw_text(
-                left - 0.07, top + middle / DPI, word, size=7, colour=MUTED, align="right", baseline="center"
-            )
-        edge = top + height + 0.06 if below else top - 0.06
+            self.draw_label(left - 0.07, top + middle / DPI, word, align="right", baseline="center")
+        edge, baseline = (top + height + 0.06, "top") if below else (top - 0.06, "bottom")
         for middle, word in zip(mosaic.columns, columns, strict=False):
-            where = left + middle / DPI
-            self.draw_text(
-                where, edge, word, size=7, colour=MUTED, align="center", baseline="top" if below else "bottom"
-            )
-        return width, height
+            self.draw_label(left + middle / DPI, edge, word, align="center", baseline=baseline)
 
     def draw_colour_bar(
         self, left: float, top: float, width: float, cmap: str, low: str, high: str, label: str = ""
     ) -> None:
         """Draw a horizontal colour bar with labels of its ends and a title."""
-        self.draw_image(left, top, width, np.repeat(colour_table(cmap)[None], 14, axis=0))
-        under = top + width * 14 / 256 + 0.05
-        self.draw_text(left, under, low, size=6.5, colour=MUTED)
-        self.draw_text(left + width, under, high, size=6.5, colour=MUTED, align="right")
-        if label:
-            self.draw_text(left, top - 0.06, label, size=6.8, colour=MUTED, baseline="bottom")
+        end = top + 0.05 + self.draw_image(left, top, width, np.repeat(colour_table(cmap)[None], 14, axis=0))
+        self.draw_label(left, end, low, size=6.5)
+        self.draw_label(left + width, end, high, size=6.5, align="right")
+        self.draw_label(left, top - 0.06, label, size=6.8, baseline="bottom")
+
+    def draw_vertical_colour_bar(
+        self, left: float, top: float, height: float, cmap: str, marks: tuple[str, str, str], label: str
+    ) -> None:
+        """Draw a vertical colour bar with labels of its minimum, centre and maximum, and a title."""
+        bar, width = np.repeat(apply_cmap(np.linspace(1, 0, 256), cmap)[:, None], 10, axis=1), 0.13
+        self.draw_image(left, top, width, bar, height)
+        for share, word in zip((1.0, 0.5, 0.0), marks, strict=True):
+            self.draw_label(left + width + 0.06, top + share * height, word, baseline="center")
+        self.draw_label(left + width + 0.36, top + height / 2, label, size=7.5, rotation=90, baseline="center")
 
     def to_png(self) -> bytes:
         """Return the sheet as a PNG file."""
@@ -139,6 +134,14 @@ class Sheet:
         file = io.BytesIO()
         Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", compress_level=4, dpi=(DPI, DPI))
         return file.getvalue()
+
+
+LegendLocation = Literal["upper left", "lower left", "lower right"]
+
+
+def draw_legend(axes: "Axes", location: LegendLocation, size: float = 7.5, **more: Any) -> None:
+    """Draw the legend with the common style."""
+    axes.legend(frameon=False, fontsize=size, labelcolor=MUTED, loc=location, **more)
 
 
 def shorten_name(text: str, max_length: int = 34) -> str:

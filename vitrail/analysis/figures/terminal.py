@@ -2,17 +2,15 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TextIO
 
 import numpy as np
 from PIL import Image
 
 from vitrail.analysis.figures import attention, tokens
-from vitrail.analysis.figures.attention import overlay_map
 from vitrail.analysis.figures.image_view import ImageView
 from vitrail.analysis.figures.overlay import build_mosaic, outline_patch, resize_image
-from vitrail.analysis.figures.tokens import colour_by_components, cut_patches
 from vitrail.analysis.figures.weights import tile_filters, tile_positions
 from vitrail.analysis.results import AttentionDistances, PositionMaps, PrincipalFilters, space_evenly
 from vitrail.utils.text import format_image_count
@@ -49,27 +47,22 @@ def render_pixels(pixels: np.ndarray, columns: int, depth: ColourDepth) -> list[
         light = (upper.astype(float) + lower) @ np.array([0.299, 0.587, 0.114]) / 2
         steps = (light / 256 * len(DENSITY_CHARACTERS)).astype(int)
         return ["".join(DENSITY_CHARACTERS[k] for k in row).rstrip() for row in steps]
-    paint = _truecolour_code if depth == "true" else _indexed_code
-    return [_render_half_blocks(above, below, paint) for above, below in zip(upper, lower, strict=True)]
+    lines = []
+    for above, below in zip(upper.tolist(), lower.tolist(), strict=True):
+        line, before = "", ("", "")
+        for top, bottom in zip(above, below, strict=True):
+            codes = _colour_code(38, top, depth), _colour_code(48, bottom, depth)  # the upper half; the background
+            changed = "".join(new for new, old in zip(codes, before, strict=True) if new != old)
+            line, before = f"{line}{changed}▀", codes
+        lines.append(f"{line}\033[0m")
+    return lines
 
 
-def _render_half_blocks(above: np.ndarray, below: np.ndarray, paint: Callable[[int, list[int]], str]) -> str:
-    """Return one line of half blocks; colour codes are written only where colours change."""
-    parts, before = [], ("", "")
-    for top, bottom in zip(above.tolist(), below.tolist(), strict=True):
-        colours = paint(38, top), paint(48, bottom)  # 38: foreground, the upper half; 48: background
-        parts += [new for new, old in zip(colours, before, strict=True) if new != old]
-        before = colours
-        parts.append("▀")
-    return "".join(parts) + "\033[0m"
-
-
-def _truecolour_code(where: int, colour: list[int]) -> str:
-    return f"\033[{where};2;{colour[0]};{colour[1]};{colour[2]}m"
-
-
-def _indexed_code(where: int, colour: list[int]) -> str:
-    return f"\033[{where};5;{nearest_colour_index(colour)}m"
+def _colour_code(layer: int, colour: list[int], depth: ColourDepth) -> str:
+    """Return the escape code of a colour for the foreground, 38, or the background, 48."""
+    if depth == "true":
+        return f"\033[{layer};2;{colour[0]};{colour[1]};{colour[2]}m"
+    return f"\033[{layer};5;{nearest_colour_index(colour)}m"
 
 
 def nearest_colour_index(colour: list[int]) -> int:
@@ -106,27 +99,29 @@ def render_image_view(
     image_view: ImageView, view: str, columns: int, depth: ColourDepth, layers: Sequence[int] | None = None
 ) -> list[str]:
     """Return a view of one image with its legend."""
-    match view:
-        case "attention":
-            return _render_attention(image_view, columns, depth, layers)
-        case "rollout":
-            return _render_overlay(
-                image_view, image_view.trace.rollout, columns, depth, "attention rollout over all layers"
-            )
-        case "relevance":
-            target = "" if image_view.trace.target is None else f" for {image_view.label(image_view.trace.target)}"
-            return _render_overlay(
-                image_view, image_view.trace.relevance, columns, depth, f"gradient-weighted relevance{target}"
-            )
-        case "tokens":
-            return _render_tokens(image_view, columns, depth, layers)
-        case "heads":
-            assert image_view.trace.entropy is not None
-            return [
-                *render_dot_plot(image_view.trace.entropy, columns, "nats"),
-                "entropy of attention: one dot per head",
-            ]
-    return _render_patches(image_view, columns, depth)
+    trace = image_view.trace
+    if view == "heads":
+        assert trace.entropy is not None
+        return [*render_dot_plot(trace.entropy, columns, "nats"), "entropy of attention: one dot per head"]
+    if view == "attention":
+        pixels, legend = _draw_attention(image_view, columns, layers)
+    elif view == "tokens":
+        pixels, legend = _draw_tokens(image_view, columns, layers)
+    elif view == "patches":
+        pixels, legend = _draw_patches(image_view, columns)
+    else:
+        values = trace.rollout if view == "rollout" else trace.relevance
+        assert values is not None
+        target = "" if trace.target is None else f" for {image_view.label(trace.target)}"
+        name = "attention rollout over all layers" if view == "rollout" else f"gradient-weighted relevance{target}"
+        over = attention.overlay_map(image_view, values, min(64, (columns - 1) // 2))
+        pixels = _place_side_by_side(resize_image(image_view.pixels, over.shape[:2]), over)
+        legend = f"the image, and {name}: light is high"
+    return [*render_pixels(pixels, columns, depth), legend]
+
+
+def _place_side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return build_mosaic([[left, right]], gap=1, background=DARK_BACKGROUND).pixels
 
 
 def render_model_view(
@@ -138,72 +133,54 @@ def render_model_view(
         return [*render_dot_plot(result.mean, columns, "pixels"), legend]
     if isinstance(result, PrincipalFilters):
         tiles = tile_filters(result, max(4, (columns - 6) // 7), gap=1)
-        legend = f"the first {len(result.tiles)} principal filters of the {result.source}"
-        variance = f"{100 * result.explained.sum():.0f} % of its variance"
-        return [*render_pixels(tiles.pixels, columns, depth), f"{legend}: {variance}"]
-    if result.kind == "none":
+        name = f"the first {len(result.tiles)} principal filters of the {result.source}"
+        legend = f"{name}: {100 * result.explained.sum():.0f} % of its variance"
+    elif result.kind == "none":
         return ["this model has no position embedding"]
-    if result.similarity is not None:
+    elif result.similarity is not None:
         max_positions = max(2, (columns + 1) // (result.grid[1] + 1))
         tiles = tile_positions(result, max(result.grid), gap=1, max_positions=max_positions)
         legend = "cosine similarity of position embeddings with all others: dark −1, light 1"
-        return [*render_pixels(tiles.pixels, columns, depth), legend]
-    tiles = tile_positions(result, columns if result.turn is not None else max(6, columns // 4), gap=1)
-    quantity = "attention bias" if result.bias is not None else "mean cosine of the rotation"
-    return [*render_pixels(tiles.pixels, columns, depth), f"{quantity} by offset: orange below 0, violet above"]
+    else:
+        tiles = tile_positions(result, columns if result.turn is not None else max(6, columns // 4), gap=1)
+        quantity = "attention bias" if result.bias is not None else "mean cosine of the rotation"
+        legend = f"{quantity} by offset: violet below 0, orange above"
+    return [*render_pixels(tiles.pixels, columns, depth), legend]
 
 
-def _render_attention(shown: ImageView, wide: int, depth: ColourDepth, layers: Sequence[int] | None) -> list[str]:
-    maps, at = shown.trace.attention, shown.trace.attention_at is not None
-    assert maps is not None
-    grid = shown.trace.grid
-    tile = min(max(grid), wide)
-    across = max(1, (wide + 1) // (tile * grid[1] // max(grid) + 1))
-    numbers = list(layers or range(1, len(maps) + 1))
-    numbers = [numbers[k] for k in space_evenly(len(numbers), across)]
-    made = attention.overlay_maps(shown, numbers, tile, at, gap=1, heads=maps.shape[1] <= MAX_HEADS_SHOWN)
-    query = shown.trace.reader
-    if at and shown.trace.at is not None:
-        query = f"patch in row {shown.trace.at[0] + 1}, column {shown.trace.at[1] + 1}"
-    rows = (
-        f"mean over heads, then heads 1 to {maps.shape[1]}" if maps.shape[1] <= MAX_HEADS_SHOWN else "mean over heads"
-    )
-    legend = f"attention of the {query}: layers {', '.join(map(str, numbers))}; {rows}"
-    return [*render_pixels(made.pixels, wide, depth), legend]
+def _choose_layers(view: ImageView, columns: int, layers: Sequence[int]) -> tuple[list[int], int]:
+    """Return as many of the layers, evenly spaced, as fit side by side, and the size of their tiles."""
+    grid = view.trace.grid
+    tile = min(max(grid), columns)
+    across = max(1, (columns + 1) // (tile * grid[1] // max(grid) + 1))
+    return [layers[k] for k in space_evenly(len(layers), across)], tile
 
 
-def _render_overlay(shown: ImageView, values: np.ndarray | None, wide: int, depth: ColourDepth, what: str) -> list[str]:
-    assert values is not None
-    over = overlay_map(shown, values, min(64, (wide - 1) // 2))
-    pair = build_mosaic([[resize_image(shown.pixels, over.shape[:2]), over]], gap=1, background=DARK_BACKGROUND)
-    return [*render_pixels(pair.pixels, wide, depth), f"the image, and {what}: light is high"]
+def _draw_attention(view: ImageView, columns: int, layers: Sequence[int] | None) -> tuple[np.ndarray, str]:
+    at = view.trace.attention_at is not None
+    depth, heads = attention.get_maps(view, at).shape[:2]
+    numbers, tile = _choose_layers(view, columns, layers or range(1, depth + 1))
+    show_heads = heads <= MAX_HEADS_SHOWN
+    tiles = attention.overlay_maps(view, numbers, tile, at, gap=1, heads=show_heads)
+    rows = f"mean over heads, then heads 1 to {heads}" if show_heads else "mean over heads"
+    query = attention.format_query(view, at)
+    return tiles.pixels, f"attention of the {query}: layers {', '.join(map(str, numbers))}; {rows}"
 
 
-def _render_tokens(shown: ImageView, wide: int, depth: ColourDepth, layers: Sequence[int] | None) -> list[str]:
-    assert shown.trace.norms is not None
-    grid = shown.trace.grid
-    tile = min(max(grid), wide)
-    numbers = [0, *layers] if layers else list(range(len(shown.trace.norms)))
-    numbers = [numbers[k] for k in space_evenly(len(numbers), max(1, (wide + 1) // (tile + 1)))]
-    made, names = tokens.build_token_rows(shown, numbers, tile, gap=1)
-    return [
-        *render_pixels(made.pixels, wide, depth),
-        f"patch tokens after layers {', '.join(map(str, numbers))}: {', '.join(names)}",
-    ]
+def _draw_tokens(view: ImageView, columns: int, layers: Sequence[int] | None) -> tuple[np.ndarray, str]:
+    assert view.trace.norms is not None
+    numbers, tile = _choose_layers(view, columns, [0, *layers] if layers else range(len(view.trace.norms)))
+    tiles, names = tokens.build_token_rows(view, numbers, tile, gap=1)
+    return tiles.pixels, f"patch tokens after layers {', '.join(map(str, numbers))}: {', '.join(names)}"
 
 
-def _render_patches(shown: ImageView, wide: int, depth: ColourDepth) -> list[str]:
-    embedded = shown.trace.embedded
+def _draw_patches(view: ImageView, columns: int) -> tuple[np.ndarray, str]:
+    embedded = view.trace.embedded
     assert embedded is not None
-    width = min(64, (wide - 1) // 2)
-    size = (max(2, round(width * shown.pixels.shape[0] / shown.pixels.shape[1])), width)
-    whole = cut_patches(shown, size, DARK_BACKGROUND)
-    pair = build_mosaic(
-        [[outline_patch(whole, shown.patch_box, 1), resize_image(colour_by_components(embedded), size)]],
-        gap=1,
-        background=DARK_BACKGROUND,
-    )
-    h, w = shown.trace.grid
-    patches = f"{h * w:,} patches of {shown.trace.patch}×{shown.trace.patch} pixels"
-    legend = f"{patches}, and their tokens of {embedded.shape[2]:,} values by three principal components"
-    return [*render_pixels(pair.pixels, wide, depth), legend]
+    height, width = view.fit_width(min(64, (columns - 1) // 2))
+    size = max(2, height), width
+    cut = outline_patch(tokens.cut_patches(view, size, DARK_BACKGROUND), view.patch_box, 1)
+    pixels = _place_side_by_side(cut, resize_image(tokens.colour_by_components(embedded), size))
+    h, w = view.trace.grid
+    patches = f"{h * w:,} patches of {view.trace.patch}×{view.trace.patch} pixels"
+    return pixels, f"{patches}, and their tokens of {embedded.shape[2]:,} values by three principal components"

@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from vitrail.analysis.figures.overlay import Mosaic, build_mosaic, fit_tile_size, resize_blocks
-from vitrail.analysis.figures.sheet import DPI, HEADING_HEIGHT, MARGIN, Sheet, shorten_name
+from vitrail.analysis.figures.sheet import DPI, HEADING_HEIGHT, MARGIN, Sheet, draw_legend, shorten_name
 from vitrail.analysis.results import PositionMaps, PrincipalFilters, space_evenly
-from vitrail.reports.colours import BLUE, DIVERGING_CMAP, INK, MUTED, ORANGE, SIMILARITY_CMAP, apply_cmap, rescale
+from vitrail.reports.colours import BLUE, DIVERGING_CMAP, ORANGE, SIMILARITY_CMAP, apply_cmap, rescale
 
 FILTER_COLUMNS = 7
 
@@ -15,26 +15,24 @@ FILTER_COLUMNS = 7
 def draw_filters(filters: PrincipalFilters, model: str) -> bytes:
     """Draw the filters in order of their variance, and its cumulative fraction."""
     tiles = tile_filters(filters, round(DPI * 0.62), gap=9)
-    wide, high = tiles.pixels.shape[1] / DPI, tiles.pixels.shape[0] / DPI
-    share = 100 * float(filters.explained.sum())
-    side, count, patch = 3.1, len(filters.tiles), filters.tiles.shape[1]
+    left, height = MARGIN + tiles.inches[0] + 0.9, max(tiles.inches[1], 2.2)
+    plot_width, count, patch = 3.1, len(filters.tiles), filters.tiles.shape[1]
     sheet = Sheet(
-        2 * MARGIN + wide + 0.95 + side,
-        HEADING_HEIGHT + max(high, 2.2) + 0.75,
+        left + plot_width + MARGIN + 0.05,
+        HEADING_HEIGHT + height + 0.75,
         f"The first {count} principal filters",
-        f"{shorten_name(model, 48)}  ·  {filters.source}, {patch}×{patch} pixels  ·  {share:.0f} % of its variance",
+        shorten_name(model, 48),
+        f"{filters.source}, {patch}×{patch} pixels",
+        f"{100 * float(filters.explained.sum()):.0f} % of its variance",
     )
     sheet.draw_mosaic(MARGIN, HEADING_HEIGHT, tiles)
-    axes = sheet.add_axes(MARGIN + wide + 0.9, HEADING_HEIGHT, side, max(high, 2.2))
+    axes = sheet.add_axes(left, HEADING_HEIGHT, plot_width, height, x="component", y="variance, %", x_grid=False)
     number = np.arange(1, count + 1)
     axes.bar(number, 100 * filters.explained, color=BLUE, width=0.72, alpha=0.85, label="one filter")
     axes.plot(number, 100 * filters.explained.cumsum(), color=ORANGE, linewidth=1.6, label="cumulative")
-    axes.set_xlabel("component", fontsize=8, color=INK)
-    axes.set_ylabel("variance, %", fontsize=8, color=INK)
-    axes.grid(axis="x", visible=False)
     axes.set_xlim(0.2, count + 0.8)
     axes.set_ylim(0, 103)
-    axes.legend(frameon=False, fontsize=7.5, labelcolor=MUTED, loc="upper left", handlelength=1.4)
+    draw_legend(axes, "upper left", handlelength=1.4)
     return sheet.to_png()
 
 
@@ -58,135 +56,82 @@ LABEL_WIDTH = 0.5
 
 def draw_positions(positions: PositionMaps, model: str) -> bytes | None:
     """Draw the position maps, or return None for a model without position embedding."""
-    match positions.kind:
-        case "added":
-            return _draw_added(positions, model)
-        case "bias":
-            return _draw_bias(positions, model)
-        case "rotary":
-            return _draw_rotary(positions, model)
-    return None
+    draw = {"added": _draw_added, "bias": _draw_bias, "rotary": _draw_rotary}.get(positions.kind)
+    return draw(positions, model) if draw else None
 
 
 def tile_positions(positions: PositionMaps, max_tile: int, gap: int = 7, max_positions: int = MAX_POSITIONS) -> Mosaic:
     """Return the maps as tiles of at most `max_tile` pixels; of added embeddings at most `max_positions` per side."""
     if positions.similarity is not None:
         rows, columns = (space_evenly(side, max_positions) for side in positions.grid)
-        size = fit_tile_size(positions.grid, max_tile)
-        shown = positions.similarity[np.ix_(rows, columns)]  # select before colouring
-        drawn = apply_cmap(rescale(shown, -1.0, 1.0), SIMILARITY_CMAP)  # [rows, columns, h, w, 3]
-        return build_mosaic([[resize_blocks(tile, size) for tile in line] for line in drawn], gap)
-    if positions.bias is not None:
-        size = fit_tile_size((positions.bias.shape[2], positions.bias.shape[3]), max_tile)
-        reach = _colour_range(positions.bias)
-        drawn = apply_cmap(rescale(positions.bias, -reach, reach), DIVERGING_CMAP)
-        return build_mosaic([[resize_blocks(tile, size) for tile in line] for line in drawn], gap)
-    assert positions.turn is not None
-    size = fit_tile_size((positions.turn.shape[0], positions.turn.shape[1]), max_tile)
-    return build_mosaic([[resize_blocks(apply_cmap(rescale(positions.turn, -1.0, 1.0), DIVERGING_CMAP), size)]], gap)
+        values, reach, cmap = positions.similarity[np.ix_(rows, columns)], 1.0, SIMILARITY_CMAP
+    elif positions.bias is not None:
+        values, reach, cmap = positions.bias, _colour_range(positions.bias), DIVERGING_CMAP
+    else:
+        assert positions.turn is not None
+        values, reach, cmap = positions.turn[None, None], 1.0, DIVERGING_CMAP
+    size = fit_tile_size(values.shape[2:], max_tile)
+    tiles = apply_cmap(rescale(values, -reach, reach), cmap)  # [rows, columns, h, w, 3]
+    return build_mosaic([[resize_blocks(tile, size) for tile in row] for row in tiles], gap)
 
 
 def _colour_range(values: np.ndarray) -> float:
     return max(1e-9, float(np.quantile(np.abs(values), 0.998)))  # robust to single outliers
 
 
-def _draw_added(found: PositionMaps, model: str) -> bytes:
-    rows, columns = (space_evenly(side, MAX_POSITIONS) for side in found.grid)
-    tiles = tile_positions(found, round(DPI * 6.6 / max(len(rows), len(columns))))
-    wide, high = tiles.pixels.shape[1] / DPI, tiles.pixels.shape[0] / DPI
-    part = "" if (len(rows), len(columns)) == found.grid else f"{len(rows)}×{len(columns)} of them are drawn"
+def _draw_added(positions: PositionMaps, model: str) -> bytes:
+    rows, columns = (space_evenly(side, MAX_POSITIONS) for side in positions.grid)
+    tiles = tile_positions(positions, round(DPI * 6.6 / max(len(rows), len(columns))))
+    left, top, (width, height) = MARGIN + LABEL_WIDTH, HEADING_HEIGHT, tiles.inches
     sheet = Sheet(
-        2 * MARGIN + LABEL_WIDTH + wide + 0.95,
-        HEADING_HEIGHT + high + 0.95,
+        left + width + 0.95 + MARGIN,
+        top + height + 0.95,
         "Similarity of position embeddings",
-        "  ·  ".join(
-            filter(None, (shorten_name(model, 48), f"a grid of {found.grid[0]}×{found.grid[1]} positions", part))
-        ),
+        shorten_name(model, 48),
+        f"a grid of {positions.grid[0]}×{positions.grid[1]} positions",
+        "" if (len(rows), len(columns)) == positions.grid else f"{len(rows)}×{len(columns)} of them are drawn",
     )
-    left, top = MARGIN + LABEL_WIDTH, HEADING_HEIGHT
     sheet.draw_mosaic(left, top, tiles, [str(k + 1) for k in rows], [str(k + 1) for k in columns], below=True)
-    sheet.draw_text(left + wide / 2, top + high + 0.3, "column of the patch", size=8, colour=INK, align="center")
-    sheet.draw_text(MARGIN, top + high / 2, "row of the patch", size=8, rotation=90, baseline="center", align="center")
-    _draw_vertical_colour_bar(
-        sheet, left + wide + 0.3, top, high, SIMILARITY_CMAP, ("−1", "0", "1"), "cosine similarity"
-    )
+    _label_sides(sheet, tiles, "row of the patch", "column of the patch")
+    marks = "−1", "0", "1"
+    sheet.draw_vertical_colour_bar(left + width + 0.3, top, height, SIMILARITY_CMAP, marks, "cosine similarity")
     return sheet.to_png()
 
 
-def _draw_bias(found: PositionMaps, model: str) -> bytes:
-    assert found.bias is not None
-    tables, heads = found.bias.shape[:2]
-    tiles = tile_positions(found, round(DPI * min(1.6, max(0.36, min(9.5 / heads, 9.0 / tables)))))
-    wide, high = tiles.pixels.shape[1] / DPI, tiles.pixels.shape[0] / DPI
-    reach = _colour_range(found.bias)
-    sheet = Sheet(
-        max(5.6, 2 * MARGIN + 0.7 + wide + 0.95),
-        HEADING_HEIGHT + high + 0.85,
-        "Relative position bias",
-        f"{shorten_name(model, 48)}  ·  by offset in rows and columns; the centre is the patch itself",
-    )
+def _label_sides(sheet: Sheet, tiles: Mosaic, rows: str, columns: str) -> None:
+    """Draw the titles of the rows and columns of a mosaic at the margin."""
+    left, top, (width, height) = MARGIN + LABEL_WIDTH, HEADING_HEIGHT, tiles.inches
+    sheet.draw_text(left + width / 2, top + height + 0.3, columns, align="center")
+    sheet.draw_text(MARGIN, top + height / 2, rows, rotation=90, baseline="center", align="center")
+
+
+def _draw_bias(positions: PositionMaps, model: str) -> bytes:
+    assert positions.bias is not None
+    tables, heads = positions.bias.shape[:2]
+    tiles = tile_positions(positions, round(DPI * min(1.6, max(0.36, min(9.5 / heads, 9.0 / tables)))))
+    left, top, (width, height) = MARGIN + 0.7, HEADING_HEIGHT + 0.2, tiles.inches
+    facts = shorten_name(model, 48), "by offset in rows and columns; the centre is the patch itself"
+    sheet = Sheet(max(5.6, left + width + 0.95 + MARGIN), top + height + 0.65, "Relative position bias", *facts)
     layers = [f"layer {k + 1}" for k in range(tables)] if tables > 1 else ["all layers"]
-    left, top = MARGIN + 0.7, HEADING_HEIGHT + 0.2
     sheet.draw_mosaic(left, top, tiles, layers, [f"head {k + 1}" if heads <= 12 else str(k + 1) for k in range(heads)])
-    _draw_vertical_colour_bar(
-        sheet, left + wide + 0.3, top, max(high, 1.2), DIVERGING_CMAP, (f"−{reach:.2g}", "0", f"{reach:.2g}"), "bias"
-    )
+    reach = f"{_colour_range(positions.bias):.2g}"
+    bar = left + width + 0.3, top, max(height, 1.2)
+    sheet.draw_vertical_colour_bar(*bar, DIVERGING_CMAP, (f"−{reach}", "0", reach), "bias")
     return sheet.to_png()
 
 
-def _draw_rotary(found: PositionMaps, model: str) -> bytes:
-    tiles = tile_positions(found, round(DPI * 4.2))
-    wide, high = tiles.pixels.shape[1] / DPI, tiles.pixels.shape[0] / DPI
-    sheet = Sheet(
-        2 * MARGIN + LABEL_WIDTH + wide + 1.0,
-        HEADING_HEIGHT + high + 0.95,
-        "Rotary position embedding",
-        f"{shorten_name(model, 48)}  ·  by offset; the centre is the patch itself",
-    )
-    left, top = MARGIN + LABEL_WIDTH, HEADING_HEIGHT
-    h, w = found.grid
+def _draw_rotary(positions: PositionMaps, model: str) -> bytes:
+    tiles = tile_positions(positions, round(DPI * 4.2))
+    left, top, (width, height) = MARGIN + LABEL_WIDTH, HEADING_HEIGHT, tiles.inches
+    facts = shorten_name(model, 48), "by offset; the centre is the patch itself"
+    sheet = Sheet(left + width + 1.0 + MARGIN, top + height + 0.95, "Rotary position embedding", *facts)
     sheet.draw_mosaic(left, top, tiles)
+    h, w = positions.grid
     for share, down, across in ((0.0, 1 - h, 1 - w), (0.5, 0, 0), (1.0, h - 1, w - 1)):
-        sheet.draw_text(
-            left - 0.08,
-            top + share * high,
-            f"{down:+d}" if down else "0",
-            size=7,
-            colour=MUTED,
-            align="right",
-            baseline="center",
-        )
-        sheet.draw_text(
-            left + share * wide,
-            top + high + 0.08,
-            f"{across:+d}" if across else "0",
-            size=7,
-            colour=MUTED,
-            align="center",
-        )
-    sheet.draw_text(left + wide / 2, top + high + 0.3, "column offset", size=8, colour=INK, align="center")
-    sheet.draw_text(MARGIN, top + high / 2, "row offset", size=8, rotation=90, baseline="center", align="center")
-    _draw_vertical_colour_bar(
-        sheet, left + wide + 0.3, top, high, DIVERGING_CMAP, ("−1", "0", "1"), "mean cosine of the rotation"
-    )
+        row, column = (f"{offset:+d}" if offset else "0" for offset in (down, across))
+        sheet.draw_label(left - 0.08, top + share * height, row, align="right", baseline="center")
+        sheet.draw_label(left + share * width, top + height + 0.08, column, align="center")
+    _label_sides(sheet, tiles, "row offset", "column offset")
+    marks, label = ("−1", "0", "1"), "mean cosine of the rotation"
+    sheet.draw_vertical_colour_bar(left + width + 0.3, top, height, DIVERGING_CMAP, marks, label)
     return sheet.to_png()
-
-
-def _draw_vertical_colour_bar(
-    sheet: Sheet, left: float, top: float, height: float, cmap: str, marks: tuple[str, str, str], label: str
-) -> None:
-    """Draw a vertical colour bar."""
-    bar = np.repeat(apply_cmap(np.linspace(1, 0, 256), cmap)[:, None], 10, axis=1)
-    width = 0.13
-    axes = sheet.add_axes(left, top, width, height)
-    axes.imshow(bar, aspect="auto", interpolation="nearest")
-    axes.grid(False)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    for share, word in zip((1.0, 0.5, 0.0), marks, strict=True):
-        sheet.draw_text(left + width + 0.06, top + share * height, word, size=7, colour=MUTED, baseline="center")
-    sheet.draw_text(
-        left + width + 0.36, top + height / 2, label, size=7.5, colour=MUTED, rotation=90, baseline="center"
-    )

@@ -1,12 +1,13 @@
 """Comparison of two models as a page and as text for the terminal."""
 
-import base64
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 import numpy as np
 
 from vitrail.analysis.comparison import PROBE_FEATURES, ModelComparison, ModelResult
 from vitrail.analysis.figures.comparison import MeasurePanel
+from vitrail.analysis.page.data import encode_data_uri
 from vitrail.reports.document import render_document
 from vitrail.reports.html import Markup, clean_text, h, isolate, render_table
 from vitrail.utils.text import format_image_count
@@ -18,29 +19,22 @@ TableColumn = tuple[str, str, Callable[[ModelResult], np.ndarray], int, str]
 
 def build_columns(comparison: ModelComparison) -> list[TableColumn]:
     """Return the columns of the table."""
+    unit, number_format = ("px", ".0f") if comparison.has_same_size else ("% of width", ".1f")
     columns: list[TableColumn] = [
-        (
-            "distance",
-            "px" if comparison.has_same_size else "% of width",
-            lambda side: comparison.comparable_distance(side).mean(1),
-            1,
-            ".0f" if comparison.has_same_size else ".1f",
-        ),
+        ("distance", unit, lambda side: comparison.comparable_distance(side).mean(1), 1, number_format),
         ("diversity", "heads", lambda side: side.profile.diversity.mean(1), 1, ".3f"),
         ("mutual inf.", "query, key", lambda side: side.profile.mutual.mean(1), 1, ".3f"),
         ("high freq.", "Δ log", lambda side: side.high_frequency, 0, ".2f"),
     ]
-    if all(side.probe is not None for side in comparison.sides):
-        columns.append(
-            ("probe", "top-1 %", lambda side: 100 * side.probe.top1 if side.probe else np.empty(0), 0, ".1f")
-        )
+    if probes := {side.letter: side.probe.top1 for side in comparison.sides if side.probe}:
+        columns.append(("probe", "top-1 %", lambda side: 100 * probes[side.letter], 0, ".1f"))
     return columns
 
 
 def build_rows(comparison: ModelComparison) -> list[list[str]]:
     """Return a row per depth that one of the models has, with a cell of A and one of B per statistic."""
     rows = []
-    for depth in sorted({side.relative_depth(layer) for side in comparison.sides for layer in range(side.depth + 1)}):
+    for depth in sorted({Fraction(layer, side.depth) for side in comparison.sides for layer in range(side.depth + 1)}):
         cells = [f"{100 * float(depth):.0f} %"]
         if comparison.has_same_depth:
             cells = [f"{int(depth * comparison.sides[0].depth)}"]
@@ -145,8 +139,7 @@ def render_model_comparison_page(
 
 
 def _embed_figure(png: bytes, title: str) -> Markup:
-    source = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
-    image = h("img", src=source, alt=title, style="display:block;width:100%;height:auto")
+    image = h("img", src=encode_data_uri(png), alt=title, style="display:block;width:100%;height:auto")
     return h("figure", image, class_="chart", style="background:#fff;padding:.4rem;max-width:34rem")
 
 

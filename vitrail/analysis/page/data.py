@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.distance import MAX_CELLS, coarsen_grid
 from vitrail.analysis.figures.image_view import ImageView
+from vitrail.analysis.heads import MAX_CELLS, coarsen_grid
 from vitrail.nn.shape import Grid
 from vitrail.reports.html import clean_text
 
@@ -76,17 +76,15 @@ def pack_image(view: ImageView) -> dict[str, Any]:
         a, b = packed["cells"] = list(trace.between_grid)
         packed["side"] = coarsen_grid(trace.grid, a * b)[1]  # patches along the side of a cell
     for name in ("rollout", "relevance"):
-        values = getattr(trace, name)
-        if values is not None:
+        if (values := getattr(trace, name)) is not None:
             packed[name] = encode_rows(values.reshape(1, h * w).clip(0))
     if trace.target is not None:
         packed["target"] = clean_text(view.label(trace.target))
     if trace.colours is not None:
         packed["colours"] = encode_base64((trace.colours.clip(0, 1) * 255).round().astype(np.uint8))
-    if trace.norms is not None:
-        packed["norms"] = encode_offset_rows(trace.norms.reshape(len(trace.norms), h * w))
-    if trace.similar is not None:
-        packed["similar"] = encode_offset_rows(trace.similar.reshape(len(trace.similar), h * w))
+    for name in ("norms", "similar"):
+        if (values := getattr(trace, name)) is not None:
+            packed[name] = encode_offset_rows(values.reshape(len(values), h * w))
     if trace.distance is not None:
         packed["distance"] = [[round(float(value), 1) for value in layer] for layer in trace.distance]
     return packed
@@ -106,4 +104,9 @@ def encode_image(pixels: np.ndarray, max_size: int | None = None) -> str:
     file = io.BytesIO()
     kind = "PNG" if max(image.size) <= 64 else "JPEG"
     image.save(file, kind, **({"quality": 90} if kind == "JPEG" else {}))
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+    return encode_data_uri(file.getvalue(), kind.lower())
+
+
+def encode_data_uri(data: bytes, kind: str = "png") -> str:
+    """Return an image file as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
