@@ -37,9 +37,9 @@ def estimate_pickle_memory(program: bytes | IO[bytes]) -> int:
             case "MARK":
                 stack.append(MARK)
             case "BINGET" | "LONG_BINGET" | "GET":
-                stack.append(_read_memo(memo, int(argument)))
+                stack.append(_read_memo(memo, _index(argument)))
             case "BINPUT" | "LONG_BINPUT" | "PUT" | "MEMOIZE":
-                memo[len(memo) if argument is None else int(argument)] = _pop(stack, 1, keep=True)[0]
+                memo[len(memo) if argument is None else _index(argument)] = _pop(stack, 1, keep=True)[0]
             case "REDUCE" | "NEWOBJ" | "BUILD":
                 target, arguments = _pop(stack, 2)
                 made = BYTES_PER_OBJECT + arguments.nbytes
@@ -89,6 +89,10 @@ def _pop_to_mark(stack: list[StackValue]) -> list[StackValue]:
             return taken
         taken.append(value)
     raise ValueError(STACK_ERROR)
+
+
+def _index(argument: object) -> int:
+    return int(str(argument))
 
 
 def _read_memo(memo: dict[int, StackValue], index: int) -> StackValue:
