@@ -19,8 +19,7 @@ from vitrail.data.cache import ScoreMapFile
 from vitrail.data.dataset import Images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources import load_dataset
-from vitrail.objectives.score_map import map_shape
-from vitrail.objectives.teacher import Teacher
+from vitrail.objectives.teacher import Teacher, map_shape
 from vitrail.objectives.token_labelling import TokenLabelling
 from vitrail.training.recipe import Recipe, read_recipe
 from vitrail.training.runs.score_maps import compute_score_maps

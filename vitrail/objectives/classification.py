@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
-from vitrail.objectives.base import Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.utils.json import check_fields
 
 MIX_KIND_STREAM, MIX_RATIO_STREAM, BOX_CENTRE_STREAM, KEEP_STREAM = 1, 2, 3, 4  # random streams
 
@@ -44,9 +45,8 @@ def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw
     box = in_rows[:, :, None] & in_columns[:, None, :] & cut[:, None, None]  # [B, H, W]
     share = torch.where(cut, 1 - box.float().mean((1, 2)), share)
 
-    if not cutmix:
-        weight = share[:, None, None, None]
-    else:
+    weight = share[:, None, None, None]
+    if cutmix:
         weight = torch.where(cut[:, None, None], 1 - box.float(), share[:, None, None])[:, None]
     images = images * weight + images[partner] * (1 - weight)
     return images, targets * share[:, None] + targets[partner] * (1 - share[:, None])
@@ -66,19 +66,13 @@ class Classification(Objective):
     smoothing: float = 0.0  # of the labels, softmax only
     mixup: float = 0.0  # alpha; 0 for none
     cutmix: float = 0.0  # alpha; 0 for none
-    patch_dropout: float = (
-        0.0  # fraction of patches left out of a training step, for speed (PatchDropout, Liu et al. 2023)
-    )
+    patch_dropout: float = 0.0  # fraction of patches left out of a training step (PatchDropout, Liu et al. 2023)
 
     def __post_init__(self) -> None:
         if self.loss not in ("softmax", "sigmoid"):
             raise ValueError(f"unknown loss {self.loss!r}: use softmax or sigmoid")
-        for name in ("smoothing", "patch_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 0 and < 1, got {getattr(self, name)}")
-        for name in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        check_fields(self, ">= 0 and < 1", "smoothing", "patch_dropout")
+        check_fields(self, ">= 0", "mixup", "cutmix")
 
     @property
     def pairs(self) -> bool:
@@ -104,9 +98,7 @@ class Classifier(Task):
         self.model, self.spec = model, spec
         self.register_buffer("weights", weights, persistent=False)
 
-    def forward(
-        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss`; targets are indices [B], or 0 and 1 for each class [B, K]. Without targets, the `logits`."""
         if targets is None or draw is None:
             return {"logits": self.model(images)}

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.rng import StepRandom
-from vitrail.data.transforms.multicrop import Views
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.nn.head import Linear
 from vitrail.nn.pool import ClassToken, Mean
-from vitrail.objectives.base import Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.utils.json import check_fields
 
 N_GLOBAL_VIEWS = 2  # large views, which the teacher sees
 MIN_BATCH = 8  # images: the centre is a mean over the batch
@@ -56,22 +56,13 @@ class DINO(Objective):
     standardise: float | None = None  # momentum of the features' mean and deviation; None for neither, as published
 
     def __post_init__(self) -> None:
-        for name in ("out", "hidden", "bottleneck"):
-            least = 2 if name == "out" else 1
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        for name in ("momentum", "warmup", "frozen"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-        for name in ("centre", "standardise"):
-            momentum = getattr(self, name)
-            if momentum is not None and not 0 <= momentum < 1:
-                raise ValueError(f"{name} must be >= 0 and < 1, or none, got {momentum}")
+        check_fields(self, ">= 2", "out")
+        check_fields(self, ">= 1", "hidden", "bottleneck")
+        check_fields(self, "> 0", "student_temperature", "teacher_temperature_start", "teacher_temperature")
+        check_fields(self, ">= 0 and <= 1", "momentum", "warmup", "frozen")
+        check_fields(self, ">= 0 and < 1, or none", "centre", "standardise")
 
-    def check(self, config: TokenConfig, batch: int, views: Views | None = None) -> None:
+    def check(self, config: TokenConfig, batch: int) -> None:
         if batch < MIN_BATCH:
             raise ValueError(f"DINO's centre is a mean over the batch: use a batch of {MIN_BATCH} or more, got {batch}")
         if config.classes is not None:
@@ -87,8 +78,6 @@ class DINO(Objective):
             raise ValueError(
                 "standardise needs a final LayerNorm and pool='class' or 'mean': set objective.standardise=none"
             )
-        if views is not None:
-            views.check_sizes(config.image_size, config.embed.stride)
 
     def build(self, model: TokenModel, steps: int, group: dist.ProcessGroup | None = None) -> "SelfDistillation":
         """Return the task, with `model` as the student. The centre is a mean over the processes of `group`."""
@@ -182,7 +171,7 @@ class SelfDistillation(Task):
         self.teacher_head.eval()
         return self
 
-    def forward(self, images: tuple[Tensor, Tensor], targets: Tensor | None, draw: StepRandom) -> dict[str, Tensor]:
+    def forward(self, images: tuple[Tensor, Tensor], targets: Tensor | None, draw: StepRandom) -> Losses:
         """Return the `loss` of large [B, 2, C, H, W] and small [B, V - 2, C, h, w] crops."""
         y, logits = self.teacher_logits(images[0])
         if self.training:
@@ -256,7 +245,7 @@ class SelfDistillation(Task):
                     yield old, new
 
     @torch.no_grad()
-    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> Losses:
         """Return the `loss`, the mean entropy of the teacher's outputs, and the entropy of its mean output.
 
         Both entropies are divided by the largest, log K. Collapse is a diversity near 0, or an entropy near 1.
@@ -272,16 +261,14 @@ class SelfDistillation(Task):
 
 
 def view_cross_entropy(targets: Tensor, logits: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the teacher's distributions [B, 2, K] and the student's logits [B, V, K], over all
-    pairs of different views.
+    """Return the mean cross-entropy of teacher's distributions [B, 2, K] and student's logits [B, V, K], over different views.
 
     As targets sum to 1, -Σ q log softmax(s) is logsumexp(s) - q·s, which needs no log-softmax of every view in memory.
     """
     with torch.autocast(logits.device.type, enabled=False):  # in half precision they would not sum to 1
         crossed = logits.logsumexp(-1)[:, None] - targets @ logits.transpose(1, 2)  # [B, 2, V]
-    return (crossed.sum() - crossed.diagonal(dim1=1, dim2=2).sum()) / (
-        crossed.shape[0] * crossed.shape[1] * (crossed.shape[2] - 1)
-    )
+    b, large, views = crossed.shape
+    return (crossed.sum() - crossed.diagonal(dim1=1, dim2=2).sum()) / (b * large * (views - 1))
 
 
 def entropy(q: Tensor) -> Tensor:

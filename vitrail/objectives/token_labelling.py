@@ -6,20 +6,19 @@ B images, N patches, D width, K classes.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.cache import MapShape
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenModel
 from vitrail.nn.shape import Grid
-from vitrail.objectives.base import Task, TaskInputs, TeacherOutput
-from vitrail.objectives.classification import Classification, Classifier
-from vitrail.objectives.score_map import align_labels, identity_transforms, map_shape, top_scores
-from vitrail.objectives.teacher import Teacher
+from vitrail.objectives.base import Losses, TeacherOutput
+from vitrail.objectives.distillation import TeacherObjective, TeacherTask
+from vitrail.objectives.teacher import Teacher, align_labels, identity_transforms, map_shape, top_scores
+from vitrail.utils.json import check_fields
 
 BOX_AREA_STREAM, BOX_CENTRE_STREAM = 32, 33  # random streams
 
@@ -62,7 +61,7 @@ def embed_mixed(model: TokenModel, images: Tensor, box: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TokenLabelling(Classification):
+class TokenLabelling(TeacherObjective):
     """The loss of the image's label, plus `beta` times the mean over the patches of the loss of their labels.
 
     `mix_token` replaces mixup and CutMix, which would mix patches that have one label.
@@ -71,7 +70,7 @@ class TokenLabelling(Classification):
     teacher_output: ClassVar[TeacherOutput | None] = "maps"
     own_fields: ClassVar[tuple[str, ...]] = ("mixup", "cutmix", "patch_dropout")
 
-    beta: float = 0.5
+    beta: float = 0.5  # the weight of the patches' loss
     top: int = 5  # classes kept of each cell of the teacher's map
     mix_token: float = 1.0  # alpha; 0 for none
 
@@ -82,12 +81,9 @@ class TokenLabelling(Classification):
         for name in self.own_fields:
             if getattr(self, name):
                 raise ValueError(f"{name} must be 0 with token labelling, got {getattr(self, name)}: use mix_token")
-        if not 0 < self.beta < float("inf"):
-            raise ValueError(f"beta, the weight of the token labels, must be > 0, got {self.beta}")
-        if self.top < 1:
-            raise ValueError(f"top, the classes kept of each cell, must be >= 1, got {self.top}")
-        if not 0 <= self.mix_token < float("inf"):
-            raise ValueError(f"mix_token must be >= 0, got {self.mix_token}")
+        check_fields(self, "> 0", "beta")
+        check_fields(self, ">= 1", "top")
+        check_fields(self, ">= 0", "mix_token")
 
     @property
     def pairs(self) -> bool:
@@ -110,53 +106,28 @@ class TokenLabelling(Classification):
                 f"the teacher has {shape.classes} classes and the student {student.classes}: use the same ones"
             )
 
-    def build(
-        self,
-        model: Model,
-        weights: Tensor | None = None,
-        teacher: Teacher | None = None,
-        preprocessing: Preprocessing | None = None,
-        cached: bool = False,
-    ) -> "TokenLabeller":
-        """Return the task. `preprocessing` is the student's.
+    @property
+    def task_class(self) -> type[TeacherTask]:
+        return TokenLabeller
 
-        With `cached`, targets come from a loader with score maps of whole images; otherwise the teacher sees every sample.
-        """
-        if teacher is None or preprocessing is None:
-            raise ValueError("token labelling needs a teacher: give --teacher MODEL")
-        shape = map_shape(teacher, self.top)
-        self.check_maps(model.config, shape)
-        student = model.tokens_for("token labelling")
-        return TokenLabeller(student, self, weights, shape, None if cached else teacher, preprocessing)
-
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
+    def check_student(self, model: Model, teacher: Teacher) -> None:
+        self.check_maps(model.config, map_shape(teacher, self.top))
 
 
-class TokenLabeller(Classifier):
+class TokenLabeller(TeacherTask):
     """A student that learns the label of each image and the teacher's label of each patch."""
 
     spec: TokenLabelling
     model: TokenModel
 
-    def __init__(
-        self,
-        model: TokenModel,
-        spec: TokenLabelling,
-        weights: Tensor | None,
-        shape: MapShape,
-        teacher: Teacher | None,
-        preprocessing: Preprocessing,
-    ) -> None:
-        super().__init__(model, spec, weights)
-        self.shape, self.teacher, self.preprocessing = shape, teacher, preprocessing
+    def __init__(self, model: TokenModel, spec: TokenLabelling, weights: Tensor | None, teacher: Teacher, *rest: Any):
+        super().__init__(model, spec, weights, teacher, *rest)
+        self.shape = shape = map_shape(teacher, spec.top)
         self.head = nn.Linear(model.config.size.width, shape.classes)
         nn.init.zeros_(self.head.weight)  # like the classifier in the paper, and without random numbers
         nn.init.zeros_(self.head.bias)
 
-    def forward(
-        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss` and the loss of the patches as `tokens`; without targets, the `logits`.
 
         Targets are indices [B], or with cached maps [B, 1 + …]: the label, the transform, the map.
@@ -182,7 +153,7 @@ class TokenLabeller(Classifier):
     def split_targets(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the label of each image, [B], and of each of its patches, [B, N, K]."""
         shape, grid = self.shape, self.model.embed.grid(images)
-        if self.teacher is None:
+        if self.cached:
             if targets.ndim != 2 or targets.shape[1] != 1 + shape.n_columns:
                 (h, w), columns = shape.grid, list(targets.shape[1:])
                 raise ValueError(

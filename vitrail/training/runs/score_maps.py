@@ -14,8 +14,7 @@ from vitrail.data.cache import ScoreMapFile, ScoreMaps, compute_image_key
 from vitrail.data.dataset import Images
 from vitrail.data.transforms.pipeline import read_image_size
 from vitrail.inference import run_batches
-from vitrail.objectives.score_map import map_shape, top_scores
-from vitrail.objectives.teacher import Teacher
+from vitrail.objectives.teacher import Teacher, map_shape, top_scores
 from vitrail.utils.files import cache_directory
 from vitrail.utils.progress import ProgressCallback
 
