@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -160,6 +161,10 @@ class Facts:
     def steps(self, epochs: float, batch: int) -> int:
         """Return the number of steps in so many epochs."""
         return round(epochs * max(1, self.images // batch))
+
+    def total_steps(self, length: Mapping[str, Any], batch: int) -> int:
+        """Return the number of steps of a run with this length, as `choose_length` returns it."""
+        return length.get("steps") or self.steps(length["epochs"], batch)
 
     def choose_length(self, *, steps: int | None = None, epochs: float | None = None, why: str) -> dict[str, Any]:
         """Return `epochs` or `steps` of a recipe: the user's override, or the given value."""

@@ -13,8 +13,7 @@ Expected: 98.95 % on CIFAR-10 for B/16 from ImageNet-21k (published, table 5; no
 """
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augment import Flip
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandomResizedCrop
 from vitrail.objectives.classification import Classification
 from vitrail.training.ema import EMA
 from vitrail.training.optim import SGD
@@ -28,10 +27,8 @@ IMAGENET_SIZE, CIFAR_SIZE = 500_000, 20_000  # training images from which on dat
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
-    like = (
-        "ImageNet" if facts.images >= IMAGENET_SIZE else "CIFAR" if facts.images >= CIFAR_SIZE else "Pets and Flowers"
-    )
-    like = "VTAB" if facts.images in VTAB_SIZES else like
+    like = "CIFAR" if facts.images >= CIFAR_SIZE else "VTAB" if facts.images in VTAB_SIZES else "Pets and Flowers"
+    like = "ImageNet" if facts.images >= IMAGENET_SIZE else like
     steps, lr = TABLE_4[like]
     init = configure_init(facts)
     side = {(24, 16): 512, (32, 14): 518}.get((init.size.depth, init.embed.stride), 384) if like == "ImageNet" else 384
