@@ -5,7 +5,6 @@ B images, V views of each (two large ones first), F features of the model, K out
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -66,18 +65,14 @@ class DINO(Objective):
         if batch < MIN_BATCH:
             raise ValueError(f"DINO's centre is a mean over the batch: use a batch of {MIN_BATCH} or more, got {batch}")
         if config.classes is not None:
-            raise ValueError(
-                f"DINO needs a model that ends in features, got {config.classes} classes: set classes=None"
-            )
+            raise ValueError(f"DINO needs a model without classes, got {config.classes} classes: set classes=None")
         if config.prefix.outputs > 1:
             raise ValueError("DINO uses one vector per image: use a model without a distillation token")
         if not isinstance(config.head, Linear):
             raise ValueError(f"DINO adds its own head to the model's features, got {config.head}: use head='linear'")
         normed = isinstance(config.pool, ClassToken | Mean) and config.block.final_norm
         if self.standardise is not None and not normed:
-            raise ValueError(
-                "standardise needs a final LayerNorm and pool='class' or 'mean': set objective.standardise=none"
-            )
+            raise ValueError("standardise needs a final LayerNorm after a class token or mean: set standardise=none")
 
     def build(self, model: TokenModel, steps: int, group: dist.ProcessGroup | None = None) -> "SelfDistillation":
         """Return the task, with `model` as the student. The centre is a mean over the processes of `group`."""
@@ -221,8 +216,11 @@ class SelfDistillation(Task):
     def after_step(self, step: int) -> None:
         """Update the teacher, the centre and the moments."""
         momentum = self.spec.momentum_at(step, self.steps)
-        for old, new in self.ema_pairs():
-            old.lerp_(new.to(old.dtype), 1 - momentum)
+        for teacher, student in ((self.teacher, self.model), (self.teacher_head, self.head)):
+            buffers = zip(teacher.buffers(), student.buffers(), strict=True)  # running statistics
+            averaged = [(old, new) for old, new in buffers if old.is_floating_point() and old.numel()]
+            for old, new in (*zip(teacher.parameters(), student.parameters(), strict=True), *averaged):
+                old.lerp_(new.to(old.dtype), 1 - momentum)
         sums = (self.logit_sum, self.moment_sum, self.sample_count)
         if self.group is not None:
             for total in sums:
@@ -235,14 +233,6 @@ class SelfDistillation(Task):
             self.moments.lerp_(self.moment_sum / self.sample_count.clamp(min=1), share * nonempty)
         for total in sums:
             total.zero_()
-
-    def ema_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the teacher's tensors with the student's: weights, and running statistics."""
-        for teacher, student in ((self.teacher, self.model), (self.teacher_head, self.head)):
-            yield from zip(teacher.parameters(), student.parameters(), strict=True)
-            for old, new in zip(teacher.buffers(), student.buffers(), strict=True):
-                if old.is_floating_point() and old.numel():
-                    yield old, new
 
     @torch.no_grad()
     def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> Losses:

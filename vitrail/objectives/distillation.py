@@ -50,11 +50,7 @@ class TeacherObjective(Classification):
     """Base of the objectives that learn labels and the outputs of a teacher."""
 
     ABSTRACT: ClassVar[bool] = True
-
-    @property
-    def task_class(self) -> type["TeacherTask"]:
-        """The class of the task."""
-        raise NotImplementedError
+    task_class: ClassVar[type["TeacherTask"]]  # set below the task, which needs the settings
 
     def check_student(self, model: Model, teacher: Teacher) -> None:
         """Raise ValueError for a student that cannot learn from this teacher."""
@@ -130,20 +126,15 @@ class Distillation(TeacherObjective):
             raise ValueError(f"unknown kind of distillation {self.kind!r}: use hard or soft")
         if self.per not in ("value", "picture"):
             raise ValueError(f"per must be value or picture, got {self.per!r}")
-        check_fields(self, "> 0 and <= 1", "alpha")
+        check_fields(self, "> 0 and <= 1", "alpha, the teacher's share of the loss")
         check_fields(self, "> 0", "temperature")
-
-    @property
-    def task_class(self) -> type[TeacherTask]:
-        return Distiller
 
     def check_student(self, model: Model, teacher: Teacher) -> None:
         if teacher.classes != model.config.classes:
             raise ValueError(f"the teacher has {teacher.classes} classes and the student {model.config.classes}")
         if self.alpha == 1 and isinstance(model.head, DistilledHead):
-            raise ValueError(
-                "alpha=1 leaves the label head untrained: set objective.alpha below 1, or model.prefix.outputs=1 for one head"
-            )
+            remedy = "set objective.alpha below 1, or model.prefix.outputs=1 for one head"
+            raise ValueError(f"alpha=1 leaves the label head untrained: {remedy}")
 
 
 class Distiller(TeacherTask):
@@ -198,3 +189,6 @@ class Distiller(TeacherTask):
         if spec.kind == "hard":
             return cross
         return (cross - entropy) * t**2 / (logits.shape[1] if spec.per == "value" else 1)
+
+
+Distillation.task_class = Distiller

@@ -35,11 +35,11 @@ class FeatureDistillation(TeacherObjective):
     teacher_output: ClassVar[TeacherOutput | None] = "features"
     unlabelled_score: ClassVar[str] = "cosine"
 
-    labels: float = 1.0  # the weight of their loss
+    labels: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, ">= 0", "labels")
+        check_fields(self, ">= 0", "labels, the weight of their loss")
 
     def check(self, config: TokenConfig, batch: int) -> None:
         if not isinstance(config.head, Linear):
@@ -47,10 +47,6 @@ class FeatureDistillation(TeacherObjective):
             raise ValueError(f"features are read before the head, {name} would not be trained: set model.head=Linear")
         if isinstance(config.pool, ClassToken) and config.prefix.outputs > 1:
             raise ValueError("only one of class and distillation token would be trained: set model.pool=Mean")
-
-    @property
-    def task_class(self) -> type[TeacherTask]:
-        return FeatureDistiller
 
     def check_student(self, model: Model, teacher: Teacher) -> None:
         if not self.labels and model.config.classes is not None:
@@ -113,3 +109,6 @@ class FeatureDistiller(TeacherTask):
             memo["features"] = self.teacher_features(images)
         distance = self.cosine_distance(self.forward_student(images)[0], memo["features"]).mean()
         return {"loss": distance, "cosine": 1 - distance}
+
+
+FeatureDistillation.task_class = FeatureDistiller

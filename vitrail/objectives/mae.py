@@ -18,7 +18,8 @@ from vitrail.models.base import Model, ModelConfig, TokenConfig, TokenModel
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, reconstruct_patches
 from vitrail.nn.embed import Patches, patchify, select_tokens
 from vitrail.objectives.base import Losses, Objective, Parts, Task, TaskInputs
-from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder, check_fraction
+from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
+from vitrail.utils.json import check_fields
 
 MASK_STREAM = 11  # random stream
 DECODER_FILE = "pretraining.safetensors"  # encoder and decoder, in a run directory
@@ -39,7 +40,7 @@ class MAE(Objective):
     decoder: Decoder = Decoder()
 
     def __post_init__(self) -> None:
-        check_fraction("mask", self.mask, "hidden")
+        check_fields(self, "> 0 and < 1", "mask, the fraction of hidden patches")
 
     def count_visible(self, patches: int) -> int:
         """Return how many of so many patches are visible."""
@@ -53,9 +54,7 @@ class MAE(Objective):
         patches = config.shape.patches
         visible = self.count_visible(patches)
         if not 0 < visible < patches:
-            raise ValueError(
-                f"mask {self.mask} leaves {visible} of {patches} patches visible: change mask or the patch size"
-            )
+            raise ValueError(f"mask {self.mask} leaves {visible} of {patches} patches: change it or the patch size")
         if self.norm_pix and config.channels * config.embed.stride**2 < 2:
             raise ValueError("a patch of one value has no standard deviation: set objective.norm_pix=false")
         self.decoder.fill_sizes(config)

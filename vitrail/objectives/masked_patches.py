@@ -18,7 +18,8 @@ from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.embed import patchify, select_tokens
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
-from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder, check_fraction
+from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
+from vitrail.utils.json import check_fields
 
 PATCH_STREAM, CORRUPTION_STREAM, SWAP_STREAM = 8, 9, 10  # random streams
 MASK_FRACTION, SWAP_FRACTION = 0.8, 0.1  # of the corrupted patches; the others are unchanged, as in BERT
@@ -43,7 +44,7 @@ class MaskedPatches(Objective):
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise ValueError(f"unknown target {self.target!r}: use {', '.join(TARGETS)}")
-        check_fraction("corrupt", self.corrupt, "corrupted")
+        check_fields(self, "> 0 and < 1", "corrupt, the fraction of corrupted patches")
 
     def count_corrupted(self, patches: int) -> int:
         """Return how many of so many patches are corrupted: the same for every image, so parts of a batch weigh the same."""
@@ -60,9 +61,8 @@ class MaskedPatches(Objective):
             raise ValueError(f"colours need 1 or 3 channels, got {config.channels}: set objective.target=pixels")
         corrupted = self.count_corrupted(patches)
         if not 0 < corrupted < patches:
-            raise ValueError(
-                f"corrupt {self.corrupt} corrupts {corrupted} of {patches} patches: change it or the patch size"
-            )
+            what = f"{corrupted} of {patches} patches"
+            raise ValueError(f"corrupt {self.corrupt} corrupts {what}: change it or the patch size")
 
     def build(
         self, model: TokenModel, steps: int, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None

@@ -30,12 +30,6 @@ def check_encoder(config: ModelConfig, method: str) -> TokenConfig:
     return config
 
 
-def check_fraction(name: str, fraction: float, what: str) -> None:
-    """Raise ValueError unless a fraction of the patches is between 0 and 1."""
-    if not 0 < fraction < 1:
-        raise ValueError(f"{name}, the fraction of {what} patches, must be > 0 and < 1, got {fraction}")
-
-
 class PatchPrediction(NamedTuple):
     """Normalised patches, [B, N, C·P²]: the model's input, where it is hidden (bool [B, N]), and the prediction."""
 

@@ -41,10 +41,6 @@ class Teacher:
         """Number of classes that are used; None for a model that ends in features."""
         return self.model.config.classes if self.order is None else len(self.order)
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
     @torch.no_grad()
     def logits(self, images: Tensor, mean: ChannelValues, std: ChannelValues) -> Tensor:
         """Return logits in the student's classes, [B, K]."""
@@ -69,7 +65,7 @@ class Teacher:
     def convert_images(self, images: Tensor, mean: ChannelValues, std: ChannelValues) -> Tensor:
         """Return the student's images at the teacher's size, with its channels and normalisation."""
         pipeline = self.preprocessing
-        if self.device != images.device:
+        if next(self.model.parameters()).device != images.device:
             self.model.to(images.device)
         if (tuple(images.shape[-2:]), tuple(mean), tuple(std)) == (pipeline.size, pipeline.mean, pipeline.std):
             return images

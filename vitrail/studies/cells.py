@@ -21,9 +21,8 @@ from uuid import uuid4
 
 from vitrail.studies.study import Cell, Study
 from vitrail.training.logging import Listener
-from vitrail.training.pretrain import pretrain
 from vitrail.training.recipe import Machine, Recipe, method_of
-from vitrail.training.train import resume, train
+from vitrail.training.train import pretrain, resume, train
 from vitrail.utils.files import atomic_write
 
 HEARTBEAT_SECONDS = 5.0  # between touches

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitrail.utils.json import check_fields
+
 
 @dataclass(frozen=True)
 class EMA:
@@ -16,8 +18,7 @@ class EMA:
     warmup: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay of the EMA must be >= 0 and < 1, got {self.decay}")
+        check_fields(self, ">= 0 and < 1", "decay")
 
     def decay_at(self, step: int) -> float:
         """Return the decay at step `step`, from 0."""

@@ -59,15 +59,19 @@ def value_from_json(data: Any, kind: Any, where: str) -> Any:
     raise ValueError(f"{where} is {_shorten(data)}, which is not {_type_name(kind)}")
 
 
-def check_fields(settings: object, rule: str, *names: str) -> None:
-    """Raise ValueError for a field of a dataclass that is infinite or breaks a rule such as "> 0 and <= 1"; None is allowed."""
+def check_fields(settings: object, rule: str, *labels: str) -> None:
+    """Raise ValueError for a field of a dataclass that is infinite or breaks a rule such as "> 0 and <= 1"; None is allowed.
+
+    A label is the name of a field, or its name and description: "mask, the fraction of hidden patches".
+    """
     bounds = [part.split() for part in rule.removesuffix(", or none").split(" and ")]
-    for name in names:
+    for label in labels:
+        name, comma, _ = label.partition(",")
         value = getattr(settings, name)
         if value is None:
             continue
         if not value < math.inf or not all(COMPARISONS[sign](value, float(bound)) for sign, bound in bounds):
-            raise ValueError(f"{name} must be {rule}, got {value}")
+            raise ValueError(f"{label}{comma} must be {rule}, got {value}")
 
 
 def _parse_union(data: Any, kinds: tuple[Any, ...], where: str) -> Any:
