@@ -21,7 +21,6 @@ from vitrail.nn.pool import ClassToken, Mean
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
 from vitrail.utils.json import check_fields
 
-N_GLOBAL_VIEWS = 2  # large views, which the teacher sees
 MIN_BATCH = 8  # images: the centre is a mean over the batch
 
 

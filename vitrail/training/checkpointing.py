@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 from torch.optim import Optimizer
 
 from vitrail.training.distributed import Team
-from vitrail.training.ema import WeightAverage
+from vitrail.training.schedule import WeightAverage
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -108,13 +108,9 @@ class Checkpoints:
                 shutil.rmtree(stale, ignore_errors=True)
         self.team.barrier()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about running without a process group
-                write_shards(
-                    {name: tensor.detach() for name, tensor in tensors.items()},
-                    storage_writer=FileSystemWriter(partial),
-                    no_dist=self.team.world_size == 1,
-                )
+            detached = {name: tensor.detach() for name, tensor in tensors.items()}
+            with warnings.catch_warnings(action="ignore"):  # about running without a process group
+                write_shards(detached, storage_writer=FileSystemWriter(partial), no_dist=self.team.world_size == 1)
             if self.team.is_main:
                 (partial / "progress.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
                 sums = {file.name: hash_file(file) for file in sorted(partial.iterdir())}
@@ -184,13 +180,9 @@ def load_checkpoint(
         differ = sorted(set(wanted) ^ set(stored))
         some = ", ".join(differ[:3])
         raise ValueError(f"{path} belongs to another model or recipe: {len(differ)} tensors differ, e.g. {some}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        read_shards(
-            {n: t.detach() for n, t in wanted.items()},
-            storage_reader=CheckpointReader(path),
-            no_dist=team.world_size == 1,
-        )
+    detached = {name: tensor.detach() for name, tensor in wanted.items()}
+    with warnings.catch_warnings(action="ignore"):
+        read_shards(detached, storage_reader=CheckpointReader(path), no_dist=team.world_size == 1)
     return read_progress(path)
 
 

@@ -13,9 +13,8 @@ from vitrail.models.base import ModelConfig
 from vitrail.models.lora import check_tune
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import ObjectiveSlot
-from vitrail.training.ema import EMA
 from vitrail.training.optim import OptimizerSlot
-from vitrail.training.schedule import ScheduleSlot
+from vitrail.training.schedule import EMA, ScheduleSlot
 from vitrail.utils.json import check_fields, dataclass_from_json, to_json, value_from_json
 
 

@@ -25,10 +25,9 @@ from vitrail.data.rng import StepRandom
 from vitrail.objectives.base import Task
 from vitrail.training.checkpointing import Checkpoints, Progress, collect_tensors, load_checkpoint
 from vitrail.training.distributed import Team, full_tensor
-from vitrail.training.ema import EMA, WeightAverage
 from vitrail.training.logging import MetricsLog
 from vitrail.training.optim import Optim, parameter_rules, set_lr, set_weight_decay
-from vitrail.training.schedule import ScheduleSlot
+from vitrail.training.schedule import EMA, ScheduleSlot, WeightAverage
 from vitrail.utils.devices import keep_freed_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]

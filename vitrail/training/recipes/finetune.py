@@ -14,11 +14,10 @@ from dataclasses import replace
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augment import Flip, RandomResizedCrop
 from vitrail.objectives.classification import Classification
-from vitrail.training.ema import EMA
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Data, Facts, Recipe
 from vitrail.training.recipes.common import configure_init
-from vitrail.training.schedule import Cosine
+from vitrail.training.schedule import EMA, Cosine
 
 SMALL_DATA = 5_000  # training images up to which small batches and many epochs are better
 

@@ -15,11 +15,10 @@ Expected: 98.95 % on CIFAR-10 for B/16 from ImageNet-21k (published, table 5; no
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augment import Flip, RandomResizedCrop
 from vitrail.objectives.classification import Classification
-from vitrail.training.ema import EMA
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Data, Facts, Recipe
 from vitrail.training.recipes.common import configure_init
-from vitrail.training.schedule import Cosine
+from vitrail.training.schedule import EMA, Cosine
 
 TABLE_4 = {"ImageNet": (20_000, 0.03), "CIFAR": (10_000, 0.01), "Pets and Flowers": (500, 0.01), "VTAB": (2_500, 0.01)}
 VTAB_SIZES = (800, 1_000)  # training images of its tasks, with and without a held-out part

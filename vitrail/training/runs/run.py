@@ -37,7 +37,7 @@ class Run:
     def start(self) -> dict[str, Any]:
         """Train from the first step; return the summary."""
         setup, recipe = self.setup, self.setup.recipe
-        self.load_teacher(resumed=False)
+        self.check_inputs(resumed=False)
         model = self.prepare_model()
         tune(model, recipe.tune)
         if setup.team.is_main:
@@ -52,7 +52,7 @@ class Run:
     def resume(self) -> dict[str, Any]:
         """Train from the newest intact checkpoint, or from the first step where there is none; return the summary."""
         setup, team = self.setup, self.setup.team
-        self.load_teacher(resumed=True)
+        self.check_inputs(resumed=True)
         check_same_data(setup.directory, setup.prepared)
         checkpoints = Checkpoints(setup.directory / "checkpoints", team)
         newest, complaints = team.broadcast_object(checkpoints.newest_intact() if team.is_main else None)
@@ -66,7 +66,7 @@ class Run:
         tune(model, setup.recipe.tune)
         return self.train(model, newest)
 
-    def load_teacher(self, resumed: bool) -> None:
+    def check_inputs(self, resumed: bool) -> None:
         """Load the teacher, if the recipe or its objective has one; raise ValueError unless all processes see the same data."""
         recipe = self.setup.recipe
         if recipe.teacher is not None or recipe.objective.teacher_output is not None:
