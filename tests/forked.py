@@ -20,7 +20,6 @@ from typing import IO
 
 IMPORTED = (
     "vitrail.training.train",
-    "vitrail.training.pretrain",
     "vitrail.training.recipes",
     "vitrail.evaluation.evaluate",
     "vitrail.analysis.inspect",

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import predict
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
-    from vitrail.training.pretrain import pretrain
-    from vitrail.training.train import resume, train
+    from vitrail.training.train import pretrain, resume, train
 
 _MODULES = {
     "Model": "vitrail.models.base",
@@ -27,7 +26,7 @@ _MODULES = {
     "configure": "vitrail.models.registry",
     "load": "vitrail.checkpoints.load",
     "predict": "vitrail.deploy.predict.predict",
-    "pretrain": "vitrail.training.pretrain",
+    "pretrain": "vitrail.training.train",
     "push": "vitrail.checkpoints.card",
     "resume": "vitrail.training.train",
     "save": "vitrail.checkpoints.load",

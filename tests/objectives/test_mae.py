@@ -10,7 +10,7 @@ from vitrail.models.mae_decoder import Decoder, reconstruct_patches
 from vitrail.models.registry import configure
 from vitrail.nn.embed import patchify
 from vitrail.objectives.mae import MAE, MaskedAutoencoder
-from vitrail.objectives.masking import reconstruct, unpatchify
+from vitrail.objectives.masking import unpatchify
 from vitrail.training.optim import parameter_rules
 from vitrail.utils.json import dataclass_from_json, to_json
 
@@ -82,7 +82,7 @@ def test_every_parameter_learns_but_the_decoders_positions(position, slots) -> N
 def test_grey_and_oblong_images_are_reconstructed() -> None:
     made = task(channels=1, image_size=(16, 32))
     images = pictures(4, 1)[:, :, :16]
-    shown = reconstruct(made.eval(), images, draw(), (0.5,), (0.5,))
+    shown = made.eval().reconstruct(images, draw(), (0.5,), (0.5,))
     assert shown.reconstructed.shape == (4, 1, 16, 32)
 
 
@@ -126,7 +126,7 @@ def test_reconstruction_shows_hidden_patches_grey() -> None:
     made, images = task().eval(), pictures()
     torch.nn.init.zeros_(made.decoder.pred.weight)
     torch.nn.init.zeros_(made.decoder.pred.bias)
-    shown = reconstruct(made, images, draw(), (0.5,) * 3, (0.5,) * 3)
+    shown = made.reconstruct(images, draw(), (0.5,) * 3, (0.5,) * 3)
     _, hidden = made.split_patches(images, draw())
     flags = torch.zeros(4, 16, dtype=torch.bool).scatter(1, hidden, True)
     where = unpatchify(flags.unsqueeze(-1).expand(-1, -1, 3 * 64), (4, 4), 3)

@@ -11,7 +11,7 @@ from vitrail.data.preprocessing import IMAGENET_STATS
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.embed import select_tokens
 from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchPredictor
-from vitrail.objectives.masking import reconstruct, unpatchify
+from vitrail.objectives.masking import unpatchify
 from vitrail.training.optim import parameter_rules
 from vitrail.utils.json import dataclass_from_json, to_json
 
@@ -164,7 +164,7 @@ def test_mask_tokens_are_not_decayed() -> None:
 @pytest.mark.parametrize("target", ["colour", "down", "pixels"])
 def test_reconstruction_shows_masks_grey(target) -> None:
     made, images = task(MaskedPatches(target)).eval(), pictures()
-    shown = reconstruct(made, images, draw(), (0.5,) * 3, (0.5,) * 3)
+    shown = made.reconstruct(images, draw(), (0.5,) * 3, (0.5,) * 3)
     found = made.draw_corruption(images, draw())
     chosen = torch.zeros(4, 16, dtype=torch.bool).scatter(1, found.patches, True)
 
@@ -184,7 +184,7 @@ def test_predicted_colour_is_the_middle_of_its_class() -> None:
     torch.nn.init.zeros_(made.head.weight)
     with torch.no_grad():
         made.head.bias[3 * 64 + 7 * 8 + 0] = 1.0
-    shown = reconstruct(made, pictures(), draw(), IMAGENET_STATS["mean"], IMAGENET_STATS["std"])
+    shown = made.reconstruct(pictures(), draw(), IMAGENET_STATS["mean"], IMAGENET_STATS["std"])
     patch = made.draw_corruption(pictures(), draw()).patches[0, 0]
     y, x = divmod(int(patch), 4)
     colour = shown.reconstructed[0, :, y * 8 : y * 8 + 8, x * 8 : x * 8 + 8].flatten(1)

@@ -11,8 +11,7 @@ from tests.training.made import draw
 from vitrail.data.cache import MapShape
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.vit import ViT
-from vitrail.objectives.score_map import align_labels, identity_transforms, map_shape, top_scores
-from vitrail.objectives.teacher import Teacher
+from vitrail.objectives.teacher import Teacher, align_labels, identity_transforms, map_shape, top_scores
 from vitrail.objectives.token_labelling import (
     TokenLabeller,
     TokenLabelling,

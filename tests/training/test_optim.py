@@ -5,10 +5,19 @@ import torch
 from timm.optim import Lamb as TimmLamb
 
 from tests.training.made import batch, draw, task
-from vitrail.training.optim import SGD, AdamW, Lamb, Muon, OptimizerSlot, parameter_rules, set_lr, set_weight_decay
-from vitrail.training.optimisers import Lamb as LambOptimizer
-from vitrail.training.optimisers import Muon as MuonOptimizer
-from vitrail.training.optimisers import orthogonalise
+from vitrail.training.optim import (
+    SGD,
+    AdamW,
+    Lamb,
+    LambOptimizer,
+    Muon,
+    MuonOptimizer,
+    OptimizerSlot,
+    orthogonalise,
+    parameter_rules,
+    set_lr,
+    set_weight_decay,
+)
 
 
 def stepped(made: torch.nn.Module, optim: OptimizerSlot) -> dict[str, torch.Tensor]:
@@ -161,5 +170,5 @@ def test_weight_decay_follows_a_cosine_to_its_end() -> None:
     decays = {group["weight_decay"] for optimizer in optimizers for group in optimizer.param_groups}
     assert decays == {0.0, optim.decay_at(50, 100)}
     assert AdamW(weight_decay=0.3).decay_at(77, 100) == 0.3
-    with pytest.raises(ValueError, match="weight decay must be >= 0"):
+    with pytest.raises(ValueError, match="decay_end must be >= 0"):
         AdamW(decay_end=-1.0)

@@ -10,6 +10,7 @@ import pytest
 
 import vitrail
 from vitrail.data.transforms.augment import Flip, RandomResizedCrop
+from vitrail.objectives.token_labelling import TokenLabelling
 from vitrail.training.optim import SGD, AdamW, Muon
 from vitrail.training.recipe import Data, Facts, Recipe, Teacher, read_recipe, with_settings, write_recipe
 from vitrail.training.recipes import METHODS, NAMES, build_recipe, describe_recipe
@@ -138,6 +139,17 @@ def test_settings_are_applied_in_order() -> None:
     assert with_settings(recipe("deit"), ["data.balance=weights", "data.balance=none"]).data.balance == "none"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_settings_that_belong_together_are_accepted_in_any_order(order: int) -> None:
+    found = with_settings(recipe("deit"), ["model.size.width=16", "model.size.heads=2"][::order])
+    assert (found.model.size.width, found.model.size.heads) == (16, 2)  # pyright: ignore[reportAttributeAccessIssue]
+    tokens = ["objective=TokenLabelling", "objective.mixup=0", "objective.cutmix=0", "optimizer.lr=0.1"]
+    assert isinstance(with_settings(recipe("deit"), tokens).objective, TokenLabelling)
+    with pytest.raises(ValueError, match=r"^--set model\.size\.width=16: ") as caught:
+        with_settings(recipe("deit"), ["model.size.width=16", "optimizer.lr=0.1"])
+    assert "heads" in str(caught.value)
+
+
 def test_another_class_keeps_shared_fields() -> None:
     found = with_settings(recipe("deit"), ["optimizer=muon"])
     assert isinstance(found.optimizer, Muon)
@@ -157,6 +169,7 @@ def test_another_class_keeps_shared_fields() -> None:
         ("batch_size=0", "must be > 0"),
         ("tune=tail", "unknown tuning mode"),
         ("optimizer={}", "optimizer"),
+        ("teacher=Teacher", "Teacher needs where"),
     ],
 )
 def test_invalid_settings_are_named(setting: str, said: str) -> None:

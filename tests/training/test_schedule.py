@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from vitrail.training.ema import EMA
-from vitrail.training.schedule import Constant, Cosine, Linear, ScheduleSlot
+from vitrail.training.schedule import EMA, Constant, Cosine, Linear, ScheduleSlot
 
 
 def test_warm_up_rises_to_the_full_learning_rate() -> None:

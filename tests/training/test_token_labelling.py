@@ -19,12 +19,11 @@ from vitrail.data.cache import ScoreMapFile
 from vitrail.data.dataset import Images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources import load_dataset
-from vitrail.objectives.score_map import map_shape
-from vitrail.objectives.teacher import Teacher
+from vitrail.objectives.teacher import Teacher, map_shape
 from vitrail.objectives.token_labelling import TokenLabelling
 from vitrail.training.recipe import Recipe, read_recipe
-from vitrail.training.runs.score_maps import compute_score_maps
-from vitrail.training.runs.score_maps import open_score_maps as opened
+from vitrail.training.runs.teaching import compute_score_maps
+from vitrail.training.runs.teaching import open_score_maps as opened
 
 CPU = torch.device("cpu")
 PIPELINE = Preprocessing((16, 16), (20, 20), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25))
@@ -94,7 +93,7 @@ def test_only_new_images_are_computed(photos: Path, teacher: Teacher) -> None:
 
 
 def test_interruption_keeps_computed_maps(photos: Path, teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.training.runs import score_maps as module
+    from vitrail.training.runs import teaching as module
 
     monkeypatch.setattr(module, "BATCH_SIZE", 10)
 

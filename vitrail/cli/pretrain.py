@@ -71,9 +71,8 @@ def run(options: argparse.Namespace) -> int:
     names = ("method", "init", "recipe", "out", "set", "collapse", "patience", "skip_nonfinite")
     check_run_options(options, data_options, (*overrides, *teacher), names)
 
-    from vitrail.training.pretrain import pretrain
     from vitrail.training.recipe import Data, Machine
-    from vitrail.training.train import resume
+    from vitrail.training.train import pretrain, resume
     from vitrail.training.trainer import Stopped
 
     is_main, display, connected = create_display(options)

@@ -22,8 +22,8 @@ from vitrail.metrics.calibration import compute_reliability
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.models.registry import config_from_json
 from vitrail.reports.run import EvaluatedSplit
-from vitrail.training.runs.predictions import MAX_MISTAKES, encode_thumbnail, summarise_metrics
 from vitrail.training.runs.record import fingerprint_split
+from vitrail.training.runs.supervised import MAX_MISTAKES, encode_thumbnail, summarise_metrics
 from vitrail.utils.files import atomic_write
 
 MAX_CONFUSION_CLASSES = 100  # with more classes, only the most confused pairs are written

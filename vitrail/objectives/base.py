@@ -19,6 +19,7 @@ from vitrail.objectives.teacher import Teacher
 
 TeacherOutput = Literal["logits", "features", "maps"]
 Parts = dict[str, dict[str, Tensor]]  # tensors of the modules beside the model, by module
+Losses = dict[str, Tensor]  # at least the `loss`
 
 
 @dataclass(frozen=True)

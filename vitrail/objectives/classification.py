@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
-from vitrail.objectives.base import Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.utils.json import check_fields
 
 MIX_KIND_STREAM, MIX_RATIO_STREAM, BOX_CENTRE_STREAM, KEEP_STREAM = 1, 2, 3, 4  # random streams
 
@@ -26,30 +27,36 @@ def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw
     if not mixup and not cutmix:
         return images, targets
     b, _, height, width = images.shape
-    pair = torch.arange(b, device=images.device) // 2 * 2  # both of a pair use the numbers of the first
-    partner = (torch.arange(b, device=images.device) ^ 1).clamp(max=b - 1)
+    pair, partner = pair_indices(b, images.device)
     cut = draw.uniform(1, MIX_KIND_STREAM)[pair, 0] < (0.5 if mixup and cutmix else float(cutmix > 0))
     share = torch.ones(b, device=images.device)  # of the image itself
     for alpha, chosen in ((mixup, ~cut), (cutmix, cut)):
         if alpha:
             share = torch.where(chosen, draw.beta(alpha, MIX_RATIO_STREAM)[pair], share)
 
-    # A box of (1 - share) of the image around a random point, clipped at the border, as in CutMix.
     centre = draw.uniform(2, BOX_CENTRE_STREAM)[pair]
-    side = (1 - share).sqrt() / 2
-    y = (torch.arange(height, device=images.device) + 0.5) / height
-    x = (torch.arange(width, device=images.device) + 0.5) / width
-    in_rows = (y - centre[:, :1]).abs() < side[:, None]  # [B, H]
-    in_columns = (x - centre[:, 1:]).abs() < side[:, None]  # [B, W]
-    box = in_rows[:, :, None] & in_columns[:, None, :] & cut[:, None, None]  # [B, H, W]
+    box = cut_boxes(share, centre, (height, width)) & cut[:, None, None]  # [B, H, W]
     share = torch.where(cut, 1 - box.float().mean((1, 2)), share)
 
-    if not cutmix:
-        weight = share[:, None, None, None]
-    else:
+    weight = share[:, None, None, None]
+    if cutmix:
         weight = torch.where(cut[:, None, None], 1 - box.float(), share[:, None, None])[:, None]
     images = images * weight + images[partner] * (1 - weight)
     return images, targets * share[:, None] + targets[partner] * (1 - share[:, None])
+
+
+def pair_indices(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return for each image the first of its pair, whose random numbers both use, and its partner; a last one is its own."""
+    index = torch.arange(count, device=device)
+    return index // 2 * 2, (index ^ 1).clamp(max=count - 1)
+
+
+def cut_boxes(share: Tensor, centre: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Return boxes of (1 - share) [B] of an image around points [B, 2], clipped at the border as in CutMix, bool [B, h, w]."""
+    side = (1 - share[:, None]).sqrt() / 2
+    y, x = ((torch.arange(n, device=share.device) + 0.5) / n for n in grid)
+    rows, columns = (y - centre[:, :1]).abs() < side, (x - centre[:, 1:]).abs() < side  # [B, h], [B, w]
+    return rows[:, :, None] & columns[:, None, :]
 
 
 @dataclass(frozen=True)
@@ -66,19 +73,13 @@ class Classification(Objective):
     smoothing: float = 0.0  # of the labels, softmax only
     mixup: float = 0.0  # alpha; 0 for none
     cutmix: float = 0.0  # alpha; 0 for none
-    patch_dropout: float = (
-        0.0  # fraction of patches left out of a training step, for speed (PatchDropout, Liu et al. 2023)
-    )
+    patch_dropout: float = 0.0  # fraction of patches left out of a training step (PatchDropout, Liu et al. 2023)
 
     def __post_init__(self) -> None:
         if self.loss not in ("softmax", "sigmoid"):
             raise ValueError(f"unknown loss {self.loss!r}: use softmax or sigmoid")
-        for name in ("smoothing", "patch_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 0 and < 1, got {getattr(self, name)}")
-        for name in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        check_fields(self, ">= 0 and < 1", "smoothing", "patch_dropout")
+        check_fields(self, ">= 0", "mixup", "cutmix")
 
     @property
     def pairs(self) -> bool:
@@ -104,9 +105,7 @@ class Classifier(Task):
         self.model, self.spec = model, spec
         self.register_buffer("weights", weights, persistent=False)
 
-    def forward(
-        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss`; targets are indices [B], or 0 and 1 for each class [B, K]. Without targets, the `logits`."""
         if targets is None or draw is None:
             return {"logits": self.model(images)}
@@ -124,20 +123,16 @@ class Classifier(Task):
 
     def label_loss(self, logits: Tensor, targets: Tensor, multi_label: bool) -> Tensor:
         """Return the mean loss of logits and soft targets, both [B, K], with the class weights."""
-        losses = self.label_losses(logits.float(), targets, multi_label)  # [B]
+        logits, smoothing = logits.float(), self.spec.smoothing
+        if self.spec.loss == "sigmoid":
+            positive = self.weights if multi_label else None
+            losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none", pos_weight=positive).sum(1)
+        else:
+            smooth = targets * (1 - smoothing) + smoothing / targets.shape[1] if smoothing else targets
+            losses = -(smooth * logits.log_softmax(1)).sum(1)  # [B]
         if self.weights is not None and not multi_label:
             losses = losses * (targets * self.weights).sum(1)
         return losses.mean()
-
-    def label_losses(self, logits: Tensor, targets: Tensor, multi_label: bool) -> Tensor:
-        """Return the loss of each image, [B]."""
-        if self.spec.loss == "sigmoid":
-            positive = self.weights if multi_label else None
-            losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none", pos_weight=positive)
-            return losses.sum(1)
-        if self.spec.smoothing:
-            targets = targets * (1 - self.spec.smoothing) + self.spec.smoothing / targets.shape[1]
-        return -(targets * logits.log_softmax(1)).sum(1)
 
     def draw_kept_patches(self, images: Tensor, draw: StepRandom) -> Tensor | None:
         """Return the patches of each image that this step computes, in order, [B, n]; None for all."""

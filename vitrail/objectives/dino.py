@@ -5,7 +5,6 @@ B images, V views of each (two large ones first), F features of the model, K out
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -16,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.data.rng import StepRandom
-from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.nn.head import Linear
 from vitrail.nn.pool import ClassToken, Mean
-from vitrail.objectives.base import Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.utils.json import check_fields
 
-N_GLOBAL_VIEWS = 2  # large views, which the teacher sees
 MIN_BATCH = 8  # images: the centre is a mean over the batch
 
 
@@ -56,39 +54,24 @@ class DINO(Objective):
     standardise: float | None = None  # momentum of the features' mean and deviation; None for neither, as published
 
     def __post_init__(self) -> None:
-        for name in ("out", "hidden", "bottleneck"):
-            least = 2 if name == "out" else 1
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
-        for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        for name in ("momentum", "warmup", "frozen"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-        for name in ("centre", "standardise"):
-            momentum = getattr(self, name)
-            if momentum is not None and not 0 <= momentum < 1:
-                raise ValueError(f"{name} must be >= 0 and < 1, or none, got {momentum}")
+        check_fields(self, ">= 2", "out")
+        check_fields(self, ">= 1", "hidden", "bottleneck")
+        check_fields(self, "> 0", "student_temperature", "teacher_temperature_start", "teacher_temperature")
+        check_fields(self, ">= 0 and <= 1", "momentum", "warmup", "frozen")
+        check_fields(self, ">= 0 and < 1, or none", "centre", "standardise")
 
-    def check(self, config: TokenConfig, batch: int, views: Views | None = None) -> None:
+    def check(self, config: TokenConfig, batch: int) -> None:
         if batch < MIN_BATCH:
             raise ValueError(f"DINO's centre is a mean over the batch: use a batch of {MIN_BATCH} or more, got {batch}")
         if config.classes is not None:
-            raise ValueError(
-                f"DINO needs a model that ends in features, got {config.classes} classes: set classes=None"
-            )
+            raise ValueError(f"DINO needs a model without classes, got {config.classes} classes: set classes=None")
         if config.prefix.outputs > 1:
             raise ValueError("DINO uses one vector per image: use a model without a distillation token")
         if not isinstance(config.head, Linear):
             raise ValueError(f"DINO adds its own head to the model's features, got {config.head}: use head='linear'")
         normed = isinstance(config.pool, ClassToken | Mean) and config.block.final_norm
         if self.standardise is not None and not normed:
-            raise ValueError(
-                "standardise needs a final LayerNorm and pool='class' or 'mean': set objective.standardise=none"
-            )
-        if views is not None:
-            views.check_sizes(config.image_size, config.embed.stride)
+            raise ValueError("standardise needs a final LayerNorm after a class token or mean: set standardise=none")
 
     def build(self, model: TokenModel, steps: int, group: dist.ProcessGroup | None = None) -> "SelfDistillation":
         """Return the task, with `model` as the student. The centre is a mean over the processes of `group`."""
@@ -182,7 +165,7 @@ class SelfDistillation(Task):
         self.teacher_head.eval()
         return self
 
-    def forward(self, images: tuple[Tensor, Tensor], targets: Tensor | None, draw: StepRandom) -> dict[str, Tensor]:
+    def forward(self, images: tuple[Tensor, Tensor], targets: Tensor | None, draw: StepRandom) -> Losses:
         """Return the `loss` of large [B, 2, C, H, W] and small [B, V - 2, C, h, w] crops."""
         y, logits = self.teacher_logits(images[0])
         if self.training:
@@ -232,8 +215,11 @@ class SelfDistillation(Task):
     def after_step(self, step: int) -> None:
         """Update the teacher, the centre and the moments."""
         momentum = self.spec.momentum_at(step, self.steps)
-        for old, new in self.ema_pairs():
-            old.lerp_(new.to(old.dtype), 1 - momentum)
+        for teacher, student in ((self.teacher, self.model), (self.teacher_head, self.head)):
+            buffers = zip(teacher.buffers(), student.buffers(), strict=True)  # running statistics
+            averaged = [(old, new) for old, new in buffers if old.is_floating_point() and old.numel()]
+            for old, new in (*zip(teacher.parameters(), student.parameters(), strict=True), *averaged):
+                old.lerp_(new.to(old.dtype), 1 - momentum)
         sums = (self.logit_sum, self.moment_sum, self.sample_count)
         if self.group is not None:
             for total in sums:
@@ -247,16 +233,8 @@ class SelfDistillation(Task):
         for total in sums:
             total.zero_()
 
-    def ema_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the teacher's tensors with the student's: weights, and running statistics."""
-        for teacher, student in ((self.teacher, self.model), (self.teacher_head, self.head)):
-            yield from zip(teacher.parameters(), student.parameters(), strict=True)
-            for old, new in zip(teacher.buffers(), student.buffers(), strict=True):
-                if old.is_floating_point() and old.numel():
-                    yield old, new
-
     @torch.no_grad()
-    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> Losses:
         """Return the `loss`, the mean entropy of the teacher's outputs, and the entropy of its mean output.
 
         Both entropies are divided by the largest, log K. Collapse is a diversity near 0, or an entropy near 1.
@@ -272,16 +250,14 @@ class SelfDistillation(Task):
 
 
 def view_cross_entropy(targets: Tensor, logits: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the teacher's distributions [B, 2, K] and the student's logits [B, V, K], over all
-    pairs of different views.
+    """Return the mean cross-entropy of teacher's distributions [B, 2, K] and student's logits [B, V, K], over different views.
 
     As targets sum to 1, -Σ q log softmax(s) is logsumexp(s) - q·s, which needs no log-softmax of every view in memory.
     """
     with torch.autocast(logits.device.type, enabled=False):  # in half precision they would not sum to 1
         crossed = logits.logsumexp(-1)[:, None] - targets @ logits.transpose(1, 2)  # [B, 2, V]
-    return (crossed.sum() - crossed.diagonal(dim1=1, dim2=2).sum()) / (
-        crossed.shape[0] * crossed.shape[1] * (crossed.shape[2] - 1)
-    )
+    b, large, views = crossed.shape
+    return (crossed.sum() - crossed.diagonal(dim1=1, dim2=2).sum()) / (b * large * (views - 1))
 
 
 def entropy(q: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Distillation of logits: labels and a teacher's outputs together (DeiT, Touvron et al. 2021).
+"""The base of objectives with a teacher, and distillation of logits (DeiT, Touvron et al. 2021).
 
 A student with a distillation token has one head for the labels and one for the teacher; its output is their mean. Any other
 student learns both with its one head.
@@ -18,9 +18,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
 from vitrail.nn.head import DistilledHead
-from vitrail.objectives.base import Task, TaskInputs, TeacherOutput
+from vitrail.objectives.base import Losses, Task, TaskInputs, TeacherOutput
 from vitrail.objectives.classification import Classification, Classifier, mix_pairs
 from vitrail.objectives.teacher import Teacher
+from vitrail.utils.json import check_fields
 
 
 def join_targets(labels: np.ndarray | None, outputs: np.ndarray) -> np.ndarray:
@@ -45,7 +46,65 @@ def split_targets(targets: Tensor, width: int, classes: int | None) -> tuple[Ten
 
 
 @dataclass(frozen=True)
-class Distillation(Classification):
+class TeacherObjective(Classification):
+    """Base of the objectives that learn labels and the outputs of a teacher."""
+
+    ABSTRACT: ClassVar[bool] = True
+    task_class: ClassVar[type["TeacherTask"]]  # set below the task, which needs the settings
+
+    def check_student(self, model: Model, teacher: Teacher) -> None:
+        """Raise ValueError for a student that cannot learn from this teacher."""
+
+    def build(
+        self,
+        model: Model,
+        weights: Tensor | None = None,
+        teacher: Teacher | None = None,
+        preprocessing: Preprocessing | None = None,
+        cached: bool = False,
+    ) -> "TeacherTask":
+        """Return the task. `weights` apply to the loss of the labels; `preprocessing` is the student's.
+
+        With `cached`, targets hold the teacher's outputs (logits and features: see `join_targets`; score maps: from a loader
+        that has them) and the teacher is not run.
+        """
+        super().build(model, weights)  # its checks
+        if teacher is None or preprocessing is None:
+            raise ValueError(f"{type(self).__name__} needs a teacher: give --teacher MODEL")
+        self.check_student(model, teacher)
+        return self.task_class(model, self, weights, teacher, preprocessing, cached)
+
+    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+        return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
+
+
+class TeacherTask(Classifier):
+    """A student that learns labels and the outputs of a teacher. The teacher is in no state, gradient or shard of the task."""
+
+    def __init__(
+        self,
+        model: Model,
+        spec: TeacherObjective,
+        weights: Tensor | None,
+        teacher: Teacher,
+        preprocessing: Preprocessing,
+        cached: bool,
+    ) -> None:
+        super().__init__(model, spec, weights)
+        self.teacher, self.preprocessing, self.cached = teacher, preprocessing, cached
+
+    def mix_targets(
+        self, images: Tensor, labels: Tensor, outputs: Tensor | None, draw: StepRandom
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return images, soft labels [B, K] and the teacher's cached outputs [B, W], all mixed alike."""
+        both = labels if outputs is None else torch.cat((labels, outputs), 1)
+        images, both = mix_pairs(images, both, self.spec.mixup, self.spec.cutmix, draw)
+        classes = labels.shape[1]
+        return images, both[:, :classes], None if outputs is None else both[:, classes:]
+
+
+@dataclass(frozen=True)
+class Distillation(TeacherObjective):
     """The loss of the labels and that of a teacher's logits.
 
     `hard` takes the teacher's top class as a label. `soft` is the divergence of the distributions at a temperature T, times T²,
@@ -67,78 +126,39 @@ class Distillation(Classification):
             raise ValueError(f"unknown kind of distillation {self.kind!r}: use hard or soft")
         if self.per not in ("value", "picture"):
             raise ValueError(f"per must be value or picture, got {self.per!r}")
-        if not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha, the teacher's share of the loss, must be > 0 and <= 1, got {self.alpha}")
-        if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+        check_fields(self, "> 0 and <= 1", "alpha, the teacher's share of the loss")
+        check_fields(self, "> 0", "temperature")
 
-    def build(
-        self,
-        model: Model,
-        weights: Tensor | None = None,
-        teacher: Teacher | None = None,
-        preprocessing: Preprocessing | None = None,
-        cached: bool = False,
-    ) -> "Distiller":
-        """Return the task. `weights` apply to the loss of the labels; `preprocessing` is the student's.
-
-        With `cached`, targets hold the teacher's logits (see `join_targets`) and the teacher is not run.
-        """
-        super().build(model, weights)  # its checks
-        if teacher is None or preprocessing is None:
-            raise ValueError("distillation needs a teacher: give --teacher MODEL")
+    def check_student(self, model: Model, teacher: Teacher) -> None:
         if teacher.classes != model.config.classes:
             raise ValueError(f"the teacher has {teacher.classes} classes and the student {model.config.classes}")
         if self.alpha == 1 and isinstance(model.head, DistilledHead):
-            raise ValueError(
-                "alpha=1 leaves the label head untrained: set objective.alpha below 1, or model.prefix.outputs=1 for one head"
-            )
-        return Distiller(model, self, weights, teacher, preprocessing, cached)
-
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
+            remedy = "set objective.alpha below 1, or model.prefix.outputs=1 for one head"
+            raise ValueError(f"alpha=1 leaves the label head untrained: {remedy}")
 
 
-class Distiller(Classifier):
+class Distiller(TeacherTask):
     """A student that learns labels and a teacher's logits."""
 
     spec: Distillation
 
-    def __init__(
-        self,
-        model: Model,
-        spec: Distillation,
-        weights: Tensor | None,
-        teacher: Teacher,
-        preprocessing: Preprocessing,
-        cached: bool,
-    ) -> None:
-        super().__init__(model, spec, weights)
-        self.teacher, self.preprocessing, self.cached = teacher, preprocessing, cached
-
-    def forward(
-        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss`. The teacher sees mixed images; cached logits are mixed like labels."""
         if targets is None or draw is None:
             return {"logits": self.model(images)}
-        spec, classes = self.spec, self.model.config.classes
+        alpha, classes = self.spec.alpha, self.model.config.classes
         assert classes is not None
-        labels, outputs = split_targets(targets, classes, classes) if self.cached else (targets, None)
+        labels, logits = split_targets(targets, classes, classes) if self.cached else (targets, None)
         assert labels is not None
-        multi_label, label_targets = labels.ndim == 2, self.soft_targets(labels)
-        if outputs is None:
-            images, label_targets = mix_pairs(images, label_targets, spec.mixup, spec.cutmix, draw)
+        from_cache = None if logits is None else self.teacher_targets(logits)
+        images, label_targets, teacher_targets = self.mix_targets(images, self.soft_targets(labels), from_cache, draw)
+        if teacher_targets is None:
             logits = self.teacher.logits(images, self.preprocessing.mean, self.preprocessing.std)
             teacher_targets = self.teacher_targets(logits.float())
-        else:
-            both = torch.cat((label_targets, self.teacher_targets(outputs)), 1)
-            images, both = mix_pairs(images, both, spec.mixup, spec.cutmix, draw)
-            label_targets, teacher_targets = both.chunk(2, 1)
         by_label, by_teacher = self.student_logits(images, draw)
-        label_loss = self.label_loss(by_label, label_targets, multi_label)
+        label_loss = self.label_loss(by_label, label_targets, multi_label=labels.ndim == 2)
         teacher_loss = self.teacher_losses(by_teacher.float(), teacher_targets).mean()
-        return {"loss": (1 - spec.alpha) * label_loss + spec.alpha * teacher_loss}
+        return {"loss": (1 - alpha) * label_loss + alpha * teacher_loss}
 
     def student_logits(self, images: Tensor, draw: StepRandom) -> tuple[Tensor, Tensor]:
         """Return the logits of the label head and of the teacher head, [B, K] each; the same ones for a student with one head."""
@@ -169,3 +189,6 @@ class Distiller(Classifier):
         if spec.kind == "hard":
             return cross
         return (cross - entropy) * t**2 / (logits.shape[1] if spec.per == "value" else 1)
+
+
+Distillation.task_class = Distiller

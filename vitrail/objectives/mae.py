@@ -5,12 +5,11 @@ B images, N patches, n of them visible, C·P² values of a patch.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from vitrail.checkpoints.formats.mae import Autoencoder, has_decoder, read_mae, write_mae
 from vitrail.checkpoints.load import inspect_checkpoint
@@ -18,8 +17,9 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenConfig, TokenModel
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, reconstruct_patches
 from vitrail.nn.embed import Patches, patchify, select_tokens
-from vitrail.objectives.base import Objective, Parts, Task, TaskInputs
-from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder, check_fraction
+from vitrail.objectives.base import Losses, Objective, Parts, Task, TaskInputs
+from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
+from vitrail.utils.json import check_fields
 
 MASK_STREAM = 11  # random stream
 DECODER_FILE = "pretraining.safetensors"  # encoder and decoder, in a run directory
@@ -40,7 +40,7 @@ class MAE(Objective):
     decoder: Decoder = Decoder()
 
     def __post_init__(self) -> None:
-        check_fraction("mask", self.mask, "hidden")
+        check_fields(self, "> 0 and < 1", "mask, the fraction of hidden patches")
 
     def count_visible(self, patches: int) -> int:
         """Return how many of so many patches are visible."""
@@ -54,16 +54,12 @@ class MAE(Objective):
         patches = config.shape.patches
         visible = self.count_visible(patches)
         if not 0 < visible < patches:
-            raise ValueError(
-                f"mask {self.mask} leaves {visible} of {patches} patches visible: change mask or the patch size"
-            )
+            raise ValueError(f"mask {self.mask} leaves {visible} of {patches} patches: change it or the patch size")
         if self.norm_pix and config.channels * config.embed.stride**2 < 2:
             raise ValueError("a patch of one value has no standard deviation: set objective.norm_pix=false")
         self.decoder.fill_sizes(config)
 
-    def build(
-        self, model: TokenModel, steps: int, group: ProcessGroup | None = None, *, decoder: PixelDecoder | None = None
-    ) -> "MaskedAutoencoder":
+    def build(self, model: TokenModel, steps: int, *, decoder: PixelDecoder | None = None) -> "MaskedAutoencoder":
         """Return the task, with a new decoder unless one is given."""
         self.check(model.config, 1)
         return MaskedAutoencoder(model, decoder or build_decoder(model.config, self.decoder), self)
@@ -87,10 +83,9 @@ class MAE(Objective):
             return {}, f"{new}: {error}"
         theirs, ours = source.decoder.spec, self.decoder.fill_sizes(config)
         if theirs != ours:
-            names = [
-                name for name in ("depth", "width", "heads", "mlp") if getattr(theirs, name) != getattr(ours, name)
-            ]
-            settings = " ".join(f"--set objective.decoder.{name}={getattr(theirs, name)}" for name in names)
+            fields = [(name, getattr(theirs, name)) for name in ("depth", "width", "heads", "mlp")]
+            differ = [(name, value) for name, value in fields if value != getattr(ours, name)]
+            settings = " ".join(f"--set objective.decoder.{name}={value}" for name, value in differ)
             return {}, f"{new}: that of {path} has another size, use {settings} to continue with it"
         if (source.model.config.image_size, source.model.config.channels) != (config.image_size, config.channels):
             return {}, f"{new}: that of {path} is for another image size or other channels"
@@ -118,9 +113,7 @@ class MaskedAutoencoder(PatchTask):
         self.model = model  # type: ignore[assignment] (`check` refuses models without tokens)
         self.decoder, self.spec = decoder, spec
 
-    def forward(
-        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss`: the mean squared error of the values of hidden patches."""
         assert draw is not None
         visible, hidden = self.split_patches(images, draw)
@@ -144,10 +137,6 @@ class MaskedAutoencoder(PatchTask):
         variance = centred.square().sum(-1, keepdim=True) / (pixels.shape[-1] - 1)  # four times faster than torch.var
         deviation = (variance + 1e-6).sqrt()
         return centred / deviation, mean, deviation
-
-    @torch.no_grad()
-    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        return self(images, None, draw)
 
     @torch.no_grad()
     def predict_patches(self, images: Tensor, draw: StepRandom) -> PatchPrediction:

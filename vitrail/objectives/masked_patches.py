@@ -7,19 +7,19 @@ B images of C channels, N patches, n of them corrupted, S cells of a patch, K co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.embed import patchify, select_tokens
-from vitrail.objectives.base import Objective, Task, TaskInputs
-from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder, check_fraction
+from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
+from vitrail.utils.json import check_fields
 
 PATCH_STREAM, CORRUPTION_STREAM, SWAP_STREAM = 8, 9, 10  # random streams
 MASK_FRACTION, SWAP_FRACTION = 0.8, 0.1  # of the corrupted patches; the others are unchanged, as in BERT
@@ -44,7 +44,7 @@ class MaskedPatches(Objective):
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise ValueError(f"unknown target {self.target!r}: use {', '.join(TARGETS)}")
-        check_fraction("corrupt", self.corrupt, "corrupted")
+        check_fields(self, "> 0 and < 1", "corrupt, the fraction of corrupted patches")
 
     def count_corrupted(self, patches: int) -> int:
         """Return how many of so many patches are corrupted: the same for every image, so parts of a batch weigh the same."""
@@ -61,18 +61,11 @@ class MaskedPatches(Objective):
             raise ValueError(f"colours need 1 or 3 channels, got {config.channels}: set objective.target=pixels")
         corrupted = self.count_corrupted(patches)
         if not 0 < corrupted < patches:
-            raise ValueError(
-                f"corrupt {self.corrupt} corrupts {corrupted} of {patches} patches: change it or the patch size"
-            )
+            what = f"{corrupted} of {patches} patches"
+            raise ValueError(f"corrupt {self.corrupt} corrupts {what}: change it or the patch size")
 
     def build(
-        self,
-        model: TokenModel,
-        steps: int,
-        group: ProcessGroup | None = None,
-        *,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        self, model: TokenModel, steps: int, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> "MaskedPatchPredictor":
         """Return the task. `mean` and `std` normalise its images, 0.5 by default: colours are those before normalisation."""
         self.check(model.config, 1)
@@ -80,9 +73,8 @@ class MaskedPatches(Objective):
         return MaskedPatchPredictor(model, self, tuple(mean or half), tuple(std or half))
 
     def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        pipeline = inputs.preprocessing
-        encoder = model.tokens_for("masked patch prediction")
-        return self.build(encoder, inputs.steps, inputs.group, mean=pipeline.mean, std=pipeline.std)
+        encoder, pipeline = model.tokens_for("masked patch prediction"), inputs.preprocessing
+        return self.build(encoder, inputs.steps, mean=pipeline.mean, std=pipeline.std)
 
 
 class Corruption(NamedTuple):
@@ -112,9 +104,7 @@ class MaskedPatchPredictor(PatchTask):
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
-    def forward(
-        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss` over corrupted patches: cross-entropy of their colours, or squared error of their pixels."""
         assert draw is not None
         corruption = self.draw_corruption(images, draw)
@@ -156,10 +146,6 @@ class MaskedPatchPredictor(PatchTask):
         levels = ((cells * scale + shift) * LEVELS).long().clamp(0, LEVELS - 1)
         digits = LEVELS ** torch.arange(channels - 1, -1, -1, device=images.device)
         return (levels * digits.unsqueeze(-1)).sum(2)
-
-    @torch.no_grad()
-    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        return self(images, None, draw)
 
     @torch.no_grad()
     def predict_patches(self, images: Tensor, draw: StepRandom) -> PatchPrediction:

@@ -4,7 +4,7 @@ B images of C channels, N patches in a grid of h×w, P pixels along each.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.nn.head import Linear
 from vitrail.nn.pool import MAP
 from vitrail.nn.shape import Grid
-from vitrail.objectives.base import Reconstruction, Task
+from vitrail.objectives.base import Losses, Reconstruction, Task
 
 
 def check_encoder(config: ModelConfig, method: str) -> TokenConfig:
@@ -28,12 +28,6 @@ def check_encoder(config: ModelConfig, method: str) -> TokenConfig:
         (h, w), p = config.image_size, config.embed.stride
         raise ValueError(f"{method} needs several patches: {h}×{w} images are one {p}×{p} patch, use a smaller one")
     return config
-
-
-def check_fraction(name: str, fraction: float, what: str) -> None:
-    """Raise ValueError unless a fraction of the patches is between 0 and 1."""
-    if not 0 < fraction < 1:
-        raise ValueError(f"{name}, the fraction of {what} patches, must be > 0 and < 1, got {fraction}")
 
 
 class PatchPrediction(NamedTuple):
@@ -53,27 +47,25 @@ class PatchTask(Task):
         """Return input and prediction of a normalised batch."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> Losses:
+        return self(images, None, draw)
+
     def reconstruct(
         self, images: Tensor, draw: StepRandom, mean: Sequence[float], std: Sequence[float]
     ) -> Reconstruction:
-        return reconstruct(self, images, draw, mean, std)
-
-
-def reconstruct(
-    task: PatchTask, images: Tensor, draw: StepRandom, mean: Sequence[float], std: Sequence[float]
-) -> Reconstruction:
-    """Return normalised images [B, C, H, W] with their masked and predicted versions. The task should be in evaluation mode."""
-    prediction, (_, c, height, width) = task.predict_patches(images, draw), images.shape
-    patch = round((prediction.input.shape[2] // c) ** 0.5)
-    grid = (height // patch, width // patch)
-    scale, shift = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (std, mean))
-    masked = to_uint8(unpatchify(prediction.input, grid, c) * scale + shift)
-    grey = unpatchify(prediction.hidden.unsqueeze(-1).expand(-1, -1, prediction.input.shape[2]), grid, c)
-    return Reconstruction(
-        original=to_uint8(images * scale + shift),
-        masked=masked.masked_fill(grey, 128),
-        reconstructed=to_uint8(unpatchify(prediction.predicted, grid, c) * scale + shift),
-    )
+        """Return normalised images [B, C, H, W] with their masked and predicted versions, in evaluation mode."""
+        prediction, (_, c, height, width) = self.predict_patches(images, draw), images.shape
+        patch = round((prediction.input.shape[2] // c) ** 0.5)
+        grid = (height // patch, width // patch)
+        scale, shift = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (std, mean))
+        masked = to_uint8(unpatchify(prediction.input, grid, c) * scale + shift)
+        grey = unpatchify(prediction.hidden.unsqueeze(-1).expand(-1, -1, prediction.input.shape[2]), grid, c)
+        return Reconstruction(
+            original=to_uint8(images * scale + shift),
+            masked=masked.masked_fill(grey, 128),
+            reconstructed=to_uint8(unpatchify(prediction.predicted, grid, c) * scale + shift),
+        )
 
 
 def unpatchify(patches: Tensor, grid: Grid, channels: int) -> Tensor:

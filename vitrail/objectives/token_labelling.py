@@ -6,20 +6,19 @@ B images, N patches, D width, K classes.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.cache import MapShape
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenModel
 from vitrail.nn.shape import Grid
-from vitrail.objectives.base import Task, TaskInputs, TeacherOutput
-from vitrail.objectives.classification import Classification, Classifier
-from vitrail.objectives.score_map import align_labels, identity_transforms, map_shape, top_scores
-from vitrail.objectives.teacher import Teacher
+from vitrail.objectives.base import Losses, TeacherOutput
+from vitrail.objectives.classification import cut_boxes, pair_indices
+from vitrail.objectives.distillation import TeacherObjective, TeacherTask
+from vitrail.objectives.teacher import Teacher, align_labels, identity_transforms, map_shape, top_scores
+from vitrail.utils.json import check_fields
 
 BOX_AREA_STREAM, BOX_CENTRE_STREAM = 32, 33  # random streams
 
@@ -27,14 +26,11 @@ BOX_AREA_STREAM, BOX_CENTRE_STREAM = 32, 33  # random streams
 def draw_boxes(grid: Grid, alpha: float, draw: StepRandom) -> Tensor:
     """Return the patches that each image takes from its partner, bool [B, N]: a box, the same for both of a pair.
 
-    Its area is 1 minus a draw from Beta(alpha, alpha), around a random point, clipped at the border, as in CutMix.
+    Its area is 1 minus a draw from Beta(alpha, alpha), around a random point.
     """
-    pair = torch.arange(draw.count, device=draw.device) // 2 * 2  # both of a pair use the numbers of the first
-    side = (1 - draw.beta(alpha, BOX_AREA_STREAM)[pair, None]).sqrt() / 2
-    centre = draw.uniform(2, BOX_CENTRE_STREAM)[pair]
-    y, x = ((torch.arange(n, device=draw.device) + 0.5) / n for n in grid)
-    rows, columns = (y - centre[:, :1]).abs() < side, (x - centre[:, 1:]).abs() < side  # [B, h], [B, w]
-    box = (rows[:, :, None] & columns[:, None, :]).flatten(1)
+    pair, _ = pair_indices(draw.count, draw.device)
+    share, centre = draw.beta(alpha, BOX_AREA_STREAM)[pair], draw.uniform(2, BOX_CENTRE_STREAM)[pair]
+    box = cut_boxes(share, centre, grid).flatten(1)
     if draw.count % 2:
         box[-1] = False  # it has no partner
     return box
@@ -42,18 +38,13 @@ def draw_boxes(grid: Grid, alpha: float, draw: StepRandom) -> Tensor:
 
 def swap_patches(values: Tensor, box: Tensor) -> Tensor:
     """Return values of patches, [B, N, …], with the partner's inside the box."""
-    return torch.where(box[..., None], values[partner_indices(len(values), values.device)], values)
+    return torch.where(box[..., None], values[pair_indices(len(values), values.device)[1]], values)
 
 
 def blend_labels(labels: Tensor, box: Tensor) -> Tensor:
     """Return labels of images, [B, K], mixed by the area of each image."""
     share = box.float().mean(1, keepdim=True)  # of the partner
-    return labels * (1 - share) + labels[partner_indices(len(labels), labels.device)] * share
-
-
-def partner_indices(count: int, device: torch.device) -> Tensor:
-    """Return the index of each image's neighbour; a last image without one is its own."""
-    return (torch.arange(count, device=device) ^ 1).clamp(max=count - 1)
+    return labels * (1 - share) + labels[pair_indices(len(labels), labels.device)[1]] * share
 
 
 def embed_mixed(model: TokenModel, images: Tensor, box: Tensor) -> Tensor:
@@ -62,7 +53,7 @@ def embed_mixed(model: TokenModel, images: Tensor, box: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TokenLabelling(Classification):
+class TokenLabelling(TeacherObjective):
     """The loss of the image's label, plus `beta` times the mean over the patches of the loss of their labels.
 
     `mix_token` replaces mixup and CutMix, which would mix patches that have one label.
@@ -82,12 +73,9 @@ class TokenLabelling(Classification):
         for name in self.own_fields:
             if getattr(self, name):
                 raise ValueError(f"{name} must be 0 with token labelling, got {getattr(self, name)}: use mix_token")
-        if not 0 < self.beta < float("inf"):
-            raise ValueError(f"beta, the weight of the token labels, must be > 0, got {self.beta}")
-        if self.top < 1:
-            raise ValueError(f"top, the classes kept of each cell, must be >= 1, got {self.top}")
-        if not 0 <= self.mix_token < float("inf"):
-            raise ValueError(f"mix_token must be >= 0, got {self.mix_token}")
+        check_fields(self, "> 0", "beta, the weight of the token labels")
+        check_fields(self, ">= 1", "top, the classes kept of each cell")
+        check_fields(self, ">= 0", "mix_token")
 
     @property
     def pairs(self) -> bool:
@@ -100,63 +88,29 @@ class TokenLabelling(Classification):
     def check_teacher(self, config: ModelConfig, teacher: Teacher, multi_label: bool) -> None:
         if multi_label:
             raise ValueError("token labelling needs one label per image: use --distil soft")
-        self.check_maps(config, map_shape(teacher, self.top))
+        classes = map_shape(teacher, self.top).classes
+        config.tokens_for("token labelling")
+        if config.classes != classes:
+            raise ValueError(f"the teacher has {classes} classes and the student {config.classes}")
 
-    def check_maps(self, student: ModelConfig, shape: MapShape) -> None:
-        """Raise ValueError for a student that cannot learn from maps of this shape."""
-        student.tokens_for("token labelling")
-        if student.classes != shape.classes:
-            raise ValueError(
-                f"the teacher has {shape.classes} classes and the student {student.classes}: use the same ones"
-            )
-
-    def build(
-        self,
-        model: Model,
-        weights: Tensor | None = None,
-        teacher: Teacher | None = None,
-        preprocessing: Preprocessing | None = None,
-        cached: bool = False,
-    ) -> "TokenLabeller":
-        """Return the task. `preprocessing` is the student's.
-
-        With `cached`, targets come from a loader with score maps of whole images; otherwise the teacher sees every sample.
-        """
-        if teacher is None or preprocessing is None:
-            raise ValueError("token labelling needs a teacher: give --teacher MODEL")
-        shape = map_shape(teacher, self.top)
-        self.check_maps(model.config, shape)
-        student = model.tokens_for("token labelling")
-        return TokenLabeller(student, self, weights, shape, None if cached else teacher, preprocessing)
-
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
+    def check_student(self, model: Model, teacher: Teacher) -> None:
+        self.check_teacher(model.config, teacher, multi_label=False)
 
 
-class TokenLabeller(Classifier):
+class TokenLabeller(TeacherTask):
     """A student that learns the label of each image and the teacher's label of each patch."""
 
     spec: TokenLabelling
     model: TokenModel
 
-    def __init__(
-        self,
-        model: TokenModel,
-        spec: TokenLabelling,
-        weights: Tensor | None,
-        shape: MapShape,
-        teacher: Teacher | None,
-        preprocessing: Preprocessing,
-    ) -> None:
-        super().__init__(model, spec, weights)
-        self.shape, self.teacher, self.preprocessing = shape, teacher, preprocessing
+    def __init__(self, model: TokenModel, spec: TokenLabelling, weights: Tensor | None, teacher: Teacher, *rest: Any):
+        super().__init__(model, spec, weights, teacher, *rest)
+        self.shape = shape = map_shape(teacher, spec.top)
         self.head = nn.Linear(model.config.size.width, shape.classes)
         nn.init.zeros_(self.head.weight)  # like the classifier in the paper, and without random numbers
         nn.init.zeros_(self.head.bias)
 
-    def forward(
-        self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss` and the loss of the patches as `tokens`; without targets, the `logits`.
 
         Targets are indices [B], or with cached maps [B, 1 + …]: the label, the transform, the map.
@@ -182,12 +136,12 @@ class TokenLabeller(Classifier):
     def split_targets(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the label of each image, [B], and of each of its patches, [B, N, K]."""
         shape, grid = self.shape, self.model.embed.grid(images)
-        if self.teacher is None:
+        if self.cached:
             if targets.ndim != 2 or targets.shape[1] != 1 + shape.n_columns:
-                (h, w), columns = shape.grid, list(targets.shape[1:])
+                (h, w), expected = shape.grid, f"{1 + shape.n_columns}: label and map of"
+                columns = list(targets.shape[1:])
                 raise ValueError(
-                    f"targets have columns {columns}, expected {1 + shape.n_columns}: label and map of {h}×{w} cells with "
-                    f"{shape.top} classes"
+                    f"targets have columns {columns}, expected {expected} {h}×{w} cells with {shape.top} classes"
                 )
             labels = targets[:, 0].long()
             transforms, classes, scores = shape.split_columns(targets[:, 1:])
@@ -196,3 +150,6 @@ class TokenLabeller(Classifier):
             logits = self.teacher.dense_logits(images, self.preprocessing.mean, self.preprocessing.std)
             classes, scores = top_scores(logits, shape.top)
         return labels, align_labels(classes, scores, transforms, grid, shape.classes)
+
+
+TokenLabelling.task_class = TokenLabeller

@@ -20,11 +20,10 @@ from uuid import uuid4
 
 from vitrail.studies.study import Cell, Study
 from vitrail.training.logging import Listener
-from vitrail.training.pretrain import pretrain
 from vitrail.training.recipe import Machine, Recipe, method_of
-from vitrail.training.runs.prepare import Progress
 from vitrail.training.runs.record import write_json
-from vitrail.training.train import resume, train
+from vitrail.training.train import pretrain, resume, train
+from vitrail.utils.progress import ProgressCallback
 
 HEARTBEAT_SECONDS = 5.0  # between touches
 STALE_SECONDS = 120.0  # without a touch; network file systems cache attributes for up to a minute
@@ -194,7 +193,11 @@ def adopt_run(home: Path, claim: CellClaim) -> Path:
 
 
 def run_training(
-    recipe: Recipe, directory: Path, machine: Machine, listeners: tuple[Listener, ...], progress: Progress | None
+    recipe: Recipe,
+    directory: Path,
+    machine: Machine,
+    listeners: tuple[Listener, ...],
+    progress: ProgressCallback | None,
 ) -> dict[str, Any]:
     """Train or resume a run to its end and return its summary."""
     if (directory / "recipe.json").is_file():

@@ -17,7 +17,7 @@ import vitrail
 from vitrail.studies import load_study
 from vitrail.studies.study import DEFAULT_FRACTIONS, Cell, CellResult, Setting, Study, StudySetup, format_point
 from vitrail.training.recipe import Data, Facts, with_settings
-from vitrail.training.runs.prepare import Progress, prepare_data
+from vitrail.training.runs.prepare import prepare_data
 from vitrail.training.runs.record import absolute_path, write_json
 from vitrail.utils.files import stage_output
 from vitrail.utils.json import dataclass_from_json, to_json
@@ -185,7 +185,7 @@ def begin_sweep(
     data: Data | None = None,
     seeds: int | None = None,
     settings: Sequence[str] = (),
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     init: str | None = None,
 ) -> Sweep:
     """Set up a study in a directory, or resume the same one there, possibly with more seeds. Refuse a different one."""
@@ -252,7 +252,7 @@ def write_plan(directory: Path, plan: dict[str, Any]) -> None:
             raise
 
 
-def inspect_data(data: Data, progress: Progress | None) -> tuple[Data, Facts]:
+def inspect_data(data: Data, progress: ProgressCallback | None) -> tuple[Data, Facts]:
     """Return the data as cells read it, and its facts. It must have validation and test images."""
     prepared = prepare_data(data, progress)
     if "test" not in prepared.splits and data.fractions is None:

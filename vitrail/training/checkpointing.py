@@ -9,12 +9,11 @@ import hashlib
 import json
 import os
 import pickle
-import re
 import shutil
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +25,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 from torch.optim import Optimizer
 
 from vitrail.training.distributed import Team
-from vitrail.training.ema import WeightAverage
+from vitrail.training.schedule import WeightAverage
 
 PARTIAL_SUFFIX = ".partial"
-STEP_DIRECTORY = re.compile(r"step-\d{8}")
 
 
 @dataclass
@@ -65,26 +63,18 @@ class CheckpointReader(FileSystemReader):
 class MetadataUnpickler(pickle.Unpickler):
     """An unpickler of names, shapes and offsets of tensors that refuses every other class."""
 
-    allowed = frozenset(
-        {
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("pathlib", "PosixPath"),
-            ("pathlib", "WindowsPath"),
-        }
-        | {("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
-        | {
-            ("torch.distributed.checkpoint.metadata", name)
-            for name in (
-                *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
-                *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
-            )
-        }
-    )
+    allowed: ClassVar[dict[str, str]] = {
+        "torch": "Size",
+        "torch.serialization": "_get_layout",
+        "pathlib": "PosixPath WindowsPath",
+        "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+        "torch.distributed.checkpoint.metadata": "ChunkStorageMetadata Metadata MetadataIndex StorageMeta "
+        "TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if dtype or (module, name) in self.allowed:
+        if dtype or name in self.allowed.get(module, "").split():
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"unexpected class {module}.{name}")
 
@@ -97,9 +87,8 @@ def collect_tensors(task: nn.Module, optimizers: list[Optimizer], average: Weigh
         tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
-            tensors |= {
-                f"optimizer.{names[parameter]}:{key}": value for key, value in state.items() if value is not None
-            }
+            present = {key: value for key, value in state.items() if value is not None}
+            tensors |= {f"optimizer.{names[parameter]}:{key}": value for key, value in present.items()}
     return tensors
 
 
@@ -119,13 +108,9 @@ class Checkpoints:
                 shutil.rmtree(stale, ignore_errors=True)
         self.team.barrier()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about running without a process group
-                write_shards(
-                    {name: tensor.detach() for name, tensor in tensors.items()},
-                    storage_writer=FileSystemWriter(partial),
-                    no_dist=self.team.world_size == 1,
-                )
+            detached = {name: tensor.detach() for name, tensor in tensors.items()}
+            with warnings.catch_warnings(action="ignore"):  # about running without a process group
+                write_shards(detached, storage_writer=FileSystemWriter(partial), no_dist=self.team.world_size == 1)
             if self.team.is_main:
                 (partial / "progress.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
                 sums = {file.name: hash_file(file) for file in sorted(partial.iterdir())}
@@ -152,9 +137,7 @@ class Checkpoints:
         """Return the existing checkpoints, oldest first."""
         if not self.directory.is_dir():
             return []
-        return sorted(
-            p for p in self.directory.iterdir() if p.name.startswith("step-") and not p.name.endswith(PARTIAL_SUFFIX)
-        )
+        return sorted(path for path in self.directory.glob("step-*") if path.suffix != PARTIAL_SUFFIX)
 
     def newest_intact(self) -> tuple[Path | None, list[str]]:
         """Return the newest intact checkpoint, and a message for each newer damaged one."""
@@ -180,19 +163,14 @@ def load_checkpoint(
     reader = CheckpointReader(path)
     stored = reader.read_metadata().state_dict_metadata
     named = dict(task.named_parameters())
-    home = {
-        parameter: optimizer for optimizer in optimizers for g in optimizer.param_groups for parameter in g["params"]
-    }
+    home = {parameter: owner for owner in optimizers for group in owner.param_groups for parameter in group["params"]}
     for name, entry in stored.items():
         if name.startswith("optimizer."):
             owner, _, key = name.removeprefix("optimizer.").rpartition(":")
             parameter = named.get(owner)
             if parameter is None or parameter not in home or not isinstance(entry, TensorStorageMetadata):
-                raise ValueError(
-                    f"{path} has optimiser state of {owner}, which this run does not train: was the recipe changed?"
-                )
-            like = entry.size == parameter.shape
-            dtype = entry.properties.dtype
+                raise ValueError(f"{path} trains {owner}, which this run does not train: was the recipe changed?")
+            like, dtype = entry.size == parameter.shape, entry.properties.dtype
             # Fused optimisers count their steps on the device, others on the CPU.
             device = parameter.device if home[parameter].defaults.get("fused") else torch.device("cpu")
             small = torch.empty(entry.size, dtype=dtype, device=device)
@@ -200,16 +178,11 @@ def load_checkpoint(
     wanted = collect_tensors(task, optimizers, average)
     if set(wanted) != set(stored):
         differ = sorted(set(wanted) ^ set(stored))
-        raise ValueError(
-            f"{path} belongs to another model or recipe: {len(differ)} tensors differ, e.g. {', '.join(differ[:3])}"
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        read_shards(
-            {n: t.detach() for n, t in wanted.items()},
-            storage_reader=CheckpointReader(path),
-            no_dist=team.world_size == 1,
-        )
+        some = ", ".join(differ[:3])
+        raise ValueError(f"{path} belongs to another model or recipe: {len(differ)} tensors differ, e.g. {some}")
+    detached = {name: tensor.detach() for name, tensor in wanted.items()}
+    with warnings.catch_warnings(action="ignore"):
+        read_shards(detached, storage_reader=CheckpointReader(path), no_dist=team.world_size == 1)
     return read_progress(path)
 
 

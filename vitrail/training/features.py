@@ -7,7 +7,7 @@ projection for CLIP). Those of a distilled model are its two tokens concatenated
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from vitrail.utils.files import cache_directory
 from vitrail.utils.json import to_json
 from vitrail.utils.progress import ProgressCallback
 
-Progress = Callable[[str, int, int], None]
 VERSION = 5  # increased when the computation changes
 BATCH_SIZE = 64
 READ_CHUNK = 4096  # vectors read and verified at once
@@ -35,14 +34,19 @@ MAX_WIDTH = 10_000_000  # of a vector; a larger width in a file means that it is
 
 @dataclass(frozen=True)
 class Features:
-    """Features and targets of a split."""
+    """Features, or other outputs of a model, and targets of a split."""
 
-    values: np.ndarray  # float32 [n, D], of readable images
+    values: np.ndarray  # float32 [n, D], of readable images in the order of the split
     targets: np.ndarray  # [n], or [n, K]
     seconds: float  # to compute them or to read the cache
-    cached: bool
+    n_computed: int  # images that were not in the cache
     unreadable: dict[str, str] = field(default_factory=dict)  # name and reason
     notes: tuple[str, ...] = ()
+
+    @property
+    def cached(self) -> bool:
+        """Whether all came from the cache."""
+        return not self.n_computed
 
 
 def hash_model(model: Model, pipeline: Preprocessing) -> str:
@@ -53,136 +57,77 @@ def hash_model(model: Model, pipeline: Preprocessing) -> str:
     return digest.hexdigest()
 
 
-def cache_path(key: str) -> Path:
-    """Return the cache file of a key."""
-    return cache_directory() / "features" / f"{key}.float32"
-
-
 def extract_features(
-    model: Model,
+    model: Callable[[Tensor], Tensor],
     pipeline: Preprocessing,
     images: Images,
     *,
     identity: str | None = None,
+    kind: str = "features",
     device: torch.device | None = None,
     workers: int | None = None,
     cache: bool = True,
     progress: ProgressCallback | None = None,
 ) -> Features:
-    """Return the features of a split, from the cache where they are. `model` ends in features; `identity` is its hash."""
-    device = device or torch.device("cpu")
-    identity = identity or (hash_model(model, pipeline) if cache else "")
-    start = time.monotonic()
-    outputs = compute_cached(
-        model.to(device).eval(), pipeline, images, identity, "features", device, workers, cache, progress
-    )
-    return Features(
-        outputs.values[outputs.read],
-        images.targets[outputs.read],
-        time.monotonic() - start,
-        outputs.cached,
-        outputs.unreadable,
-        outputs.notes,
-    )
+    """Return the outputs of a model for a split: from the cache, the missing ones computed and cached.
 
-
-@dataclass(frozen=True)
-class ModelOutputs:
-    """Outputs of a function for every image of a split."""
-
-    values: np.ndarray  # float32 [n, D], in the order of the split; zeros for unreadable images
-    read: np.ndarray  # [n], whether it is readable
-    n_computed: int  # images that were not in the cache
-    unreadable: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def cached(self) -> bool:
-        """Whether all outputs came from the cache."""
-        return not self.n_computed
-
-
-def compute_cached(
-    model: Callable[[Tensor], Tensor],
-    pipeline: Preprocessing,
-    images: Images,
-    identity: str,  # the hash of the model
-    kind: str,  # of outputs, part of the cache key
-    device: torch.device,
-    workers: int | None = None,
-    cache: bool = True,
-    progress: ProgressCallback | None = None,
-) -> ModelOutputs:
-    """Return a model's outputs for a split: from the cache, the missing ones computed and cached."""
+    `model` ends in features, or is a function with other outputs of this `kind`; `identity` is the hash of the model.
+    """
     if not len(images):
         raise ValueError(f"the {images.split} split has no images")
-    store, keys, notes = None, [], []
+    device = device or torch.device("cpu")
+    if isinstance(model, Model):
+        identity = identity or (hash_model(model, pipeline) if cache else "")
+        model.to(device).eval()
+    assert identity is not None, "a function has no hash: give the identity of its model"
+    start, store, keys, notes = time.monotonic(), None, [], []
     values, read = np.zeros((len(images), 0), dtype=np.float32), np.zeros(len(images), dtype=bool)
     if cache:
         key = hashlib.sha256("\n".join([str(VERSION), kind, identity, device.type]).encode()).hexdigest()[:40]
-        keys, store = image_keys(images), VectorCache(cache_path(key))
+        keys, store = image_keys(images), VectorCache(cache_directory() / "features" / f"{key}.float32")
         values, read, problem = store.read(keys)
         notes += [f"{problem}: the {kind} of the {images.split} split are computed again"] if problem else []
-    missing = np.flatnonzero(~read)
-    unreadable: dict[str, str] = {}
+    missing, unreadable, label = np.flatnonzero(~read), dict[str, str](), f"{kind} of the {images.split} split"
     if len(missing):
-        label = f"{kind} of the {images.split} split"
-        for indices, part in iter_outputs(
-            model, pipeline, images.select(missing), label, device, workers, progress, unreadable, int(read.sum())
-        ):
+        batches = run_batches(
+            TorchRuntime(model, pipeline, "features", device),
+            images.select(missing),
+            pipeline,
+            unreadable,
+            batch_size=BATCH_SIZE,
+            workers=workers,
+            device=device,
+            progress=progress,
+            stage=label,
+            # Images that were unreadable before come in one batch, so their allowed number grows with the readable images.
+            max_unreadable=max(MAX_UNREADABLE, int(read.sum())),
+        )
+        for batch in batches:
+            if not np.isfinite(batch.outputs).all():
+                raise ValueError(f"{label}: the model's outputs are not finite")
             if not values.shape[1]:
-                values = np.zeros((len(images), part.shape[1]), dtype=np.float32)
-            values[missing[indices]], read[missing[indices]] = part, True
-            if store is not None and (problem := store.add([keys[index] for index in missing[indices]], part)):
+                values = np.zeros((len(images), batch.outputs.shape[1]), dtype=np.float32)
+            indices = missing[batch.indices]
+            values[indices], read[indices] = batch.outputs, True
+            if store is not None and (problem := store.add([keys[index] for index in indices], batch.outputs)):
                 notes.append(f"the {kind} are not cached: {problem}")
                 store = None  # the disk is full or read-only: one note is enough
     if not read.any():
         reason = next(iter(unreadable.values()), "")
         raise ValueError(f"no image of the {images.split} split is readable: {reason}")
-    return ModelOutputs(values, read, len(missing), unreadable, tuple(notes))
-
-
-def iter_outputs(
-    model: Callable[[Tensor], Tensor],
-    pipeline: Preprocessing,
-    images: Images,
-    label: str,  # for progress and errors
-    device: torch.device,
-    workers: int | None,
-    progress: ProgressCallback | None,
-    unreadable: dict[str, str],  # filled with names and reasons
-    n_cached: int,  # images of the split that were in the cache
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the indices [B] and outputs [B, D] of each batch."""
-    # Images that were unreadable before come in one batch, so their allowed number grows with the readable images.
-    batches = run_batches(
-        TorchRuntime(model, pipeline, "features", device),
-        images,
-        pipeline,
-        unreadable,
-        batch_size=BATCH_SIZE,
-        workers=workers,
-        device=device,
-        progress=progress,
-        stage=label,
-        max_unreadable=max(MAX_UNREADABLE, n_cached),
-    )
-    for batch in batches:
-        if not np.isfinite(batch.outputs).all():
-            raise ValueError(f"{label}: the model's outputs are not finite")
-        yield batch.indices, batch.outputs
+    seconds = time.monotonic() - start
+    return Features(values[read], images.targets[read], seconds, len(missing), unreadable, tuple(notes))
 
 
 def image_keys(images: Images) -> list[bytes | None]:
     """Return the cache key of every image; None where its file is missing, which is reported when it is read."""
-
-    def key(index: int) -> bytes | None:
+    keys: list[bytes | None] = []
+    for index in range(len(images)):
         try:
-            return compute_image_key(images, index)
+            keys.append(compute_image_key(images, index))
         except OSError:
-            return None
-
-    return [key(index) for index in range(len(images))]
+            keys.append(None)
+    return keys
 
 
 class VectorCache:
@@ -204,11 +149,8 @@ class VectorCache:
             if not self.path.exists() or not self.path.stat().st_size:  # another process may be about to write it
                 return *nothing, ""
             width = (read_metadata(self.path) or {}).get("width")
-            if (
-                not isinstance(width, int)
-                or not 0 < width <= MAX_WIDTH
-                or not (file := self.open_file(width)).is_compatible()
-            ):
+            width = width if isinstance(width, int) and 0 < width <= MAX_WIDTH else 0
+            if not width or not (file := self.open_file(width)).is_compatible():
                 self.path.unlink()
                 return *nothing, f"{self.path} is damaged (unexpected content)"
             records = file.open_records()

@@ -10,6 +10,7 @@ from typing import Any
 
 Record = dict[str, Any]
 Listener = Callable[[Record], None]
+LogNumbers = Callable[[int, dict[str, float]], None]  # of a step
 
 
 class MetricsLog:
@@ -36,14 +37,12 @@ class MetricsLog:
         text = json.dumps({k: finite_or_name(v) for k, v in record.items()}, ensure_ascii=False, allow_nan=False) + "\n"
         self.bytes += len(text.encode())
         self._append("metrics.jsonl", text)
-        for listener in self.listeners:
-            listener(record)
+        self.notify(record)
 
     def write_timing(self, record: Record) -> None:
         """Append a record to timing.jsonl."""
         self._append("timing.jsonl", json.dumps(record) + "\n")
-        for listener in self.listeners:
-            listener({"kind": "timing"} | record)
+        self.notify({"kind": "timing"} | record)
 
     def notify(self, record: Record) -> None:
         """Send a record to the listeners only."""
@@ -91,34 +90,26 @@ def collect_numbers(record: Record) -> tuple[int, dict[str, float]]:
     return int(record.get("step", 0)), values
 
 
-def log_to_tensorboard(directory: Path, identity: str, settings: dict[str, Any]) -> Listener:
+def log_to_tensorboard(directory: Path, identity: str, settings: dict[str, Any]) -> LogNumbers:
     writer = import_tracker("tensorboard").SummaryWriter(str(directory / "tensorboard"))
     writer.add_text("recipe", f"```\n{settings}\n```")
 
-    def on_record(record: Record) -> None:
-        step, values = collect_numbers(record)
+    def log(step: int, values: dict[str, float]) -> None:
         for label, value in values.items():
             writer.add_scalar(label, value, step)
-        if values:
-            writer.flush()
+        writer.flush()
 
-    return on_record
+    return log
 
 
-def log_to_wandb(directory: Path, identity: str, settings: dict[str, Any]) -> Listener:
+def log_to_wandb(directory: Path, identity: str, settings: dict[str, Any]) -> LogNumbers:
     run = import_tracker("wandb").init(
         project="vitrail", name=directory.name, id=identity, resume="allow", dir=str(directory), config=settings
     )
-
-    def on_record(record: Record) -> None:
-        step, values = collect_numbers(record)
-        if values:
-            run.log(values | {"step": step})
-
-    return on_record
+    return lambda step, values: run.log(values | {"step": step})
 
 
-def log_to_mlflow(directory: Path, identity: str, settings: dict[str, Any]) -> Listener:
+def log_to_mlflow(directory: Path, identity: str, settings: dict[str, Any]) -> LogNumbers:
     module = import_tracker("mlflow")
     module.set_experiment("vitrail")
     known = module.search_runs(filter_string=f"tags.vitrail = '{identity}'", output_format="list")
@@ -127,20 +118,22 @@ def log_to_mlflow(directory: Path, identity: str, settings: dict[str, Any]) -> L
     else:
         module.start_run(run_name=directory.name, tags={"vitrail": identity})
         module.log_dict(settings, "recipe.json")
+    return lambda step, values: module.log_metrics(values, step=step)
+
+
+TRACKERS = {"tensorboard": log_to_tensorboard, "wandb": log_to_wandb, "mlflow": log_to_mlflow}
+
+
+def connect_tracker(name: str, directory: Path, identity: str, settings: dict[str, Any]) -> Listener:
+    """Return a listener that sends the numbers of each record to an external tracker."""
+    log = TRACKERS[name](directory, identity, settings)
 
     def on_record(record: Record) -> None:
         step, values = collect_numbers(record)
         if values:
-            module.log_metrics(values, step=step)
+            log(step, values)
 
     return on_record
-
-
-TRACKERS: dict[str, Callable[[Path, str, dict[str, Any]], Listener]] = {
-    "tensorboard": log_to_tensorboard,
-    "wandb": log_to_wandb,
-    "mlflow": log_to_mlflow,
-}
 
 
 def import_tracker(extra: str) -> Any:

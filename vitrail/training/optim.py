@@ -1,18 +1,24 @@
-"""Settings of the optimisers, and the rules of weight decay and learning rate for each parameter."""
+"""Settings of the optimisers, the rules of weight decay and learning rate for each parameter, and what PyTorch lacks: LAMB
+and Muon (Jordan et al. 2024), which orthogonalises the momentum of matrices.
+
+m matrices of one shape, r×c each.
+"""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from vitrail.models.base import Model
-from vitrail.training.optimisers import Lamb as LambOptimizer
-from vitrail.training.optimisers import Muon as MuonOptimizer
+from vitrail.utils.json import check_fields
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of the quintic that drives singular values towards 1
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,11 @@ class Optim:
     decay_end: float | None = None  # weight decay at the end of the run, on a cosine; None for constant
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr must be > 0, got {self.lr}")
-        for decay in (self.weight_decay, self.decay_end):
-            if decay is not None and not 0 <= decay < float("inf"):
-                raise ValueError(f"weight decay must be >= 0, got {decay}")
+        check_fields(self, "> 0", "lr")
+        check_fields(self, ">= 0", "weight_decay", "decay_end")
+        check_fields(self, "> 0 and <= 1", "layer_decay")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be > 0, or none, got {self.clip}")
-        if not 0 < self.layer_decay <= 1:
-            raise ValueError(f"layer_decay must be > 0 and <= 1, got {self.layer_decay}")
 
     def decay_at(self, step: int, steps: int) -> float:
         """Return the weight decay at step `step`, from 0."""
@@ -88,11 +90,8 @@ class AdamW(Optim):
     eps: float = 1e-8
 
     def build(self, task: nn.Module, rules: ParameterRules) -> list[Optimizer]:
-        return [
-            torch.optim.AdamW(
-                self.parameter_groups(task, rules), lr=self.lr, betas=self.betas, eps=self.eps, fused=True
-            )
-        ]
+        groups = self.parameter_groups(task, rules)
+        return [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)]
 
 
 @dataclass(frozen=True)
@@ -176,3 +175,89 @@ def parameter_rules(task: nn.Module, layer_decay: float) -> ParameterRules:
             parts=3 if matrix and plain.endswith("msa.qkv.weight") else 1,
         )
     return rules
+
+
+class LambOptimizer(Optimizer):
+    """LAMB. The trust ratio is 1 for tensors without weight decay, as in the published code."""
+
+    def __init__(self, groups: Iterable[Any], lr: float, betas: tuple[float, float], eps: float, weight_decay: float):
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            (beta1, beta2), decay = group["betas"], group["weight_decay"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] += 1
+                count = state["step"].item()
+                state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
+                state["exp_avg_sq"].mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
+                root = (state["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(group["eps"])
+                update = state["exp_avg"] / (1 - beta1**count) / root
+                if decay:
+                    update = update + decay * parameter
+                    size, length = parameter.norm(), update.norm()
+                    update = update * torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size))
+                parameter.sub_(group["lr"] * update)
+
+
+def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
+    """Return matrices [m, r, c] with the same singular vectors and singular values near 1, by Newton–Schulz iterations.
+
+    bfloat16 on a GPU, as published; float32 on a CPU, where bfloat16 is many times slower.
+    """
+    a, b, c = NEWTON_SCHULZ
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    x = x.mT if matrices.shape[-2] > matrices.shape[-1] else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + torch.baddbmm(b * gram, gram, gram, alpha=c) @ x
+    x = x.mT if matrices.shape[-2] > matrices.shape[-1] else x
+    return x.to(matrices.dtype)
+
+
+class MuonOptimizer(Optimizer):
+    """Muon for matrices, and filters as matrices of outputs by inputs. A tensor of queries, keys and values has 3 `parts`.
+
+    The update is scaled by √max(1, r/c), so that its size does not depend on the shape. Matrices of one shape are computed
+    together.
+    """
+
+    def __init__(self, groups: Iterable[Any], lr: float, momentum: float, weight_decay: float, steps: int = 5):
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "steps": steps, "parts": 1}
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                buffer = state["momentum_buffer"]
+                buffer.lerp_(parameter.grad, 1 - group["momentum"])
+                update = parameter.grad.lerp(buffer, group["momentum"])  # Nesterov's
+                full = update.full_tensor() if isinstance(update, DTensor) else update
+                alike[full.shape].append((parameter, full))
+            for shape, members in alike.items():
+                rows, columns = shape[0] // group["parts"], shape[1:].numel()
+                stacked = torch.stack([update for _, update in members]).view(-1, rows, columns)
+                size = max(1.0, rows / columns) ** 0.5
+                made = orthogonalise(stacked, group["steps"]).mul_(size).view(len(members), *shape)
+                for (parameter, _), update in zip(members, made, strict=True):
+                    if isinstance(parameter, DTensor):
+                        update = distribute_tensor(update, parameter.device_mesh, parameter.placements)
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])

@@ -1,8 +1,8 @@
 """Recipes: everything that determines the result of a training run as one value, how it is changed and stored."""
 
 import json
-import math
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -13,10 +13,9 @@ from vitrail.models.base import ModelConfig
 from vitrail.models.lora import check_tune
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import ObjectiveSlot
-from vitrail.training.ema import EMA
 from vitrail.training.optim import OptimizerSlot
-from vitrail.training.schedule import ScheduleSlot
-from vitrail.utils.json import dataclass_from_json, to_json, value_from_json
+from vitrail.training.schedule import EMA, ScheduleSlot
+from vitrail.utils.json import check_fields, dataclass_from_json, to_json, value_from_json
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,8 @@ class Data:
             raise ValueError(f"classes must be (first, step), such as (0, 2) or (1, 2), got {self.classes}")
         if self.examples is not None and min(self.examples) < 1:
             raise ValueError(f"examples must be >= 1 for training and validation, got {self.examples}")
-        if self.per_class is not None and self.per_class < 1:
-            raise ValueError(f"per_class must be >= 1, got {self.per_class}")
-        if self.drawn < 0:
-            raise ValueError(f"drawn must be >= 0, got {self.drawn}")
+        check_fields(self, ">= 1", "per_class")
+        check_fields(self, ">= 0", "drawn")
 
 
 @dataclass(frozen=True)
@@ -87,25 +84,17 @@ class Recipe:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("a recipe has either epochs or steps: set one, and the other to none")
-        for name in ("batch_size", "epochs", "steps", "accumulate", "patience", "validate_every"):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        check_fields(self, "> 0", "batch_size", "epochs", "steps", "accumulate", "patience", "validate_every")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be from 0 to {2**31 - 1}, got {self.seed}")
-        if self.preprocessing.size != self.model.image_size:
-            raise ValueError(
-                f"the model takes {self.model.image_size} and the preprocessing gives {self.preprocessing.size}: "
-                "use --size, which changes both"
-            )
         check_tune(self.tune)
-
-    def check(self) -> None:
-        """Raise ValueError for parts that do not fit together. Not in __post_init__: settings change one after the other."""
-        takes, gives = self.model.channels, self.preprocessing.channels
-        if takes != gives:
-            raise ValueError(
-                f"the model takes {takes} channels and the preprocessing gives {gives}: set model.channels={gives}"
-            )
+        model, pipeline = self.model, self.preprocessing
+        if pipeline.size != model.image_size:
+            sizes = f"the model takes {model.image_size} and the preprocessing gives {pipeline.size}"
+            raise ValueError(f"{sizes}: use --size, which changes both")
+        if pipeline.channels != model.channels:
+            channels = f"the model takes {model.channels} channels and the preprocessing gives {pipeline.channels}"
+            raise ValueError(f"{channels}: set model.channels={pipeline.channels}")
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of steps of the run."""
@@ -127,10 +116,8 @@ class Machine:
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
-        if self.keep_checkpoints < 1:
-            raise ValueError(f"keep_checkpoints must be >= 1, got {self.keep_checkpoints}")
-        if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers must be >= 0, got {self.workers}")
+        check_fields(self, ">= 1", "keep_checkpoints")
+        check_fields(self, ">= 0", "workers")
         if not self.save_seconds >= 0:
             raise ValueError(f"save_seconds must be >= 0, got {self.save_seconds}")
 
@@ -161,6 +148,10 @@ class Facts:
         """Return the number of steps in so many epochs."""
         return round(epochs * max(1, self.images // batch))
 
+    def total_steps(self, length: Mapping[str, Any], batch: int) -> int:
+        """Return the number of steps of a run with this length, as `choose_length` returns it."""
+        return length.get("steps") or self.steps(length["epochs"], batch)
+
     def choose_length(self, *, steps: int | None = None, epochs: float | None = None, why: str) -> dict[str, Any]:
         """Return `epochs` or `steps` of a recipe: the user's override, or the given value."""
         for name in ("epochs", "steps"):
@@ -170,11 +161,9 @@ class Facts:
 
     def choose(self, name: str, value: Any, why: str) -> Any:
         """Return the user's override, or the recipe's value, and record the choice."""
-        override = self.overrides.get(name)
         self.used.add(name)
-        if override is not None:
-            self.chosen.append(f"{name.replace('_', ' ')} {format_value(override)}: as given")
-            return override
+        if self.overrides.get(name) is not None:
+            value, why = self.overrides[name], "as given"
         self.chosen.append(f"{name.replace('_', ' ')} {format_value(value)}: {why}")
         return value
 
@@ -208,41 +197,42 @@ def read_recipe(path: Path) -> Recipe:
         raise ValueError(f"{path}: {error}") from None
 
 
-def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
-    """Return a recipe with changes like `optimizer.lr=3e-4`, `augment.0.scale=[0.3,1]`, `ema=none`, `optimizer=Muon`."""
-    # `epochs=none` and `steps=none` come last: they are valid once the other is set.
-    for setting in sorted(settings, key=lambda setting: setting.lower() in ("epochs=none", "steps=none")):
-        path, equals, text = setting.partition("=")
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return a recipe with changes like `optimizer.lr=3e-4`, `augment.0.scale=[0.3,1]`, `ema=none`, `optimizer=Muon`.
+
+    All changes are made before the new values are checked, so that several of them may belong together.
+    """
+    for setting in settings:
+        path, equals, text = (part.strip() for part in setting.partition("="))
         if not equals:
             raise ValueError(f"--set {setting}: write it as NAME=VALUE, optimizer.lr=3e-4 for example")
         try:
-            recipe = replace_at(recipe, Recipe, path.strip().split("."), text.strip(), path.strip())
+            recipe = replace_at(recipe, Recipe, path.split("."), text, path)
         except (TypeError, ValueError) as error:
             raise ValueError(f"--set {setting}: {error}") from None
-    return recipe
+    return check_values(recipe, settings)
 
 
 def replace_at(value: Any, kind: Any, path: list[str], text: str, whole: str) -> Any:
-    """Return `value` with the field at the end of the path replaced."""
+    """Return `value` with the field at the end of the path replaced, unchecked."""
     if not path:
         return parse_setting(value, kind, text, whole)
     name = path[0]
     if isinstance(value, tuple):
         if not name.isdecimal() or int(name) >= len(value):
             raise ValueError(f"index of {whole} must be from 0 to {len(value) - 1}, got {name!r}")
-        inner = get_args(kind)[0]
         index = int(name)
-        return (*value[:index], replace_at(value[index], inner, path[1:], text, whole), *value[index + 1 :])
+        part = replace_at(value[index], get_args(kind)[0], path[1:], text, whole)
+        return (*value[:index], part, *value[index + 1 :])
     if not is_dataclass(value):
         raise ValueError(f"{whole}: {format_value(value)} has no fields; set it to a class first")
-    known = [f.name for f in fields(value)]
-    if name not in known:
-        raise ValueError(f"no {name!r} in {type(value).__name__}: {closest(name, known)}")
-    inner = get_type_hints(type(value))[name]
+    values = {f.name: getattr(value, f.name) for f in fields(value)}
+    if name not in values:
+        raise ValueError(f"no {name!r} in {type(value).__name__}: {closest(name, list(values))}")
     if isinstance(value, Recipe) and name in ("epochs", "steps") and text.lower() != "none":
-        length = {"epochs": None, "steps": None, name: parse_setting(None, inner, text, whole)}
-        return replace(value, **length)
-    return replace(value, **{name: replace_at(getattr(value, name), inner, path[1:], text, whole)})  # type: ignore[type-var]
+        values |= {"epochs": None, "steps": None}  # a run has one of them
+    inner = get_type_hints(type(value))[name]
+    return assemble(type(value), values | {name: replace_at(values[name], inner, path[1:], text, whole)})
 
 
 def parse_setting(old: Any, kind: Any, text: str, where: str) -> Any:
@@ -253,14 +243,37 @@ def parse_setting(old: Any, kind: Any, text: str, where: str) -> Any:
     classes: dict[str, Any] = {option.__name__.lower(): option for option in alternatives if is_dataclass(option)}  # type: ignore[union-attr]
     if classes and not text.startswith("{"):
         if text.lower() not in classes:
-            raise ValueError(
-                f"unknown class {text!r}: {closest(text, [option.__name__ for option in classes.values()])}"
-            )
-        new: Any = classes[text.lower()]
-        shared = {f.name for f in fields(new)} & ({f.name for f in fields(old)} if is_dataclass(old) else set())
-        return new(**{name: getattr(old, name) for name in shared if name != "betas"})
+            known = [option.__name__ for option in classes.values()]
+            raise ValueError(f"unknown class {text!r}: {closest(text, known)}")
+        kept = {f.name: getattr(old, f.name) for f in fields(old)} if is_dataclass(old) else {}
+        return assemble(classes[text.lower()], {name: part for name, part in kept.items() if name != "betas"})
     try:
         data = json.loads(text)
     except ValueError:
         data = text
     return value_from_json(data, kind, where)
+
+
+def assemble(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return a dataclass of this kind with these values, defaults for its other fields, and none of its checks."""
+    made = object.__new__(kind)
+    for f in fields(kind):
+        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise ValueError(f'{kind.__name__} needs {f.name}: write {{"type": "{kind.__name__}", "{f.name}": …}}')
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        object.__setattr__(made, f.name, values.get(f.name, default))
+    return made
+
+
+def check_values(value: Any, settings: Sequence[str], path: str = "") -> Any:
+    """Return a value with each of its dataclasses built anew, which checks them; raise ValueError with the settings at fault."""
+    if isinstance(value, tuple):
+        return tuple(check_values(part, settings, f"{path}.{index}") for index, part in enumerate(value))
+    if not is_dataclass(value):
+        return value
+    parts = {f.name: check_values(getattr(value, f.name), settings, f"{path}.{f.name}") for f in fields(value)}
+    try:
+        return type(value)(**parts)  # type: ignore[operator]
+    except (TypeError, ValueError) as error:
+        at_fault = [f"--set {setting}" for setting in settings if f".{setting}".startswith(path)]
+        raise ValueError(f"{' '.join(at_fault)}: {error}") from None

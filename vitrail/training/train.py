@@ -1,18 +1,19 @@
-"""`vitrail.train` and `vitrail.resume`: from data to a finished run directory."""
+"""`vitrail.train`, `vitrail.pretrain` and `vitrail.resume`: from data to a finished run directory."""
 
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.sizes import closest
+from vitrail.objectives.registry import PRETRAINING
 from vitrail.reports import write_report
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import Listener, import_tracker
@@ -21,14 +22,23 @@ from vitrail.training.recipes import METHODS, build_recipe, check_name
 from vitrail.training.runs.prepare import Prepared, prepare_data
 from vitrail.training.runs.record import read_json
 from vitrail.training.runs.run import Run
-from vitrail.training.runs.setup import Progress, RunSetup
+from vitrail.training.runs.setup import RunSetup
 from vitrail.training.runs.teaching import with_teacher
 from vitrail.utils.json import dataclass_from_json
+from vitrail.utils.progress import ProgressCallback
 
 RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
 SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "distil")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
 FROM_CHECKPOINT = ("finetune", "paper-finetune", *METHODS)
+
+
+class Connected(TypedDict):
+    """Receivers of what a run reports: functions, external trackers, and a display of progress."""
+
+    listeners: tuple[Listener, ...]
+    trackers: tuple[str, ...]
+    progress: ProgressCallback | None
 
 
 def train(
@@ -45,7 +55,7 @@ def train(
     machine: Machine = Machine(),  # noqa: B008
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Train a model with labels; return the run directory and its summary.
 
@@ -55,91 +65,138 @@ def train(
     `overrides` are values that a named recipe adapts to (`epochs`, `steps`, `batch_size`, `lr`, `model`, `size`), `settings`
     change the finished recipe (`optimizer.lr=3e-4`).
     """
-    if isinstance(recipe, str):
-        recipe = Path(recipe) if recipe.endswith(".json") else recipe
-        if isinstance(recipe, str):
-            check_name(recipe)
-    given = read_recipe(recipe) if isinstance(recipe, Path) else recipe if isinstance(recipe, Recipe) else None
+    name = recipe if isinstance(recipe, str) and not recipe.endswith(".json") else None
+    if name is not None:
+        check_name(name)
+    given = read_given(None if name else recipe)
     if given is not None and (method := method_of(given)):
         raise ValueError(f"the recipe pretrains without labels ({method}): use vitrail pretrain --recipe")
+    source = find_data(data, given, "vitrail train digits")
+    taught = choose_teacher(teacher, distil, teacher_cache, given)
+    name = name or ("finetune" if init else "distil" if taught else "scratch-small")
+    choice = RecipeChoice(name, given, source, init, taught, distil, overrides or {}, settings)
+    return start_run(choice, out, machine, Connected(listeners=listeners, trackers=trackers, progress=progress))
+
+
+def pretrain(
+    data: str | Data | None = None,
+    *,
+    method: str | None = None,
+    init: str | None = None,
+    teacher: str | None = None,
+    teacher_cache: bool = False,
+    recipe: str | Path | Recipe | None = None,
+    out: str | Path | None = None,
+    settings: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    machine: Machine = Machine(),  # noqa: B008
+    listeners: tuple[Listener, ...] = (),
+    trackers: tuple[str, ...] = (),
+    progress: ProgressCallback | None = None,
+) -> tuple[Path, dict[str, Any]]:
+    """Train a model without labels; return the run directory and its summary.
+
+    `method` is mpp (masked patch prediction), mae, dino or features; `init` the initial checkpoint; `recipe` a recipe.json
+    or a Recipe instead of a method. `teacher` is the trained model whose features are learnt; with `teacher_cache` they are
+    computed once for each image. Everything else is as for `vitrail.train`; `vitrail.resume` resumes it.
+    """
+    given = read_given(recipe)
+    if given is not None and method_of(given) is None:
+        raise ValueError(f"the recipe {given.name} learns labels: use vitrail train")
+    source = replace(find_data(data, given, "vitrail pretrain photos --method dino"), task="none")
+    if given is None and method is None:
+        raise ValueError(f"no method: give --method {', --method '.join(METHODS[:-1])} or --method {METHODS[-1]}")
+    if method is not None and method not in METHODS:
+        raise ValueError(f"unknown method {method!r}: use {', '.join(METHODS)}")
+    if method is not None and given is not None:
+        raise ValueError("a recipe file has a method already: leave out --method")
+    name = str(method if given is None else method_of(given))
+    uses_teacher = PRETRAINING[name].teacher_output is not None
+    if not uses_teacher and (teacher or teacher_cache):
+        option = "--teacher" if teacher else "--teacher-cache"
+        raise ValueError(f"--method {name} uses no teacher: leave out {option}, or use --method features")
+    if uses_teacher and teacher is None and given is None:
+        raise ValueError(f"--method {name} needs a teacher: give --teacher MODEL, a trained model")
+    taught = choose_teacher(teacher, None, teacher_cache, given) if uses_teacher else None
+    choice = RecipeChoice(name, given, source, init, taught, None, overrides or {}, settings)
+    return start_run(choice, out, machine, Connected(listeners=listeners, trackers=trackers, progress=progress))
+
+
+def read_given(recipe: str | Path | Recipe | None) -> Recipe | None:
+    """Return the recipe of a caller that gives one, as a value or as a file."""
+    return recipe if recipe is None or isinstance(recipe, Recipe) else read_recipe(Path(recipe))
+
+
+def find_data(data: str | Data | None, given: Recipe | None, example: str) -> Data:
+    """Return the data of a run: as given, or that of the recipe."""
     if data is None and given is None:
-        raise ValueError("no data: give a folder, a file or a name, such as vitrail train digits")
-    source = Data(data) if isinstance(data, str) else data if data is not None else given.data  # type: ignore[union-attr]
+        raise ValueError(f"no data: give a folder, a file or a name, such as {example}")
+    return Data(data) if isinstance(data, str) else data or given.data  # type: ignore[union-attr]
 
-    settings_of_teacher = choose_teacher(teacher, distil, teacher_cache, given)
-    default = "finetune" if init else "distil" if settings_of_teacher else "scratch-small"
-    name = recipe if isinstance(recipe, str) else default
 
-    def choose(prepared: Prepared, facts: Facts, team: Team) -> Recipe:
-        if given is None:
-            asked, facts.teacher = dict(overrides or {}), settings_of_teacher
-            asked |= {"distil": distil} if distil and name == "distil" else {}
-            chosen = choose_precision(build_named_recipe(name, facts, source, init, asked), facts, team, asked)
-            if settings_of_teacher is None or chosen.teacher:
-                return chosen
-            return with_teacher(chosen, settings_of_teacher, distil)
-        refuse_overrides(overrides)
-        chosen = replace(given, data=source, init=init or given.init)
-        return chosen if settings_of_teacher is None else with_teacher(chosen, settings_of_teacher, distil)
+@dataclass(frozen=True)
+class RecipeChoice:
+    """Everything that determines the recipe of a run besides its data: a name or a recipe, and the user's changes of it."""
 
-    directory = out if out is not None else choose_directory(source.where, given.name if given else name)
-    return start_run(source, directory, choose, out is not None, settings, machine, listeners, trackers, progress)
+    name: str  # of a named recipe, or the method of `given`
+    given: Recipe | None
+    data: Data
+    init: str | None
+    teacher: Teacher | None
+    distil: str | None
+    overrides: Mapping[str, Any]
+    settings: Sequence[str]
+
+    def build(self, facts: Facts, team: Team) -> Recipe:
+        """Return the recipe for data with these facts."""
+        if self.given is not None:
+            if asked := [name for name, value in self.overrides.items() if value is not None]:
+                option = f"--{asked[0].replace('_', '-')}"
+                raise ValueError(f"{option} is for named recipes: change a recipe file with --set")
+            recipe = replace(self.given, data=self.data, init=self.init or self.given.init)
+        else:
+            asked, facts.teacher = dict(self.overrides), self.teacher
+            asked |= {"distil": self.distil} if self.distil and self.name == "distil" else {}
+            recipe = build_named_recipe(self.name, facts, self.data, self.init, asked)
+            if team.device.type == "cuda" and asked.get("precision") is None:
+                best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+                recipe = replace(recipe, precision=facts.choose("precision", best, "fast on this GPU"))
+        if self.teacher is not None and (self.given is not None or recipe.teacher is None):
+            recipe = with_teacher(recipe, self.teacher, self.distil)
+        return with_settings(recipe, self.settings)
 
 
 def start_run(
-    source: Data,
-    out: str | Path,
-    choose: Callable[[Prepared, Facts, Team], Recipe],
-    explicit_out: bool,
-    settings: Sequence[str],
-    machine: Machine,
-    listeners: tuple[Listener, ...],
-    trackers: tuple[str, ...],
-    progress: Progress | None,
+    choice: RecipeChoice, out: str | Path | None, machine: Machine, connected: Connected
 ) -> tuple[Path, dict[str, Any]]:
     """Run a recipe from its first step, or resume it where torchrun restarted this process."""
-    directory = Path(out)
-    for tracker in trackers:
+    where = choice.data.where
+    named = choice.given.name if choice.given else choice.name
+    directory = choose_directory(where, named) if out is None else Path(out)
+    for tracker in connected["trackers"]:
         import_tracker(tracker)  # fails before anything else is done
-    if not explicit_out and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("several processes need the same run directory: give --out RUN")
     with join_process_group(machine.device, machine.parallel) as team:
-        if is_elastic_restart(directory):
-            return resume_run(directory, machine, team, listeners, trackers, progress)
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a failure
+        if restarted and (directory / "recipe.json").is_file():
+            return resume_run(directory, machine, team, connected)
         if directory.exists() and not directory.is_dir():
             raise ValueError(f"{directory} is a file: give --out the name of a directory")
         if directory.is_dir() and any(directory.iterdir()):
             raise ValueError(f"{directory} is not empty: give --out another name, or use --resume {directory}")
-        prepared = prepare_on_all(team, source, progress)
+        prepared = prepare_on_all(team, choice.data, connected["progress"])
         facts = prepared.measure_facts()
-        recipe = with_settings(choose(prepared, facts, team), list(settings))
-        recipe.check()
+        recipe = choice.build(facts, team)
         check_labels(recipe)
-        classes = recipe.model.classes
-        if classes is not None and classes != len(prepared.labels):
-            raise ValueError(
-                f"the recipe is for {classes} classes and {source.where} has {len(prepared.labels)}: "
-                f"--set model.classes={len(prepared.labels)}, or use a named recipe"
-            )
-        setup = RunSetup(recipe, prepared, directory, machine, team, facts.chosen, listeners, trackers, progress)
+        classes, present = recipe.model.classes, len(prepared.labels)
+        if classes is not None and classes != present:
+            counts = f"the recipe is for {classes} classes and {where} has {present}"
+            raise ValueError(f"{counts}: --set model.classes={present}, or use a named recipe")
+        setup = RunSetup(recipe, prepared, directory, machine, team, facts.chosen, **connected)
         for line in describe_run(recipe, prepared, facts, directory):
             setup.note(line)
         return write_run_report(setup, Run(setup).start())
-
-
-def choose_precision(recipe: Recipe, facts: Facts, team: Team, overrides: Mapping[str, Any]) -> Recipe:
-    """Return a named recipe in the precision that the device is fast at."""
-    if team.device.type != "cuda" or overrides.get("precision") is not None:
-        return recipe
-    best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-    return replace(recipe, precision=facts.choose("precision", best, "fast on this GPU"))
-
-
-def refuse_overrides(overrides: Mapping[str, Any] | None) -> None:
-    """Raise ValueError for overrides of a recipe from a file: only named recipes adapt."""
-    if asked := [name for name, value in (overrides or {}).items() if value is not None]:
-        option = f"--{asked[0].replace('_', '-')}"
-        raise ValueError(f"{option} is for named recipes: change a recipe file with --set")
 
 
 def resume(
@@ -148,7 +205,7 @@ def resume(
     changes: Mapping[str, Any] | None = None,
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Resume a run that was stopped or killed; the weights are those of an uninterrupted run.
 
@@ -157,40 +214,29 @@ def resume(
     directory = Path(directory)
     for tracker in trackers:
         import_tracker(tracker)
-    machine = replace(read_machine(directory), **(changes or {}))
-    with join_process_group(machine.device, machine.parallel) as team:
-        return resume_run(directory, machine, team, listeners, trackers, progress)
-
-
-def read_machine(directory: Path) -> Machine:
-    """Return the machine settings that a run started with."""
     if not (directory / "recipe.json").is_file():
         raise ValueError(f"{directory} is not a run directory: it has no recipe.json")
-    return dataclass_from_json(
-        read_json(directory / "run.json").get("machine"), Machine, f"{directory / 'run.json'}: machine"
-    )
+    started_with = read_json(directory / "run.json").get("machine")
+    machine = dataclass_from_json(started_with, Machine, f"{directory / 'run.json'}: machine")
+    machine = replace(machine, **(changes or {}))
+    with join_process_group(machine.device, machine.parallel) as team:
+        connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
+        return resume_run(directory, machine, team, connected)
 
 
-def resume_run(
-    directory: Path,
-    machine: Machine,
-    team: Team,
-    listeners: tuple[Listener, ...],
-    trackers: tuple[str, ...],
-    progress: Progress | None,
-) -> tuple[Path, dict[str, Any]]:
+def resume_run(directory: Path, machine: Machine, team: Team, connected: Connected) -> tuple[Path, dict[str, Any]]:
     """Resume a run on this team; return at once where it is finished."""
     if (directory / "summary.json").is_file():
         if team.is_main:
-            for listener in listeners:
+            for listener in connected["listeners"]:
                 listener({"kind": "note", "text": f"{directory} is finished already"})
             if not (directory / "report.html").is_file():  # killed before the report was written
                 write_report(directory)
         return directory, read_json(directory / "summary.json")
     recipe = read_recipe(directory / "recipe.json")
     check_labels(recipe)
-    prepared = prepare_on_all(team, recipe.data, progress)
-    setup = RunSetup(recipe, prepared, directory, machine, team, [], listeners, trackers, progress)
+    prepared = prepare_on_all(team, recipe.data, connected["progress"])
+    setup = RunSetup(recipe, prepared, directory, machine, team, **connected)
     return write_run_report(setup, Run(setup).resume())
 
 
@@ -245,10 +291,9 @@ def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe:
     return replace(settings, cached=cache or settings.cached)
 
 
-def prepare_on_all(team: Team, data: Data, progress: Progress | None) -> Prepared:
+def prepare_on_all(team: Team, data: Data, progress: ProgressCallback | None) -> Prepared:
     """Return the prepared data on every process: the audit of the main one fills the cache that the others read."""
-    prepared: Prepared | None = None
-    problem = None
+    prepared = problem = None
     if team.is_main:
         try:
             prepared = prepare_data(data, progress)
@@ -262,11 +307,6 @@ def prepare_on_all(team: Team, data: Data, progress: Progress | None) -> Prepare
     return prepared or prepare_data(data)
 
 
-def is_elastic_restart(directory: Path) -> bool:
-    """Return whether torchrun restarted this process after a failure, and there is a run to resume."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (directory / "recipe.json").is_file()
-
-
 def check_labels(recipe: Recipe) -> None:
     """Raise ValueError where objective, model and data do not agree on whether labels are learnt."""
     objective, classes, unlabelled = recipe.objective, recipe.model.classes, recipe.data.task == "none"
@@ -277,9 +317,7 @@ def check_labels(recipe: Recipe) -> None:
         if recipe.teacher is not None:
             raise ValueError(f"{name} uses no teacher: set teacher=none, or use --method features")
     elif classes is None and objective.label_use == "required":
-        raise ValueError(
-            f"{name} learns labels, and the model has no classes: set model.classes, or use vitrail pretrain"
-        )
+        raise ValueError(f"{name} learns labels, the model has no classes: set model.classes, or use vitrail pretrain")
     elif classes is None and not unlabelled:
         raise ValueError(f"the model has no classes to learn: use vitrail pretrain --method {objective.method}")
     elif classes is not None and unlabelled:

@@ -25,10 +25,9 @@ from vitrail.data.rng import StepRandom
 from vitrail.objectives.base import Task
 from vitrail.training.checkpointing import Checkpoints, Progress, collect_tensors, load_checkpoint
 from vitrail.training.distributed import Team, full_tensor
-from vitrail.training.ema import EMA, WeightAverage
 from vitrail.training.logging import MetricsLog
 from vitrail.training.optim import Optim, parameter_rules, set_lr, set_weight_decay
-from vitrail.training.schedule import ScheduleSlot
+from vitrail.training.schedule import EMA, ScheduleSlot, WeightAverage
 from vitrail.utils.devices import keep_freed_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -114,14 +113,14 @@ class Trainer:
                 now = time.monotonic()
                 progress.seconds = before + now - start
                 if progress.step % plan.log_every == 0 or progress.step == plan.steps:
-                    self.log(step)
+                    self.log()
                     speed = (progress.images - images_before) / max(1e-9, now - logged)
                     timing = {"step": progress.step, "seconds": round(progress.seconds, 3), "images_per_second": speed}
                     self.journal.write_timing(timing)
                     logged, images_before = now, progress.images
                 due = progress.step % plan.validate_every == 0 or progress.step == plan.steps
                 if due:
-                    self.run_validation(step)
+                    self.run_validation()
                     spent = time.monotonic() - now  # validation does not count as training time
                     start, logged = start + spent, logged + spent
                 over_time = self.team.is_main and time.monotonic() - saved > plan.save_seconds
@@ -210,11 +209,8 @@ class Trainer:
 
     def autocast(self) -> Any:
         """Return the autocast context of the plan's precision."""
-        if self.plan.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(
-            self.team.device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[self.plan.precision]
-        )
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.precision)
+        return torch.autocast(self.team.device.type, dtype) if dtype else nullcontext()
 
     def skip_or_stop(self, step: int, epoch: int, batch: Batch, lr: float, loss: float, norm: float) -> None:
         """Count a skipped step; raise Diverged after more than `plan.skip_nonfinite` of them."""
@@ -230,31 +226,26 @@ class Trainer:
             )
         self.journal.write({"kind": "skipped", "step": step + 1, "why": what, "lr": lr, "pictures": images})
 
-    def log(self, step: int) -> None:
+    def describe_step(self, kind: str) -> dict[str, Any]:
+        """Return the first fields of a record of the finished steps."""
+        step = self.progress.step
+        return {"kind": kind, "step": step, "epoch": round(step / self.loader.steps_per_epoch, 4)}
+
+    def log(self) -> None:
         """Log the mean loss since the last line."""
         progress = self.progress
         if progress.losses:
-            self.journal.write(
-                {
-                    "kind": "train",
-                    "step": progress.step,
-                    "epoch": round(progress.step / self.loader.steps_per_epoch, 4),
-                    "loss": progress.loss / progress.losses,
-                    **self.last,
-                }
-            )
+            self.journal.write(self.describe_step("train") | {"loss": progress.loss / progress.losses, **self.last})
         progress.loss, progress.losses = 0.0, 0
 
-    def run_validation(self, step: int) -> None:
+    def run_validation(self) -> None:
         """Validate, and record whether the score is the best so far."""
         progress = self.progress
         with self.kept_weights():
             metrics = self.validate()
-            epoch = round(progress.step / self.loader.steps_per_epoch, 4)
             score = metrics[self.plan.score]
             best = progress.best is None or score > progress.best
-            record = {"kind": "validation", "step": progress.step, "epoch": epoch, **metrics, "best": best}
-            self.journal.write(record)
+            self.journal.write(self.describe_step("validation") | metrics | {"best": best})
             if best:
                 progress.best, progress.best_step, progress.since_best = score, progress.step, 0
                 self.on_best()

@@ -3,11 +3,15 @@
 Unknown types, unknown fields and values of another kind are errors, and the dataclasses check their own values.
 """
 
+import math
+import operator
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 ALIASES: dict[str, str] = {}  # earlier name of a stored dataclass: its name now, so that earlier files keep loading
 
@@ -53,6 +57,21 @@ def value_from_json(data: Any, kind: Any, where: str) -> Any:
     elif type(data) is kind:
         return data
     raise ValueError(f"{where} is {_shorten(data)}, which is not {_type_name(kind)}")
+
+
+def check_fields(settings: object, rule: str, *labels: str) -> None:
+    """Raise ValueError for a field of a dataclass that is infinite or breaks a rule such as "> 0 and <= 1"; None is allowed.
+
+    A label is the name of a field, or its name and description: "mask, the fraction of hidden patches".
+    """
+    bounds = [part.split() for part in rule.removesuffix(", or none").split(" and ")]
+    for label in labels:
+        name, comma, _ = label.partition(",")
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        if not value < math.inf or not all(COMPARISONS[sign](value, float(bound)) for sign, bound in bounds):
+            raise ValueError(f"{label}{comma} must be {rule}, got {value}")
 
 
 def _parse_union(data: Any, kinds: tuple[Any, ...], where: str) -> Any:

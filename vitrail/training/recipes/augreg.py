@@ -10,8 +10,7 @@ Expected: about 80 % top-1 for B/16 at 224² (read from the authors' figures; no
 """
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augment import Flip, RandAugment
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandAugment, RandomResizedCrop
 from vitrail.models.registry import configure_tokens
 from vitrail.objectives.classification import Classification
 from vitrail.training.optim import AdamW
@@ -23,22 +22,14 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     size = facts.choose("size", (224, 224), "the authors'")
     name = facts.choose("model", "S/16", "the authors' smallest with these settings")
     dropout = 0.1 if name.startswith(("B", "L")) else 0.0
+    model = configure_tokens(name, dropout=dropout, stochastic_depth=dropout, classes=facts.classes, image_size=size)
+    crop = RandomResizedCrop(size, scale=(0.05, 1.0), interpolation="bilinear")
     return Recipe(
         name="augreg",
         data=data,
-        model=configure_tokens(
-            name,
-            dropout=dropout,
-            stochastic_depth=dropout,
-            classes=facts.classes,
-            image_size=size,
-        ),
+        model=model,
         preprocessing=Preprocessing(size, size, interpolation="bilinear", turn=True).with_resize_factor(256 / 224),
-        augment=(
-            RandomResizedCrop(size, scale=(0.05, 1.0), interpolation="bilinear"),
-            Flip(),
-            RandAugment(2, 15, rate=1.0),
-        ),
+        augment=(crop, Flip(), RandAugment(2, 15, rate=1.0)),
         objective=Classification(loss="sigmoid", mixup=0.5),
         optimizer=AdamW(lr=1e-3, weight_decay=0.1, clip=1.0),
         schedule=Cosine(warmup=10_000),

@@ -1,12 +1,14 @@
-"""Shared choices of recipes: the model, its preprocessing, the length of the run."""
+"""Shared choices of recipes: the model, its preprocessing, augmentation, the length of the run."""
 
 from dataclasses import replace
 from typing import Any
 
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augment import AugmentSlot, Flip, RandomResizedCrop
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.registry import configure, configure_tokens, find_family
 from vitrail.training.recipe import Facts
+from vitrail.training.schedule import Cosine
 
 MAX_SMALL_SIDE = 64  # pixels: up to this side, a ResNet gets a small stem and images are not cropped
 
@@ -37,7 +39,7 @@ def is_small(facts: Facts) -> bool:
     return max(facts.side) <= MAX_SMALL_SIDE and not facts.several_sizes
 
 
-def configure_encoder(facts: Facts, patch: int | None = None) -> TokenConfig:
+def configure_encoder(facts: Facts) -> TokenConfig:
     """Return the model of --init or --model, or one that a laptop can train.
 
     It ends in the features of the class token, like published MAE and DINO.
@@ -51,18 +53,29 @@ def configure_encoder(facts: Facts, patch: int | None = None) -> TokenConfig:
         size = facts.choose("size", (224, 224), "usual for named models")
         purpose = "pretraining without labels"
         return configure_tokens(facts.choose("model", None, ""), purpose=purpose, image_size=size, **shape)
-    side, small = max(facts.side), is_small(facts)
-    patch = patch or (4 if small else 16)
-    near = max(16, -(-side // patch) * patch) if small else 128
-    why = f"images of {facts.side[0]}×{facts.side[1]} pixels, a multiple of the patch" if small else "for photographs"
-    size = facts.choose("size", (near, near), why)
+    patch = 4 if is_small(facts) else 16
+    size = choose_size(facts, is_small(facts), patch)
     count = f"{facts.images:,} training images"
     width = facts.choose("width", 192 if facts.images >= 2_000 else 96, count)
     depth = facts.choose("depth", 6, count)
     return configure_tokens(patch=patch, width=width, depth=depth, heads=max(1, width // 32), image_size=size, **shape)
 
 
-def choose_preprocessing(facts: Facts, model: TokenConfig) -> Preprocessing:
+def configure_compact(facts: Facts, classes: int | None, patch: int, width: int, depth: int, size: Any) -> TokenConfig:
+    """Return a model with a convolutional stem, fixed positions and mean pooling, for few tokens."""
+    slots = {"embed": "conv-stem", "position": "sincos2d", "pool": "mean"}
+    shape = {"classes": classes, "channels": facts.channels, "image_size": size}
+    return configure_tokens(patch=patch, width=width, depth=depth, heads=max(1, width // 32), **slots, **shape)
+
+
+def choose_size(facts: Facts, small: bool, patch: int) -> tuple[int, int]:
+    """Return the input size: the smallest multiple of the patch that covers small images, 128 pixels for photographs."""
+    near = max(16, -(-max(facts.side) // patch) * patch) if small else 128
+    why = f"images of {facts.side[0]}×{facts.side[1]} pixels, a multiple of the patch" if small else "for photographs"
+    return facts.choose("size", (near, near), why)
+
+
+def choose_preprocessing(facts: Facts, model: ModelConfig) -> Preprocessing:
     """Return the preprocessing of the checkpoint, or a resize with mean and std 0.5."""
     if facts.init_preprocessing is not None:
         return facts.init_preprocessing.with_size(model.image_size)
@@ -71,12 +84,30 @@ def choose_preprocessing(facts: Facts, model: TokenConfig) -> Preprocessing:
     return Preprocessing(model.image_size, model.image_size, interpolation=filter, mean=half, std=half, turn=True)
 
 
-def validation_interval(facts: Facts, batch: int, total: int) -> float:
-    """Return the epochs between validations: twenty validations in a run, so that the alarm comes in time."""
-    return max(1, total // 20) / max(1, facts.images // batch)
+def crop_and_flip(facts: Facts, size: tuple[int, int], photos: float) -> tuple[AugmentSlot, ...]:
+    """Return crops of at least half of small images and a fraction `photos` of photographs. Grey images are not flipped."""
+    crop = RandomResizedCrop(size, scale=(0.5 if is_small(facts) else photos, 1.0))
+    return (crop,) if facts.channels == 1 else (crop, Flip())
 
 
-def choose_length(facts: Facts, n_images: int) -> dict[str, Any]:
-    """Return `epochs` or `steps` for so many images in all, at least 5 epochs and at most 1000."""
-    epochs = float(min(1000, max(5, round(n_images / facts.images))))
-    return facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")
+def plan_pretraining(
+    facts: Facts, model: TokenConfig, batch: int, small: int, photos: int
+) -> tuple[dict[str, Any], int]:
+    """Return the fields of a recipe that all methods of pretraining choose alike, and the number of steps.
+
+    `batch` is the batch size from 2,000 images on, a quarter of it with fewer. `small` and `photos` are the samples of the
+    whole run, for small images and for photographs, in at least 5 epochs and at most 1000.
+    """
+    count = f"{facts.images:,} training images"
+    batch = facts.choose("batch_size", batch if facts.images >= 2_000 else batch // 4, count)
+    samples = small if is_small(facts) else photos
+    length = facts.choose_length(epochs=float(min(1000, max(5, round(samples / facts.images)))), why=count)
+    total = facts.total_steps(length, batch)
+    fields = {
+        "model": model,
+        "preprocessing": choose_preprocessing(facts, model),
+        "schedule": Cosine(warmup=max(1, total // 10)),
+        "batch_size": batch,
+        "validate_every": max(1, total // 20) / max(1, facts.images // batch),  # 20 in all: the alarm comes in time
+    }
+    return fields | length, total

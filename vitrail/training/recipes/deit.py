@@ -9,8 +9,7 @@ Expected: 72.2 % top-1 for Ti/16, 79.9 % for S/16, 81.8 % for B/16 (published; n
 """
 
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
-from vitrail.data.transforms.augment import Flip, RandAugment, RandomErasing
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandAugment, RandomErasing, RandomResizedCrop
 from vitrail.models.registry import configure_tokens
 from vitrail.objectives.classification import Classification
 from vitrail.training.optim import AdamW
@@ -21,16 +20,11 @@ from vitrail.training.schedule import Cosine
 def recipe(facts: Facts, data: Data) -> Recipe:
     size = facts.choose("size", (224, 224), "the authors'")
     batch = facts.choose("batch_size", 1024, "the authors'")
+    name = facts.choose("model", "S/16", "the authors' middle size")
     return Recipe(
         name="deit",
         data=data,
-        model=configure_tokens(
-            facts.choose("model", "S/16", "the authors' middle size"),
-            init="deit",
-            stochastic_depth=0.1,
-            classes=facts.classes,
-            image_size=size,
-        ),
+        model=configure_tokens(name, init="deit", stochastic_depth=0.1, classes=facts.classes, image_size=size),
         preprocessing=Preprocessing(size, size, turn=True, **IMAGENET_STATS).with_resize_factor(256 / 224),
         augment=(RandomResizedCrop(size), Flip(), RandAugment(2, 9, spread=0.5, increasing=True), RandomErasing(0.25)),
         objective=Classification(loss=facts.loss, smoothing=0.0 if facts.several else 0.1, mixup=0.8, cutmix=1.0),

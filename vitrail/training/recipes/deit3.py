@@ -10,8 +10,7 @@ Expected: 81.4 % top-1 for S/16, 83.8 % for B/16 at 224² (published, with those
 """
 
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
-from vitrail.data.transforms.augment import Flip, ThreeAugment
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandomResizedCrop, ThreeAugment
 from vitrail.models.registry import configure_tokens
 from vitrail.nn.position import Learned1D
 from vitrail.objectives.classification import Classification

@@ -10,82 +10,51 @@ Expected: CIFAR-10 in 24.5 epochs (--steps 8600): k-NN accuracy 51 % on held-out
 untrained network 26 % (measured: docs/results.md). Photographs were not measured.
 """
 
-from vitrail.data.transforms.augment import AugmentSlot, Blur, ColourJitter, Flip, Grey, Solarise
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import AugmentSlot, Blur, ColourJitter, Flip, Grey, RandomResizedCrop, Solarise
 from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import TokenConfig
-from vitrail.models.registry import configure_tokens
 from vitrail.objectives.dino import DINO
 from vitrail.training.optim import AdamW, Muon, OptimizerSlot
 from vitrail.training.recipe import Data, Facts, Recipe
-from vitrail.training.recipes.common import (
-    choose_length,
-    choose_preprocessing,
-    configure_encoder,
-    is_small,
-    validation_interval,
-)
-from vitrail.training.schedule import Cosine
+from vitrail.training.recipes.common import configure_compact, configure_encoder, is_small, plan_pretraining
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
     small = is_small(facts)
-    model = (
-        configure_compact(facts)
-        if small and facts.init is None and not facts.overrides.get("model")
-        else configure_encoder(facts)
-    )
+    own_model = small and facts.init is None and not facts.overrides.get("model")
+    model = configure_small(facts) if own_model else configure_encoder(facts)
+    plan, total = plan_pretraining(facts, model, batch=128, small=1_000_000, photos=100_000)
     patch, size = model.embed.stride, model.image_size
-    batch = facts.choose("batch_size", 128 if facts.images >= 2_000 else 32, f"{facts.images:,} training images")
-    length = choose_length(facts, 1_000_000 if small else 100_000)
-    total = length.get("steps") or facts.steps(length["epochs"], batch)
     part = (max(patch, size[0] // 2 // patch * patch), max(patch, size[1] // 2 // patch * patch))
     # Small crops of tiny images contain next to nothing, so these are cropped less.
     large = RandomResizedCrop(size, scale=(0.6, 1.0) if max(facts.side) < 24 else (0.4, 1.0))
+    local = RandomResizedCrop(part, scale=(0.05, 0.4))
+    blurs = (0.0, 0.0, 0.0) if small else (1.0, 0.1, 0.5)  # probabilities in the first, second and local crops
     return Recipe(
         name="dino",
         data=data,
-        model=model,
-        preprocessing=choose_preprocessing(facts, model),
-        augment=(large, *choose_augmentation(facts, small, 0.0 if small else 1.0, 0.0)),
+        augment=(large, *choose_augmentation(facts, blurs[0], 0.0)),
         views=Views(
-            second=(large, *choose_augmentation(facts, small, 0.0 if small else 0.1, 0.2)),
-            local=(
-                RandomResizedCrop(part, scale=(0.05, 0.4)),
-                *choose_augmentation(facts, small, 0.0 if small else 0.5, 0.0),
-            ),
+            second=(large, *choose_augmentation(facts, blurs[1], 0.2)),
+            local=(local, *choose_augmentation(facts, blurs[2], 0.0)),
             count=0 if small else 4,  # a local crop of a small image is a few pixels
             size=part,
         ),
         # The published temperature of up to 0.07 and plain features are for 65,536 outputs and long runs.
         objective=DINO(out=2048, momentum=0.99 if total < 10_000 else 0.996, teacher_temperature=0.04, standardise=0.9),
-        optimizer=choose_optimizer(facts, batch, small),
-        schedule=Cosine(warmup=max(1, total // 10)),
-        batch_size=batch,
-        **length,
-        validate_every=validation_interval(facts, batch, total),
+        optimizer=choose_optimizer(facts, plan["batch_size"], small),
+        **plan,
     )
 
 
-def configure_compact(facts: Facts) -> TokenConfig:
-    """Return a model with a convolutional stem and few tokens, for crops at about their original size."""
+def configure_small(facts: Facts) -> TokenConfig:
+    """Return a model with few tokens, for crops at about their original size."""
     side = max(facts.side)
     patch = 4 if side <= 16 else 8
     near = max(16, round(0.75 * side / patch) * patch)
     width = facts.choose("width", 128, "for small images")
     size = facts.choose("size", (near, near), f"crops of images of {facts.side[0]}×{facts.side[1]} pixels")
-    return configure_tokens(
-        patch=patch,
-        width=width,
-        depth=facts.choose("depth", 4, "for small images"),
-        heads=max(1, width // 32),
-        embed="conv-stem",
-        position="sincos2d",
-        pool="mean",
-        classes=None,
-        channels=facts.channels,
-        image_size=size,
-    )
+    return configure_compact(facts, None, patch, width, facts.choose("depth", 4, "for small images"), size)
 
 
 def choose_optimizer(facts: Facts, batch: int, small: bool) -> OptimizerSlot:
@@ -97,7 +66,7 @@ def choose_optimizer(facts: Facts, batch: int, small: bool) -> OptimizerSlot:
     return AdamW(lr=lr, weight_decay=0.04, decay_end=0.4, clip=3.0)
 
 
-def choose_augmentation(facts: Facts, small: bool, blurred: float, solarised: float) -> tuple[AugmentSlot, ...]:
+def choose_augmentation(facts: Facts, blurred: float, solarised: float) -> tuple[AugmentSlot, ...]:
     """Return the augmentation of a crop. Grey images, such as digits, are neither recoloured nor flipped."""
     steps: list[AugmentSlot] = []
     if facts.channels == 1:

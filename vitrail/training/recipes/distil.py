@@ -14,9 +14,7 @@ seeds (measured: docs/results.md). Not measured at its full length.
 
 from dataclasses import replace
 
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import ModelConfig, TokenConfig
-from vitrail.models.registry import configure_tokens
 from vitrail.nn.embed import Prefix
 from vitrail.nn.pool import ClassToken
 from vitrail.objectives.distillation import Distillation
@@ -24,9 +22,8 @@ from vitrail.objectives.feature_distillation import FeatureDistillation
 from vitrail.objectives.token_labelling import TokenLabelling
 from vitrail.training.optim import Muon
 from vitrail.training.recipe import Data, Facts, Recipe
-from vitrail.training.recipes.common import configure_named, is_small
-from vitrail.training.recipes.scratch_small import choose_augmentation, configure_model
-from vitrail.training.schedule import Linear
+from vitrail.training.recipes.common import configure_compact, configure_named, is_small
+from vitrail.training.recipes.scratch_small import configure_model, plan_training
 
 SMALL_DATA = 5_000  # training images up to which small batches are better
 
@@ -34,30 +31,18 @@ SMALL_DATA = 5_000  # training images up to which small batches are better
 def recipe(facts: Facts, data: Data) -> Recipe:
     if facts.teacher is None:
         raise ValueError("this recipe needs a teacher: give --teacher MODEL")
-    small = is_small(facts)
     how = facts.choose("distil", "soft", "the teacher's whole distribution has more information than its top class")
-    model = configure_student(facts, small, how)
-    size = model.image_size
-    batch = facts.choose("batch_size", 64 if facts.images < SMALL_DATA else 128, f"{facts.images:,} training images")
+    model = configure_student(facts, how)
     epochs = max(20.0, min(300.0, round(80_000 / facts.images)))
-    lasting = facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images, and a fast student")
-    total = lasting.get("steps") or facts.steps(lasting["epochs"], batch)
-    half = (0.5,) * facts.channels
+    plan = plan_training(facts, model, 64 if facts.images < SMALL_DATA else 128, epochs, ", and a fast student")
+    lr = facts.choose("lr", 5e-3, "suits Muon at this size")
     return Recipe(
         name="distil",
         data=data,
-        model=model,
-        preprocessing=Preprocessing(
-            size, size, interpolation="bilinear" if small else "bicubic", mean=half, std=half, turn=True
-        ),
-        augment=choose_augmentation(facts, small, size, total * batch / facts.images),
         objective=choose_objective(facts, how),
-        optimizer=Muon(lr=facts.choose("lr", 5e-3, "suits Muon at this size"), matrix_lr=0.02, clip=None),
-        schedule=Linear(warmup=max(1, total // 10)),
-        batch_size=batch,
-        **lasting,
+        optimizer=Muon(lr=lr, matrix_lr=0.02, clip=None),
         teacher=facts.teacher,
-        validate_every=max(1.0, lasting.get("epochs", 0) // 20),
+        **plan,
     )
 
 
@@ -78,27 +63,18 @@ def choose_objective(facts: Facts, how: str) -> Distillation | FeatureDistillati
     return Distillation(loss=facts.loss, mixup=blend, kind="hard", alpha=0.5)
 
 
-def configure_student(facts: Facts, small: bool, how: str) -> ModelConfig:
+def configure_student(facts: Facts, how: str) -> ModelConfig:
     """Return the student: 1.3 million parameters for photographs, with DeiT's two tokens to learn logits."""
     tokens = how in ("hard", "soft")
     if facts.overrides.get("model"):
         return configure_named(facts, prefix="class+distillation" if tokens else "class")
-    model = configure_model(facts, small) if small else configure_photo_student(facts)
+    model = configure_model(facts) if is_small(facts) else configure_photo_student(facts)
     return replace(model, prefix=Prefix(2), pool=ClassToken(), init="deit") if tokens else model
 
 
 def configure_photo_student(facts: Facts) -> TokenConfig:
     """Return a student for photographs, larger than without a teacher, which reduces overfitting."""
     width = facts.choose("width", 128, "a teacher allows a larger student")
-    return configure_tokens(
-        patch=16,
-        width=width,
-        depth=facts.choose("depth", 6, "as above"),
-        heads=max(1, width // 32),
-        embed="conv-stem",
-        position="sincos2d",
-        pool="mean",
-        classes=facts.classes,
-        channels=facts.channels,
-        image_size=facts.choose("size", (128, 128), "for photographs"),
-    )
+    depth = facts.choose("depth", 6, "as above")
+    size = facts.choose("size", (128, 128), "for photographs")
+    return configure_compact(facts, facts.classes, 16, width, depth, size)

@@ -12,14 +12,12 @@ Expected: DeiT-Ti on 800 photographs of clothing in ten classes: 85 % (80.9–88
 from dataclasses import replace
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augment import Flip
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandomResizedCrop
 from vitrail.objectives.classification import Classification
-from vitrail.training.ema import EMA
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Data, Facts, Recipe
 from vitrail.training.recipes.common import configure_init
-from vitrail.training.schedule import Cosine
+from vitrail.training.schedule import EMA, Cosine
 
 SMALL_DATA = 5_000  # training images up to which small batches and many epochs are better
 
@@ -31,7 +29,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     batch = facts.choose("batch_size", 32 if facts.images < SMALL_DATA else 128, f"{facts.images:,} training images")
     epochs = float(min(24, max(4, round(16_000 / facts.images))))
     lasting = facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")
-    total = lasting.get("steps") or facts.steps(lasting["epochs"], batch)
+    total = facts.total_steps(lasting, batch)
     how = facts.overrides.get("tune") or "full"
     # Tuned on held-out training images of clothing. With a frozen body, patch dropout would train the head on features that
     # differ from those of whole images.

@@ -8,37 +8,21 @@ pretraining with labels. Half of the patches are corrupted, and all go through t
 Expected: not measured at its full length.
 """
 
-from vitrail.data.transforms.augment import Flip
-from vitrail.data.transforms.crops import RandomResizedCrop
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Data, Facts, Recipe
-from vitrail.training.recipes.common import (
-    choose_length,
-    choose_preprocessing,
-    configure_encoder,
-    is_small,
-    validation_interval,
-)
-from vitrail.training.schedule import Cosine
+from vitrail.training.recipes.common import configure_encoder, crop_and_flip, plan_pretraining
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
     model = configure_encoder(facts)
-    batch = facts.choose("batch_size", 256 if facts.images >= 2_000 else 64, f"{facts.images:,} training images")
-    length = choose_length(facts, 1_000_000 if is_small(facts) else 200_000)
-    total = length.get("steps") or facts.steps(length["epochs"], batch)
-    flip = () if facts.channels == 1 else (Flip(),)
+    plan, _ = plan_pretraining(facts, model, batch=256, small=1_000_000, photos=200_000)
+    lr = facts.choose("lr", 1e-3 * plan["batch_size"] / 256, "1e-3 for a batch of 256")
     return Recipe(
         name="mpp",
         data=data,
-        model=model,
-        preprocessing=choose_preprocessing(facts, model),
-        augment=(RandomResizedCrop(model.image_size, scale=(0.5 if is_small(facts) else 0.2, 1.0)), *flip),
+        augment=crop_and_flip(facts, model.image_size, photos=0.2),
         objective=MaskedPatches(),
-        optimizer=AdamW(lr=facts.choose("lr", 1e-3 * batch / 256, "1e-3 for a batch of 256"), weight_decay=0.05),
-        schedule=Cosine(warmup=max(1, total // 10)),
-        batch_size=batch,
-        **length,
-        validate_every=validation_interval(facts, batch, total),
+        optimizer=AdamW(lr=lr, weight_decay=0.05),
+        **plan,
     )

@@ -13,14 +13,12 @@ Expected: 98.95 % on CIFAR-10 for B/16 from ImageNet-21k (published, table 5; no
 """
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augment import Flip
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandomResizedCrop
 from vitrail.objectives.classification import Classification
-from vitrail.training.ema import EMA
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Data, Facts, Recipe
 from vitrail.training.recipes.common import configure_init
-from vitrail.training.schedule import Cosine
+from vitrail.training.schedule import EMA, Cosine
 
 TABLE_4 = {"ImageNet": (20_000, 0.03), "CIFAR": (10_000, 0.01), "Pets and Flowers": (500, 0.01), "VTAB": (2_500, 0.01)}
 VTAB_SIZES = (800, 1_000)  # training images of its tasks, with and without a held-out part
@@ -28,10 +26,8 @@ IMAGENET_SIZE, CIFAR_SIZE = 500_000, 20_000  # training images from which on dat
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
-    like = (
-        "ImageNet" if facts.images >= IMAGENET_SIZE else "CIFAR" if facts.images >= CIFAR_SIZE else "Pets and Flowers"
-    )
-    like = "VTAB" if facts.images in VTAB_SIZES else like
+    like = "CIFAR" if facts.images >= CIFAR_SIZE else "VTAB" if facts.images in VTAB_SIZES else "Pets and Flowers"
+    like = "ImageNet" if facts.images >= IMAGENET_SIZE else like
     steps, lr = TABLE_4[like]
     init = configure_init(facts)
     side = {(24, 16): 512, (32, 14): 518}.get((init.size.depth, init.embed.stride), 384) if like == "ImageNet" else 384

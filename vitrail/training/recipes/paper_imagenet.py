@@ -11,8 +11,7 @@ Expected: 77.9 % top-1 for B/16 after fine-tuning at 384² (published, table 5; 
 """
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augment import Flip
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandomResizedCrop
 from vitrail.models.registry import configure_tokens
 from vitrail.objectives.classification import Classification
 from vitrail.training.optim import AdamW

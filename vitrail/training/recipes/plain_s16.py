@@ -8,8 +8,7 @@ Expected: 76.5 % top-1 after 90 epochs, 80.0 % after 300 (published by the autho
 """
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augment import Flip, RandAugment
-from vitrail.data.transforms.crops import RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandAugment, RandomResizedCrop
 from vitrail.models.registry import configure_tokens
 from vitrail.objectives.classification import Classification
 from vitrail.training.optim import AdamW
@@ -19,22 +18,14 @@ from vitrail.training.schedule import Cosine
 
 def recipe(facts: Facts, data: Data) -> Recipe:
     size = facts.choose("size", (224, 224), "the authors'")
+    name = facts.choose("model", "S/16", "the authors'")
+    crop = RandomResizedCrop(size, scale=(0.05, 1.0), interpolation="bilinear")
     return Recipe(
         name="plain-s16",
         data=data,
-        model=configure_tokens(
-            facts.choose("model", "S/16", "the authors'"),
-            position="sincos2d",
-            pool="mean",
-            classes=facts.classes,
-            image_size=size,
-        ),
+        model=configure_tokens(name, position="sincos2d", pool="mean", classes=facts.classes, image_size=size),
         preprocessing=Preprocessing(size, size, interpolation="bilinear", turn=True).with_resize_factor(256 / 224),
-        augment=(
-            RandomResizedCrop(size, scale=(0.05, 1.0), interpolation="bilinear"),
-            Flip(),
-            RandAugment(2, 10, rate=1.0),
-        ),
+        augment=(crop, Flip(), RandAugment(2, 10, rate=1.0)),
         objective=Classification(loss=facts.loss, mixup=0.2),
         optimizer=AdamW(lr=1e-3, weight_decay=0.1, clip=1.0),
         schedule=Cosine(warmup=10_000),

@@ -10,78 +10,67 @@ Expected: digits 98 %, Fashion-MNIST 91 %, CIFAR-10 80 % on their test images (m
 docs/results.md). With fewer than some thousand photographs, fine-tuning a trained model is far better.
 """
 
-from vitrail.data.preprocessing import Preprocessing
+from typing import Any
+
 from vitrail.data.transforms.augment import AugmentSlot, Fit, Flip, PadCrop, RandomErasing, RandomResizedCrop, Warp
-from vitrail.models.base import TokenConfig
-from vitrail.models.registry import configure_tokens
+from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.objectives.classification import Classification
 from vitrail.training.optim import Muon
 from vitrail.training.recipe import Data, Facts, Recipe
-from vitrail.training.recipes.common import configure_named, is_small
+from vitrail.training.recipes import common
 from vitrail.training.schedule import Linear
 
 LARGE_DATA = 20_000  # training images from which on a few epochs are enough
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
-    small = is_small(facts)
-    many = facts.images >= LARGE_DATA
-    override = facts.overrides.get("model")
-    model = configure_named(facts, position="sincos2d", pool="mean") if override else configure_model(facts, small)
-    size = model.image_size
-    batch = facts.choose("batch_size", 256 if many else 128, f"{facts.images:,} training images")
+    many, named = facts.images >= LARGE_DATA, facts.overrides.get("model")
+    model = common.configure_named(facts, position="sincos2d", pool="mean") if named else configure_model(facts)
     epochs = (10.0 if facts.channels == 1 else 15.0) if many else max(20.0, min(100.0, round(25_000 / facts.images)))
-    lasting = facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")
-    total = lasting.get("steps") or facts.steps(lasting["epochs"], batch)
-    half = (0.5,) * facts.channels
+    plan = plan_training(facts, model, 256 if many else 128, epochs)
+    lr = facts.choose("lr", 1e-2, "suits Muon at this size")
     return Recipe(
         name="scratch-small",
         data=data,
-        model=model,
-        preprocessing=Preprocessing(
-            size, size, interpolation="bilinear" if small else "bicubic", mean=half, std=half, turn=True
-        ),
-        augment=choose_augmentation(facts, small, size, total * batch / facts.images),
         objective=Classification(loss=facts.loss),
-        optimizer=Muon(lr=facts.choose("lr", 1e-2, "suits Muon at this size"), matrix_lr=0.03, clip=None),
-        schedule=Linear(warmup=max(1, total // 10)),
-        batch_size=batch,
-        **lasting,
-        validate_every=max(1.0, lasting.get("epochs", 0) // 20),
+        optimizer=Muon(lr=lr, matrix_lr=0.03, clip=None),
+        **plan,
     )
 
 
-def configure_model(facts: Facts, small: bool) -> TokenConfig:
-    """Return a model with about 16 tokens for small images, 64 for photographs."""
-    side = max(facts.side)
-    patch = (4 if side <= 16 else 8) if small else 16
-    near = max(16, -(-side // patch) * patch) if small else 128
-    why = f"images of {facts.side[0]}×{facts.side[1]} pixels, a multiple of the patch" if small else "for photographs"
-    size = facts.choose("size", (near, near), why)
-    large = facts.images >= LARGE_DATA
+def plan_training(facts: Facts, model: ModelConfig, batch: int, epochs: float, why: str = "") -> dict[str, Any]:
+    """Return the fields of a recipe that are chosen alike with and without a teacher; `why` explains the epochs further."""
     count = f"{facts.images:,} training images"
+    batch = facts.choose("batch_size", batch, count)
+    length = facts.choose_length(epochs=epochs, why=count + why)
+    total = facts.total_steps(length, batch)
+    fields = {
+        "model": model,
+        "preprocessing": common.choose_preprocessing(facts, model),
+        "augment": choose_augmentation(facts, model.image_size, total * batch / facts.images),
+        "schedule": Linear(warmup=max(1, total // 10)),
+        "batch_size": batch,
+        "validate_every": max(1.0, length.get("epochs", 0) // 20),
+    }
+    return fields | length
+
+
+def configure_model(facts: Facts) -> TokenConfig:
+    """Return a model with about 16 tokens for small images, 64 for photographs."""
+    small, large, count = common.is_small(facts), facts.images >= LARGE_DATA, f"{facts.images:,} training images"
+    patch = (4 if max(facts.side) <= 16 else 8) if small else 16
+    size = common.choose_size(facts, small, patch)
     width = facts.choose("width", (96 if facts.channels == 1 else 128) if large else 64, count)
     depth = facts.choose("depth", 6 if large and facts.channels > 1 else 4, count)
-    return configure_tokens(
-        patch=patch,
-        width=width,
-        depth=depth,
-        heads=max(1, width // 32),
-        embed="conv-stem",
-        position="sincos2d",
-        pool="mean",
-        classes=facts.classes,
-        channels=facts.channels,
-        image_size=size,
-    )
+    return common.configure_compact(facts, facts.classes, patch, width, depth, size)
 
 
-def choose_augmentation(facts: Facts, small: bool, size: tuple[int, int], epochs: float) -> tuple[AugmentSlot, ...]:
+def choose_augmentation(facts: Facts, size: tuple[int, int], epochs: float) -> tuple[AugmentSlot, ...]:
     """Return the augmentation: shifts for small images, crops for photographs. Grey images, such as digits, are not flipped.
 
     Images that are seen a few times only need no augmentation.
     """
-    if not small:
+    if not common.is_small(facts):
         return (RandomResizedCrop(size, scale=(0.25, 1.0)), Flip())
     fit = Fit(size, interpolation="bilinear")
     if epochs <= 4:

@@ -1,6 +1,7 @@
-"""Models of a run: the one it starts from, and the trained one with its files."""
+"""Models of a run: the one it starts from, the trained one with its files, and the interface that evaluates it."""
 
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from vitrail.checkpoints.load import inspect_checkpoint, load, save
 from vitrail.models.base import Model
 from vitrail.models.lora import merge_lora, tune
 from vitrail.models.registry import build_from
+from vitrail.objectives.base import Task
 from vitrail.training.distributed import full_tensor
 from vitrail.training.recipe import Recipe
-from vitrail.training.runs.setup import RunSetup
-from vitrail.training.trainer import Trainer
+from vitrail.training.runs.setup import RunLoaders, RunSetup
+from vitrail.training.trainer import Metrics, Trainer
 from vitrail.utils.json import to_json
 
 BEST, MODEL = "best.safetensors", "model.safetensors"  # weights with the best validation score; the model of the run
@@ -37,17 +39,14 @@ def load_initial_model(setup: RunSetup) -> Model:
     source = load(init, classes=config.classes, image_size=config.image_size, channels=config.channels, mmap=False)
     if config.classes is None:
         if source.config != config:
-            raise ValueError(
-                f"{init} is another model than the recipe's: leave out --model and settings that change it"
-            )
+            raise ValueError(f"{init} is another model than the recipe's: leave out settings that change the model")
         return source.train()
     model = build_model(recipe)
     theirs, ours = source.state_dict(), model.state_dict()
     differ = sorted(n for n in {*theirs, *ours} if n not in theirs or n not in ours or theirs[n].shape != ours[n].shape)
     if differ:
-        raise ValueError(
-            f"{init} is another model than the recipe's: {len(differ)} tensors differ, e.g. {', '.join(differ[:3])}"
-        )
+        some = ", ".join(differ[:3])
+        raise ValueError(f"{init} is another model than the recipe's: {len(differ)} tensors differ, e.g. {some}")
     if source.labels == setup.prepared.labels.names:
         setup.note(f"{init} has the same labels: its head is kept")
     else:  # a head trained for other classes starts at zero
@@ -55,6 +54,30 @@ def load_initial_model(setup: RunSetup) -> Model:
         theirs |= {name: torch.zeros_like(theirs[name]) for name in last}
     model.load_state_dict(theirs)
     return model
+
+
+class Evaluator:
+    """Validation and end of a run: base of `LabelEvaluator` with labels and `FeatureEvaluator` without."""
+
+    score: str  # the metric of a validation to maximise
+
+    def __init__(self, setup: RunSetup, loaders: RunLoaders) -> None:
+        self.setup, self.loaders = setup, loaders
+
+    def check(self) -> None:
+        """Raise ValueError for a run that cannot work."""
+        self.setup.batch_size()
+
+    def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:
+        """Prepare the first validation."""
+
+    def validate(self, trainer: Trainer) -> Metrics:
+        """Return the metrics of a validation."""
+        raise NotImplementedError
+
+    def finish(self, trainer: Trainer) -> dict[str, Any]:
+        """Write the model and everything that is measured of it; return the summary."""
+        raise NotImplementedError
 
 
 class TrainedModel:
@@ -127,8 +150,10 @@ class TrainedModel:
         )
         return f"{directory.name}, in PEFT's form"
 
-    def best_is_current(self) -> bool:
-        """Return whether the file of the best weights belongs to this run, not to one that was killed and resumed earlier."""
+    def uses_best(self) -> bool:
+        """Return whether the best weights become the model: not if their file is of a run that was resumed from before it."""
+        if self.setup.recipe.keep != "best" and self.trainer.stopped != "early":
+            return False
         step = self.trainer.progress.best_step
         with inspect_checkpoint(self.setup.directory / BEST) as checkpoint:
             current = checkpoint.contract.card.get("step") == step
@@ -136,9 +161,13 @@ class TrainedModel:
             self.setup.note(f"{BEST} is not of step {step}: the last weights are kept instead")
         return current
 
-    def uses_best(self) -> bool:
-        """Return whether the best weights become the model instead of the last ones."""
-        return (self.setup.recipe.keep == "best" or self.trainer.stopped == "early") and self.best_is_current()
+    def load_written(self, best: bool) -> Model:
+        """Return the written model of the run; with `best`, the file of the best weights becomes it first."""
+        directory, team = self.setup.directory, self.setup.team
+        if best and team.is_main:
+            shutil.copyfile(directory / BEST, directory / MODEL)
+        team.barrier()
+        return load(directory / MODEL, mmap=False).to(team.device)
 
     def describe_progress(self, best: bool) -> dict[str, Any]:
         """Return the fields of summary.json that every run has."""

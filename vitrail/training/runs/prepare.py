@@ -1,6 +1,5 @@
 """Preparation of data for training: reading, audit, label map, splits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -13,8 +12,8 @@ from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset
 from vitrail.data.sources.splits import HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
 from vitrail.training.recipe import Data, Facts
+from vitrail.utils.progress import ProgressCallback
 
-Progress = Callable[[str, int, int], None]
 SAMPLE_SIZE = 1024  # images whose size and mode are measured
 MIN_UNLABELLED = 10  # images for pretraining, training and held-out together
 GREY_MODES = ("1", "L", "LA", "I", "F")
@@ -58,7 +57,7 @@ class Prepared:
         )
 
 
-def prepare_data(data: Data, progress: Progress | None = None, cache: bool = True) -> Prepared:
+def prepare_data(data: Data, progress: ProgressCallback | None = None, cache: bool = True) -> Prepared:
     """Read and audit a dataset; bad images are left out and listed, other problems are errors."""
     # Pretraining holds out a few images for its signals.
     fractions = data.fractions or (HOLDOUT_FRACTIONS if data.task == "none" else None)
@@ -121,18 +120,15 @@ def concatenate_images(first: Images, second: Images) -> Images:
     )
 
 
-def drop_labels(images: Images) -> Images:
-    """Return the same images, all of one class."""
-    return replace(images, targets=np.zeros(len(images), dtype=np.int64), classes=(UNLABELLED_CLASS,))
-
-
-def load_data(data: Data, fractions: Fractions | None, progress: Progress | None = None) -> Dataset:
+def load_data(data: Data, fractions: Fractions | None, progress: ProgressCallback | None = None) -> Dataset:
     """Read a dataset, split by these fractions where it has no splits."""
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
     return load_dataset(data.where, fractions=fractions, multi_label=several, progress=progress)
 
 
-def audit_and_split(data: Data, dataset: Dataset, progress: Progress | None = None, cache: bool = True) -> Prepared:
+def audit_and_split(
+    data: Data, dataset: Dataset, progress: ProgressCallback | None = None, cache: bool = True
+) -> Prepared:
     """Return the audited dataset without bad images, every split matched to the labels of the training split."""
     if "train" not in dataset.splits:
         raise ValueError(f"{data.where} has no training split: it has {', '.join(dataset.splits)}")
@@ -144,13 +140,15 @@ def audit_and_split(data: Data, dataset: Dataset, progress: Progress | None = No
     skipped = [(finding.path, finding.detail) for finding in checked.select_findings(UNUSABLE_KINDS)]
     warnings: list[str] = []
     if data.quarantine:
-        reasons = read_quarantine(Path(data.quarantine))
-        clean, left_out = exclude_images(clean, reasons)
+        clean, left_out = exclude_images(clean, read_quarantine(Path(data.quarantine)))
         skipped += [(name, f"listed in {data.quarantine}") for name in left_out]
     clean = select_classes(clean, data)
     unlabelled = data.task == "none"
     if unlabelled and len({images.classes for images in clean.splits.values()}) > 1:
-        plain = {split: drop_labels(images) for split, images in clean.splits.items()}
+        plain = {
+            split: replace(images, targets=np.zeros(len(images), dtype=np.int64), classes=(UNLABELLED_CLASS,))
+            for split, images in clean.splits.items()
+        }
         note = "the splits do not have the same classes: labels are not used"
         clean = replace(clean, splits=plain, notes=(*clean.notes, note))
     allow = data.allow_class_mismatch or unlabelled

@@ -1,6 +1,5 @@
 """Evaluation of runs that learn without labels: signals of the features on held-out images, and the training alarm."""
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.checkpoints.load import load
 from vitrail.data.dataset import Images
 from vitrail.data.loader import Loader
 from vitrail.data.rng import StepRandom
@@ -21,10 +19,9 @@ from vitrail.models.base import Model
 from vitrail.objectives.base import Task
 from vitrail.training.logging import finite_or_name, read_json_lines
 from vitrail.training.recipe import method_of
-from vitrail.training.runs.models import BEST, MODEL, TrainedModel, build_model
-from vitrail.training.runs.predictions import predict_split
-from vitrail.training.runs.record import write_json
+from vitrail.training.runs.models import MODEL, Evaluator, TrainedModel, build_model
 from vitrail.training.runs.setup import RunLoaders, RunSetup
+from vitrail.training.runs.supervised import predict_split
 from vitrail.training.trainer import Metrics, Trainer
 from vitrail.utils.json import to_json
 
@@ -40,12 +37,12 @@ class Collapsed(Exception):
     """The training alarm stopped the run."""
 
 
-class FeatureEvaluator:
+class FeatureEvaluator(Evaluator):
     """Validates and finishes a run without labels."""
 
     def __init__(self, setup: RunSetup, loaders: RunLoaders) -> None:
-        self.setup, self.loaders, self.objective = setup, loaders, setup.recipe.objective
-        prepared = setup.prepared
+        super().__init__(setup, loaders)
+        self.objective, prepared = setup.recipe.objective, setup.prepared
         self.has_knn = prepared.labelled and not prepared.train.is_multi_label  # one label for each image
         self.score = "knn" if self.has_knn else self.objective.unlabelled_score
         self.collapse: Collapse | None = None
@@ -53,19 +50,15 @@ class FeatureEvaluator:
         self.memos: dict[int, dict[str, Tensor]] = {}  # by batch of the loss loader; see `Task.signals`
 
     def check(self) -> None:
-        """Raise ValueError for a run that cannot work."""
         recipe, splits = self.setup.recipe, self.setup.prepared.splits
         needed = max(2, self.setup.team.world_size)  # each process needs one
-        if len(splits["train"]) < MIN_IMAGES or len(splits["validation"]) < needed:
-            raise ValueError(
-                f"{recipe.data.where} has {len(splits['train'])} training and {len(splits['validation'])} held-out images: "
-                f"pretraining needs at least {MIN_IMAGES} and {needed}"
-            )
+        train, held = len(splits["train"]), len(splits["validation"])
+        if train < MIN_IMAGES or held < needed:
+            present = f"{recipe.data.where} has {train} training and {held} held-out images"
+            raise ValueError(f"{present}: pretraining needs at least {MIN_IMAGES} and {needed}")
         self.objective.check_run(recipe.model, self.setup.batch_size(), recipe.views, recipe.ema is not None)
         if recipe.tune != "full":
-            raise ValueError(
-                f"tune={recipe.tune} would freeze the encoder: pretraining trains all of it, use tune=full"
-            )
+            raise ValueError(f"tune={recipe.tune} freezes the encoder: pretraining trains all of it, use tune=full")
         self.setup.augmentation()  # raises for crops of another size
 
     def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:
@@ -87,14 +80,13 @@ class FeatureEvaluator:
 
     def validate(self, trainer: Trainer) -> Metrics:
         """Return the signals, and raise the alarm where a condition of it holds."""
-        progress, history = trainer.progress, self.read_history()
+        history = self.read_history()
         if not history:
             assert self.baseline is not None
             trainer.journal.write(self.baseline)
             history.append(self.baseline)
-        metrics = self.measure(trainer.task, progress.step)
-        epoch = round(progress.step / trainer.loader.steps_per_epoch, 4)
-        history.append({"kind": "validation", "step": progress.step, "epoch": epoch, **metrics})
+        metrics = self.measure(trainer.task, trainer.progress.step)
+        history.append(trainer.describe_step("validation") | metrics)
         collapse = self.setup.team.broadcast_object(self.detect(history))
         if collapse is not None and self.collapse is None:
             self.collapse = collapse
@@ -177,8 +169,7 @@ class FeatureEvaluator:
     def finish(self, trainer: Trainer) -> dict[str, Any]:
         """Write the model and what the objective saves beside it, evaluate the written file, and write the summary."""
         setup, team, trained = self.setup, self.setup.team, TrainedModel(self.setup, trainer)
-        file, method = setup.directory / MODEL, method_of(setup.recipe)
-        best = trained.uses_best()
+        method, best = method_of(setup.recipe), trained.uses_best()
         summary: dict[str, Any] = {"method": method, "split": "validation"}
         with trainer.kept_weights():
             with team.unsharded(trainer.task):
@@ -189,11 +180,8 @@ class FeatureEvaluator:
                 self.write_reconstructions(trainer.task)
                 if not best:
                     trained.save(MODEL, method=method)
-        if best and team.is_main:
-            shutil.copyfile(setup.directory / BEST, file)
-        team.barrier()
         if finite or best:
-            summary |= self.evaluate_model(load(file, mmap=False).to(team.device))
+            summary |= self.evaluate_model(trained.load_written(best))
         else:
             setup.note("the weights are not finite: no model file is written")
         summary |= trained.describe_progress(best)
@@ -202,22 +190,16 @@ class FeatureEvaluator:
         if self.collapse is not None:
             if setup.recipe.collapse == "stop":
                 summary["stopped"] = "collapse"
-            collapse = self.collapse
-            summary["collapse"] = {name: getattr(collapse, name) for name in ("condition", "cause", "advice", "step")}
-        if team.is_main:
-            named = {name: finite_or_name(value) for name, value in summary.items()}
-            write_json(setup.directory / "summary.json", named)
-        team.barrier()
+            fields = ("condition", "cause", "advice", "step")
+            summary["collapse"] = {name: getattr(self.collapse, name) for name in fields}
+        setup.write_summary({name: finite_or_name(value) for name, value in summary.items()})
         return summary
 
     def evaluate_model(self, model: Model) -> dict[str, Any]:
         """Return the signals of the written model, and the k-NN accuracy of raw pixels and of the untrained model."""
         features, correct = self.measure_features(model)
-        summary: dict[str, Any] = {
-            "images": len(features),
-            "spread": feature_spread(features),
-            "rank": effective_rank(features),
-        }
+        summary: dict[str, Any] = {"images": len(features)}
+        summary |= {"spread": feature_spread(features), "rank": effective_rank(features)}
         if correct is None:
             return summary
         summary["knn"] = float(correct.mean())

@@ -1,9 +1,8 @@
 """A training run: a recipe on prepared data, started or resumed, to a finished run directory."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,25 +14,14 @@ from vitrail.objectives.base import Parts, Task, TaskInputs
 from vitrail.training.checkpointing import Checkpoints
 from vitrail.training.logging import MetricsLog
 from vitrail.training.recipe import method_of, write_recipe
-from vitrail.training.runs.models import BEST, TrainedModel, build_model, load_initial_model
+from vitrail.training.runs.models import BEST, Evaluator, TrainedModel, build_model, load_initial_model
 from vitrail.training.runs.pretraining import Collapsed, FeatureEvaluator
 from vitrail.training.runs.record import build_run_record, check_same_data, fingerprint_splits, lock_run, write_json
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import LabelEvaluator
-from vitrail.training.runs.teaching import RunTeacher, uses_teacher
-from vitrail.training.trainer import Metrics, Plan, Trainer
+from vitrail.training.runs.teaching import RunTeacher
+from vitrail.training.trainer import Plan, Trainer
 from vitrail.utils.files import stage_output
-
-
-class Evaluator(Protocol):
-    """Validation and end of a run: `LabelEvaluator` with labels, `FeatureEvaluator` without."""
-
-    score: str  # the metric of a validation to maximise
-
-    def check(self) -> None: ...
-    def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None: ...
-    def validate(self, trainer: Trainer) -> Metrics: ...
-    def finish(self, trainer: Trainer) -> dict[str, Any]: ...
 
 
 class Run:
@@ -43,15 +31,13 @@ class Run:
         self.setup, self.loaders = setup, RunLoaders(setup)
         self.teacher: RunTeacher | None = None
         self.parts: Parts | None = None  # of the initial checkpoint, beside the model
-        self.evaluator: Evaluator = (FeatureEvaluator if method_of(setup.recipe) else LabelEvaluator)(
-            setup, self.loaders
-        )
+        evaluator = FeatureEvaluator if method_of(setup.recipe) else LabelEvaluator
+        self.evaluator: Evaluator = evaluator(setup, self.loaders)
 
     def start(self) -> dict[str, Any]:
         """Train from the first step; return the summary."""
         setup, recipe = self.setup, self.setup.recipe
-        self.load_teacher()
-        self.check_processes()
+        self.check_inputs(resumed=False)
         model = self.prepare_model()
         tune(model, recipe.tune)
         if setup.team.is_main:
@@ -66,10 +52,7 @@ class Run:
     def resume(self) -> dict[str, Any]:
         """Train from the newest intact checkpoint, or from the first step where there is none; return the summary."""
         setup, team = self.setup, self.setup.team
-        self.load_teacher()
-        if self.teacher is not None:
-            self.teacher.check_resumed()
-        self.check_processes()
+        self.check_inputs(resumed=True)
         check_same_data(setup.directory, setup.prepared)
         checkpoints = Checkpoints(setup.directory / "checkpoints", team)
         newest, complaints = team.broadcast_object(checkpoints.newest_intact() if team.is_main else None)
@@ -83,13 +66,13 @@ class Run:
         tune(model, setup.recipe.tune)
         return self.train(model, newest)
 
-    def load_teacher(self) -> None:
-        """Load the teacher of the recipe, where it has one."""
-        if uses_teacher(self.setup.recipe):
+    def check_inputs(self, resumed: bool) -> None:
+        """Load the teacher, if the recipe or its objective has one; raise ValueError unless all processes see the same data."""
+        recipe = self.setup.recipe
+        if recipe.teacher is not None or recipe.objective.teacher_output is not None:
             self.teacher = RunTeacher(self.setup)
-
-    def check_processes(self) -> None:
-        """Raise ValueError unless all processes see the same data."""
+            if resumed:
+                self.teacher.check_resumed()
         prints = self.setup.team.gather_objects(fingerprint_splits(self.setup.prepared.splits))
         if any(other != prints[0] for other in prints):
             raise ValueError("the processes do not see the same data: put it on a file system that all of them read")

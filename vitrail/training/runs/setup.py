@@ -1,7 +1,6 @@
 """Inputs of a run, and the values that follow from them: batch size, augmentation, class weights, data loaders."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from vitrail.data.loader import Loader
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline
 from vitrail.training.distributed import Team
-from vitrail.training.logging import TRACKERS, Listener
+from vitrail.training.logging import Listener, connect_tracker
 from vitrail.training.recipe import Machine, Recipe
 from vitrail.training.runs.prepare import Prepared
-from vitrail.training.runs.record import read_json
+from vitrail.training.runs.record import read_json, write_json
 from vitrail.utils.json import to_json
-
-Progress = Callable[[str, int, int], None]
+from vitrail.utils.progress import ProgressCallback
 
 
 @dataclass
@@ -35,7 +33,7 @@ class RunSetup:
     chosen: list[str] = field(default_factory=list)
     listeners: tuple[Listener, ...] = ()
     trackers: tuple[str, ...] = ()
-    progress: Progress | None = None
+    progress: ProgressCallback | None = None
 
     def note(self, text: str) -> None:
         """Send a line of text to the listeners of the main process."""
@@ -48,7 +46,15 @@ class RunSetup:
         if not self.team.is_main:
             return ()
         settings, identity = to_json(self.recipe), read_json(self.directory / "run.json").get("id", self.directory.name)
-        return (*self.listeners, *(TRACKERS[name](self.directory, identity, settings) for name in self.trackers))
+        trackers = (connect_tracker(name, self.directory, identity, settings) for name in self.trackers)
+        return (*self.listeners, *trackers)
+
+    def write_summary(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Write summary.json on the main process while the others wait; return the summary."""
+        if self.team.is_main:
+            write_json(self.directory / "summary.json", summary)
+        self.team.barrier()
+        return summary
 
     def batch_size(self) -> int:
         """Return the images of a step over all processes: the recipe's, or all images where there are fewer."""
@@ -59,9 +65,7 @@ class RunSetup:
         if batch % world:
             raise ValueError(f"batch size {batch} must be divisible by the number of processes, {world}")
         if self.recipe.objective.pairs and batch < 2:
-            raise ValueError(
-                f"mixing needs pairs of images: use --batch-size 2 or more, got {batch}, or turn mixing off"
-            )
+            raise ValueError(f"mixing needs pairs: use --batch-size 2 or more, got {batch}, or turn mixing off")
         if self.recipe.objective.pairs and world > 1 and batch // world % 2:
             raise ValueError(f"mixing needs pairs: a batch of {batch} gives each of {world} processes an odd number")
         return batch
@@ -106,9 +110,8 @@ class RunLoaders:
         recipe, train = self.setup.recipe, self.setup.prepared.train
         batch = self.setup.batch_size()
         if batch != recipe.batch_size:
-            self.setup.note(
-                f"batch size {batch} instead of {recipe.batch_size}: there are {len(train)} training images"
-            )
+            why = f"there are {len(train)} training images"
+            self.setup.note(f"batch size {batch} instead of {recipe.batch_size}: {why}")
         return self._add(
             "training",
             train,
@@ -143,13 +146,9 @@ class RunLoaders:
 
     def _add(self, name: str, images: Images, pipeline: Pipeline, **options: Any) -> Loader:
         if name not in self.loaders:
-            team, seed = self.setup.team, self.setup.recipe.seed
-            parallel: dict[str, Any] = {
-                "rank": team.rank,
-                "world_size": team.world_size,
-                "workers": self._workers(images),
-            }
-            self.loaders[name] = Loader(images, None, pipeline, seed=seed, **parallel, **options)
+            team, options["seed"] = self.setup.team, self.setup.recipe.seed
+            options |= {"rank": team.rank, "world_size": team.world_size, "workers": self._workers(images)}
+            self.loaders[name] = Loader(images, None, pipeline, **options)
         return self.loaders[name]
 
     def _workers(self, images: Images) -> int:

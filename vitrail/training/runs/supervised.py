@@ -1,72 +1,123 @@
-"""Evaluation of runs that learn labels: metrics of the logits on held-out images."""
+"""Evaluation of runs that learn labels: logits of held-out images, their metrics, and the files in `evaluation`."""
 
-import shutil
+import json
 from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints.load import load
-from vitrail.metrics import score_name
-from vitrail.objectives.base import Task
-from vitrail.training.runs.models import BEST, MODEL, TrainedModel
-from vitrail.training.runs.predictions import predict_split, summarise_metrics, validation_metrics, write_predictions
-from vitrail.training.runs.record import write_json
+import numpy as np
+import torch
+from PIL import ImageOps
+from torch import Tensor
+
+from vitrail.data.dataset import Images
+from vitrail.data.loader import Loader
+from vitrail.data.preprocessing import convert_image
+from vitrail.metrics import compute_metrics, find_confident_mistakes, score_name
+from vitrail.metrics.intervals import wilson_interval
+from vitrail.training.distributed import Team
+from vitrail.training.runs.models import MODEL, Evaluator, TrainedModel
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.trainer import Metrics, Trainer
 
+MAX_MISTAKES, THUMBNAIL_SIDE = 24, 192  # thumbnails of a split, and their longer side in pixels
 
-class LabelEvaluator:
+
+class LabelEvaluator(Evaluator):
     """Validates and finishes a run that learns labels."""
 
     def __init__(self, setup: RunSetup, loaders: RunLoaders) -> None:
-        self.setup, self.loaders = setup, loaders
+        super().__init__(setup, loaders)
         self.score = score_name(setup.prepared.train.is_multi_label)
-
-    def check(self) -> None:
-        """Raise ValueError for a run that cannot work."""
-        self.setup.batch_size()
-
-    def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:
-        """Do nothing: there is no baseline to measure."""
 
     def validate(self, trainer: Trainer) -> Metrics:
         """Return the metrics of the validation split."""
         task, loader = trainer.task, self.loaders.split("validation")
         normalise = self.setup.recipe.preprocessing.normalise
         logits, readable = predict_split(lambda x: task(x)["logits"], loader, normalise, self.setup.team)
-        return validation_metrics(logits[readable], loader.images.targets[readable])
+        metrics = summarise_metrics(logits[readable], loader.images.targets[readable], intervals=False)
+        return {name: float(metrics[name]) for name in ("loss", "top1", "top5", "map") if metrics.get(name) is not None}
 
     def finish(self, trainer: Trainer) -> dict[str, Any]:
         """Write the model, evaluate the written file, and write the predictions and the summary."""
-        setup, trained, progress = self.setup, TrainedModel(self.setup, trainer), trainer.progress
-        directory, team = setup.directory, setup.team
+        setup, trained = self.setup, TrainedModel(self.setup, trainer)
         best, adapter = trained.uses_best(), None
         if not best:
             with trainer.kept_weights():
                 trained.save(MODEL)
                 adapter = trained.save_adapter()
-        elif team.is_main:
-            shutil.copyfile(directory / BEST, directory / MODEL)
-        team.barrier()
-        model = load(directory / MODEL, mmap=False).to(team.device)
+        model = trained.load_written(best)
         results: dict[str, dict[str, Any]] = {}
         for split in ("validation", "test"):
             if split in setup.prepared.splits:
                 loader = self.loaders.split(split)
-                logits, readable = predict_split(model, loader, setup.recipe.preprocessing.normalise, team)
+                logits, readable = predict_split(model, loader, setup.recipe.preprocessing.normalise, setup.team)
                 results[split] = summarise_metrics(logits[readable], loader.images.targets[readable])
-                for unreadable in team.gather_objects(loader.unreadable):
-                    progress.unreadable |= unreadable
-                if team.is_main:
-                    write_predictions(directory, split, logits[readable], loader.images.select(readable), setup.note)
+                for unreadable in setup.team.gather_objects(loader.unreadable):
+                    trainer.progress.unreadable |= unreadable
+                if setup.team.is_main:
+                    images = loader.images.select(readable)
+                    write_predictions(setup.directory, split, logits[readable], images, setup.note)
         split = "test" if "test" in results else "validation"
-        summary = {
-            **results[split],
-            "split": split,
-            **trained.describe_progress(best),
-            **({"adapter": adapter} if adapter is not None else {}),
-            **results,
-        }
-        if team.is_main:
-            write_json(directory / "summary.json", summary)
-        team.barrier()
-        return summary
+        summary = {**results[split], "split": split, **trained.describe_progress(best)}
+        summary |= {"adapter": adapter} if adapter is not None else {}
+        return setup.write_summary(summary | results)
+
+
+def summarise_metrics(logits: np.ndarray, targets: np.ndarray, intervals: bool = True) -> dict[str, Any]:
+    """Return all metrics. For multi-label images `top1` is how often the class with the highest logit is one of the labels."""
+    metrics = compute_metrics(logits, targets, intervals=intervals)
+    if targets.ndim == 2:
+        correct = np.take_along_axis(targets, logits.argmax(1)[:, None], 1)
+        metrics["top1"] = float(correct.mean())
+        if intervals:
+            metrics["top1_interval"] = list(wilson_interval(int(correct.sum()), len(correct)))
+    return metrics
+
+
+@torch.no_grad()
+def predict_split(
+    model: Callable[[Tensor], Tensor], loader: Loader, normalise: Callable[[Tensor], Tensor], team: Team
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the outputs [n, K] for all images of a loader, on every process, and which images were readable, [n]."""
+    outputs: list[tuple[np.ndarray, np.ndarray]] = []
+    for batch in loader.iter_once():
+        # A sharded model computes on all processes or on none: a process without images left computes on a blank one.
+        pixels = batch.pixels if len(batch.pixels) else torch.zeros((1, *batch.pixels.shape[1:]), dtype=torch.uint8)
+        values = model(normalise(pixels.to(team.device, non_blocking=True))).float().cpu().numpy()
+        outputs.append((batch.indices.numpy(), values[: len(batch.indices)]))
+    parts = [part for process in team.gather_objects(outputs) for part in process]
+    logits = np.zeros((len(loader.images), parts[0][1].shape[1]), dtype=np.float32)
+    readable = np.zeros(len(loader.images), dtype=bool)
+    for indices, values in parts:
+        logits[indices], readable[indices] = values, True
+    return logits, readable
+
+
+def write_predictions(
+    directory: Path, split: str, logits: np.ndarray, images: Images, note: Callable[[str], None]
+) -> None:
+    """Write logits, targets and names of a split, and thumbnails of the most confident mistakes."""
+    folder = directory / "evaluation"
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / f"{split}.npz", logits=logits, targets=images.targets)
+    names = [images.name(index) for index in range(len(images))]
+    (folder / f"{split}.json").write_text(json.dumps({"names": names}, ensure_ascii=False), encoding="utf-8")
+    for index in find_confident_mistakes(logits, images.targets, MAX_MISTAKES):
+        try:
+            data = encode_thumbnail(images, int(index))
+        except (OSError, ValueError) as error:
+            note(f"no thumbnail of {images.name(int(index))}: {error}")
+            continue
+        (folder / "pictures" / f"{split}-{index:06d}.jpg").write_bytes(data)
+
+
+def encode_thumbnail(images: Images, index: int) -> bytes:
+    """Return a small upright copy of an image as JPEG bytes."""
+    with images.open(index) as image:
+        thumbnail = convert_image(ImageOps.exif_transpose(image), 3)
+    thumbnail.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    file = BytesIO()
+    thumbnail.save(file, "JPEG", quality=88)
+    return file.getvalue()

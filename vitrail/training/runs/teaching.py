@@ -2,31 +2,37 @@
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from vitrail.checkpoints.load import find_weights, load, require_preprocessing
-from vitrail.data.cache import ScoreMaps
+from vitrail.data.cache import ScoreMapFile, ScoreMaps, compute_image_key
+from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels, format_names, normalise_class_name
 from vitrail.data.loader import Loader
 from vitrail.data.preprocessing import PIL_MODES
+from vitrail.data.transforms.pipeline import read_image_size
+from vitrail.inference import run_batches
 from vitrail.models.base import Model
 from vitrail.models.sizes import closest
 from vitrail.objectives.distillation import join_targets
 from vitrail.objectives.registry import DISTILLATION
-from vitrail.objectives.teacher import Teacher
-from vitrail.training.features import compute_cached, hash_model
+from vitrail.objectives.teacher import Teacher, map_shape, top_scores
+from vitrail.training.features import extract_features, hash_model
 from vitrail.training.recipe import Recipe
 from vitrail.training.recipe import Teacher as TeacherSettings
 from vitrail.training.runs.record import read_json
-from vitrail.training.runs.score_maps import compute_score_maps, open_score_maps, score_map_path
 from vitrail.training.runs.setup import RunSetup
+from vitrail.utils.files import cache_directory
+from vitrail.utils.progress import ProgressCallback
 
+BATCH_SIZE = 64
+MAP_VERSION = 2  # increased when the computation of score maps changes
 FIX_CLASSES = "fine-tune it on this data first, or use --distil features"
 
 
@@ -34,15 +40,20 @@ class RunTeacher:
     """The loaded teacher of a run, with a checksum of its content."""
 
     def __init__(self, setup: RunSetup) -> None:
-        self.setup, self.settings = setup, require_teacher(setup.recipe)
-        self.teacher = load_teacher(self.settings, setup.recipe, setup.prepared.labels.names)
+        recipe, name = setup.recipe, type(setup.recipe.objective).__name__
+        if recipe.teacher is None:
+            raise ValueError(f"the objective {name} needs a teacher: give --teacher MODEL")
+        if recipe.objective.teacher_output is None:
+            raise ValueError(f"the objective {name} uses no teacher: set objective=Distillation, or teacher=none")
+        self.setup, self.settings = setup, recipe.teacher
+        self.teacher = load_teacher(self.settings, recipe, setup.prepared.labels.names)
         self.weights_hash = hash_model(self.teacher.model, self.teacher.preprocessing)
         # Class names too: they decide which output belongs to which class of the student.
         names = json.dumps(self.teacher.model.labels)
         self.content = hashlib.sha256(f"{self.weights_hash} {names}".encode()).hexdigest()
         if self.teacher.order is not None:
             setup.note(f"{self.settings.where} has the same classes in another order: its outputs are reordered")
-        setup.recipe.objective.check_teacher(setup.recipe.model, self.teacher, setup.prepared.train.is_multi_label)
+        recipe.objective.check_teacher(recipe.model, self.teacher, setup.prepared.train.is_multi_label)
 
     def describe(self) -> dict[str, Any]:
         """Return the teacher's entry in run.json."""
@@ -58,9 +69,7 @@ class RunTeacher:
         directory, where = self.setup.directory, self.settings.where
         before = read_json(directory / "run.json").get("teacher")
         if not isinstance(before, dict) or before.get("content") != self.content:
-            raise ValueError(
-                f"{where} is another teacher than {directory} started with: restore it, or start a new run"
-            )
+            raise ValueError(f"{where} is another teacher than {directory} started with: restore it, or start anew")
 
     def attach_outputs(self, loader: Loader) -> None:
         """Give the training loader the teacher's cached outputs as targets, where the recipe caches them."""
@@ -81,47 +90,43 @@ class RunTeacher:
         """Return logits [n, K] or features [n, F] of all training images, from the cache where they are."""
         setup, teacher, train = self.setup, self.teacher, self.setup.prepared.train
         device, kind = setup.team.device, str(setup.recipe.objective.teacher_output)
-        model, start = teacher.model.to(device), time.monotonic()
-        outputs = compute_cached(
+        model = teacher.model.to(device)
+        outputs = extract_features(
             model.embed_images if kind == "features" else model,
             teacher.preprocessing,
             train,
-            self.weights_hash,
-            f"teacher's {kind}",
-            device,
-            setup.machine.workers,
+            identity=self.weights_hash,
+            kind=f"teacher's {kind}",
+            device=device,
+            workers=setup.machine.workers,
             progress=setup.progress if setup.team.is_main else None,
         )
-        if outputs.unreadable:
-            name, why = next(iter(outputs.unreadable.items()))
-            raise OSError(
-                f"{len(outputs.unreadable)} training images are unreadable for the teacher, first {name} ({why})"
-            )
+        if unreadable := outputs.unreadable:
+            name, why = next(iter(unreadable.items()))
+            raise OSError(f"{len(unreadable)} training images are unreadable for the teacher, first {name} ({why})")
         for note in outputs.notes:
             setup.note(note)
-        how = "from the cache" if outputs.cached else f"computed in {time.monotonic() - start:.1f} seconds"
+        how = "from the cache" if outputs.cached else f"computed in {outputs.seconds:.1f} seconds"
         if 0 < outputs.n_computed < len(train):
             how = f"{outputs.n_computed:,} computed, the others from the cache"
         setup.note(f"the teacher's {kind} for {len(train):,} images: {how}")
-        return (
-            outputs.values if kind == "features" else teacher.reorder_classes(torch.from_numpy(outputs.values)).numpy()
-        )
+        values = outputs.values
+        return values if kind == "features" else teacher.reorder_classes(torch.from_numpy(values)).numpy()
 
     def compute_maps(self) -> ScoreMaps:
         """Return the score maps of all training images, from the cache where they are."""
         setup, teacher, train = self.setup, self.teacher, self.setup.prepared.train
         device, top, turn = setup.team.device, setup.recipe.objective.map_classes, setup.recipe.preprocessing.turn
         teacher.model.to(device)
-        path = score_map_path(teacher, self.weights_hash, top, turn, device)
+        order = None if teacher.order is None else teacher.order.tolist()
+        key = hashlib.sha256(
+            f"{MAP_VERSION} {self.weights_hash} {order} {top} {turn} {device.type}".encode()
+        ).hexdigest()
+        path = cache_directory() / "maps" / f"{key[:40]}.maps"
         progress = setup.progress if setup.team.is_main else None
         new = compute_score_maps(teacher, path, train, top, turn, device, setup.machine.workers, progress)
         setup.note(f"the teacher's score maps of {len(train):,} images: {new:,} computed, the others from the cache")
         return open_score_maps(teacher, path, train, top)
-
-
-def uses_teacher(recipe: Recipe) -> bool:
-    """Return whether a recipe names a teacher or has an objective that needs one."""
-    return recipe.teacher is not None or recipe.objective.teacher_output is not None
 
 
 def with_teacher(recipe: Recipe, teacher: TeacherSettings, how: str | None = None) -> Recipe:
@@ -135,16 +140,6 @@ def with_teacher(recipe: Recipe, teacher: TeacherSettings, how: str | None = Non
     shared = {f.name for f in fields(objective)} & {f.name for f in fields(before)} - set(objective.own_fields)
     changes: dict[str, Any] = {name: getattr(before, name) for name in shared}
     return replace(recipe, teacher=teacher, objective=replace(objective, **changes))
-
-
-def require_teacher(recipe: Recipe) -> TeacherSettings:
-    """Return the teacher of a recipe, or raise ValueError where teacher and objective do not belong together."""
-    name = type(recipe.objective).__name__
-    if recipe.teacher is None:
-        raise ValueError(f"the objective {name} needs a teacher: give --teacher MODEL")
-    if recipe.objective.teacher_output is None:
-        raise ValueError(f"the objective {name} uses no teacher: set objective=Distillation, or teacher=none")
-    return recipe.teacher
 
 
 def load_teacher(settings: TeacherSettings, recipe: Recipe, labels: Sequence[str]) -> Teacher:
@@ -181,8 +176,59 @@ def match_classes(settings: TeacherSettings, model: Model, labels: Sequence[str]
         missing, extra = [n for n in ours if n not in names], [n for n in names if n not in ours]
         parts = [f"lacks {format_names(missing, limit=3)}"] if missing else []
         parts += [f"has {format_names(extra, limit=3)} in addition"] if extra else []
-        raise ValueError(
-            f"{where} has other classes than the data: it {' and '.join(parts) or 'has a name twice'}; {FIX_CLASSES}"
-        )
+        difference = " and ".join(parts) or "has a name twice"
+        raise ValueError(f"{where} has other classes than the data: it {difference}; {FIX_CLASSES}")
     order = [names.index(name) for name in ours]
     return None if order == list(range(len(order))) else order
+
+
+def compute_score_maps(
+    teacher: Teacher,
+    path: Path,
+    images: Images,
+    top: int,
+    turn: bool,
+    device: torch.device,
+    workers: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> int:
+    """Compute the score maps that the file lacks, append them batch by batch, and return their number.
+
+    The teacher sees the whole image, squashed to its input size, so that every crop has a region on the map.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot cache the teacher's score maps in {path.parent}: {error.strerror or error}") from error
+    shape = map_shape(teacher, top)
+    file = ScoreMapFile(path, shape)
+    missing = file.find_missing(images)
+    if not len(missing):
+        return 0
+    # Keys are computed before the images are read: a file that changes meanwhile gets another key.
+    keys = [compute_image_key(images, index) for index in missing.tolist()]
+    size = teacher.preprocessing.size
+    pipeline = replace(teacher.preprocessing, fit="squash", resize=size, turn=turn)
+
+    def forward(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        samples = pipeline.normalise(torch.from_numpy(pixels).to(device, non_blocking=True))
+        logits = teacher.dense_logits(samples, pipeline.mean, pipeline.std)
+        if not logits.isfinite().all():
+            raise ValueError("the teacher's score maps are not finite: check its file")
+        classes, scores = top_scores(logits, shape.top)
+        return classes.cpu().numpy(), scores.cpu().numpy()
+
+    done, options = 0, {"workers": workers, "progress": progress, "stage": "score maps of the teacher"}
+    for batch in run_batches(
+        forward, images.select(missing), pipeline, {}, batch_size=BATCH_SIZE, device=device, **options
+    ):
+        (classes, scores), indices = batch.outputs, missing[batch.indices].tolist()
+        sizes = [read_image_size(images, index, turn) for index in indices]
+        file.append([keys[index] for index in batch.indices.tolist()], size=sizes, classes=classes, scores=scores)
+        done += len(indices)
+    return done
+
+
+def open_score_maps(teacher: Teacher, path: Path, images: Images, top: int) -> ScoreMaps:
+    """Return the maps of these images from the file that `compute_score_maps` filled."""
+    return ScoreMapFile(path, map_shape(teacher, top)).load_maps(images)
