@@ -198,10 +198,9 @@ def _render_timm_usage(contract: CheckpointContract, repo: str) -> str:
     if arguments is None:
         return f"{text}\n\nand load it with strict=True into the timm model of the same architecture."
     assert isinstance(config, TokenConfig)
-    distilled = config.prefix.outputs == 2
-    home, kind = ("timm.models.vision_transformer", "VisionTransformer")
-    if distilled:
-        home, kind = ("timm.models.deit", "VisionTransformerDistilled")
+    home, kind = "timm.models.vision_transformer", "VisionTransformer"
+    if config.prefix.outputs == 2:
+        home, kind = "timm.models.deit", "VisionTransformerDistilled"
     given = [f"    {key}={value!r},\n" for key, value in arguments.items()]
     imports = f"from safetensors.torch import load_file\nfrom {home} import {kind}\n"
     if config.eps != 1e-6:

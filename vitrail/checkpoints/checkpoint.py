@@ -217,12 +217,13 @@ def find_preprocessing(
     """Return the pipeline of the format's settings or its published default, and its source; `assume` overrides both."""
     form = next(form for form in FORMATS if form.name == detection.format)
     config, size = detection.config, detection.config.image_size
-    pipeline, why = transformers.parse_preprocessing(source.settings, size), "preprocessor_config.json"
-    if pipeline is None:
-        pipeline, why = timm.parse_labels_and_preprocessing(source.settings, size)[1], "config.json"
-    if pipeline is None:
-        pipeline, why = clip.parse_preprocessing(source.settings, size), "open_clip_config.json"
-    if pipeline is None:
+    if pipeline := transformers.parse_preprocessing(source.settings, size):
+        why = "preprocessor_config.json"
+    elif pipeline := timm.parse_labels_and_preprocessing(source.settings, size)[1]:
+        why = "config.json"
+    elif pipeline := clip.parse_preprocessing(source.settings, size):
+        why = "open_clip_config.json"
+    else:
         pipeline, why = form.default_preprocessing(config, source.path.stem)
     stride = getattr(config, "embed", Patches(1)).stride
     # If the pipeline's size is another one than the model's, positions are resampled to it, as the original code does.

@@ -148,8 +148,8 @@ def read_mae(
         if norm_pix is not None:
             detected = replace(detected, norm_pix=norm_pix)
         state = replace(checkpoint, detection=detected.detection).read_state(progress=progress)
-    contract, decoder = checkpoint.contract, build_meta_decoder(detected.config, detected.decoder)
-    encoder, ours = split_state(state)
+    contract, (encoder, ours) = checkpoint.contract, split_state(state)
+    decoder = build_meta_decoder(contract.config.tokens_for("a masked autoencoder"), detected.decoder)
     decoder.load_state_dict({n.removeprefix(DECODER_PREFIX): t.float() for n, t in ours.items()}, assign=True)
     model = assemble_model(contract, encoder, torch.float32).tokens_for("a masked autoencoder")
     return Autoencoder(model, decoder.eval(), detected.mask_ratio, detected.norm_pix)
@@ -159,7 +159,6 @@ def read_mae(
 class DecoderDetection:
     """A detected checkpoint with a decoder, with every tensor accounted for."""
 
-    config: TokenConfig
     decoder: Decoder
     mask_ratio: float
     norm_pix: bool
@@ -195,7 +194,7 @@ def detect_decoder(checkpoint: Checkpoint, decoder_heads: int | None = None) -> 
     except (ValueError, TypeError, KeyError) as error:
         raise checkpoint_error(path, f"cannot read its decoder: {error}") from None
     detection = replace(detection, table=table, **account_tensors(wanted, shapes))
-    return DecoderDetection(config, decoder, mask, norm_pix, detection)
+    return DecoderDetection(decoder, mask, norm_pix, detection)
 
 
 def has_decoder(checkpoint: Checkpoint) -> bool:
