@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.checkpoints.formats import vit_pytorch as vit_pytorch_names
-from vitrail.checkpoints.formats.mae import Autoencoder, write_mae
 from vitrail.checkpoints.keys import import_state
+from vitrail.checkpoints.mae import Autoencoder, write_mae
 from vitrail.data.rng import StepRandom
 from vitrail.models.mae_decoder import Decoder, build_decoder
 from vitrail.models.registry import configure

@@ -151,7 +151,7 @@ def memory(paths: dict[str, Path]) -> list[dict[str, Any]]:
 def recognising(folder: Path, rounds: int) -> dict[str, Any]:
     """Measure the seconds to detect H/14 from its header; the values are a hole in the file and never read."""
     import vitrail
-    from vitrail.checkpoints.describe import build_report
+    from vitrail.checkpoints.card import build_report
     from vitrail.checkpoints.formats.timm import map_vit
     from vitrail.checkpoints.keys import compute_expected_shapes
     from vitrail.checkpoints.load import inspect_checkpoint

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.checkpoints.io import npz, safetensors
+from vitrail.checkpoints.io import npz, open_checkpoint, safetensors
 from vitrail.checkpoints.io import pytorch as pickled
-from vitrail.checkpoints.io.open import open_checkpoint
 from vitrail.checkpoints.load import inspect_checkpoint
 from vitrail.models.registry import configure
 
@@ -373,7 +372,7 @@ def test_conversion_killed_before_verification_leaves_the_old_file(to, tmp_path)
     script = f"""
 import os, signal
 from vitrail.checkpoints import convert
-convert.compute_logits = lambda model, image: os.kill(os.getpid(), signal.SIGKILL)
+convert.compute_outputs = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 convert.convert({str(source)!r}, {str(out)!r}, {to!r})
 """
     result = subprocess.run([sys.executable, "-c", script])
@@ -388,7 +387,7 @@ def test_interrupted_conversion_leaves_no_files(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     source = small_artifact(tmp_path / "in.safetensors")
-    monkeypatch.setattr(convert, "compute_logits", interrupt)
+    monkeypatch.setattr(convert, "compute_outputs", interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert.convert(source, tmp_path / "out", "hf")
     assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]

@@ -10,8 +10,8 @@ from PIL import Image
 import vitrail
 from tests.variants import SMALL, VIT_SLOTS
 from vitrail.checkpoints import keys
+from vitrail.checkpoints.card import build_report
 from vitrail.checkpoints.convert import SAMPLE_IMAGE, convert
-from vitrail.checkpoints.describe import build_report
 from vitrail.checkpoints.formats import timm as timm_names
 from vitrail.checkpoints.io import pytorch as pickled
 from vitrail.checkpoints.io import safetensors

@@ -8,8 +8,8 @@ import torch
 import vitrail
 from tests.objectives.made import draw, encoder, pictures
 from vitrail.checkpoints.artifact import CheckpointContract, save_artifact
-from vitrail.checkpoints.formats.mae import Autoencoder, convert_with_decoder, read_mae, write_mae
 from vitrail.checkpoints.load import inspect_checkpoint, save
+from vitrail.checkpoints.mae import Autoencoder, convert_with_decoder, read_mae, write_mae
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.mae_decoder import Decoder, build_decoder

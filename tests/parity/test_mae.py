@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from tests.objectives.made import draw, pictures
 from tests.parity.peers import TOLERANCE, saved_state, spread
-from vitrail.checkpoints.formats.mae import (
+from vitrail.checkpoints.keys import export_state, import_state
+from vitrail.checkpoints.mae import (
     FACEBOOK,
     HUGGING_FACE,
     HUGGING_FACE_V5,
@@ -18,7 +19,6 @@ from vitrail.checkpoints.formats.mae import (
     read_mae,
     write_mae,
 )
-from vitrail.checkpoints.keys import export_state, import_state
 from vitrail.objectives.mae import MAE, MASK_STREAM, MaskedAutoencoder
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")

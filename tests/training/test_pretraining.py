@@ -15,7 +15,7 @@ import vitrail
 from tests.metrics.histories import BURNT, parse_rows
 from tests.training.runs import interrupted, last, summary, trained
 from tests.training.test_distributed import run as torchrun
-from vitrail.checkpoints.formats.mae import read_mae
+from vitrail.checkpoints.mae import read_mae
 from vitrail.cli import main
 from vitrail.metrics.collapse import BELOW_UNTRAINED, DIVERGENCE, NOT_FINITE, WORSE_THAN_UNTRAINED
 from vitrail.objectives.base import Task

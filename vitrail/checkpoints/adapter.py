@@ -19,15 +19,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from vitrail.checkpoints.artifact import parse_labels_and_preprocessing
 from vitrail.checkpoints.formats.transformers import choose_family
 from vitrail.checkpoints.io import safetensors
 from vitrail.checkpoints.io.source import checkpoint_error, parse_json, read_json
+from vitrail.checkpoints.keys import build_meta_state
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.base import ModelConfig, TokenConfig, TokenModel
+from vitrail.models.base import ModelConfig, State, TokenConfig, TokenModel
 from vitrail.models.lora import LowRank
 from vitrail.nn.mlp import SwiGLU
 from vitrail.utils.files import stage_output
-from vitrail.utils.json import dataclass_from_json, to_json
+from vitrail.utils.json import to_json
 
 TransformersNaming = Literal["transformers 5", "transformers 4"]
 TRANSFORMERS_NAMINGS: tuple[TransformersNaming, ...] = ("transformers 5", "transformers 4")
@@ -77,30 +79,27 @@ def map_modules(config: TokenConfig, naming: TransformersNaming, root: str | Non
     """Return the rows of our matrices that each of their modules is."""
     family = choose_family(config)
     dino, new, gated = family.startswith("dinov2"), naming == "transformers 5", isinstance(config.block.mlp, SwiGLU)
-    root = f"{family}." if root is None else root
-    inner, width, mlp = config.size.heads * config.shape.head_width, config.size.width, config.size.mlp
-    attention = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj")
-    if not new:
-        attention = (*(f"attention.attention.{name}" for name in ("query", "key", "value")), "attention.output.dense")
-    if gated:
-        first, last = (
-            (("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj") if new else (("mlp.weights_in",), "mlp.weights_out")
-        )
-    elif dino or new:
-        first, last = ("mlp.fc1",), "mlp.fc2"
+    if new:
+        theirs = {"msa.qkv": tuple(f"attention.{part}_proj" for part in "qkv"), "msa.out": ("attention.o_proj",)}
     else:
-        first, last = ("intermediate.dense",), "output.dense"
-    rows = (2 if gated else 1) * mlp // len(first)
+        parts = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
+        theirs = {"msa.qkv": parts, "msa.out": ("attention.output.dense",)}
+    if gated and new:
+        theirs |= {"mlp.fc1": ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc2": ("mlp.down_proj",)}
+    elif gated:
+        theirs |= {"mlp.fc1": ("mlp.weights_in",), "mlp.fc2": ("mlp.weights_out",)}
+    elif dino or new:
+        theirs |= {"mlp.fc1": ("mlp.fc1",), "mlp.fc2": ("mlp.fc2",)}
+    else:
+        theirs |= {"mlp.fc1": ("intermediate.dense",), "mlp.fc2": ("output.dense",)}
+    layers = (f"{family}." if root is None else root) + ("layers" if new and not dino else "encoder.layer")
     slices: dict[str, RowSlice] = {}
-    for layer in range(config.size.depth):
-        theirs = f"{root}layers.{layer}" if new and not dino else f"{root}encoder.layer.{layer}"
-        ours = f"blocks.{layer}"
-        for index, name in enumerate(attention[:3]):
-            slices[f"{theirs}.{name}"] = RowSlice(f"{ours}.msa.qkv", index * inner, inner)
-        slices[f"{theirs}.{attention[3]}"] = RowSlice(f"{ours}.msa.out", 0, width)
-        for index, name in enumerate(first):
-            slices[f"{theirs}.{name}"] = RowSlice(f"{ours}.mlp.fc1", index * rows, rows)
-        slices[f"{theirs}.{last}"] = RowSlice(f"{ours}.mlp.fc2", 0, width)
+    for layer in range(config.depth):
+        for module, names in theirs.items():
+            ours = f"blocks.{layer}.{module}"
+            rows = len(build_meta_state(config)[f"{ours}.weight"]) // len(names)
+            for index, name in enumerate(names):
+                slices[f"{layers}.{layer}.{name}"] = RowSlice(ours, index * rows, rows)
     return slices
 
 
@@ -147,10 +146,9 @@ def write_adapter(
     for theirs, ours in heads.items():
         for kind in ("weight", "bias"):
             tensors[f"{PEFT_PREFIX}{theirs}.{kind}"] = state[f"{ours}.{kind}"]
-    metadata = {
-        "labels": None if labels is None else list(labels),
-        "preprocessing": None if preprocessing is None else to_json(preprocessing),
-    }
+    # PEFT matches the ends of names: the part after the layer number
+    ends = {theirs.split("layer", 1)[1].split(".", 2)[2] for theirs, part in names.items() if part.ours in added}
+    metadata = {"labels": None if labels is None else list(labels), "preprocessing": to_json(preprocessing)}
     settings = {
         "peft_type": "LORA",
         "task_type": None,
@@ -164,7 +162,7 @@ def write_adapter(
         "use_rslora": False,
         "use_dora": False,
         "init_lora_weights": True,
-        "target_modules": list_target_modules(names, added),
+        "target_modules": sorted(ends),
         "modules_to_save": list(heads) or None,
     }
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -184,12 +182,6 @@ def find_low_rank(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
                     yield name, parametrization
 
 
-def list_target_modules(names: Mapping[str, RowSlice], low_rank: Mapping[str, LowRank]) -> list[str]:
-    """Return the name endings that PEFT matches: the part after the layer number."""
-    ends = {theirs.split("layer", 1)[1].split(".", 2)[2] for theirs, part in names.items() if part.ours in low_rank}
-    return sorted(ends)
-
-
 # --- reading ---
 
 
@@ -198,26 +190,27 @@ def read_adapter(directory: str | Path, config: ModelConfig) -> Adapter:
     folder = Path(directory)
     if not isinstance(config, TokenConfig):
         raise ValueError(f"{folder} is an adapter of a Vision Transformer, and the model is a ResNet")
-    if not (folder / CONFIG_FILE).is_file():
+    config_path, path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    if not config_path.is_file():
         raise ValueError(f"{folder} is no adapter: it has no {CONFIG_FILE}")
-    if not (folder / WEIGHTS_FILE).is_file():
+    if not path.is_file():
         raise ValueError(f"{folder} has no {WEIGHTS_FILE}: save the adapter with safe_serialization=True")
-    settings = read_json(folder / CONFIG_FILE)
+    settings = read_json(config_path)
     if not isinstance(settings, dict):
-        raise checkpoint_error(folder / CONFIG_FILE, "not a JSON object")
-    check_settings(settings, folder / CONFIG_FILE)
-    with safetensors.SafetensorsFile(folder / WEIGHTS_FILE) as source:
+        raise checkpoint_error(config_path, "not a JSON object")
+    check_settings(settings, config_path)
+    with safetensors.SafetensorsFile(path) as source:
         tensors = {name: source.read(name) for name in source.specs}
         labels, preprocessing = _read_metadata(source, config)
     if not tensors:
-        raise checkpoint_error(folder / WEIGHTS_FILE, "it holds no tensors to merge")
+        raise checkpoint_error(path, "it holds no tensors to merge")
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOAT_DTYPES:
             kind = safetensors.DTYPE_NAMES[tensor.dtype]
-            raise checkpoint_error(folder / WEIGHTS_FILE, f"{name} is stored as {kind}: save the adapter in float32")
+            raise checkpoint_error(path, f"{name} is stored as {kind}: save the adapter in float32")
         if not torch.isfinite(tensor).all():
-            raise checkpoint_error(folder / WEIGHTS_FILE, f"{name} has values that are not finite")
-    pairs, head = _sort_tensors(tensors, config, folder / WEIGHTS_FILE)
+            raise checkpoint_error(path, f"{name} has values that are not finite")
+    pairs, head = _sort_tensors(tensors, config, path)
     return Adapter(_compute_deltas(pairs, settings, config, folder), head, labels, preprocessing)
 
 
@@ -228,16 +221,12 @@ def check_settings(settings: Mapping[str, Any], path: Path) -> None:
     if settings.get("use_dora"):
         raise checkpoint_error(path, "DoRA is not supported, it also scales the weights: merge it with PEFT")
     if settings.get("bias", "none") != "none":
-        raise checkpoint_error(
-            path, f"trained biases are not supported (bias {settings['bias']!r}): merge it with PEFT"
-        )
+        raise checkpoint_error(path, f"trained biases are not supported (bias {settings['bias']!r}): merge with PEFT")
     if settings.get("init_lora_weights") not in SUPPORTED_INITS:
         init = settings["init_lora_weights"]
         raise checkpoint_error(path, f"initialisation {init!r} changes the base: convert the adapter with PEFT first")
-    if not isinstance(settings.get("alpha_pattern") or {}, dict):
-        raise checkpoint_error(
-            path, f"alpha_pattern must be a JSON object, got {str(settings['alpha_pattern'])[:60]!r}"
-        )
+    if not isinstance(patterns := settings.get("alpha_pattern") or {}, dict):
+        raise checkpoint_error(path, f"alpha_pattern must be a JSON object, got {str(patterns)[:60]!r}")
     for name, value in settings.items():
         if name not in SUPPORTED_SETTINGS and value not in (None, False, "", [], {}):
             raise checkpoint_error(path, f"unsupported setting {name}={str(value)[:60]!r}: merge the adapter with PEFT")
@@ -251,27 +240,21 @@ def _read_metadata(
         return None, None
     metadata = parse_json(source.metadata[METADATA_KEY].encode(), source.path, "damaged metadata")
     if not isinstance(metadata, dict):
-        raise checkpoint_error(source.path, "damaged metadata")
-    labels, pipeline = metadata.get("labels"), metadata.get("preprocessing")
-    if labels is not None and not (isinstance(labels, list) and all(isinstance(name, str) for name in labels)):
-        raise checkpoint_error(source.path, "labels must be a list of names")
+        raise source.error("damaged metadata")
+    try:
+        labels, pipeline = parse_labels_and_preprocessing({"labels": None, "preprocessing": None, **metadata}, config)
+    except ValueError as error:
+        raise source.error(str(error)) from None
     if labels is not None and len(set(labels)) != len(labels):
         twice = next(name for name in labels if labels.count(name) > 1)
-        raise checkpoint_error(source.path, f"two labels are {twice[:60]!r}: each class needs its own name")
-    prepare = None if pipeline is None else dataclass_from_json(pipeline, Preprocessing, "preprocessing")
-    if prepare is not None and prepare.channels != config.channels:
-        raise checkpoint_error(
-            source.path, f"preprocessing gives {prepare.channels} channels and the model takes {config.channels}"
-        )
-    return None if labels is None else tuple(labels), prepare
+        raise source.error(f"two labels are {twice[:60]!r}: each class needs its own name")
+    return labels, pipeline
 
 
 LoRAPairs = dict[str, tuple[RowSlice, dict[str, Tensor]]]
 
 
-def _sort_tensors(
-    tensors: Mapping[str, Tensor], config: TokenConfig, path: Path
-) -> tuple[LoRAPairs, dict[str, Tensor]]:
+def _sort_tensors(tensors: State, config: TokenConfig, path: Path) -> tuple[LoRAPairs, State]:
     """Return A and B of each of their modules, and the head; raise for a tensor of another model."""
     known: dict[str, RowSlice] = {}
     for spelling in TRANSFORMERS_NAMINGS:
@@ -318,42 +301,32 @@ def _check_head(head: Mapping[str, Tensor], heads: Mapping[str, str], path: Path
     weights = [shapes[f"{ours}.weight"] for ours in heads.values()]
     biases = [shapes[f"{ours}.bias"] for ours in heads.values()]
     classes = weights[0][:1]
-    if (
-        classes in ([], [0])
-        or any(len(shape) != 2 or shape[:1] != classes for shape in weights)
-        or any(shape != classes for shape in biases)
-    ):
+    fit = all(len(shape) == 2 and shape[:1] == classes for shape in weights) and all(
+        shape == classes for shape in biases
+    )
+    if classes in ([], [0]) or not fit:
         text = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise checkpoint_error(path, f"the head must have weights [classes, width] and biases [classes], got {text}")
 
 
-def _compute_deltas(
-    pairs: LoRAPairs, settings: Mapping[str, Any], config: TokenConfig, folder: Path
-) -> dict[str, Tensor]:
+def _compute_deltas(pairs: LoRAPairs, settings: Mapping[str, Any], config: TokenConfig, folder: Path) -> State:
     """Return scale · B A in the rows of our matrices, in double precision."""
-    gated, mlp = isinstance(config.block.mlp, SwiGLU), config.size.mlp
-    inner, width = config.size.heads * config.shape.head_width, config.size.width
-    shapes = {
-        "msa.qkv": (3 * inner, width),
-        "msa.out": (width, inner),
-        "mlp.fc1": ((2 if gated else 1) * mlp, width),
-        "mlp.fc2": (width, mlp),
-    }
+    path = folder / WEIGHTS_FILE
     deltas: dict[str, Tensor] = {}
     for module, (part, matrices) in pairs.items():
         if len(matrices) != 2:
-            raise checkpoint_error(folder / WEIGHTS_FILE, f"{module} has only {' and '.join(matrices)}")
+            raise checkpoint_error(path, f"{module} has only {' and '.join(matrices)}")
         a, b = matrices["lora_A"].double(), matrices["lora_B"].double()
-        shape = shapes[part.ours.split(".", 2)[2]]
+        name = f"{part.ours}.weight"
+        shape = build_meta_state(config)[name].shape
         if a.ndim != 2 or b.ndim != 2 or (b.shape[0], a.shape[1]) != (part.rows, shape[1]) or a.shape[0] != b.shape[1]:
             raise checkpoint_error(
-                folder / WEIGHTS_FILE,
+                path,
                 f"{module} has A {list(a.shape)} and B {list(b.shape)}; this model's matrix is {part.rows}×{shape[1]}: "
                 "is the adapter for another size?",
             )
         if not len(a):
-            raise checkpoint_error(folder / WEIGHTS_FILE, f"{module} has A and B of rank 0")
-        name = f"{part.ours}.weight"
+            raise checkpoint_error(path, f"{module} has A and B of rank 0")
         whole = deltas.setdefault(name, torch.zeros(shape, dtype=torch.float64))
         whole[part.start : part.start + part.rows] += compute_scale(settings, module, len(a), folder) * (b @ a)
     return deltas
@@ -361,15 +334,13 @@ def _compute_deltas(
 
 def compute_scale(settings: Mapping[str, Any], module: str, rank: int, folder: Path) -> float:
     """Return lora_alpha / r, or lora_alpha / √r with use_rslora; a pattern may give a module its own alpha."""
-    alpha = settings.get("lora_alpha", 8)
+    alpha, path = settings.get("lora_alpha", 8), folder / CONFIG_FILE
     for pattern, value in (settings.get("alpha_pattern") or {}).items():
         if not all(letter.isalnum() or letter in "._" for letter in pattern):
-            raise checkpoint_error(
-                folder / CONFIG_FILE, f"alpha_pattern {pattern!r} is not the end of a name: merge the adapter with PEFT"
-            )
+            raise checkpoint_error(path, f"alpha_pattern {pattern!r} is not the end of a name: merge it with PEFT")
         if module == pattern or module.endswith(f".{pattern}"):
             alpha = value
             break
     if type(alpha) not in (int, float) or not abs(alpha) <= MAX_FLOAT:
-        raise checkpoint_error(folder / CONFIG_FILE, f"lora_alpha must be a number, got {str(alpha)[:40]!r}")
+        raise checkpoint_error(path, f"lora_alpha must be a number, got {str(alpha)[:40]!r}")
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)

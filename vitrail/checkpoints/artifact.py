@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoints.architecture import MAX_LAYERS
+from vitrail.checkpoints.formats import MAX_LAYERS
 from vitrail.checkpoints.io.safetensors import (
     SafetensorsFile,
     build_header,
@@ -23,7 +23,7 @@ from vitrail.checkpoints.io.safetensors import (
     tensor_bytes,
     write_with_header,
 )
-from vitrail.checkpoints.io.source import checkpoint_error, parse_json
+from vitrail.checkpoints.io.source import parse_json
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import config_from_json
@@ -55,8 +55,8 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: Checkpoin
     about = {
         "version": ARTIFACT_VERSION,
         "config": to_json(contract.config),
-        "labels": None if contract.labels is None else list(contract.labels),
-        "preprocessing": None if contract.preprocessing is None else to_json(contract.preprocessing),
+        "labels": to_json(contract.labels),
+        "preprocessing": to_json(contract.preprocessing),
         "card": contract.card,
     }
     metadata = {
@@ -66,9 +66,7 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: Checkpoin
         "vitrail.checksum": ZERO_CHECKSUM,
     }
     header = build_header(tensors, metadata)
-    assert len(CHECKSUM_PATTERN.findall(header)) == 1
-    match = CHECKSUM_PATTERN.search(header)
-    assert match is not None
+    (match,) = CHECKSUM_PATTERN.finditer(header)
     start, end = match.span(1)
     write_with_header(path, header[:start] + hashlib.sha256(header).hexdigest().encode() + header[end:], tensors)
 
@@ -79,13 +77,15 @@ def read_contract(source: SafetensorsFile) -> tuple[CheckpointContract, dict[str
     start, end = matches[0].span(1) if len(matches) == 1 else (0, 0)
     blank = source.header[:start] + ZERO_CHECKSUM.encode() + source.header[end:]
     if len(matches) != 1 or hashlib.sha256(blank).hexdigest().encode() != matches[0][1]:
-        raise checkpoint_error(source.path, "damaged: the checksum of its header differs")
+        raise source.error("damaged: the checksum of its header differs")
     about = parse_json(source.metadata.get("vitrail", "").encode(), source.path, "damaged metadata")
     digests = parse_json(source.metadata.get("vitrail.tensors", "").encode(), source.path, "damaged checksums")
     try:
-        return _parse_contract(about), _check_digests(digests, set(source.specs))
+        if not isinstance(digests, dict) or set(digests) != set(source.specs):
+            raise ValueError("the checksums are not those of its tensors")
+        return _parse_contract(about), digests
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise checkpoint_error(source.path, f"this version cannot read the artifact: {error}") from None
+        raise source.error(f"this version cannot read the artifact: {error}") from None
 
 
 def _parse_contract(about: dict[str, Any]) -> CheckpointContract:
@@ -95,17 +95,25 @@ def _parse_contract(about: dict[str, Any]) -> CheckpointContract:
     config = config_from_json(about["config"])
     if not 0 < getattr(config, "eps", 1e-6) < 1:
         raise ValueError(f"eps must be between 0 and 1, got {getattr(config, 'eps', None)}")
-    labels, pipeline = about["labels"], about["preprocessing"]
-    if labels is not None and (not isinstance(labels, list) or not all(isinstance(label, str) for label in labels)):
-        raise ValueError("labels must be a list of names")
-    if labels is not None and len(labels) != config.classes:
-        raise ValueError(f"{len(labels)} labels for {config.classes} classes")
     if not isinstance(about["card"], dict):
         raise ValueError("card must be a JSON object")
+    labels, pipeline = parse_labels_and_preprocessing(about, config)
+    if labels is not None and len(labels) != config.classes:
+        raise ValueError(f"{len(labels)} labels for {config.classes} classes")
+    return CheckpointContract(config, labels, pipeline, about["card"])
+
+
+def parse_labels_and_preprocessing(
+    about: Mapping[str, Any], config: ModelConfig
+) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
+    """Return the labels and preprocessing in a file's metadata; either may be None."""
+    labels, pipeline = about["labels"], about["preprocessing"]
+    if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
+        raise ValueError("labels must be a list of names")
     prepare = None if pipeline is None else dataclass_from_json(pipeline, Preprocessing, "preprocessing")
     if prepare is not None and prepare.channels != config.channels:
         raise ValueError(f"preprocessing gives {prepare.channels} channels and the model takes {config.channels}")
-    return CheckpointContract(config, None if labels is None else tuple(labels), prepare, about["card"])
+    return None if labels is None else tuple(labels), prepare
 
 
 def check_bounds(data: Any, name: str = "config") -> None:
@@ -121,12 +129,6 @@ def check_bounds(data: Any, name: str = "config") -> None:
             check_bounds(value, name)
     elif isinstance(data, int | float) and not abs(data) <= most:
         raise ValueError(f"{name} must be at most {most:,}, got {data:g}")
-
-
-def _check_digests(digests: Any, names: set[str]) -> dict[str, str]:
-    if not isinstance(digests, dict) or set(digests) != names:
-        raise ValueError("the checksums are not those of its tensors")
-    return digests
 
 
 def hash_tensor(tensor: Tensor) -> str:

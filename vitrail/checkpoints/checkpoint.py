@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,13 +12,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.architecture import FILE_NAME_KEY
 from vitrail.checkpoints.artifact import CheckpointContract, hash_tensor, is_artifact, read_contract
 from vitrail.checkpoints.detect import FORMATS, Detection, detect_format, match_artifact
-from vitrail.checkpoints.formats import clip, timm, transformers
-from vitrail.checkpoints.io.open import open_checkpoint
+from vitrail.checkpoints.formats import FILE_NAME_KEY, clip, timm, transformers
+from vitrail.checkpoints.io import open_checkpoint
 from vitrail.checkpoints.io.safetensors import SafetensorsFile
-from vitrail.checkpoints.io.source import TensorFile, checkpoint_error
+from vitrail.checkpoints.io.source import TensorFile
 from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
 from vitrail.models.registry import build_from
@@ -94,9 +93,7 @@ class Checkpoint:
             done += sum(self.source.specs[name].nbytes for name in entry.theirs)
             progress(done, total)
         if not_finite:
-            raise checkpoint_error(
-                self.source.path, f"values that are not finite in {len(not_finite)}: {format_names(not_finite)}"
-            )
+            raise self.source.error(f"values that are not finite in {len(not_finite)}: {format_names(not_finite)}")
         if random:
             fresh = build_from(self.contract.config).state_dict()
             self.random_tensors = [name for entry in random for name in entry.ours]
@@ -118,7 +115,7 @@ class Checkpoint:
     def _read_tensor(self, name: str, mmap: bool) -> Tensor:
         tensor = self.source.view(name) if mmap else self.source.read(name)
         if self.digests and hash_tensor(tensor) != self.digests[name]:
-            raise checkpoint_error(self.source.path, f"damaged: the checksum of {name} differs")
+            raise self.source.error(f"damaged: the checksum of {name} differs")
         return tensor
 
 
@@ -157,11 +154,11 @@ def open_and_detect(path: Path, assume: Mapping[str, Any] | None = None, take: s
     source = open_checkpoint(path, take)
     try:
         if strange := next((name for name in source.specs if not name.isprintable()), None):
-            raise checkpoint_error(source.path, f"invalid tensor name {strange!a}")
+            raise source.error(f"invalid tensor name {strange!a}")
         return _detect_checkpoint(source, assume)
     except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
         source.close()
-        raise checkpoint_error(source.path, f"invalid settings or sizes ({type(error).__name__}: {error})") from None
+        raise source.error(f"invalid settings or sizes ({type(error).__name__}: {error})") from None
     except BaseException:
         source.close()
         raise
@@ -172,10 +169,9 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
     if isinstance(source, SafetensorsFile) and is_artifact(source.metadata):
         contract, digests = read_contract(source)
         if assume:
-            raise checkpoint_error(source.path, f"an artifact needs no assumptions: leave out {', '.join(assume)}")
-        return Checkpoint(
-            source, match_artifact(contract.config, shapes), contract, digests, "the artifact", "the artifact"
-        )
+            raise source.error(f"an artifact needs no assumptions: leave out {', '.join(assume)}")
+        detection = match_artifact(contract.config, shapes)
+        return Checkpoint(source, detection, contract, digests, "the artifact", "the artifact")
     architecture = {name: value for name, value in assume.items() if name in ARCHITECTURE_KEYS}
     try:
         settings = {**source.settings, FILE_NAME_KEY: source.path.stem}
@@ -183,13 +179,13 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
     except ValueError as error:
         raise ValueError(f"{source.path}: {error}") from None
     if max(detection.config.image_size) > 65_536:
-        raise checkpoint_error(source.path, f"image size must be at most 65536, got {detection.config.image_size}")
+        raise source.error(f"image size must be at most 65536, got {detection.config.image_size}")
     dtypes = {source.specs[name].dtype for name in detection.loaded}
     if strange := [dtype for dtype in dtypes if not dtype.is_floating_point]:
-        raise checkpoint_error(source.path, f"its weights are stored as {strange[0]}, not as floating-point numbers")
+        raise source.error(f"its weights are stored as {strange[0]}, not as floating-point numbers")
     for name, value in architecture.items():
         if name not in detection.assumptions and not detection.config.matches_option(name, value):
-            raise checkpoint_error(source.path, f"{name}={value} contradicts the tensors: leave it out")
+            raise source.error(f"{name}={value} contradicts the tensors: leave it out")
     labels, labels_from = find_labels(source, detection)
     pipeline, pipeline_from = find_preprocessing(source, detection, assume)
     provenance = {"file": source.path.name, "form": detection.format, "container": source.container}
@@ -221,12 +217,13 @@ def find_preprocessing(
     """Return the pipeline of the format's settings or its published default, and its source; `assume` overrides both."""
     form = next(form for form in FORMATS if form.name == detection.format)
     config, size = detection.config, detection.config.image_size
-    pipeline, why = transformers.parse_preprocessing(source.settings, size), "preprocessor_config.json"
-    if pipeline is None:
-        pipeline, why = timm.parse_labels_and_preprocessing(source.settings, size)[1], "config.json"
-    if pipeline is None:
-        pipeline, why = clip.parse_preprocessing(source.settings, size), "open_clip_config.json"
-    if pipeline is None:
+    if pipeline := transformers.parse_preprocessing(source.settings, size):
+        why = "preprocessor_config.json"
+    elif pipeline := timm.parse_labels_and_preprocessing(source.settings, size)[1]:
+        why = "config.json"
+    elif pipeline := clip.parse_preprocessing(source.settings, size):
+        why = "open_clip_config.json"
+    else:
         pipeline, why = form.default_preprocessing(config, source.path.stem)
     stride = getattr(config, "embed", Patches(1)).stride
     # If the pipeline's size is another one than the model's, positions are resampled to it, as the original code does.
@@ -247,31 +244,25 @@ def find_preprocessing(
 
 def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parsed assumptions, from text or values: heads=6, gelu=tanh, size=224x224, mean=imagenet, crop=0.9…"""
+    parsers: dict[str, Callable[[Any], Any]] = {
+        "heads": int,
+        "channels": int,
+        "eps": float,
+        "crop": float,
+        "size": _parse_size,
+    }
+    parsers |= {"mean": _parse_numbers, "std": _parse_numbers}
     parsed: dict[str, Any] = {}
     for name, value in given.items():
         if name not in (known := (*ARCHITECTURE_KEYS, *PREPROCESSING_KEYS)):
             raise ValueError(f"unknown assumption {name!r}: known are {', '.join(known)}")
         try:
-            if name in ("heads", "channels"):
-                parsed[name] = int(value)
-            elif name in ("eps", "crop"):
-                parsed[name] = float(value)
-            elif name == "size":
-                value = [value] if isinstance(value, int) else value
-                sides = re.split("[x×]", value) if isinstance(value, str) else value
-                parsed[name] = (int(sides[0]), int(sides[-1]))
-                if len(sides) > 2:
-                    raise ValueError("more than two sides")
-            elif name in ("mean", "std"):
-                if isinstance(value, str) and value in NORMALIZATIONS:
-                    parsed[name] = NORMALIZATIONS[value][name]
-                    if "std" not in given:  # a name for the mean sets both
-                        parsed["std"] = NORMALIZATIONS[value]["std"]
-                else:
-                    parts = value.split(",") if isinstance(value, str) else value
-                    parsed[name] = tuple(float(part) for part in parts)
+            if name in ("mean", "std") and isinstance(value, str) and value in NORMALIZATIONS:
+                parsed[name] = NORMALIZATIONS[value][name]
+                if "std" not in given:  # a name for the mean sets both
+                    parsed["std"] = NORMALIZATIONS[value]["std"]
             else:
-                parsed[name] = str(value)
+                parsed[name] = parsers.get(name, str)(value)
         except (TypeError, ValueError, IndexError):
             raise ValueError(f"invalid value {name}={given[name]}: see `vitrail describe --help`") from None
     for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1}.items():
@@ -282,3 +273,14 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
     if min(parsed.get("size", (1,))) < 1:
         raise ValueError(f"both sides of size must be at least 1 pixel, got {given['size']}")
     return parsed
+
+
+def _parse_size(value: str | int | Sequence[int]) -> tuple[int, int]:
+    sides = re.split("[x×]", value) if isinstance(value, str) else [value] if isinstance(value, int) else value
+    if len(sides) > 2:
+        raise ValueError("more than two sides")
+    return int(sides[0]), int(sides[-1])
+
+
+def _parse_numbers(value: str | Iterable[float]) -> tuple[float, ...]:
+    return tuple(float(part) for part in (value.split(",") if isinstance(value, str) else value))

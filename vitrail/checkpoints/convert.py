@@ -11,17 +11,16 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.checkpoints import TARGET_NAMES
-from vitrail.checkpoints.architecture import GELUS
 from vitrail.checkpoints.artifact import CheckpointContract, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, no_progress, open_and_detect
-from vitrail.checkpoints.formats import clip, google, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.formats import GELUS, Reasons, clip, google, timm, torchvision, transformers, vit_pytorch
 from vitrail.checkpoints.io import npz, safetensors
 from vitrail.checkpoints.io import pytorch as pickled
 from vitrail.checkpoints.keys import KeyTable, build_meta_state, export_state, format_names
 from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_adapter, resolve_path
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
-from vitrail.models.base import Model, ModelConfig, TokenConfig, refuse
+from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.vit_config import POOLS
 from vitrail.nn.head import PreLogits
 from vitrail.nn.mlp import SwiGLU
@@ -42,19 +41,17 @@ def write_weights_file(out: Path, theirs: Mapping[str, Tensor], contract: Checkp
         pickled.save_pytorch(out, theirs)
 
 
-def write_npz_file(out: Path, theirs: Mapping[str, Tensor], contract: CheckpointContract) -> None:
-    """Write a NumPy archive."""
-    npz.save_npz(out, theirs)
-
-
-def write_transformers_directory(out: Path, theirs: Mapping[str, Tensor], contract: CheckpointContract) -> None:
-    """Write the weights and transformers' configuration files to a directory."""
+def write_transformers_directory(
+    out: Path, theirs: Mapping[str, Tensor], contract: CheckpointContract, more: Mapping[str, Any] | None = None
+) -> None:
+    """Write the weights and transformers' configuration files to a directory; `more` is added to config.json."""
     assert isinstance(contract.config, TokenConfig)
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in theirs.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
     out.mkdir()
     safetensors.save_safetensors(out / "model.safetensors", theirs, {"format": "pt"})
     settings = transformers.build_settings(contract.config, contract.labels, contract.preprocessing, dtype)
+    settings["config.json"] |= more or {}
     for name, content in settings.items():
         (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -64,7 +61,7 @@ class ConversionTarget:
     """A format to write: what it cannot express, its key table, and how its files are written."""
 
     title: str
-    list_unsupported: Callable[[TokenConfig], list[str]]
+    list_limits: Callable[[TokenConfig], Reasons]
     build_table: Callable[[Any], KeyTable]
     position_prefix: Callable[[TokenConfig], str] = lambda config: "outputs"  # the prefix tokens with positions
     suffixes: tuple[str, ...] = (".safetensors", ".pth", ".pt", ".bin")  # none for a directory
@@ -72,7 +69,7 @@ class ConversionTarget:
     families: frozenset[str] = frozenset({"vit"})
     supports_swiglu: bool = False
     supports_projections: bool = True  # CLIP's projection without a bias
-    list_unused_tensors: Callable[[TokenConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # required, not used
+    list_unused_tensors: Callable[[Any], dict[str, tuple[int, ...]]] = lambda config: {}  # required, not used
     supports_fixed_positions: bool = False  # positions without a table
 
 
@@ -94,28 +91,25 @@ class ConversionReport:
         return {**self.__dict__, "path": str(self.path), "bit_for_bit": True}
 
 
-def list_timm_unsupported(config: TokenConfig) -> list[str]:
+def list_timm_limits(config: TokenConfig) -> Reasons:
     """Return why timm cannot express a model, apart from its tensor names."""
-    reasons, position = [], config.position
-    if not (isinstance(position, Learned1D) and position.at == "stem") and not isinstance(position, Relative):
-        reasons.append("it only has learned 1-D positions at the stem, or relative ones")
-    if isinstance(config.pool, ClassAndMean):
-        reasons.append("it has no pooling of class token and mean together")
-    if isinstance(config.head, PreLogits):
-        reasons.append("it has no pre-logits layer")
-    if config.size.head is not None:
-        reasons.append("its heads divide the width evenly")
-    return reasons
+    position = config.position
+    fits = isinstance(position, Relative) or (isinstance(position, Learned1D) and position.at == "stem")
+    return {
+        "it only has learned 1-D positions at the stem, or relative ones": not fits,
+        "it has no pooling of class token and mean together": isinstance(config.pool, ClassAndMean),
+        "it has no pre-logits layer": isinstance(config.head, PreLogits),
+        "its heads divide the width evenly": config.size.head is not None,
+    }
 
 
-def list_dinov2_unsupported(config: TokenConfig) -> list[str]:
+def list_dinov2_limits(config: TokenConfig) -> Reasons:
     """Return why DINOv2's release cannot express a model, apart from its tensor names."""
-    reasons = [] if config.classes is None else ["its models have no classes: --classes none"]
-    if config.block.layer_scale is None or config.prefix.outputs != 1:
-        reasons.append("its models have LayerScale and a class token")
-    if not isinstance(config.pool, ClassToken):
-        reasons.append("its models read their class token")
-    return reasons
+    return {
+        "its models have no classes: --classes none": config.classes is not None,
+        "its models have LayerScale and a class token": config.block.layer_scale is None or config.prefix.outputs != 1,
+        "its models read their class token": not isinstance(config.pool, ClassToken),
+    }
 
 
 def _timm_position_prefix(config: TokenConfig) -> str:
@@ -127,8 +121,8 @@ def _timm_position_prefix(config: TokenConfig) -> str:
 TARGETS: dict[str, ConversionTarget] = {
     "timm": ConversionTarget(
         "timm",
-        list_timm_unsupported,
-        timm.table_for,
+        list_timm_limits,
+        timm.build_table,
         position_prefix=_timm_position_prefix,
         families=frozenset({"vit", "bit"}),
         supports_swiglu=True,
@@ -136,7 +130,7 @@ TARGETS: dict[str, ConversionTarget] = {
     ),
     "hf": ConversionTarget(
         "transformers",
-        transformers.list_unsupported,
+        transformers.list_limits,
         lambda config: transformers.map_vit(config, transformers.choose_family(config)),
         position_prefix=lambda config: "all" if transformers.choose_family(config) == "deit" else "outputs",
         suffixes=(),
@@ -146,21 +140,21 @@ TARGETS: dict[str, ConversionTarget] = {
     ),
     "big_vision": ConversionTarget(
         "Google's .npz",
-        google.list_unsupported,
+        google.list_limits,
         lambda config: google.map_vit(config, google.choose_naming(config)),
         position_prefix=lambda config: getattr(config.position, "prefix", "none"),
         suffixes=(".npz",),
-        write=write_npz_file,
+        write=lambda out, theirs, contract: npz.save_npz(out, theirs),
         supports_fixed_positions=True,
     ),
-    "torchvision": ConversionTarget("torchvision", torchvision.list_unsupported, torchvision.map_vit),
+    "torchvision": ConversionTarget("torchvision", torchvision.list_limits, torchvision.map_vit),
     "vit-pytorch": ConversionTarget(
-        "vit-pytorch", vit_pytorch.list_unsupported, vit_pytorch.build_table, supports_fixed_positions=True
+        "vit-pytorch", vit_pytorch.list_limits, vit_pytorch.build_table, supports_fixed_positions=True
     ),
-    "clip": ConversionTarget("CLIP", clip.list_unsupported, clip.map_vit),
+    "clip": ConversionTarget("CLIP", clip.list_limits, clip.map_vit),
     "dinov2": ConversionTarget(
         "DINOv2",
-        list_dinov2_unsupported,
+        list_dinov2_limits,
         lambda config: timm.map_vit(config, timm.DINOV2),
         supports_swiglu=True,
         list_unused_tensors=lambda config: {"mask_token": (1, config.size.width)},
@@ -194,7 +188,9 @@ def convert(
         raise ValueError(f"unknown format {to!r}: use {', '.join(TARGET_NAMES)}")
     out = Path(out)
     with open_and_detect(resolve_path(source), assume, take) as checkpoint:
-        changed = _adapt_contract(checkpoint.contract, classes, image_size, channels)
+        # from shapes only, so that an unsupported model is refused before its tensors are read
+        shapes = dict(build_meta_state(checkpoint.contract.config))
+        changed, _ = adapt_state(checkpoint.contract, shapes, classes, image_size, channels)
         check_expressible(to, changed.config, changed.preprocessing)
         check_output_name(to, out)
         state = checkpoint.read_state(allow_missing, progress)
@@ -214,12 +210,6 @@ def convert(
     if licence is not None:
         contract = replace(contract, card=contract.card | {"licence": licence})
     return write_and_verify(contract, state, out, to, image_path, notes)
-
-
-def _adapt_contract(contract: CheckpointContract, classes: Any, image_size: Any, channels: Any) -> CheckpointContract:
-    """Return the adapted contract from shapes only, so that unsupported models are refused before reading."""
-    empty = {name: torch.empty_like(tensor) for name, tensor in build_meta_state(contract.config).items()}
-    return adapt_state(contract, empty, classes, image_size, channels)[0]
 
 
 def check_output_name(to: str, out: Path) -> None:
@@ -244,10 +234,9 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
         target.build_table(config)
         return
     config, _ = _restate(target, config, None)
-    reasons = [*list_vitrail_only(config), *target.list_unsupported(config)]
-    if isinstance(config.block.mlp, SwiGLU) and not target.supports_swiglu:
-        reasons.append("it has no SwiGLU")
-    if reasons:
+    limits = {**list_vitrail_only(config), **target.list_limits(config)}
+    limits["it has no SwiGLU"] = isinstance(config.block.mlp, SwiGLU) and not target.supports_swiglu
+    if reasons := [reason for reason, holds in limits.items() if holds]:
         raise ValueError(f"{target.title} cannot express this model: {'; '.join(reasons)}")
     target.build_table(config)
 
@@ -259,17 +248,14 @@ def restate_config(to: str, config: ModelConfig) -> ModelConfig:
     return _restate(TARGETS[to], config, None)[0]
 
 
-def list_vitrail_only(config: TokenConfig) -> list[str]:
-    """Return why only vitrail's own format can express a model."""
-    reasons = []
-    mlp = config.block.mlp
-    if not isinstance(mlp, SwiGLU) and mlp not in GELUS.values():
-        reasons.append(f"it has no {type(mlp).__name__}")
-    if isinstance(config.pool, MAP) and config.pool.mlp != mlp:
-        reasons.append("its attention pooling has the activation of its blocks")
-    if config.classes is None and config.prefix.outputs == 2:
-        reasons.append("its distilled models have their two heads")
-    return reasons
+def list_vitrail_only(config: TokenConfig) -> Reasons:
+    """Return why no other format can express a model."""
+    mlp, pool = config.block.mlp, config.pool
+    return {
+        f"it has no {type(mlp).__name__}": not isinstance(mlp, SwiGLU) and mlp not in GELUS.values(),
+        "its attention pooling has the activation of its blocks": isinstance(pool, MAP) and pool.mlp != mlp,
+        "its distilled models have their two heads": config.classes is None and config.prefix.outputs == 2,
+    }
 
 
 def _restate(target: ConversionTarget, config: TokenConfig, state: State | None) -> tuple[TokenConfig, State]:
@@ -300,66 +286,48 @@ def write_and_verify(
     """
     check_expressible(to, contract.config, contract.preprocessing)
     check_output_name(to, out)
+    notes, assume = list(notes or []), {}
     image = prepare_image(image_path, contract)
+    stated, written = contract, state  # the model as the format expresses it
     with stage_output(out) as path:
-        report = _write_and_compare(contract, state, path, to, image, list(notes or []))
-    return replace(report, path=out)
-
-
-def _write_and_compare(
-    contract: CheckpointContract, state: State, out: Path, to: str, image: Tensor, notes: list[str]
-) -> ConversionReport:
-    original, first = contract, state
-    if to == "vitrail":
-        save_artifact(out, state, contract)
-        assume: dict[str, Any] = {}
-    else:
-        target = TARGETS[to]
-        if isinstance(contract.config, TokenConfig):
-            before = contract.config
-            config, stated = _restate(target, before, state)
-            notes += _describe_restatements(before, config)
-            contract = replace(contract, config=config)
+        if to == "vitrail":
+            save_artifact(path, state, contract)
         else:
-            stated = state
-        theirs = export_state(target.build_table(contract.config), stated)
-        if isinstance(contract.config, TokenConfig):
-            dtype, unused = next(iter(theirs.values())).dtype, target.list_unused_tensors(contract.config)
+            target = TARGETS[to]
+            if isinstance(contract.config, TokenConfig):
+                config, written = _restate(target, contract.config, state)
+                notes += _describe_restatements(contract.config, config)
+                stated = replace(contract, config=config)
+            theirs = export_state(target.build_table(stated.config), written)
+            dtype, unused = next(iter(theirs.values())).dtype, target.list_unused_tensors(stated.config)
             theirs |= {name: torch.zeros(shape, dtype=dtype) for name, shape in unused.items()}
-        target.write(out, theirs, contract)
-        assume = collect_assumptions(contract.config)
-        state = stated
-    with open_and_detect(out, assume) as again:
-        back = again.read_state()
-        read_as, count = again.contract, len(again.source.specs)
-    check_identical(out, state, back)
-    if to == "vitrail" and read_as != contract:
-        raise ValueError("the artifact was read back with another contract: please report this")
-    expected = compute_logits(assemble_model(original, first, torch.float32), image)
-    compared = "logits"
-    if not expected.any():  # a new head is zero: compare its input instead
-        compared, bare = "features", replace(original, labels=None)
-        expected = compute_features(assemble_model(bare, first, torch.float32), image)
-    compute = compute_logits if compared == "logits" else compute_features
-    read_contract = replace(contract, config=_copy_training_fields(read_as.config, contract.config))
-    outputs = compute(assemble_model(read_contract, back, torch.float32), image)
-    report = ConversionReport(
-        out,
-        to,
-        count,
-        sum(tensor.numel() * tensor.element_size() for tensor in back.values()),
-        float(expected.abs().max()),
-        float((outputs - expected).abs().max()),
-        notes,
-        compared=compared,
-    )
-    if not report.largest_difference <= LOGIT_TOLERANCE * max(1.0, report.largest_logit):
-        raise ValueError(
-            f"not written: read back, the logits differ by {report.largest_difference:.3g} of {report.largest_logit:.3g}"
-        )
-    if to != "vitrail":
-        _compare_without_assumptions(report, out, contract, expected, image)
+            target.write(path, theirs, stated)
+            assume = collect_assumptions(stated.config)
+        with open_and_detect(path, assume) as again:
+            back, read, count = again.read_state(), again.contract, len(again.source.specs)
+        check_identical(path, written, back)
+        if to == "vitrail" and read != contract:
+            raise ValueError("the artifact was read back with another contract: please report this")
+        expected, compared = compute_outputs(contract, state, image, "logits"), "logits"
+        if not expected.any():  # a new head is zero: compare its input instead
+            expected, compared = compute_outputs(contract, state, image, "features"), "features"
+        read = replace(stated, config=_copy_training_fields(read.config, stated.config))
+        outputs = compute_outputs(read, back, image, compared)
+        report = replace(report_conversion(out, to, back, expected, outputs, notes, compared), tensors=count)
+        if to != "vitrail":
+            _compare_without_assumptions(report, path, stated, expected, image)
     return report
+
+
+def report_conversion(
+    out: Path, to: str, state: State, expected: Tensor, outputs: Tensor, notes: list[str], compared: str
+) -> ConversionReport:
+    """Return the report on a file that was read back; raise if the model's outputs differ."""
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    largest, difference = float(expected.abs().max()), float((outputs - expected).abs().max())
+    if not difference <= LOGIT_TOLERANCE * max(1.0, largest):
+        raise ValueError(f"not written: read back, the {compared} differ by {difference:.3g} of {largest:.3g}")
+    return ConversionReport(out, to, len(state), nbytes, largest, difference, notes, compared)
 
 
 def _copy_training_fields(read: ModelConfig, wanted: ModelConfig) -> ModelConfig:
@@ -395,12 +363,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
 
 def check_identical(path: Path, written: State, back: State) -> None:
     """Raise unless every tensor was read back with the same bytes."""
-    differ = [
-        name
-        for name in sorted(set(written) | set(back))
-        if name not in written or name not in back or not is_bit_identical(written[name], back[name])
-    ]
-    if differ:
+    same = {name for name in written if name in back and is_bit_identical(written[name], back[name])}
+    if differ := sorted({*written, *back} - same):
         raise ValueError(f"{path.name}: {len(differ)} tensors differ when read back: {format_names(differ)}")
 
 
@@ -423,9 +387,7 @@ def _compare_without_assumptions(
             if missed:
                 report.notes.append(f"the file does not record {', '.join(missed)}: give it when loading")
             if missed and report.compared != "features":
-                logits = compute_logits(
-                    assemble_model(checkpoint.contract, checkpoint.read_state(), torch.float32), image
-                )
+                logits = compute_outputs(checkpoint.contract, checkpoint.read_state(), image, "logits")
                 report.as_read_by_strangers = float((logits - expected).abs().max())
     except ValueError as error:
         report.notes.append(f"it cannot be read without assumptions: {str(error).split(': ', 1)[-1]}")
@@ -469,11 +431,7 @@ def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
 
 
 @torch.inference_mode()
-def compute_logits(model: Model, image: Tensor) -> Tensor:
-    return model(image)
-
-
-@torch.inference_mode()
-def compute_features(model: Model, image: Tensor) -> Tensor:
-    """Return the input of the head."""
-    return model.forward_head(model.forward_features(image), pre_logits=True)
+def compute_outputs(contract: CheckpointContract, state: State, image: Tensor, kind: str) -> Tensor:
+    """Return the logits or the features, the input of the classifier, of a model for an image."""
+    model = assemble_model(contract, state, torch.float32)
+    return model(image) if kind == "logits" else model.compute_pre_logits(image)

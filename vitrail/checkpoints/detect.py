@@ -6,23 +6,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from vitrail.checkpoints.architecture import Assumptions, CheckpointFormat, Shapes, TensorNames
+from vitrail.checkpoints import formats, keys
 from vitrail.checkpoints.formats import clip, google, timm, torchvision, transformers, vit_pytorch
-from vitrail.checkpoints.keys import (
-    IgnoredKeys,
-    KeyTable,
-    add_root,
-    build_meta_state,
-    compute_expected_shapes,
-    find_ignored,
-    format_names,
-    map_key,
-    select_mappings,
-)
+from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, find_ignored, format_names
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
-FORMATS: tuple[CheckpointFormat, ...] = (
+FORMATS: tuple[formats.CheckpointFormat, ...] = (
     *timm.FORMATS,
     *transformers.FORMATS,
     *google.FORMATS,
@@ -62,7 +52,7 @@ class Detection:
         ]
 
 
-def detect_format(shapes: Shapes, settings: Mapping[str, Any], assume: Mapping[str, Any]) -> Detection:
+def detect_format(shapes: formats.Shapes, settings: dict[str, Any], assume: Mapping[str, Any]) -> Detection:
     """Return the format that matches, or the closest one with its differences; raise if none is close."""
     wrapper, inner = strip_wrappers(shapes)
     given = {name: (value, "given") for name, value in assume.items()}
@@ -70,17 +60,27 @@ def detect_format(shapes: Shapes, settings: Mapping[str, Any], assume: Mapping[s
     complaints: list[str] = []
     for form in FORMATS:
         for root in form.roots:
-            names = TensorNames(inner, root)
+            names = formats.TensorNames(inner, root)
             if not all(names.find(name) for name in form.required_keys):
                 continue
             try:
-                facts = Assumptions(form.parse_settings(settings) | given)
+                facts = formats.Assumptions(form.parse_settings(settings) | given)
                 config = form.read_config(names, facts)
                 table = form.build_table(config, root)
             except ValueError as error:
                 complaints.append(f"it looks like {form.title}, but {error}")
                 continue
-            detection = match_tensors(form, root, wrapper, config, table, facts, inner)
+            telling = " and ".join(root + name for name in form.required_keys[:2])
+            wanted = keys.compute_expected_shapes(table, config)
+            detection = Detection(
+                format=form.name,
+                reason=f"{form.title}: it has {telling}" + (f", after {wrapper!r}" if wrapper else ""),
+                config=config,
+                table=keys.add_root(table, wrapper),
+                root=wrapper + root,
+                assumptions=facts.used,
+                **account_tensors(wanted, inner, find_ignored(table, inner), wrapper),
+            )
             if detection.is_complete:
                 return detection
             if best is None or len(detection.list_differences()) < len(best.list_differences()):
@@ -90,31 +90,8 @@ def detect_format(shapes: Shapes, settings: Mapping[str, Any], assume: Mapping[s
     raise ValueError(complaints[0] if complaints else describe_unknown_format(inner))
 
 
-def match_tensors(
-    form: CheckpointFormat,
-    root: str,
-    wrapper: str,
-    config: ModelConfig,
-    table: KeyTable,
-    assumptions: Assumptions,
-    shapes: Shapes,
-) -> Detection:
-    """Match every tensor of the file with every tensor of the format."""
-    telling = " and ".join(root + name for name in form.required_keys[:2])
-    under = f", after {wrapper!r}" if wrapper else ""
-    return Detection(
-        format=form.name,
-        reason=f"{form.title}: it has {telling}{under}",
-        config=config,
-        table=add_root(table, wrapper),
-        root=wrapper + root,
-        assumptions=assumptions.used,
-        **account_tensors(compute_expected_shapes(table, config), shapes, find_ignored(table, shapes), wrapper),
-    )
-
-
 def account_tensors(
-    wanted: Shapes, shapes: Shapes, ignored: Mapping[str, str] | None = None, prefix: str = ""
+    wanted: formats.Shapes, shapes: formats.Shapes, ignored: Mapping[str, str] | None = None, prefix: str = ""
 ) -> dict[str, Any]:
     """Return the fields of `Detection` that account for every tensor; `prefix` is added to the names."""
     ignored, common = ignored or {}, [name for name in wanted if name in shapes]
@@ -131,10 +108,10 @@ def account_tensors(
     }
 
 
-def match_artifact(config: ModelConfig, shapes: Shapes) -> Detection:
+def match_artifact(config: ModelConfig, shapes: formats.Shapes) -> Detection:
     """Match the tensors of an artifact, whose configuration is known."""
     wanted = {name: tuple(tensor.shape) for name, tensor in build_meta_state(config).items()}
-    table: KeyTable = [*(map_key(name, name) for name in wanted), IgnoredKeys("decoder.*", "MAE decoder")]
+    table: KeyTable = [*(keys.map_key(name, name) for name in wanted), IgnoredKeys("decoder.*", "MAE decoder")]
     return Detection(
         format="vitrail",
         reason="vitrail's artifact: its header holds the configuration",
@@ -144,7 +121,7 @@ def match_artifact(config: ModelConfig, shapes: Shapes) -> Detection:
     )
 
 
-def strip_wrappers(shapes: Shapes) -> tuple[str, Shapes]:
+def strip_wrappers(shapes: formats.Shapes) -> tuple[str, formats.Shapes]:
     """Return the prefix that training added to every name, and the shapes without it."""
     wrapper = ""
     while True:
@@ -155,7 +132,7 @@ def strip_wrappers(shapes: Shapes) -> tuple[str, Shapes]:
         shapes = {name[len(more) :]: shape for name, shape in shapes.items()}
 
 
-def describe_unknown_format(shapes: Shapes) -> str:
+def describe_unknown_format(shapes: formats.Shapes) -> str:
     """Return an error text for an unknown format: the tensors, and the closest format."""
     masked = {mask_numbers(name) for name in shapes}
     examples = build_example_names()
@@ -189,6 +166,6 @@ def build_example_names() -> dict[str, set[str]]:
     examples = {}
     for form in FORMATS:
         config = configure(**form.example) if "name" in form.example else configure(**{**small, **form.example})
-        mappings = select_mappings(form.build_table(config, ""))
+        mappings = keys.select_mappings(form.build_table(config, ""))
         examples[form.name] = {mask_numbers(name) for entry in mappings for name in entry.theirs}
     return examples

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints.io.open import FILES_BY_SAFETY, INDEX_FILES, WEIGHT_FILES
+from vitrail.checkpoints.io import FILES_BY_SAFETY, INDEX_FILES, WEIGHT_FILES
 
 ADDRESS_PATTERN = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 CONFIG_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")

@@ -4,8 +4,8 @@ A table is a list of `KeyMapping`s for one configuration: the names of our tenso
 rearranged between them. `import_state` and `export_state` are strict: any difference is an error that lists it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -45,19 +45,30 @@ def reshape(theirs: tuple[int, ...], ours: tuple[int, ...]) -> TensorTransform:
     return TensorTransform(read=lambda t: [t[0].reshape(ours)], write=lambda o: [o[0].reshape(theirs)])
 
 
-def transpose() -> TensorTransform:
-    """Return the transform from [inputs, outputs] to [outputs, inputs]."""
-    return TensorTransform(read=lambda t: [t[0].T.contiguous()], write=lambda o: [o[0].T.contiguous()])
+def permute(*order: int) -> TensorTransform:
+    """Return the transform that reorders dimensions: dimension i of ours is dimension order[i] of theirs."""
+    inverse = [order.index(dim) for dim in range(len(order))]
+    return TensorTransform(
+        read=lambda t: [t[0].permute(order).contiguous()], write=lambda o: [o[0].permute(inverse).contiguous()]
+    )
 
 
-def reorder_patches(channels: int, patch: int) -> TensorTransform:
-    """Return the transform from patches flattened pixel by pixel (theirs) to channel by channel (ours), last dimension."""
+def flatten_patches(channels: int, patch: int) -> TensorTransform:
+    """Return the transform from a convolution's [D, C, P, P] to a matrix [D, C·P²]."""
+    shape = (channels, patch, patch)
+    return TensorTransform(read=lambda t: [t[0].flatten(1)], write=lambda o: [o[0].unflatten(1, shape)])
+
+
+def reorder_patches(channels: int, patch: int, dim: int = -1) -> TensorTransform:
+    """Return the transform from patches flattened pixel by pixel (theirs) to channel by channel (ours)."""
 
     def read(theirs: Tensors) -> Tensors:
-        return [theirs[0].unflatten(-1, (patch, patch, channels)).movedim(-1, -3).flatten(-3)]
+        pixels = theirs[0].movedim(dim, -1).unflatten(-1, (patch, patch, channels))
+        return [pixels.movedim(-1, -3).flatten(-3).movedim(-1, dim).contiguous()]
 
     def write(ours: Tensors) -> Tensors:
-        return [ours[0].unflatten(-1, (channels, patch, patch)).movedim(-3, -1).flatten(-3)]
+        pixels = ours[0].movedim(dim, -1).unflatten(-1, (channels, patch, patch))
+        return [pixels.movedim(-3, -1).flatten(-3).movedim(-1, dim).contiguous()]
 
     return TensorTransform(read, write)
 
@@ -68,44 +79,34 @@ class KeyMapping:
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    transform: TensorTransform = field(default=IDENTITY)
+    transform: TensorTransform = IDENTITY
+
+    def replace(self, old: str, new: str) -> "KeyMapping":
+        """Return the mapping with a part of all names replaced."""
+        ours, theirs = (tuple(name.replace(old, new) for name in names) for names in (self.ours, self.theirs))
+        return KeyMapping(ours, theirs, self.transform)
 
 
-def map_key(
-    ours: str | tuple[str, ...], theirs: str | tuple[str, ...], transform: TensorTransform = IDENTITY
-) -> KeyMapping:
+Names = str | tuple[str, ...]
+
+
+def map_key(ours: Names, theirs: Names, transform: TensorTransform = IDENTITY) -> KeyMapping:
     """Return a `KeyMapping`; a single name needs no tuple."""
-    return KeyMapping(
-        (ours,) if isinstance(ours, str) else ours, (theirs,) if isinstance(theirs, str) else theirs, transform
-    )
+    ours, theirs = ((names,) if isinstance(names, str) else names for names in (ours, theirs))
+    return KeyMapping(ours, theirs, transform)
 
 
-def map_layer(ours: str, theirs: str, transform: TensorTransform = IDENTITY) -> list[KeyMapping]:
-    """Map the weight and bias of a layer."""
-    return [map_key(f"{ours}.{part}", f"{theirs}.{part}", transform) for part in ("weight", "bias")]
+def stack_layers(keys: list[KeyMapping]) -> KeyMapping:
+    """Map the same key of every layer to tensors of theirs that hold all layers, along a new first dimension."""
 
+    def read(theirs: Tensors) -> Tensors:
+        return [o for layer, key in enumerate(keys) for o in key.transform.read([t[layer] for t in theirs])]
 
-def map_empty(theirs: str, *shape: int) -> KeyMapping:
-    """Map a required tensor of theirs that has no counterpart in ours; it is written as zeros."""
-    return KeyMapping((), (theirs,), TensorTransform(read=lambda t: [], write=lambda o: [torch.zeros(shape)]))
+    def write(ours: Tensors) -> Tensors:
+        parts = [key.transform.write([tensor]) for key, tensor in zip(keys, ours, strict=True)]
+        return [torch.stack(part) for part in zip(*parts, strict=True)]
 
-
-def stack_layers(layers: list[list[KeyMapping]]) -> list[KeyMapping]:
-    """Map the same keys of every layer to tensors of theirs that hold all layers, along a new first dimension."""
-
-    def stack(keys: tuple[KeyMapping, ...]) -> KeyMapping:
-        def read(theirs: Tensors) -> Tensors:
-            return [o for layer, key in enumerate(keys) for o in key.transform.read([t[layer] for t in theirs])]
-
-        def write(ours: Tensors) -> Tensors:
-            n = len(keys[0].ours)
-            parts = [key.transform.write(ours[layer * n : (layer + 1) * n]) for layer, key in enumerate(keys)]
-            return [torch.stack(part) for part in zip(*parts, strict=True)]
-
-        ours = tuple(name for key in keys for name in key.ours)
-        return KeyMapping(ours, keys[0].theirs, TensorTransform(read, write))
-
-    return [stack(keys) for keys in zip(*layers, strict=True)]
+    return KeyMapping(tuple(key.ours[0] for key in keys), keys[0].theirs, TensorTransform(read, write))
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class IgnoredKeys:
     reason: str
 
 
-KeyTable = list[KeyMapping | IgnoredKeys]
+KeyTable = Sequence[KeyMapping | IgnoredKeys]
 
 
 def add_root(table: KeyTable, root: str) -> KeyTable:
@@ -154,13 +155,31 @@ def build_meta_state(config: ModelConfig) -> dict[str, Tensor]:
         return dict(build_from(config).state_dict())
 
 
-def check_complete(format: str, table: KeyTable, config: ModelConfig) -> KeyTable:
-    """Return the table if it names every tensor of the model; raise with the tensors that the format lacks."""
-    ours = set(build_meta_state(config))
-    named = {name for entry in select_mappings(table) for name in entry.ours}
-    if ours != named:
-        raise ValueError(f"{format} cannot express this model: {_format_difference(named, ours)}")
-    return table
+Rules = dict[str, str | tuple[Names, TensorTransform]]
+
+
+def map_tensors(format: str, config: ModelConfig, rules: Rules, *entries: KeyMapping) -> list[KeyMapping]:
+    """Return the table that rules describe, and further entries; raise with the tensors that the format lacks.
+
+    A rule gives their name, or several and a transform, for one of ours. In both, `#` stands for every layer's number and
+    `*` for weight and bias. A rule that begins with `?` is for models that have the tensor. If `#` is in our name only,
+    their tensor holds all layers.
+    """
+    known = {name: index for index, name in enumerate(build_meta_state(config))}
+    table = list(entries)
+    for rule, value in rules.items():
+        theirs, transform = (value, IDENTITY) if isinstance(value, str) else value
+        pattern = map_key(rule.removeprefix("?"), theirs, transform)
+        parts = [pattern.replace("*", part) for part in ("weight", "bias")] if rule.endswith("*") else [pattern]
+        if rule.startswith("?") and not any(part.ours[0].replace("#", "0") in known for part in parts):
+            continue
+        for part in parts:
+            layers = [part.replace("#", str(layer)) for layer in range(config.depth)] if "#" in rule else [part]
+            table += [stack_layers(layers)] if "#" in rule and "#" not in part.theirs[0] else layers
+    named = [name for entry in table for name in entry.ours]
+    if sorted(named) != sorted(known):
+        raise ValueError(f"{format} cannot express this model: {_format_difference(set(named), set(known))}")
+    return sorted(table, key=lambda entry: known[entry.ours[0]] if entry.ours else 0)
 
 
 def compute_expected_shapes(table: KeyTable, config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -15,12 +15,12 @@ from vitrail.checkpoints.adapter import read_adapter
 from vitrail.checkpoints.artifact import MAX_CONFIG_VALUE, CheckpointContract, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, is_finite, no_progress, open_and_detect
 from vitrail.checkpoints.hub import download_weights
-from vitrail.checkpoints.io.open import FILES_BY_SAFETY
+from vitrail.checkpoints.io import FILES_BY_SAFETY
 from vitrail.checkpoints.io.source import read_json
 from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.data.preprocessing import PIL_MODES, Preprocessing
 from vitrail.models.adapt import with_channels, with_classes, with_size
-from vitrail.models.base import Model, ModelConfig, image_sides
+from vitrail.models.base import Model, ModelConfig, State, image_sides
 from vitrail.models.registry import lay_out
 
 KEEP: Any = object()  # leave unchanged, where None means none
@@ -60,8 +60,7 @@ def load(
             contract, state = merge_adapter(contract, state, adapter)
         contract, state = adapt_state(contract, state, classes, image_size, channels)
         unchanged = contract.config == checkpoint.contract.config
-        body = body.result() if unchanged else build_meta_model(contract.config)
-        model = fill_model(body, contract, state, dtype, device)
+        model = assemble_model(contract, state, dtype, device, body.result() if unchanged else None)
     if checkpoint.random_tensors:
         model.card = {**model.card, "random": checkpoint.random_tensors}
     return model
@@ -74,16 +73,6 @@ def resolve_path(path: str | Path, revision: str | None = None) -> Path:
     if revision is not None:
         raise ValueError(f"revision needs hf://owner/name, and {path} is a local path")
     return Path(path)
-
-
-def assemble_model(
-    contract: CheckpointContract,
-    state: Mapping[str, Tensor],
-    dtype: torch.dtype | None,
-    device: str | torch.device = "cpu",
-) -> Model:
-    """Return the model of a contract with these tensors as its parameters."""
-    return fill_model(build_meta_model(contract.config), contract, state, dtype, device)
 
 
 def build_meta_model(config: ModelConfig) -> Model:
@@ -101,14 +90,18 @@ class SkipInit(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def fill_model(
-    model: Model,
+def assemble_model(
     contract: CheckpointContract,
     state: Mapping[str, Tensor],
     dtype: torch.dtype | None,
     device: str | torch.device = "cpu",
+    body: Model | None = None,
 ) -> Model:
-    """Fill a meta model with these tensors as its parameters and buffers; the names must match exactly."""
+    """Return the model of a contract with these tensors as its parameters and buffers; the names must match exactly.
+
+    `body` is the model on the meta device, if it is already built.
+    """
+    model = build_meta_model(contract.config) if body is None else body
     tensors = {name: _convert_tensor(tensor, dtype, device) for name, tensor in state.items()}
     stored = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
     for prefix, module in model.named_modules():
@@ -138,11 +131,11 @@ def _convert_tensor(tensor: Tensor, dtype: torch.dtype | None, device: str | tor
 
 def adapt_state(
     contract: CheckpointContract,
-    state: dict[str, Tensor],
+    state: State,
     classes: int | None = KEEP,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
-) -> tuple[CheckpointContract, dict[str, Tensor]]:
+) -> tuple[CheckpointContract, State]:
     """Return a contract and its tensors for other classes, another image size or other channels."""
     config, labels, pipeline = contract.config, contract.labels, contract.preprocessing
     for name, number in (("classes", classes), ("image size", image_size), ("channels", channels)):
@@ -161,8 +154,8 @@ def adapt_state(
 
 
 def merge_adapter(
-    contract: CheckpointContract, state: dict[str, Tensor], directory: str | Path
-) -> tuple[CheckpointContract, dict[str, Tensor]]:
+    contract: CheckpointContract, state: State, directory: str | Path
+) -> tuple[CheckpointContract, State]:
     """Return a contract and its tensors with PEFT's low-rank additions merged, and the adapter's head if it has one."""
     adapter = read_adapter(directory, contract.config)
     size = contract.config.image_size if adapter.preprocessing is None else adapter.preprocessing.size
@@ -208,26 +201,20 @@ def save(
         raise ValueError(f"preprocessing gives {pipeline.channels} channels, the model takes {model.config.channels}")
     contract = CheckpointContract(model.config, names, pipeline, {**model.card, **card})
     state = model.state_dict()
-    check_state(state, contract)
+    check_state(state, build_meta_state(model.config))
     save_artifact(Path(path), state, contract)
 
 
-def check_state(state: Mapping[str, Tensor], contract: CheckpointContract) -> None:
-    """Raise unless the tensors are those of the configuration and finite, so that a saved file can be loaded."""
-    wanted = build_meta_state(contract.config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    differ = [
-        name for name in {*wanted, *shapes} if name not in wanted or shapes.get(name) != tuple(wanted[name].shape)
-    ]
+def check_state(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raise unless the tensors have the wanted names and shapes and are finite, so that a saved file can be loaded."""
+    differ = [n for n in {*wanted, *state} if n not in wanted or n not in state or wanted[n].shape != state[n].shape]
     if differ:
         raise ValueError(f"not saved: the tensors differ from the configuration in {format_names(sorted(differ))}")
     if bad := [name for name, tensor in state.items() if not is_finite(tensor)]:
         raise ValueError(f"not saved: values that are not finite in {format_names(bad)}")
 
 
-def inspect_checkpoint(
-    path: str | Path, assume: Mapping[str, Any] | None = None, take: str | None = None
-) -> Checkpoint:
+def inspect_checkpoint(path: str | Path, assume: dict[str, Any] | None = None, take: str | None = None) -> Checkpoint:
     """Open a checkpoint and detect its format without reading the tensors. Close it, or use it in a `with`."""
     return open_and_detect(resolve_path(path), assume, take)
 

@@ -77,8 +77,8 @@ def read_class_names(path: Path) -> tuple[str, ...]:
 def run(options: argparse.Namespace) -> int:
     """Convert, verify and print the verification."""
     from vitrail.checkpoints.convert import SAMPLE_IMAGE
-    from vitrail.checkpoints.formats.mae import convert_with_decoder
     from vitrail.checkpoints.load import KEEP
+    from vitrail.checkpoints.mae import convert_with_decoder
 
     proof = convert_with_decoder(
         options.source,

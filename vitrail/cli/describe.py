@@ -106,7 +106,7 @@ def is_checkpoint(name: str) -> bool:
 
 def describe_checkpoint(options: argparse.Namespace) -> int:
     """Print the report on a checkpoint and return 1 if it cannot be loaded."""
-    from vitrail.checkpoints.describe import build_report, format_report
+    from vitrail.checkpoints.card import build_report, format_report
     from vitrail.checkpoints.load import inspect_checkpoint
 
     with inspect_checkpoint(options.model, parse_assumptions(options), options.take) as checkpoint:

@@ -59,26 +59,17 @@ def with_channels(config: ModelConfig, state: State, channels: int) -> tuple[Mod
     return new, state | {name: fresh.flatten(1) if weight.ndim == 2 else fresh}
 
 
-def adapt_state(
-    config: ModelConfig,
-    state: State,
-    classes: int | None = KEEP,
-    image_size: tuple[int, int] = KEEP,
-    channels: int = KEEP,
-) -> tuple[ModelConfig, State]:
-    """Return the configuration and tensors with the given changes."""
+def adapt_model(
+    model: Model, classes: int | None = KEEP, image_size: tuple[int, int] = KEEP, channels: int = KEEP
+) -> Model:
+    """Return a copy of a model for other classes, another image size or other channels."""
+    config, state = model.config, dict(model.state_dict())
     if channels is not KEEP and channels != config.channels:
         config, state = with_channels(config, state, channels)
     if image_size is not KEEP and image_size != config.image_size:
         config, state = with_size(config, state, image_size)
     if classes is not KEEP and classes != config.classes:
         config, state = with_classes(config, state, classes)
-    return config, state
-
-
-def adapt_model(model: Model, **changes: Any) -> Model:
-    """Return a copy of a model for other classes, another image size or other channels; see `adapt_state`."""
-    config, state = adapt_state(model.config, dict(model.state_dict()), **changes)
     with torch.device("meta"):
         adapted = lay_out(config)
     adapted.load_state_dict(state, assign=True)

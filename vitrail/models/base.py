@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-import torch
 from torch import Tensor, nn
 
 from vitrail.nn.block import RecomputeModule
@@ -249,6 +248,14 @@ class Model(RecomputeModule, ABC):
     def layers(self) -> list[Layer]:
         """Return the layers in order: units of layer decay, freezing, compilation and sharding."""
 
+    def resolve_layers(self, layers: Sequence[int], first: str) -> list[int]:
+        """Return layers counted from 0, the input of the first one, with negative ones counted from the last."""
+        depth = self.config.depth
+        for layer in layers:
+            if not -depth - 1 <= layer <= depth:
+                raise ValueError(f"layer {layer} of {depth}: use 0 ({first}) to {depth}, or -1 for the last")
+        return [layer % (depth + 1) for layer in layers]
+
     def layer_index(self, parameter: str) -> int:
         """Return 0 for parameters before the first layer, 1 to L for the layers', L + 1 for those after the last."""
         for index, layer in enumerate(self.layers(), start=1):
@@ -260,10 +267,9 @@ class Model(RecomputeModule, ABC):
     UNDECAYED: ClassVar[tuple[str, ...]] = ()  # prefixes of tables and tokens that weight decay is not meant for
 
     def decays(self, name: str, parameter: Tensor) -> bool:
-        """Whether weight decay is meant for a parameter: for matrices and filters, not for norms, biases and tables."""
-        return (
-            parameter.ndim >= 2 and not name.startswith(self.UNDECAYED) and not name.endswith(("probe", "mask_token"))
-        )
+        """Return whether weight decay applies to a parameter: to matrices and filters, not to norms, biases and tables."""
+        table = name.startswith(self.UNDECAYED) or name.endswith(("probe", "mask_token"))
+        return parameter.ndim >= 2 and not table
 
     def lora_modules(self) -> list[nn.Linear]:
         """Return the matrices that low-rank adaptation (LoRA) adds to."""
@@ -291,21 +297,20 @@ class Model(RecomputeModule, ABC):
 
     def resize(self, image_size: tuple[int, int]) -> "Model":
         """Return the model for another image size, positions resampled (section 3.2)."""
-        from vitrail.models.adapt import adapt_model
-
-        return adapt_model(self, image_size=image_size)
+        return self._adapt(image_size=image_size)
 
     def replace_head(self, classes: int | None) -> "Model":
         """Return the model with a new zero head for this number of classes (section 3.2); None returns features."""
-        from vitrail.models.adapt import adapt_model
-
-        return adapt_model(self, classes=classes)
+        return self._adapt(classes=classes)
 
     def adapt_channels(self, channels: int) -> "Model":
         """Return the model for images of this number of channels."""
+        return self._adapt(channels=channels)
+
+    def _adapt(self, **changes: Any) -> "Model":
         from vitrail.models.adapt import adapt_model
 
-        return adapt_model(self, channels=channels)
+        return adapt_model(self, **changes)
 
 
 class TokenModel(Model):
@@ -347,13 +352,9 @@ class TokenModel(Model):
 
     def hidden_states(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
         """Return the tokens z_l after these layers, [B, T, D] each: 0 is the embedding, -1 the last layer."""
-        depth, grid = self.config.depth, self.embed.grid(images)
-        wanted = [layer + depth + 1 if layer < 0 else layer for layer in layers]
-        for given, layer in zip(layers, wanted, strict=True):
-            if not 0 <= layer <= depth:
-                raise ValueError(f"layer {given} of {depth}: use 0 (the embedding) to {depth}, or -1 for the last")
-        z = self.tokens(images)
-        states = {0: z, **dict(zip(range(1, max(wanted, default=0) + 1), self.states(z, grid), strict=False))}
+        wanted, z = self.resolve_layers(layers, "the embedding"), self.tokens(images)
+        states = self.states(z, self.embed.grid(images))
+        states = {0: z, **dict(zip(range(1, max(wanted, default=0) + 1), states, strict=False))}
         return [states[layer] for layer in wanted]
 
     @abstractmethod
@@ -369,8 +370,3 @@ class TokenModel(Model):
 def count_parameters(*modules: nn.Module, trainable: bool = False) -> int:
     """Return the number of parameter values in these modules."""
     return sum(p.numel() for module in modules for p in module.parameters() if p.requires_grad or not trainable)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's first parameter."""
-    return next(model.parameters()).device

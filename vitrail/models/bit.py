@@ -40,9 +40,7 @@ class BiTConfig(ModelConfig):
             raise ValueError(f"stages must be at least one, each of at least one block, got {self.stages}")
         if self.factor <= 0 or (64 * self.factor) % 16:
             near = max(1, round(4 * self.factor)) / 4
-            raise ValueError(
-                f"the width factor must be a multiple of 0.25, got {self.factor:g}: {near:g} is the nearest"
-            )
+            raise ValueError(f"the width factor must be a multiple of 0.25, got {self.factor:g}: use {near:g}")
 
     @property
     def depth(self) -> int:
@@ -105,13 +103,8 @@ class BiT(Model):
 
     def feature_maps(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
         """Return the maps after these layers, [B, C, h, w] each: 0 is the root, 1 to L the blocks, -1 the last."""
-        depth = self.config.depth
-        wanted = [layer + depth + 1 if layer < 0 else layer for layer in layers]
-        for given, layer in zip(layers, wanted, strict=True):
-            if not 0 <= layer <= depth:
-                raise ValueError(f"layer {given} of {depth}: use 0 (the root) to {depth}, or -1 for the last")
-        maps = {0: self.embed_root(images)}
-        x = maps[0]
+        wanted, x = self.resolve_layers(layers, "the root"), self.embed_root(images)
+        maps = {0: x}
         for index, layer in enumerate(self.layers(), start=1):
             x = maps[index] = layer.module(x)
         return [maps[layer] for layer in wanted]

@@ -44,6 +44,11 @@ class Hybrid:
     def stride(self) -> int:
         return 4 * 2 ** max(0, len(self.stages) - 1) * self.patch
 
+    @property
+    def channels(self) -> int:
+        """Return the channels of the ResNet's feature map."""
+        return 256 * 2 ** (len(self.stages) - 1) if self.stages else 64
+
     def grid_of(self, size: tuple[int, ...]) -> Grid:
         return compute_grid(size, self.stride)
 

@@ -48,8 +48,8 @@ def build_and_fill(build: Callable[[], M], fill: Callable[[M], None]) -> M:
 def initialise(model: nn.Module, scheme: str) -> None:
     """Fill every parameter and buffer of a model, each kind of module after its reference."""
     assert scheme in SCHEMES, scheme
-    linear = _xavier if scheme == "vit" else _truncated
-    head = _zero if scheme == "vit" else _truncated
+    linear = nn.init.xavier_uniform_ if scheme == "vit" else _truncated
+    head = nn.init.zeros_ if scheme == "vit" else _truncated
     for module in model.modules():
         if isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)):
             module.reset_parameters()
@@ -71,7 +71,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
                 _truncated(weight)
         elif isinstance(module, PrefixTokens):
             if module.outputs is not None:
-                (_zero if scheme == "vit" else _truncated)(module.outputs)
+                (nn.init.zeros_ if scheme == "vit" else _truncated)(module.outputs)
             if module.registers is not None:
                 nn.init.normal_(module.registers, std=1e-6)
 
@@ -85,15 +85,15 @@ def initialise(model: nn.Module, scheme: str) -> None:
                     projection.reset_parameters()  # the same values as a convolution's
         elif isinstance(module, MSA) and scheme == "vit":
             for part in module.qkv.weight.chunk(3):  # three D×D matrices to Xavier, not one of 3D×D
-                _xavier(part)
+                nn.init.xavier_uniform_(part)
         elif isinstance(module, (MLP, GatedMLP)) and scheme == "vit":
             for fc in (module.fc1, module.fc2):
                 nn.init.normal_(fc.bias, std=1e-6)
             if isinstance(module, GatedMLP):
                 for part in module.fc1.weight.chunk(2):
-                    _xavier(part)
+                    nn.init.xavier_uniform_(part)
         elif isinstance(module, AttentionPool):
-            _xavier(module.probe[0])
+            nn.init.xavier_uniform_(module.probe[0])
             for part in module.kv.weight.chunk(2):
                 linear(part)
         elif isinstance(module, TanhHead):
@@ -109,16 +109,8 @@ def initialise(model: nn.Module, scheme: str) -> None:
         head(last.weight)
 
 
-def _xavier(weight: Tensor) -> None:
-    nn.init.xavier_uniform_(weight)
-
-
 def _truncated(weight: Tensor, std: float = 0.02) -> None:
     nn.init.trunc_normal_(weight, std=std)
-
-
-def _zero(weight: Tensor) -> None:
-    nn.init.zeros_(weight)
 
 
 def _lecun(weight: Tensor, fan_in: int) -> None:

@@ -46,14 +46,6 @@ def unregister(name: str) -> None:
     del FAMILIES[name]
 
 
-def family_of(config: ModelConfig) -> Family:
-    """Return the family of a configuration."""
-    for family in FAMILIES.values():
-        if type(config) is family.config:
-            return family
-    raise ValueError(f"{type(config).__name__} belongs to no registered model family: known are {', '.join(FAMILIES)}")
-
-
 def configure(name: str | None = None, *, family: str | None = None, **options: Any) -> ModelConfig:
     """Return the configuration that a name and its options describe.
 
@@ -72,9 +64,8 @@ def find_family(name: str) -> Family:
     for family in FAMILIES.values():
         if family.matches(name):
             return family
-    raise ValueError(
-        f"unknown model {name!r}: use a name like 'B/16', 'R50+B/16' or 'R50x1'. Sizes: {', '.join(SIZES)}"
-    )
+    sizes = ", ".join(SIZES)
+    raise ValueError(f"unknown model {name!r}: use a name like 'B/16', 'R50+B/16' or 'R50x1'. Sizes: {sizes}")
 
 
 def configure_tokens(name: str | None = None, *, purpose: str = "this recipe", **options: Any) -> TokenConfig:
@@ -99,7 +90,10 @@ def build_from(config: ModelConfig) -> Model:
 
 def lay_out(config: ModelConfig) -> Model:
     """Return a model whose weights are not initialised."""
-    return family_of(config).layout(config)
+    for family in FAMILIES.values():
+        if type(config) is family.config:
+            return family.layout(config)
+    raise ValueError(f"{type(config).__name__} belongs to no registered model family: known are {', '.join(FAMILIES)}")
 
 
 def config_from_json(data: Any) -> ModelConfig:

@@ -50,9 +50,7 @@ class Merged(nn.Module):
             # a layer that computes the first tokens only has nothing to merge
             r = 0 if layer <= self.after or n_outputs is not None else count_merges(patches, self.r)
             z, size = self.run_layer(block, z, size, r, n_outputs)
-        if size is None or vit.pool.n_inputs is not None:
-            return vit.pool(z)
-        return vit.pool(z, size)
+        return vit.pool(z) if size is None or vit.pool.n_inputs is not None else vit.pool(z, size)
 
     def run_layer(
         self, block: nn.Module, z: Tensor, size: Tensor | None, r: int, n_outputs: int | None
@@ -98,9 +96,7 @@ def merge_model(vit: TokenModel, r: int, after: int | None = None) -> Merged:
         raise ValueError(f"tokens to merge per layer must be at least 0, got {r}")
     position = vit.config.position
     if isinstance(position, (Relative, Rotary2D)) or getattr(position, "at", "stem") != "stem":
-        raise ValueError(
-            f"token merging does not support {position}: it needs positions that are added at the stem only"
-        )
+        raise ValueError(f"token merging does not support {position}: it needs positions added at the stem only")
     return Merged(vit, r, count_unmerged_layers(vit.config) if after is None else after)
 
 

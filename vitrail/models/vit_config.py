@@ -62,9 +62,7 @@ class ViTConfig(TokenConfig):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if self.pool.required_tokens > self.prefix.outputs:
-            raise ValueError(
-                "this pooling reads a class token and the model has none: use prefix='class' or pool='mean'"
-            )
+            raise ValueError("the pooling reads a class token, and there is none: use prefix='class' or pool='mean'")
         if self.init not in SCHEMES:
             raise ValueError(f"unknown initialisation {self.init!r}: use {' or '.join(SCHEMES)}")
         _ = self.shape
@@ -125,9 +123,8 @@ class ViTConfig(TokenConfig):
             return GELUS.get(value) == self.block.mlp
         if name == "pool":
             return {"class": ClassToken(), "mean": Mean()}.get(value) == self.pool
-        return {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}[
-            name
-        ] == value
+        known = {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}
+        return known[name] == value
 
     def with_classes(self, classes: int | None) -> "ViTConfig":
         """Return the configuration with a head for this number of classes; a linear head replaces CLIP's projection."""
@@ -215,27 +212,24 @@ def configure_vit(
     if name is None:
         if patch is None or width is None or depth is None or heads is None:
             raise ValueError("without a name like 'B/16', give patch, width, depth and heads")
-        size = Size(depth, width, 4 * width if mlp_width is None else mlp_width, heads, head_width)
-        slot = embed
+        base, slot = Size(depth, width, 4 * width, heads), embed
     else:
         match = VIT_NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"unknown model {name!r}: use a name like 'B/16' or 'R50+B/16'. Sizes: {', '.join(SIZES)}")
-        base = get_size(match["size"])
-        size = Size(
-            depth=base.depth if depth is None else depth,
-            width=base.width if width is None else width,
-            mlp=mlp_width if mlp_width is not None else (base.mlp if width is None else 4 * width),
-            heads=base.heads if heads is None else heads,
-            head=head_width,
-        )
+        base, slot = get_size(match["size"]), embed
         patch = int(match["patch"]) if patch is None else patch
         if match["resnet"] is not None:
             if embed != "patches":
                 raise ValueError(f"{name} is a hybrid and embeds patches with its ResNet: leave out embed")
             slot = configure_hybrid(match["resnet"], patch)
-        else:
-            slot = embed
+    size = Size(
+        depth=base.depth if depth is None else depth,
+        width=base.width if width is None else width,
+        mlp=mlp_width if mlp_width is not None else (base.mlp if width is None else 4 * width),
+        heads=base.heads if heads is None else heads,
+        head=head_width,
+    )
     if isinstance(slot, str):
         slot = get_slot("embedding", slot, EMBEDS)(patch)
     elif isinstance(slot, (Patches, ConvStem)) and slot.patch != patch:

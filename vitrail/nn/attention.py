@@ -3,10 +3,16 @@
 B images, N tokens, D width, H heads, d the width of one head (D/H by default).
 """
 
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn.position import NO_POSITION, LayerPosition, rotate
+from vitrail.nn.shape import EncoderShape
+
+if TYPE_CHECKING:
+    from vitrail.nn.block import BlockSlot
 
 
 class MSA(nn.Module):
@@ -15,24 +21,14 @@ class MSA(nn.Module):
     PyTorch's fused kernel computes the N×N attention matrix without storing it.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        head_width: int,
-        *,
-        qkv_bias: bool,
-        out_bias: bool,
-        qk_norm: bool,
-        dropout: float,
-        eps: float,
-    ) -> None:
+    def __init__(self, shape: EncoderShape, spec: "BlockSlot") -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.qkv = nn.Linear(width, 3 * heads * head_width, bias=qkv_bias)
-        self.q_norm = nn.LayerNorm(head_width, eps=eps) if qk_norm else None
-        self.k_norm = nn.LayerNorm(head_width, eps=eps) if qk_norm else None
-        self.out = nn.Linear(heads * head_width, width, bias=out_bias)
+        d, inner = shape.head_width, shape.heads * shape.head_width
+        self.heads, self.dropout = shape.heads, spec.attention_dropout
+        self.qkv = nn.Linear(shape.width, 3 * inner, bias=spec.qkv_bias)
+        self.q_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
+        self.k_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
+        self.out = nn.Linear(inner, shape.width, bias=spec.out_bias)
 
     def forward(self, x: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
         """Return the attention of all tokens, or of the first `n_outputs`, to all tokens: [B, N or n_outputs, D]."""

@@ -105,18 +105,9 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, shape: EncoderShape, spec: "BlockSlot", dropout: float, stochastic_depth: float) -> None:
         super().__init__()
-        d, eps = shape.width, shape.eps
-        self.norm1 = nn.LayerNorm(d, eps=eps)
-        self.msa = MSA(
-            d,
-            shape.heads,
-            shape.head_width,
-            qkv_bias=spec.qkv_bias,
-            out_bias=spec.out_bias,
-            qk_norm=spec.qk_norm,
-            dropout=spec.attention_dropout,
-            eps=eps,
-        )
+        d = shape.width
+        self.norm1 = nn.LayerNorm(d, eps=shape.eps)
+        self.msa = MSA(shape, spec)
         self.branch1 = ResidualBranch(d, dropout, spec.layer_scale, stochastic_depth)
         self.mlp = spec.mlp.build(d, shape.mlp, dropout)
         self.branch2 = ResidualBranch(d, dropout, spec.layer_scale, stochastic_depth)

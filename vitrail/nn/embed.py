@@ -153,9 +153,7 @@ class ConvStem:
     def __post_init__(self) -> None:
         if self.patch < 2 or self.patch & (self.patch - 1):
             near = 2 ** max(1, round(math.log2(max(self.patch, 2))))
-            raise ValueError(
-                f"the patch size of a convolutional stem must be a power of two, got {self.patch}: use {near}"
-            )
+            raise ValueError(f"the patch size of a conv-stem must be a power of two, got {self.patch}: use {near}")
 
     @property
     def stride(self) -> int:
@@ -168,9 +166,8 @@ class ConvStem:
         narrowest = self.patch // 2
         if width % narrowest:
             near = max(1, round(width / narrowest)) * narrowest
-            raise ValueError(
-                f"conv-stem with patch {self.patch} needs a width divisible by {narrowest}, got {width}: use {near}"
-            )
+            stem = f"conv-stem with patch {self.patch}"
+            raise ValueError(f"{stem} needs a width divisible by {narrowest}, got {width}: use {near}")
         return ConvStemEmbedding(self, channels, width)
 
 
@@ -197,9 +194,7 @@ class Prefix:
 
     def __post_init__(self) -> None:
         if self.outputs not in (0, 1, 2):
-            raise ValueError(
-                f"output tokens must be 0 (none), 1 (class) or 2 (class, distillation), got {self.outputs}"
-            )
+            raise ValueError(f"output tokens must be 0, 1 (class) or 2 (class, distillation), got {self.outputs}")
         if self.registers < 0:
             raise ValueError(f"registers must be at least 0, got {self.registers}")
 

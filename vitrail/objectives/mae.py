@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.checkpoints.formats.mae import Autoencoder, has_decoder, read_mae, write_mae
 from vitrail.checkpoints.load import inspect_checkpoint
+from vitrail.checkpoints.mae import Autoencoder, has_decoder, read_mae, write_mae
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenConfig, TokenModel
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, reconstruct_patches

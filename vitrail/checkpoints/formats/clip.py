@@ -1,26 +1,10 @@
 """Key table of OpenAI's CLIP and OpenCLIP's visual tower: a norm on z_0, and a projection without bias."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from vitrail.checkpoints.architecture import (
-    Assumptions,
-    CheckpointFormat,
-    FormatMismatchError,
-    TensorNames,
-    get_patch_size,
-    list_commonly_unsupported,
-)
-from vitrail.checkpoints.keys import (
-    IgnoredKeys,
-    KeyTable,
-    add_root,
-    check_complete,
-    map_key,
-    map_layer,
-    reshape,
-    transpose,
-)
+from vitrail.checkpoints import formats, keys
+from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, Reasons, TensorNames
+from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, Rules
 from vitrail.data.preprocessing import CLIP_STATS, Preprocessing
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.sizes import Size
@@ -33,36 +17,30 @@ from vitrail.nn.pool import ClassToken
 
 def map_vit(config: TokenConfig) -> KeyTable:
     """Return the table of the `VisionTransformer` of CLIP and OpenCLIP."""
-    if not isinstance(config.embed, Patches):
-        raise ValueError(f"CLIP cannot express this model: it has no {type(config.embed).__name__}")
     width, rows = config.size.width, config.prefix.outputs + config.shape.patches
-    shape = (width, config.channels, config.embed.patch, config.embed.patch)
-    table: KeyTable = [
-        map_key("embed.projection.weight", "conv1.weight", reshape(shape, (width, -1))),
-        map_key("prefix.outputs", "class_embedding", reshape((width,), (1, 1, width))),
-        map_key("position.weight", "positional_embedding", reshape((rows, width), (1, rows, width))),
-        *map_layer("token_norm", "ln_pre"),
-    ]
-    for layer in range(config.size.depth):
-        ours, theirs = f"blocks.{layer}", f"transformer.resblocks.{layer}"
-        table += map_layer(f"{ours}.norm1", f"{theirs}.ln_1") + map_layer(f"{ours}.norm2", f"{theirs}.ln_2")
-        table.append(map_key(f"{ours}.msa.qkv.weight", f"{theirs}.attn.in_proj_weight"))
-        table.append(map_key(f"{ours}.msa.qkv.bias", f"{theirs}.attn.in_proj_bias"))
-        table += map_layer(f"{ours}.msa.out", f"{theirs}.attn.out_proj")
-        table += map_layer(f"{ours}.mlp.fc1", f"{theirs}.mlp.c_fc") + map_layer(
-            f"{ours}.mlp.fc2", f"{theirs}.mlp.c_proj"
-        )
-    table += map_layer("pool.norm", "ln_post")
+    patch = formats.require_patches("CLIP", config)
+    layer = "transformer.resblocks.#"
+    rules: Rules = {
+        "embed.projection.weight": ("conv1.weight", keys.flatten_patches(config.channels, patch)),
+        "prefix.outputs": ("class_embedding", keys.reshape((width,), (1, 1, width))),
+        "position.weight": ("positional_embedding", keys.reshape((rows, width), (1, rows, width))),
+        "token_norm.*": "ln_pre.*",
+        "blocks.#.norm1.*": f"{layer}.ln_1.*",
+        "blocks.#.msa.qkv.*": f"{layer}.attn.in_proj_*",
+        "blocks.#.msa.out.*": f"{layer}.attn.out_proj.*",
+        "blocks.#.norm2.*": f"{layer}.ln_2.*",
+        "blocks.#.mlp.fc1.*": f"{layer}.mlp.c_fc.*",
+        "blocks.#.mlp.fc2.*": f"{layer}.mlp.c_proj.*",
+        "pool.norm.*": "ln_post.*",
+    }
     if isinstance(config.head, Projection):
-        table.append(map_key("head.weight", "proj", transpose()))
-    return check_complete("CLIP", table, config)
+        rules |= {"head.weight": ("proj", keys.permute(1, 0))}
+    return keys.map_tensors("CLIP", config, rules)
 
 
 def read_config(names: TensorNames, facts: Assumptions) -> ViTConfig:
     """Return the configuration of a visual tower."""
-    width, channels, _, _ = projection = names.shape("conv1.weight", 4)
-    patch = get_patch_size(projection, "conv1.weight")
-    h, w = facts.resolve_grid(names.shape("positional_embedding", 2)[0] - 1, patch)
+    width, channels, patch, _ = names.patch_shape("conv1.weight")
     openai = any(name.endswith("input_resolution") for name in names.shapes)
     why = "OpenAI's CLIP, by its input_resolution" if openai else "OpenCLIP's default; OpenAI's weights use quick"
     return ViTConfig(
@@ -76,33 +54,30 @@ def read_config(names: TensorNames, facts: Assumptions) -> ViTConfig:
         block=PreNorm(mlp=facts.resolve_gelu("quick" if openai else "exact", why)),
         head=Projection(names.shape("proj", 2)[1]) if "proj" in names else Linear(),
         classes=None,
-        image_size=(h * patch, w * patch),
+        image_size=facts.resolve_table_size(names.shape("positional_embedding", 2)[0] - 1, patch),
         channels=channels,
         eps=facts.resolve("eps", 1e-5, "CLIP's default"),
         token_norm=True,
     )
 
 
-def parse_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     """Return the facts of open_clip_config.json that tensors do not determine."""
-    config = settings.get("open_clip_config.json")
-    model = config.get("model_cfg") if isinstance(config, dict) else None
-    if not isinstance(model, dict):
+    model = formats.get_object(settings, "open_clip_config.json", "model_cfg")
+    if not model:
         return {}
+    vision = formats.get_object(model, "vision_cfg")
+    for name, usual in {"pool_type": "tok", "final_ln_after_pool": False, "attentional_pool": False}.items():
+        if vision.get(name, usual) != usual:
+            raise ValueError(f"unsupported {name} {vision[name]!r} in open_clip_config.json")
     facts: dict[str, Any] = {"gelu": "quick" if model.get("quick_gelu") else "exact"}
-    vision = model.get("vision_cfg")
-    if isinstance(vision, dict):
-        for name, usual in {"pool_type": "tok", "final_ln_after_pool": False, "attentional_pool": False}.items():
-            if vision.get(name, usual) != usual:
-                raise FormatMismatchError(f"unsupported {name} {vision[name]!r} in open_clip_config.json")
-        kinds, norms = vision.get("act_kwargs"), vision.get("norm_kwargs")
-        if isinstance(kinds, dict) and kinds.get("approximate") == "tanh":
-            facts["gelu"] = "tanh"
-        if isinstance(norms, dict) and isinstance(norms.get("eps"), float):
-            facts["eps"] = norms["eps"]
-        width, head = vision.get("width"), vision.get("head_width", 64)
-        if type(width) is int and type(head) is int and head > 0 and width % head == 0:
-            facts["heads"] = width // head
+    if formats.get_object(vision, "act_kwargs").get("approximate") == "tanh":
+        facts["gelu"] = "tanh"
+    if isinstance(eps := formats.get_object(vision, "norm_kwargs").get("eps"), float):
+        facts["eps"] = eps
+    width, head = vision.get("width"), vision.get("head_width", 64)
+    if type(width) is int and type(head) is int and head > 0 and width % head == 0:
+        facts["heads"] = width // head
     return {name: (value, "open_clip_config.json") for name, value in facts.items()}
 
 
@@ -111,18 +86,17 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
     return Preprocessing(config.image_size, config.image_size, "cover", "bicubic", **CLIP_STATS), "CLIP's default"
 
 
-def parse_preprocessing(settings: Mapping[str, Any], size: tuple[int, int]) -> Preprocessing | None:
+def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Preprocessing | None:
     """Return the pipeline of open_clip_config.json."""
-    config = settings.get("open_clip_config.json")
-    steps = config.get("preprocess_cfg") if isinstance(config, dict) else None
-    if not isinstance(steps, dict) or not {"mean", "std"} <= set(steps):
+    steps = formats.get_object(settings, "open_clip_config.json", "preprocess_cfg")
+    if not {"mean", "std"} <= set(steps):
         return None
     mean, std = (tuple(float(v) for v in steps[name]) for name in ("mean", "std"))
-    fits: dict[Any, Literal["cover", "squash"]] = {None: "cover", "shortest": "cover", "squash": "squash"}
-    if str(steps.get("resize_mode", "shortest")) not in ("None", "shortest", "squash"):
-        raise ValueError(f"unsupported resize_mode {steps['resize_mode']!r} in open_clip_config.json")
-    fit = fits[steps.get("resize_mode")]
-    return Preprocessing(size, size, fit, steps.get("interpolation") or "bicubic", mean=mean, std=std)
+    fits: dict[Any, Literal["cover", "squash"]] = {"None": "cover", "shortest": "cover", "squash": "squash"}
+    mode = str(steps.get("resize_mode"))
+    if mode not in fits:
+        raise ValueError(f"unsupported resize_mode {mode!r} in open_clip_config.json")
+    return Preprocessing(size, size, fits[mode], steps.get("interpolation") or "bicubic", mean=mean, std=std)
 
 
 TEXT_TOWER_KEYS = (
@@ -136,12 +110,9 @@ TEXT_TOWER_KEYS = (
 TEXT_TOWER_KEYS += ("logit_scale", "logit_bias", "attn_mask", "input_resolution", "context_length", "vocab_size")
 
 
-def _build_table(config: ModelConfig, root: str) -> KeyTable:
-    assert isinstance(config, ViTConfig)
-    return [
-        *add_root(map_vit(config), root),
-        *(IgnoredKeys(name, "text tower") for name in (TEXT_TOWER_KEYS if root else ())),
-    ]
+def _build_table(config: TokenConfig, root: str) -> KeyTable:
+    ignored = [IgnoredKeys(name, "text tower") for name in TEXT_TOWER_KEYS] if root else []
+    return [*keys.add_root(map_vit(config), root), *ignored]
 
 
 FORMATS = (
@@ -159,9 +130,7 @@ FORMATS = (
 )
 
 
-def list_unsupported(config: TokenConfig) -> list[str]:
+def list_limits(config: TokenConfig) -> Reasons:
     """Return why CLIP cannot express a model, apart from its tensor names."""
-    reasons = list_commonly_unsupported(config)
-    if not isinstance(config.pool, ClassToken) or config.prefix.count != 1:
-        reasons.append("it has one class token and reads it")
-    return reasons
+    reads_token = isinstance(config.pool, ClassToken) and config.prefix.count == 1
+    return {**formats.list_common_limits(config), "it has one class token and reads it": not reads_token}

@@ -3,36 +3,15 @@ releases, which use timm's names with a few exceptions."""
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from vitrail.checkpoints.architecture import (
-    FILE_NAME_KEY,
-    Assumptions,
-    CheckpointFormat,
-    FormatMismatchError,
-    TensorNames,
-    get_patch_size,
-    is_square,
-    split_position_rows,
-)
-from vitrail.checkpoints.keys import (
-    IgnoredKeys,
-    KeyMapping,
-    KeyTable,
-    Tensors,
-    TensorTransform,
-    add_root,
-    check_complete,
-    concatenate,
-    map_key,
-    map_layer,
-    reshape,
-)
+from vitrail.checkpoints import formats, keys
+from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, TensorNames
+from vitrail.checkpoints.keys import IgnoredKeys, KeyMapping, KeyTable, Rules, Tensors, TensorTransform
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, NormalisationStats, Preprocessing
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.bit import BiTConfig
@@ -41,7 +20,7 @@ from vitrail.models.sizes import Size
 from vitrail.models.vit_config import POOLS, ViTConfig
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches, Prefix
-from vitrail.nn.head import Linear, PreLogits
+from vitrail.nn.head import Linear
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, ClassToken, Mean
 from vitrail.nn.position import Learned1D, Relative
@@ -64,99 +43,78 @@ DINOV2 = TimmNaming("DINOv2", registers="register_tokens", gated=("w12", "w3"))
 
 def map_vit(config: TokenConfig, naming: TimmNaming = TIMM) -> KeyTable:
     """Return the table of `VisionTransformer`, its distilled and relative-position variants, and hybrids."""
-    size, prefix = config.size, config.prefix
-    table: KeyTable = [*_map_embed(config)]
-    if prefix.outputs == 1:
-        table.append(map_key("prefix.outputs", "cls_token"))
-    elif prefix.outputs == 2:
-        table.append(map_key("prefix.outputs", ("cls_token", "dist_token"), concatenate(1, [1, 1])))
-    if prefix.registers:
-        table.append(map_key("prefix.registers", naming.registers))
-    if isinstance(config.position, Learned1D) and config.position.at == "stem":
-        table.append(map_key("position.weight", "pos_embed"))
-    elif isinstance(config.position, Relative):
-        table.append(_map_relative(config))
-    if config.token_norm:
-        table += map_layer("token_norm", "norm_pre")
-    into, out = naming.gated if isinstance(config.block.mlp, SwiGLU) else ("fc1", "fc2")
-    for layer in range(size.depth):
-        block = f"blocks.{layer}"
-        table += map_layer(f"{block}.norm1", f"{block}.norm1")
-        table.append(map_key(f"{block}.msa.qkv.weight", f"{block}.attn.qkv.weight"))
-        if config.block.qkv_bias:
-            table.append(map_key(f"{block}.msa.qkv.bias", f"{block}.attn.qkv.bias"))
-        table += map_layer(f"{block}.msa.out", f"{block}.attn.proj")
-        if config.block.qk_norm:
-            table += map_layer(f"{block}.msa.q_norm", f"{block}.attn.q_norm")
-            table += map_layer(f"{block}.msa.k_norm", f"{block}.attn.k_norm")
-        table += map_layer(f"{block}.norm2", f"{block}.norm2")
-        table += map_layer(f"{block}.mlp.fc1", f"{block}.mlp.{into}") + map_layer(
-            f"{block}.mlp.fc2", f"{block}.mlp.{out}"
-        )
-        if config.block.layer_scale is not None:
-            for branch in (1, 2):
-                table.append(map_key(f"{block}.branch{branch}.scale.weight", f"{block}.{naming.scale.format(branch)}"))
-    norm_after = isinstance(config.pool, Mean) and config.pool.norm_after
-    table += map_layer("pool.norm", "fc_norm" if norm_after else "norm")
-    if isinstance(config.pool, MAP):
-        table.append(map_key("pool.probe", "attn_pool.latent"))
-        table += (
-            map_layer("pool.q", "attn_pool.q")
-            + map_layer("pool.kv", "attn_pool.kv")
-            + map_layer("pool.out", "attn_pool.proj")
-        )
-        table += map_layer("pool.norm2", "attn_pool.norm")
-        table += map_layer("pool.mlp.fc1", "attn_pool.mlp.fc1") + map_layer("pool.mlp.fc2", "attn_pool.mlp.fc2")
-    table += _map_head(config)
-    return check_complete(naming.title, table, config)
-
-
-def _map_head(config: TokenConfig) -> KeyTable:
-    if isinstance(config.head, PreLogits):
-        linear = map_layer("head.linear", "head") if config.classes is not None else []
-        return [*map_layer("head.pre_logits", "pre_logits.fc"), *linear]
-    if config.classes is None:
-        return []
+    rules: Rules = {
+        "?prefix.outputs": "cls_token",
+        "?prefix.registers": naming.registers,
+        "?token_norm.*": "norm_pre.*",
+        "blocks.#.norm1.*": "blocks.#.norm1.*",
+        "blocks.#.msa.qkv.weight": "blocks.#.attn.qkv.weight",
+        "?blocks.#.msa.qkv.bias": "blocks.#.attn.qkv.bias",
+        "?blocks.#.msa.q_norm.*": "blocks.#.attn.q_norm.*",
+        "?blocks.#.msa.k_norm.*": "blocks.#.attn.k_norm.*",
+        "blocks.#.msa.out.*": "blocks.#.attn.proj.*",
+        "?blocks.#.branch1.scale.weight": f"blocks.#.{naming.scale.format(1)}",
+        "blocks.#.norm2.*": "blocks.#.norm2.*",
+        "blocks.#.mlp.fc1.*": "blocks.#.mlp.fc1.*",
+        "blocks.#.mlp.fc2.*": "blocks.#.mlp.fc2.*",
+        "?blocks.#.branch2.scale.weight": f"blocks.#.{naming.scale.format(2)}",
+        "pool.norm.*": "norm.*",
+        "?pool.probe": "attn_pool.latent",
+        "?pool.q.*": "attn_pool.q.*",
+        "?pool.kv.*": "attn_pool.kv.*",
+        "?pool.out.*": "attn_pool.proj.*",
+        "?pool.norm2.*": "attn_pool.norm.*",
+        "?pool.mlp.fc1.*": "attn_pool.mlp.fc1.*",
+        "?pool.mlp.fc2.*": "attn_pool.mlp.fc2.*",
+        "?head.*": "head.*",
+        "?head.pre_logits.*": "pre_logits.fc.*",
+        "?head.linear.*": "head.*",
+        **_list_embed_rules(config),
+    }
     if config.prefix.outputs == 2:
-        return [*map_layer("head.label", "head"), *map_layer("head.teacher", "head_dist")]
-    return [*map_layer("head", "head")]
+        rules |= {"?prefix.outputs": (("cls_token", "dist_token"), keys.concatenate(1, [1, 1]))}
+        if config.classes is not None and isinstance(config.head, Linear):
+            rules |= {"head.label.*": "head.*", "head.teacher.*": "head_dist.*"}
+    if isinstance(config.position, Learned1D) and config.position.at == "stem":
+        rules |= {"position.weight": "pos_embed"}
+    if isinstance(config.block.mlp, SwiGLU):
+        rules |= {f"blocks.#.mlp.fc{n}.*": f"blocks.#.mlp.{name}.*" for n, name in enumerate(naming.gated, start=1)}
+    if isinstance(config.pool, Mean) and config.pool.norm_after:
+        rules |= {"pool.norm.*": "fc_norm.*"}
+    relative = [_map_relative(config)] if isinstance(config.position, Relative) else []
+    return keys.map_tensors(naming.title, config, rules, *relative)
 
 
-def _map_embed(config: TokenConfig) -> KeyTable:
-    embed, width = config.embed, config.size.width
-    if isinstance(embed, Patches):
-        shape = (width, config.channels, embed.patch, embed.patch)
-        weight = map_key("embed.projection.weight", "patch_embed.proj.weight", reshape(shape, (width, -1)))
-        return [weight, map_key("embed.projection.bias", "patch_embed.proj.bias")] if embed.bias else [weight]
-    if not isinstance(embed, Hybrid):
-        raise ValueError(f"timm cannot express this model: it has no {type(embed).__name__}")
-    channels = 64 if not embed.stages else 256 * 2 ** (len(embed.stages) - 1)
-    shape = (width, channels, embed.patch, embed.patch)
-    backbone = "patch_embed.backbone"
-    stem = f"{backbone}.stem" if embed.stages else backbone
-    table: KeyTable = [
-        map_key("embed.trunk.root.weight", f"{stem}.conv.weight"),
-        *map_layer("embed.trunk.norm", f"{stem}.norm"),
-        map_key("embed.projection.weight", "patch_embed.proj.weight", reshape(shape, (width, -1))),
-        map_key("embed.projection.bias", "patch_embed.proj.bias"),
-    ]
-    for stage, depth in enumerate(embed.stages):
+def _list_embed_rules(config: TokenConfig) -> Rules:
+    embed, channels = config.embed, config.channels
+    if isinstance(embed, Hybrid):
+        channels, patch = embed.channels, embed.patch
+    else:
+        patch = formats.require_patches("timm", config)
+    rules: Rules = {
+        "embed.projection.weight": ("patch_embed.proj.weight", keys.flatten_patches(channels, patch)),
+        "?embed.projection.bias": "patch_embed.proj.bias",
+    }
+    if isinstance(embed, Hybrid):
+        backbone = "patch_embed.backbone"
+        stem = f"{backbone}.stem" if embed.stages else backbone
+        rules |= {"embed.trunk.root.weight": f"{stem}.conv.weight", "embed.trunk.norm.*": f"{stem}.norm.*"}
+        rules |= _list_stage_rules(embed.stages, "embed.trunk.", f"{backbone}.")
+    return rules
+
+
+def _list_stage_rules(stages: tuple[int, ...], ours: str, theirs: str) -> Rules:
+    """Return the rules of a ResNet's blocks."""
+    rules: Rules = {}
+    for stage, depth in enumerate(stages):
         for block in range(depth):
-            ours, theirs = f"embed.trunk.stages.{stage}.{block}", f"{backbone}.stages.{stage}.blocks.{block}"
-            table += _map_bottleneck(ours, theirs, block == 0)
-            if block == 0:
-                table += map_layer(f"{ours}.shortcut_norm", f"{theirs}.downsample.norm")
-    return table
-
-
-def _map_bottleneck(ours: str, theirs: str, project: bool) -> KeyTable:
-    table: KeyTable = []
-    for index in (1, 2, 3):
-        table.append(map_key(f"{ours}.conv{index}.weight", f"{theirs}.conv{index}.weight"))
-        table += map_layer(f"{ours}.norm{index}", f"{theirs}.norm{index}")
-    if project:
-        table.append(map_key(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"))
-    return table
+            a, b = f"{ours}stages.{stage}.{block}", f"{theirs}stages.{stage}.blocks.{block}"
+            for index in (1, 2, 3):
+                rules |= {f"{a}.conv{index}.weight": f"{b}.conv{index}.weight"}
+                rules |= {f"{a}.norm{index}.*": f"{b}.norm{index}.*"}
+            rules |= {f"?{a}.shortcut.weight": f"{b}.downsample.conv.weight"}
+            rules |= {f"?{a}.shortcut_norm.*": f"{b}.downsample.norm.*"}
+    return rules
 
 
 def _map_relative(config: TokenConfig) -> KeyMapping:
@@ -164,12 +122,8 @@ def _map_relative(config: TokenConfig) -> KeyMapping:
     (h, w), heads = config.shape.grid, config.size.heads
     offsets = (2 * h - 1) * (2 * w - 1)
     shared = isinstance(config.position, Relative) and config.position.at == "shared"
-    name = "relative_position_bias_table"
-    theirs = (
-        (f"shared_rel_pos.{name}",)
-        if shared
-        else tuple(f"blocks.{layer}.attn.rel_pos.{name}" for layer in range(config.size.depth))
-    )
+    modules = ["shared_rel_pos"] if shared else [f"blocks.{layer}.attn.rel_pos" for layer in range(config.depth)]
+    theirs = tuple(f"{module}.relative_position_bias_table" for module in modules)
 
     def read(tables: Tensors) -> Tensors:
         stacked = torch.stack(tables).transpose(1, 2)  # [tables, H, offsets (+3)]
@@ -181,28 +135,15 @@ def _map_relative(config: TokenConfig) -> KeyMapping:
         return [table.contiguous() for table in stacked.transpose(1, 2).unbind()]
 
     ours = ("position.offsets", "position.prefix") if config.prefix.count else ("position.offsets",)
-    return map_key(ours, theirs, TensorTransform(read, write))
-
-
-def table_for(config: ModelConfig) -> KeyTable:
-    """Return the key table of a model of any family that timm has."""
-    if isinstance(config, BiTConfig):
-        return map_bit(config)
-    return map_vit(config.tokens_for("timm's format"))
+    return keys.map_key(ours, theirs, TensorTransform(read, write))
 
 
 def map_bit(config: BiTConfig) -> KeyTable:
     """Return the table of `resnetv2_*_bit`."""
-    table: KeyTable = [map_key("root.weight", "stem.conv.weight"), *map_layer("norm", "norm")]
-    for stage, depth in enumerate(config.stages):
-        for block in range(depth):
-            table += _map_bottleneck(f"stages.{stage}.{block}", f"stages.{stage}.blocks.{block}", block == 0)
+    rules: Rules = {"root.weight": "stem.conv.weight", "norm.*": "norm.*", **_list_stage_rules(config.stages, "", "")}
     if config.classes is not None:
-        channels = round(256 * 2 ** (len(config.stages) - 1) * config.factor)
-        shape = (config.classes, channels, 1, 1)
-        table.append(map_key("head.weight", "head.fc.weight", reshape(shape, shape[:2])))
-        table.append(map_key("head.bias", "head.fc.bias"))
-    return check_complete("timm", table, config)
+        rules |= {"head.weight": ("head.fc.weight", keys.flatten_patches(-1, 1)), "head.bias": "head.fc.bias"}
+    return keys.map_tensors("timm", config, rules)
 
 
 # --- detection ---
@@ -210,9 +151,13 @@ def map_bit(config: BiTConfig) -> KeyTable:
 
 def read_config(names: TensorNames, facts: Assumptions, naming: TimmNaming = TIMM) -> ViTConfig:
     """Return the configuration of a Vision Transformer with these names."""
-    width, channels, _, _ = projection = names.shape("patch_embed.proj.weight", 4)
-    patch = get_patch_size(projection, "patch_embed.proj.weight")
-    embed, channels = _read_embed(names, patch, channels)
+    width, channels, patch, _ = names.patch_shape("patch_embed.proj.weight")
+    clip = "norm_pre.weight" in names or "norm_pre.bias" in names
+    embed: Patches | Hybrid = Patches(patch, bias="patch_embed.proj.bias" in names or not clip)  # CLIP's have no bias
+    backbone = "patch_embed.backbone"
+    for stem in (f"{backbone}.stem.conv.weight", f"{backbone}.conv.weight"):
+        if stem in names:
+            embed, channels = Hybrid(_count_blocks(names, f"{backbone}."), patch), names.shape(stem, 4)[1]
     depth = names.count_layers("blocks.{}.")
     gated = naming.gated[1] != "fc2" and names.find(f"blocks.*.mlp.{naming.gated[1]}.weight") is not None
     into, out = naming.gated if gated else ("fc1", "fc2")
@@ -223,12 +168,10 @@ def read_config(names: TensorNames, facts: Assumptions, naming: TimmNaming = TIM
     registers = names.shape(naming.registers, 3)[1] if naming.registers in names else 0
     prefix = Prefix(outputs, registers)
     position, image_size = _read_position(names, facts, prefix, embed.stride, naming)
-    clip = "norm_pre.weight" in names or "norm_pre.bias" in names
     activation = SwiGLU() if hidden == 2 * mlp else facts.resolve_gelu("exact", "timm's default")
     pool = _read_pool(names, facts, prefix)
     if isinstance(pool, MAP):
         pool = MAP(activation)
-    pre_logits = names.shape("pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in names else None
     return ViTConfig(
         size=Size(depth, width, mlp, heads, None if inner == width else inner // heads),
         embed=embed,
@@ -241,7 +184,7 @@ def read_config(names: TensorNames, facts: Assumptions, naming: TimmNaming = TIM
             qkv_bias=names.find("blocks.*.attn.qkv.bias") is not None,
         ),
         pool=pool,
-        head=Linear() if pre_logits is None else PreLogits(None if pre_logits == width else pre_logits),
+        head=formats.choose_head(names.output_dim("pre_logits.fc"), width),
         classes=names.output_dim("head"),
         image_size=image_size,
         channels=channels,
@@ -261,15 +204,10 @@ def _count_output_tokens(names: TensorNames) -> int:
     return 1 if not is_square(rows) and is_square(rows - 1) else 0
 
 
-def _read_embed(names: TensorNames, patch: int, channels: int) -> tuple[Patches | Hybrid, int]:
-    backbone = "patch_embed.backbone"
-    for stem in (f"{backbone}.stem.conv.weight", f"{backbone}.conv.weight"):
-        if stem in names:
-            stages = names.count_layers(backbone + ".stages.{}.")
-            depths = (names.count_layers(f"{backbone}.stages.{stage}.blocks." + "{}.") for stage in range(stages))
-            return Hybrid(tuple(depths), patch), names.shape(stem, 4)[1]
-    clip = "norm_pre.weight" in names or "norm_pre.bias" in names  # CLIP's patches have no bias
-    return Patches(patch, bias="patch_embed.proj.bias" in names or not clip), channels
+def _count_blocks(names: TensorNames, root: str) -> tuple[int, ...]:
+    """Return the blocks in each stage of a ResNet."""
+    stages = range(names.count_layers(root + "stages.{}."))
+    return tuple(names.count_layers(f"{root}stages.{stage}.blocks." + "{}.") for stage in stages)
 
 
 def _read_position(
@@ -282,25 +220,26 @@ def _read_position(
             side = (math.isqrt(max(rows, 0)) + 1) // 2
             height, width = facts.resolve("size", (side * stride, side * stride), "a square grid of relative offsets")
             if rows < 1 or (2 * (height // stride) - 1) * (2 * (width // stride) - 1) != rows:
-                raise FormatMismatchError(
-                    f"{rows} relative offsets do not match an image of {height}×{width}: give --assume size=HxW"
-                )
+                image = f"{height}×{width}"
+                raise ValueError(f"{rows} relative offsets do not match an image of {image}: give --assume size=HxW")
             return Relative("every" if at == "every" else "shared"), (height, width)
     rows = names.shape("pos_embed", 3)[1]
+    choices = {"all" if prefix.registers else "outputs": prefix.count, "none": 0}
     if naming is DINOV2:
         choices = {"outputs": prefix.outputs}
-    else:
-        choices = {"all" if prefix.registers else "outputs": prefix.count, "none": 0}
-        if facts.given.get("no_embed_class", (False,))[0]:
-            choices = {"none": 0}
-    given = facts.given.get("size")
-    if given is None:
-        which, patches = split_position_rows(rows, is_square, choices)
-    else:
-        wanted = (given[0][0] // stride) * (given[0][1] // stride)
-        which, patches = split_position_rows(rows, lambda left: left == wanted, choices)
-    h, w = facts.resolve_grid(patches, stride)
-    return Learned1D(prefix=which), (h * stride, w * stride)  # type: ignore[arg-type]
+    elif facts.given.get("no_embed_class", (False,))[0]:
+        choices = {"none": 0}
+    height, width = facts.given.get("size", ((0, 0),))[0]
+    wanted = (height // stride) * (width // stride)
+    # the first choice that leaves the patches of the given size, or a square grid
+    grids = {which: rows - covered for which, covered in choices.items()}
+    fits = (n for n, left in grids.items() if left > 0 and (left == wanted if wanted else is_square(left)))
+    which = next(fits, next(iter(choices)))
+    return Learned1D(prefix=which), facts.resolve_table_size(grids[which], stride)  # type: ignore[arg-type]
+
+
+def is_square(number: int) -> bool:
+    return math.isqrt(number) ** 2 == number
 
 
 def _read_pool(names: TensorNames, facts: Assumptions, prefix: Prefix) -> Any:
@@ -312,17 +251,15 @@ def _read_pool(names: TensorNames, facts: Assumptions, prefix: Prefix) -> Any:
         return Mean()
     name = facts.resolve("pool", "class", "timm's default for a model with a class token")
     if name not in ("class", "mean"):
-        raise FormatMismatchError(f"pool must be class or mean, got {name}")
+        raise ValueError(f"pool must be class or mean, got {name}")
     return ClassToken() if name == "class" else POOLS[name]
 
 
 def read_bit_config(names: TensorNames, facts: Assumptions) -> BiTConfig:
     """Return the configuration of a BiT ResNet in timm's names."""
     width, channels, kernel, _ = names.shape("stem.conv.weight", 4)
-    count = names.count_layers("stages.{}.")
-    stages = tuple(names.count_layers(f"stages.{stage}.blocks." + "{}.") for stage in range(count))
     return BiTConfig(
-        stages=stages,
+        stages=_count_blocks(names, ""),
         factor=width / 64,
         channels=channels,
         classes=names.output_dim("head.fc", 4),
@@ -366,9 +303,8 @@ def _make_center_crop(
     return Preprocessing(size, resize, "cover", interpolation, **colours)
 
 
-def release_preprocessing(config: ModelConfig, name: str, project: str) -> tuple[Preprocessing, str]:
+def release_preprocessing(config: TokenConfig, name: str, project: str) -> tuple[Preprocessing, str]:
     """Return the pipeline of Meta's releases with timm's names: ImageNet statistics, a centre crop."""
-    assert isinstance(config, ViTConfig)
     if project == DINOV2.title and 224 % config.embed.stride == 0:  # trained at 518², evaluated at 224²
         return Preprocessing((224, 224), (256, 256), **IMAGENET_STATS), f"{project}'s default"
     if config.image_size[0] > 256:
@@ -383,18 +319,16 @@ UNSUPPORTED_ARCHITECTURES = re.compile(r"_rpn_|_rope|^vit_pe_|^eva\d*_|_parallel
 UNUSUAL_HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_": 16}
 
 
-def parse_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     """Return the facts of a timm repository's config.json, or of the file name without one."""
-    config = settings.get("config.json")
-    config = config if isinstance(config, dict) and "pretrained_cfg" in config else {}
+    config = formats.get_object(settings, "config.json")
+    config = config if "pretrained_cfg" in config else {}
     source = "config.json" if config else "the file's name"
-    architecture = str(config.get("architecture") or settings.get(FILE_NAME_KEY, ""))
+    architecture = str(config.get("architecture") or settings.get(formats.FILE_NAME_KEY, ""))
     if (config or "_patch" in architecture) and (strange := UNSUPPORTED_ARCHITECTURES.search(architecture)):
-        raise FormatMismatchError(f"unsupported architecture {architecture} ({strange[0].strip('_')}), from {source}")
+        raise ValueError(f"unsupported architecture {architecture} ({strange[0].strip('_')}), from {source}")
     facts: dict[str, tuple[Any, str]] = {}
-    arguments, cfg = config.get("model_args"), config.get("pretrained_cfg")
-    arguments = arguments if isinstance(arguments, dict) else {}
-    cfg = cfg if isinstance(cfg, dict) else {}
+    arguments, cfg = formats.get_object(config, "model_args"), formats.get_object(config, "pretrained_cfg")
     heads = next((number for name, number in UNUSUAL_HEADS.items() if architecture.startswith(name)), None)
     if heads is not None:
         facts["heads"] = (heads, source)
@@ -405,7 +339,7 @@ def parse_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     if arguments.get("no_embed_class"):
         facts["no_embed_class"] = (True, source)
     if arguments.get("pool_include_prefix"):
-        raise FormatMismatchError("unsupported pool_include_prefix in config.json")
+        raise ValueError("unsupported pool_include_prefix in config.json")
     acts = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick", "quickgelu": "quick"}
     act = arguments.get("act_layer")
     if isinstance(act, str):
@@ -417,79 +351,56 @@ def parse_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     pools = {"token": "class", "avg": "mean", "map": "map", "None": None}
     pool = str(arguments.get("global_pool", config.get("global_pool")))
     if pool not in pools:
-        raise FormatMismatchError(f"unsupported global_pool {pool!r} in config.json")
+        raise ValueError(f"unsupported global_pool {pool!r} in config.json")
     if pools[pool] in ("class", "mean"):
         facts["pool"] = (pools[pool], source)
     return facts
 
 
-def build_table(config: ModelConfig, root: str, naming: TimmNaming = TIMM) -> KeyTable:
-    table = add_root(
-        map_bit(config) if isinstance(config, BiTConfig) else map_vit(config.tokens_for("timm's format"), naming), root
-    )
+def build_table(config: ModelConfig, root: str = "", naming: TimmNaming = TIMM) -> KeyTable:
+    """Return the table of a model of any family that timm has."""
     if isinstance(config, BiTConfig):
-        return table
-    return [
-        *table,
-        *(IgnoredKeys(f"{root}decoder_{name}", "MAE decoder") for name in MAE_DECODER_KEYS),
-        IgnoredKeys(f"{root}mask_token", "used in pre-training only"),
-        IgnoredKeys(f"{root}blocks.*.attn.rel_pos.relative_position_index", "computed, not learned"),
-        IgnoredKeys(f"{root}shared_rel_pos.relative_position_index", "computed, not learned"),
-        *(IGNORED_OUTSIDE_ROOT if root else ()),
-    ]
+        return keys.add_root(map_bit(config), root)
+    ignored = [IgnoredKeys(f"{root}{name}", why) for name, why in IGNORED.items()]
+    outside = [IgnoredKeys(name, why) for name, why in IGNORED_OUTSIDE_ROOT.items()] if root else []
+    table = map_vit(config.tokens_for("timm's format"), naming)
+    return [*keys.add_root(table, root), *ignored, *outside]
 
 
-MAE_DECODER_KEYS = ("embed.*", "blocks.*", "norm.*", "pred.*", "pos_embed")
-IGNORED_OUTSIDE_ROOT = (
-    IgnoredKeys("head.mlp.*", "DINO head"),
-    IgnoredKeys("head.last_layer.*", "DINO head"),
-    IgnoredKeys("dino_head.*", "DINO head"),
-    IgnoredKeys("ibot_head.*", "iBOT head"),
-    IgnoredKeys("text.*", "text tower"),
-    IgnoredKeys("logit_scale", "text tower"),
-    IgnoredKeys("logit_bias", "text tower"),
-)
+IGNORED = {
+    **{f"decoder_{name}": "MAE decoder" for name in ("embed.*", "blocks.*", "norm.*", "pred.*", "pos_embed")},
+    "mask_token": "used in pre-training only",
+    "blocks.*.attn.rel_pos.relative_position_index": "computed, not learned",
+    "shared_rel_pos.relative_position_index": "computed, not learned",
+}
+IGNORED_OUTSIDE_ROOT = {
+    **dict.fromkeys(("head.mlp.*", "head.last_layer.*", "dino_head.*"), "DINO head"),
+    "ibot_head.*": "iBOT head",
+    **dict.fromkeys(("text.*", "logit_scale", "logit_bias"), "text tower"),
+}
 ROOTS = ("", "backbone.", "encoder.", "visual.trunk.")
 REQUIRED_KEYS = ("patch_embed.proj.weight", "blocks.*.attn.qkv.weight")
 
 
-def _make_release_format(
-    name: str, title: str, naming: TimmNaming, required_keys: tuple[str, ...], example: dict[str, Any]
-) -> CheckpointFormat:
+def _make_format(name: str, title: str, naming: TimmNaming, keys: tuple[str, ...], **example: Any) -> CheckpointFormat:
     return CheckpointFormat(
         name,
         title,
-        required_keys,
+        (*REQUIRED_KEYS, *keys),
         partial(read_config, naming=naming),
         partial(build_table, naming=naming),
-        partial(release_preprocessing, project=naming.title),
+        default_preprocessing if naming is TIMM else partial(release_preprocessing, project=naming.title),
         ROOTS,
         parse_settings,
         example,
     )
 
 
+DINOV2_EXAMPLE = {"layer_scale": 1.0, "classes": None, "registers": 4}
 FORMATS = (
-    _make_release_format(
-        "dinov2",
-        "DINOv2's release",
-        DINOV2,
-        (*REQUIRED_KEYS, "mask_token", "blocks.*.ls?.gamma"),
-        {"layer_scale": 1.0, "classes": None, "registers": 4},
-    ),
-    _make_release_format(
-        "deit3", "DeiT III's release", DEIT3, (*REQUIRED_KEYS, "blocks.*.gamma_?"), {"layer_scale": 1.0}
-    ),
-    CheckpointFormat(
-        "timm",
-        "timm's Vision Transformer, whose names DeiT, MAE and DINO use too",
-        REQUIRED_KEYS,
-        read_config,
-        build_table,
-        default_preprocessing,
-        ROOTS,
-        parse_settings,
-    ),
+    _make_format("dinov2", "DINOv2's release", DINOV2, ("mask_token", "blocks.*.ls?.gamma"), **DINOV2_EXAMPLE),
+    _make_format("deit3", "DeiT III's release", DEIT3, ("blocks.*.gamma_?",), layer_scale=1.0),
+    _make_format("timm", "timm's Vision Transformer, whose names DeiT, MAE and DINO use too", TIMM, ()),
     CheckpointFormat(
         "timm bit",
         "timm's BiT ResNet",
@@ -505,13 +416,11 @@ FORMATS = (
 
 
 def parse_labels_and_preprocessing(
-    settings: Mapping[str, Any], size: tuple[int, int]
+    settings: dict[str, Any], size: tuple[int, int]
 ) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
     """Return the class names and the pipeline in timm's config.json."""
-    config = settings.get("config.json")
-    config = config if isinstance(config, dict) else {}
-    cfg = config.get("pretrained_cfg")
-    cfg = cfg if isinstance(cfg, dict) else config
+    config = formats.get_object(settings, "config.json")
+    cfg = formats.get_object(config, "pretrained_cfg") or config
     names = config.get("label_names", cfg.get("label_names"))
     labels = tuple(names) if isinstance(names, list) and all(isinstance(n, str) for n in names) else None
     if not {"mean", "std", "interpolation"} <= set(cfg):

@@ -3,29 +3,12 @@
 ViT (also ViTMAE and ViTMSN, which are ViTs), DeiT with and without a teacher, DINOv2 with and without registers.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-from vitrail.checkpoints.architecture import (
-    GELUS,
-    Assumptions,
-    CheckpointFormat,
-    FormatMismatchError,
-    TensorNames,
-    get_patch_size,
-    list_commonly_unsupported,
-)
-from vitrail.checkpoints.keys import (
-    IgnoredKeys,
-    KeyMapping,
-    KeyTable,
-    check_complete,
-    concatenate,
-    map_key,
-    map_layer,
-    reshape,
-)
+from vitrail.checkpoints import formats
+from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, Reasons, TensorNames
+from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, Rules, concatenate, flatten_patches, map_tensors
 from vitrail.data.preprocessing import IMAGENET_STATS, INCEPTION_STATS, Preprocessing
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.sizes import Size
@@ -46,68 +29,58 @@ def map_vit(config: TokenConfig, family: Family, root: str | None = None, layers
 
     `root` and `layers` are prefixes of the names of the body and of its layers, if they are not the usual ones.
     """
-    if not isinstance(config.embed, Patches):
-        raise ValueError(f"transformers cannot express this model: {family} has no {type(config.embed).__name__}")
-    size, prefix = config.size, config.prefix
-    dino = family.startswith("dinov2")
+    patch = formats.require_patches("transformers", config, family)
     if root is None:
         root = f"{family}." if config.classes is not None else ""
-    layers = root if layers is None else layers
-    embeddings, width = f"{root}embeddings", size.width
-    shape = (width, config.channels, config.embed.patch, config.embed.patch)
-    table: KeyTable = [
-        map_key(
-            "embed.projection.weight", f"{embeddings}.patch_embeddings.projection.weight", reshape(shape, (width, -1))
-        ),
-        map_key("embed.projection.bias", f"{embeddings}.patch_embeddings.projection.bias"),
-        map_key("position.weight", f"{embeddings}.position_embeddings"),
-    ]
+    embeddings, layer = f"{root}embeddings", f"{root if layers is None else layers}encoder.layer.#"
     tokens = (f"{embeddings}.cls_token", f"{embeddings}.distillation_token")
-    if prefix.outputs == 2:
-        table.append(map_key("prefix.outputs", tokens, concatenate(1, [1, 1])))
-    elif prefix.outputs == 1:
-        table.append(map_key("prefix.outputs", tokens[0]))
-    if prefix.registers:  # without a teacher's head, the distillation token is read by no head
-        table.append(map_key("prefix.registers", tokens[1] if family == "deit" else f"{embeddings}.register_tokens"))
-    for layer in range(size.depth):
-        table += _map_layer(config, layer, layers, dino)
-    table += map_layer("pool.norm", f"{root}layernorm")
-    if isinstance(config.head, PreLogits) and config.classes is None:
-        table += map_layer("head.pre_logits", f"{root}pooler.dense")
-    if config.classes is not None:
-        if prefix.outputs == 2:
-            table += map_layer("head.label", "cls_classifier") + map_layer("head.teacher", "distillation_classifier")
-        else:
-            table += map_layer("head", "classifier")
-    if config.classes is not None:
-        table.append(IgnoredKeys(f"{root}pooler.*", "pooler, not used for classification"))
-    table.append(IgnoredKeys(f"{embeddings}.mask_token", "used in pre-training only"))
-    table.append(IgnoredKeys("decoder.*", "MAE decoder"))
-    return check_complete(f"transformers' {family}", table, config)
-
-
-def _map_layer(config: TokenConfig, layer: int, layers: str, dino: bool) -> list[KeyMapping]:
-    ours, theirs = f"blocks.{layer}", f"{layers}encoder.layer.{layer}"
-    inner = config.size.heads * config.shape.head_width
-    table: list[KeyMapping] = []
-    for part in ("weight", "bias") if config.block.qkv_bias else ("weight",):
-        names = tuple(f"{theirs}.attention.attention.{which}.{part}" for which in ("query", "key", "value"))
-        table.append(map_key(f"{ours}.msa.qkv.{part}", names, concatenate(0, [inner] * 3)))
-    table += map_layer(f"{ours}.msa.out", f"{theirs}.attention.output.dense")
-    if dino:
-        table += map_layer(f"{ours}.norm1", f"{theirs}.norm1") + map_layer(f"{ours}.norm2", f"{theirs}.norm2")
+    projections = tuple(f"{layer}.attention.attention.{name}." for name in ("query", "key", "value"))
+    rows = concatenate(0, [config.size.heads * config.shape.head_width] * 3)
+    pooler = (f"{root}pooler.*", "pooler, not used for classification")
+    rules: Rules = {
+        "embed.projection.weight": (
+            f"{embeddings}.patch_embeddings.projection.weight",
+            flatten_patches(config.channels, patch),
+        ),
+        "embed.projection.bias": f"{embeddings}.patch_embeddings.projection.bias",
+        "position.weight": f"{embeddings}.position_embeddings",
+        "?prefix.outputs": (tokens, concatenate(1, [1, 1])) if config.prefix.outputs == 2 else tokens[0],
+        # without a teacher's head, the distillation token is read by no head
+        "?prefix.registers": tokens[1] if family == "deit" else f"{embeddings}.register_tokens",
+        "blocks.#.msa.qkv.weight": (tuple(f"{name}weight" for name in projections), rows),
+        "?blocks.#.msa.qkv.bias": (tuple(f"{name}bias" for name in projections), rows),
+        "blocks.#.msa.out.*": f"{layer}.attention.output.dense.*",
+        "pool.norm.*": f"{root}layernorm.*",
+    }
+    if family.startswith("dinov2"):
         into, out = ("weights_in", "weights_out") if isinstance(config.block.mlp, SwiGLU) else ("fc1", "fc2")
-        table += map_layer(f"{ours}.mlp.fc1", f"{theirs}.mlp.{into}") + map_layer(
-            f"{ours}.mlp.fc2", f"{theirs}.mlp.{out}"
-        )
-        table.append(map_key(f"{ours}.branch1.scale.weight", f"{theirs}.layer_scale1.lambda1"))
-        table.append(map_key(f"{ours}.branch2.scale.weight", f"{theirs}.layer_scale2.lambda1"))
+        rules |= {
+            "blocks.#.norm1.*": f"{layer}.norm1.*",
+            "blocks.#.norm2.*": f"{layer}.norm2.*",
+            "blocks.#.mlp.fc1.*": f"{layer}.mlp.{into}.*",
+            "blocks.#.mlp.fc2.*": f"{layer}.mlp.{out}.*",
+            "blocks.#.branch1.scale.weight": f"{layer}.layer_scale1.lambda1",
+            "blocks.#.branch2.scale.weight": f"{layer}.layer_scale2.lambda1",
+        }
     else:
-        table += map_layer(f"{ours}.norm1", f"{theirs}.layernorm_before")
-        table += map_layer(f"{ours}.norm2", f"{theirs}.layernorm_after")
-        table += map_layer(f"{ours}.mlp.fc1", f"{theirs}.intermediate.dense")
-        table += map_layer(f"{ours}.mlp.fc2", f"{theirs}.output.dense")
-    return table
+        rules |= {
+            "blocks.#.norm1.*": f"{layer}.layernorm_before.*",
+            "blocks.#.norm2.*": f"{layer}.layernorm_after.*",
+            "blocks.#.mlp.fc1.*": f"{layer}.intermediate.dense.*",
+            "blocks.#.mlp.fc2.*": f"{layer}.output.dense.*",
+        }
+    if config.classes is None:
+        rules |= {"?head.pre_logits.*": f"{root}pooler.dense.*"}
+    elif config.prefix.outputs == 2:
+        rules |= {"head.label.*": "cls_classifier.*", "head.teacher.*": "distillation_classifier.*"}
+    else:
+        rules |= {"head.*": "classifier.*"}
+    return [
+        *map_tensors(f"transformers' {family}", config, rules),
+        *([IgnoredKeys(*pooler)] if config.classes is not None else []),
+        IgnoredKeys(f"{embeddings}.mask_token", "used in pre-training only"),
+        IgnoredKeys("decoder.*", "MAE decoder"),
+    ]
 
 
 # --- detection ---
@@ -117,27 +90,20 @@ def read_config(names: TensorNames, facts: Assumptions, family: Family, layers: 
     """Return the configuration of one of these families."""
     dino, outside = family.startswith("dinov2"), TensorNames(names.shapes)
     inside = names if layers is None else TensorNames(names.shapes, layers)
-    width, channels, _, _ = projection = names.shape("embeddings.patch_embeddings.projection.weight", 4)
-    patch = get_patch_size(projection, "the patch projection")
+    width, channels, patch, _ = names.patch_shape("embeddings.patch_embeddings.projection.weight")
     gated = dino and inside.find("encoder.layer.*.mlp.weights_in.*") is not None
     if dino:
         mlp = inside.layer_shape(f"encoder.layer.*.mlp.{'weights_out' if gated else 'fc2'}.weight", 2)[1]
     else:
         mlp = inside.layer_shape("encoder.layer.*.intermediate.dense.weight", 2)[0]
-    teacher, distilled = (
-        outside.find("distillation_classifier.*") is not None,
-        "embeddings.distillation_token" in names,
-    )
+    teacher = outside.find("distillation_classifier.*") is not None
+    distilled = "embeddings.distillation_token" in names
     registers = names.shape("embeddings.register_tokens", 3)[1] if "embeddings.register_tokens" in names else 0
     prefix = Prefix(2) if teacher else Prefix(1, registers=1 if distilled else registers)
-    covered = 2 if distilled else 1
-    h, w = facts.resolve_grid(names.shape("embeddings.position_embeddings", 3)[1] - covered, patch)
+    patches = names.shape("embeddings.position_embeddings", 3)[1] - (2 if distilled else 1)
     classifier = "cls_classifier" if teacher else "classifier"
     classes = outside.output_dim(classifier)
     features = width if classes is None else outside.shape(f"{classifier}.weight", 2)[1]
-    pooler = classes is None and "pooler.dense.weight" in names
-    hidden = names.shape("pooler.dense.weight", 2)[0] if pooler else width
-    eps = 1e-6 if dino else 1e-12
     return ViTConfig(
         size=Size(inside.count_layers("encoder.layer.{}."), width, mlp, facts.resolve_heads(width, "transformers")),
         embed=Patches(patch),
@@ -149,32 +115,25 @@ def read_config(names: TensorNames, facts: Assumptions, family: Family, layers: 
             qkv_bias=inside.find("encoder.layer.*.attention.attention.*.bias") is not None,
         ),
         pool=ClassAndMean() if features == 2 * width else ClassToken(),
-        head=PreLogits(None if hidden == width else hidden) if pooler else Linear(),
+        head=formats.choose_head(names.output_dim("pooler.dense") if classes is None else None, width),
         classes=classes,
-        image_size=(h * patch, w * patch),
+        image_size=facts.resolve_table_size(patches, patch),
         channels=channels,
-        eps=facts.resolve("eps", eps, f"transformers' default for {family}"),
+        eps=facts.resolve("eps", 1e-6 if dino else 1e-12, f"transformers' default for {family}"),
         init="deit" if teacher else "vit",
     )
 
 
-def parse_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     """Return the facts of config.json that tensors do not determine."""
-    config = settings.get("config.json")
-    if not isinstance(config, dict) or "hidden_size" not in config:
+    config = formats.get_object(settings, "config.json")
+    if "hidden_size" not in config:
         return {}
-    acts = {
-        "gelu_pytorch_tanh": "tanh",
-        "gelu_new": "tanh",
-        "gelu_fast": "tanh",
-        "gelu": "exact",
-        "quick_gelu": "quick",
-    }
+    acts = dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "tanh")
+    acts |= {"gelu": "exact", "quick_gelu": "quick"}
     facts: dict[str, Any] = {}
     if config.get("pooler_act", "tanh") != "tanh":
-        raise FormatMismatchError(
-            f"unsupported pooler_act {config['pooler_act']!r} in config.json: only tanh is supported"
-        )
+        raise ValueError(f"unsupported pooler_act {config['pooler_act']!r} in config.json: only tanh is supported")
     if type(config.get("num_attention_heads")) is int:
         facts["heads"] = config["num_attention_heads"]
     if isinstance(config.get("layer_norm_eps"), float):
@@ -187,10 +146,10 @@ def parse_settings(settings: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return {name: (value, "config.json") for name, value in facts.items()}
 
 
-def parse_labels(settings: Mapping[str, Any]) -> tuple[str, ...] | None:
+def parse_labels(settings: dict[str, Any]) -> tuple[str, ...] | None:
     """Return the class names in order, unless they are transformers' placeholders."""
-    config = settings.get("config.json")
-    names = config.get("id2label") if isinstance(config, dict) else None
+    config = formats.get_object(settings, "config.json")
+    names = config.get("id2label")
     if not isinstance(names, dict) or not all(str(i) in names for i in range(len(names))):
         return None
     labels = tuple(str(names[str(i)]) for i in range(len(names)))
@@ -200,17 +159,18 @@ def parse_labels(settings: Mapping[str, Any]) -> tuple[str, ...] | None:
 RESAMPLE_NAMES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
-def parse_preprocessing(settings: Mapping[str, Any], size: tuple[int, int]) -> Preprocessing | None:
+def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Preprocessing | None:
     """Return the pipeline of preprocessor_config.json."""
-    config = settings.get("preprocessor_config.json")
-    if not isinstance(config, dict):
+    if not isinstance(config := settings.get("preprocessor_config.json"), dict):
         return None
     try:
         mean, std = (tuple(map(float, config[name])) for name in ("image_mean", "image_std"))
         if config.get("do_normalize") is False:
             mean, std = (0.0,) * len(mean), (1.0,) * len(std)
         default_size = {"height": size[0], "width": size[1]}
-        resize, fit = _parse_size(config.get("size", default_size), _resizes_shorter_side(config))
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+        covers = kind.startswith(("Bit", "CLIP"))  # they take one number for the smaller side
+        resize, fit = _parse_size(config.get("size", default_size), covers)
         if config.get("do_resize") is False:
             raise ValueError("it does not resize, and the model takes one size")
         crops = config.get("do_center_crop") and "crop_size" in config
@@ -225,12 +185,6 @@ def parse_preprocessing(settings: Mapping[str, Any], size: tuple[int, int]) -> P
         raise ValueError(f"unsupported preprocessor_config.json: {error}") from None
     engine = "torch" if filter in ("nearest", "bilinear", "bicubic") else "pillow"
     return Preprocessing(crop or resize, resize, fit, filter, engine=engine, centre="down", mean=mean, std=std)  # type: ignore[arg-type]
-
-
-def _resizes_shorter_side(config: Mapping[str, Any]) -> bool:
-    """Return whether this kind of processor takes one number for the smaller side."""
-    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-    return kind.startswith(("Bit", "CLIP"))
 
 
 def _parse_size(size: Any, covers: bool) -> tuple[tuple[int, int], Literal["cover", "squash"]]:
@@ -253,22 +207,21 @@ def default_preprocessing(config: ModelConfig, name: str, family: Family) -> tup
     return pipeline.with_resize_factor(256 / 224), why
 
 
-def _build_table(config: ModelConfig, root: str, family: Family, layers: str | None = None) -> KeyTable:
-    assert isinstance(config, ViTConfig)
-    return map_vit(config, family, root, layers)
-
-
-def _make_format(family: Family, body: str, layers: str | None = None, name: str | None = None) -> CheckpointFormat:
-    start = "embeddings.patch_embeddings.projection.weight"
-    roots = (f"{family}.", "") if layers is None else ("vit.",)
+def _make_format(family: Family, layers: str | None = None, name: str | None = None) -> CheckpointFormat:
+    """Return the format of a family; `layers` is the prefix of the names of its layers if it is not that of the body."""
+    telling = "layer_scale1.lambda1" if family.startswith("dinov2") else "layernorm_before.weight"
     return CheckpointFormat(
         name or f"transformers {family}",
         f"transformers' {family}",
-        (start, *((f"encoder.layer.*.{body}",) if layers is None else ()), *REQUIRED_KEYS[family]),
+        (
+            "embeddings.patch_embeddings.projection.weight",
+            *((f"encoder.layer.*.{telling}",) if layers is None else ()),
+            *REQUIRED_KEYS.get(family, ()),
+        ),
         partial(read_config, family=family, layers=layers),
-        partial(_build_table, family=family, layers=layers),
+        lambda config, root: map_vit(config, family, root, layers),
         partial(default_preprocessing, family=family),
-        roots,
+        (f"{family}.", "") if layers is None else ("vit.",),
         parse_settings,
         EXAMPLES[family],
     )
@@ -280,20 +233,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "dinov2": {"layer_scale": 1.0, "pool": "class+mean"},
     "dinov2_with_registers": {"layer_scale": 1.0, "pool": "class+mean", "registers": 4},
 }
-REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
-    "vit": (),
-    "deit": ("embeddings.distillation_token",),
-    "dinov2": (),
-    "dinov2_with_registers": ("embeddings.register_tokens",),
-}
+REQUIRED_KEYS = {"deit": ("embeddings.distillation_token",), "dinov2_with_registers": ("embeddings.register_tokens",)}
 FORMATS = (
-    _make_format("dinov2_with_registers", "layer_scale1.lambda1"),
-    _make_format("dinov2", "layer_scale1.lambda1"),
-    _make_format("deit", "layernorm_before.weight"),
-    _make_format("vit", "layernorm_before.weight"),
-    _make_format(
-        "vit", "layernorm_before.weight", layers="", name="transformers vit_msn"
-    ),  # as version 5 writes ViTMSN
+    _make_format("dinov2_with_registers"),
+    _make_format("dinov2"),
+    _make_format("deit"),
+    _make_format("vit"),
+    _make_format("vit", layers="", name="transformers vit_msn"),  # as version 5 writes ViTMSN
 )
 
 
@@ -307,29 +253,24 @@ def choose_family(config: TokenConfig) -> Family:
     return "deit" if config.prefix.outputs == 2 or config.prefix.registers else "vit"
 
 
-def list_unsupported(config: TokenConfig) -> list[str]:
+def list_limits(config: TokenConfig) -> Reasons:
     """Return why no family can express a model, apart from its tensor names."""
-    family = choose_family(config)
-    dino, mlp, swiglu_width = family.startswith("dinov2"), config.size.mlp, compute_swiglu_width(config.size.width)
-    pooled = ClassAndMean if dino and config.classes is not None else ClassToken
-    reasons = list_commonly_unsupported(config)
-    if not isinstance(config.pool, pooled):
-        reasons.append(f"{family} pools by {'class token and mean' if pooled is ClassAndMean else 'class token'}")
-    if config.prefix.outputs == 2 and config.classes is None:
-        reasons.append("its distilled models have their two heads")
-    if family == "deit" and (config.prefix.registers > 1 or config.prefix.count != 2):
-        reasons.append("only DINOv2 has registers, and it has LayerScale")
-    if config.classes is not None and not isinstance(config.head, Linear):
-        reasons.append(f"{family}'s classifier is one linear layer")
-    if config.classes is None and family in ("vit", "deit") and not isinstance(config.head, PreLogits | Linear):
-        reasons.append(f"{family} has no projection")
-    if isinstance(config.embed, Patches) and not config.embed.bias:
-        reasons.append("its patches have a bias")
-    if isinstance(config.block.mlp, SwiGLU) and (not dino or mlp != swiglu_width):
-        reasons.append(f"its SwiGLU has the width {swiglu_width}")
-    if dino and not isinstance(config.block.mlp, SwiGLU) and mlp % config.size.width:
-        reasons.append("DINOv2's MLP width is a multiple of the width")
-    return reasons
+    family, mlp, prefix, head = choose_family(config), config.size.mlp, config.prefix, config.head
+    dino, gated, classes = family.startswith("dinov2"), isinstance(config.block.mlp, SwiGLU), config.classes is not None
+    pool, pooling = (ClassAndMean, "class token and mean") if dino and classes else (ClassToken, "class token")
+    swiglu_width = compute_swiglu_width(config.size.width)
+    return {
+        **formats.list_common_limits(config),
+        f"{family} pools by {pooling}": not isinstance(config.pool, pool),
+        "only DINOv2 has registers, and it has LayerScale": (
+            family == "deit" and (prefix.registers > 1 or prefix.count != 2)
+        ),
+        f"{family}'s classifier is one linear layer": classes and not isinstance(head, Linear),
+        f"{family} has no projection": not (classes or dino or isinstance(head, PreLogits | Linear)),
+        "its patches have a bias": isinstance(config.embed, Patches) and not config.embed.bias,
+        f"its SwiGLU has the width {swiglu_width}": gated and (not dino or mlp != swiglu_width),
+        "DINOv2's MLP width is a multiple of the width": dino and not gated and mlp % config.size.width > 0,
+    }
 
 
 def compute_swiglu_width(width: int) -> int:
@@ -345,7 +286,7 @@ def build_settings(
     camel = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[family]
     body = "Model" if config.classes is None else "ForImageClassification"
     teacher = "WithTeacher" if config.prefix.outputs == 2 else ""
-    activation = next((name for name, slot in GELUS.items() if slot == config.block.mlp), "exact")
+    activation = next((name for name, slot in formats.GELUS.items() if slot == config.block.mlp), "exact")
     assert isinstance(config.embed, Patches)
     settings: dict[str, Any] = {
         "architectures": [f"{camel}{body}{teacher}"],

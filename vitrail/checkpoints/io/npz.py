@@ -58,17 +58,15 @@ class NpzFile(TensorFile):
     def _read_members(self) -> dict[str, NpzMember]:
         infos, size = self.archive.infolist(), self.path.stat().st_size
         if len(infos) > MAX_TENSORS:
-            raise checkpoint_error(self.path, f"too many arrays: {len(infos):,}")
+            raise self.error(f"too many arrays: {len(infos):,}")
         total = sum(info.file_size for info in infos)
         if total > MAX_EXPANSION * size + 2**20:
-            raise checkpoint_error(self.path, f"refused: its arrays take {total:,} bytes, the file {size:,}")
+            raise self.error(f"refused: its arrays take {total:,} bytes, the file {size:,}")
         members: dict[str, NpzMember] = {}
         for info in infos:
             name = info.filename.removesuffix(".npy")
             if not info.filename.endswith(".npy") or name in members:
-                raise checkpoint_error(
-                    self.path, f"not a NumPy archive: {info.filename[:80]!r} is no array, or there twice"
-                )
+                raise self.error(f"not a NumPy archive: {info.filename[:80]!r} is no array, or there twice")
             self.specs[name], members[name] = self._read_array_header(info)
         return members
 
@@ -85,23 +83,21 @@ class NpzFile(TensorFile):
         except Exception as error:  # a damaged member may fail in zipfile, zlib or NumPy's parser
             raise self._damage_error(name, error) from None
         if dtype.hasobject:
-            raise checkpoint_error(
-                self.path, f"{name} holds pickled objects, which are never unpickled: save plain arrays"
-            )
+            raise self.error(f"{name} holds pickled objects, which are never unpickled: save plain arrays")
         kind = dtype.str
         if kind[0] == ">":
-            raise checkpoint_error(self.path, f"{name} is big-endian: save it with `array.astype('<{kind[1:]}')`")
+            raise self.error(f"{name} is big-endian: save it with `array.astype('<{kind[1:]}')`")
         if kind[1:] not in DTYPES:
-            raise checkpoint_error(self.path, f"{name} has the unsupported dtype {kind!r}")
+            raise self.error(f"{name} has the unsupported dtype {kind!r}")
         spec = TensorSpec(DTYPES[kind[1:]], tuple(int(n) for n in shape))
         if min(spec.shape, default=0) < 0 or info.file_size - skip != math.prod(spec.shape) * dtype.itemsize:
-            raise checkpoint_error(self.path, f"{name} has the shape {list(spec.shape)} and {info.file_size} bytes")
+            raise self.error(f"{name} has the shape {list(spec.shape)} and {info.file_size} bytes")
         if GROUP_NORM_PATTERN.search(info.filename) and spec.shape[:-1] == (1, 1, 1):
             spec = TensorSpec(spec.dtype, spec.shape[-1:])
         return spec, NpzMember(info, skip, fortran_order)
 
     def _damage_error(self, name: str, error: Exception) -> ValueError:
-        return checkpoint_error(self.path, f"damaged array {name} ({type(error).__name__}: {str(error)[:120]})")
+        return self.error(f"damaged array {name} ({type(error).__name__}: {str(error)[:120]})")
 
     def read(self, name: str) -> Tensor:
         spec, member = self.specs[name], self.members[name]

@@ -45,12 +45,12 @@ class PyTorchFile(TensorFile):
         super().__init__(path)
         models = dict(find_state_dicts(load_weights_only(path), set()))
         if not models:
-            raise checkpoint_error(path, "there are no tensors in it")
+            raise self.error("there are no tensors in it")
         if take is None:  # ignore a few tensors beside a model
             most = max(len(tensors) for tensors in models.values())
             models = {name: tensors for name, tensors in models.items() if 10 * len(tensors) >= most}
         if take is not None and take not in models:
-            raise checkpoint_error(path, f"there is no {take!r} in it: it has {', '.join(models)}")
+            raise self.error(f"there is no {take!r} in it: it has {', '.join(models)}")
         preferred = [name for key in PREFERRED_KEYS for name in models if name.split(".")[-1] == key]
         chosen = next((name for name in ([take] if take else ["", *preferred]) if name in models), None)
         if chosen is None:
@@ -60,7 +60,7 @@ class PyTorchFile(TensorFile):
         self.specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors.items()}
         size = path.stat().st_size
         if len(self.specs) > MAX_TENSORS or self.nbytes > 4 * size + 2**20:
-            raise checkpoint_error(path, f"its tensors take {self.nbytes:,} bytes, the file {size:,}")
+            raise self.error(f"its tensors take {self.nbytes:,} bytes, the file {size:,}")
 
     def read(self, name: str) -> Tensor:
         return self.tensors[name].detach().clone(memory_format=torch.contiguous_format)

@@ -7,20 +7,12 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.io.source import (
-    MAX_TENSORS,
-    TensorFile,
-    TensorSpec,
-    checkpoint_error,
-    parse_integers,
-    parse_json,
-    view_bytes,
-)
+from vitrail.checkpoints.io.source import MAX_TENSORS, TensorFile, TensorSpec, parse_integers, parse_json, view_bytes
 from vitrail.utils.files import atomic_write
 
 DTYPES = {
@@ -39,13 +31,6 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER_BYTES = 25_000_000  # real headers have a few hundred thousand
-
-
-class ByteRange(NamedTuple):
-    """The position of a tensor's bytes in the file."""
-
-    start: int
-    end: int
 
 
 class SafetensorsFile(TensorFile):
@@ -68,54 +53,46 @@ class SafetensorsFile(TensorFile):
     def _read_header(self) -> bytes:
         begin = self.file.read(8)
         if len(begin) < 8:
-            raise checkpoint_error(self.path, f"{self.size} bytes are too few for a safetensors file")
+            raise self.error(f"{self.size} bytes are too few for a safetensors file")
         (length,) = struct.unpack("<Q", begin)
         if length > MAX_HEADER_BYTES or length > self.size - 8:
-            raise checkpoint_error(
-                self.path,
-                f"not a safetensors file, or a truncated one: its header would have {length:,} bytes of {self.size:,}",
+            raise self.error(
+                f"not a safetensors file, or a truncated one: its header would have {length:,} bytes of {self.size:,}"
             )
         return self.file.read(length)
 
-    def _parse_header(self) -> dict[str, ByteRange]:
+    def _parse_header(self) -> dict[str, tuple[int, int]]:
+        """Return the first byte of each tensor in the file, and the one after its last."""
         complaint = "not a safetensors file, or a damaged one: its header is no JSON"
         header = parse_json(self.header, self.path, complaint)
         if not isinstance(header, dict):
-            raise checkpoint_error(self.path, "damaged safetensors header: not a JSON object")
+            raise self.error("damaged safetensors header: not a JSON object")
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise checkpoint_error(self.path, "damaged safetensors header: its metadata are not strings")
+            raise self.error("damaged safetensors header: its metadata are not strings")
         self.metadata = metadata
         if len(header) > MAX_TENSORS:
-            raise checkpoint_error(self.path, f"too many tensors: {len(header):,}")
+            raise self.error(f"too many tensors: {len(header):,}")
         data = 8 + len(self.header)
-        ranges: dict[str, ByteRange] = {}
+        ranges: dict[str, tuple[int, int]] = {}
         for name, entry in header.items():
             if not isinstance(entry, dict) or str(entry.get("dtype")) not in DTYPES:
                 kind = entry.get("dtype") if isinstance(entry, dict) else entry
-                raise checkpoint_error(
-                    self.path, f"{name[:80]} has the unknown dtype {str(kind)[:40]!r}: known are {', '.join(DTYPES)}"
-                )
+                raise self.error(f"{name[:80]} has the unknown dtype {str(kind)[:40]!r}: known are {', '.join(DTYPES)}")
             spec = TensorSpec(DTYPES[entry["dtype"]], parse_integers(entry, "shape", self.path))
             offsets = parse_integers(entry, "data_offsets", self.path)
             if len(offsets) != 2 or offsets[1] - offsets[0] != spec.nbytes:
-                raise checkpoint_error(
-                    self.path, f"damaged header: {name[:80]} takes {spec.nbytes} bytes and has {offsets}"
-                )
+                raise self.error(f"damaged header: {name[:80]} takes {spec.nbytes} bytes and has {offsets}")
             self.specs[name] = spec
-            ranges[name] = ByteRange(data + offsets[0], data + offsets[1])
+            ranges[name] = (data + offsets[0], data + offsets[1])
         at = data
-        for name, span in sorted(ranges.items(), key=lambda item: item[1]):
-            if span.start != at:
-                raise checkpoint_error(
-                    self.path, f"damaged header: {name[:80]} begins at byte {span.start}, not at {at}"
-                )
-            at = span.end
+        for name, (start, end) in sorted(ranges.items(), key=lambda item: item[1]):
+            if start != at:
+                raise self.error(f"damaged header: {name[:80]} begins at byte {start}, not at {at}")
+            at = end
         if at != self.size:
             reason = "truncated" if at > self.size else "bytes after the tensors"
-            raise checkpoint_error(
-                self.path, f"{reason}: the header describes {at:,} bytes and the file has {self.size:,}"
-            )
+            raise self.error(f"{reason}: the header describes {at:,} bytes and the file has {self.size:,}")
         return ranges
 
     def read(self, name: str) -> Tensor:
@@ -127,20 +104,20 @@ class SafetensorsFile(TensorFile):
         size, done = self.specs[name].nbytes, 0
         assert out.is_contiguous()
         assert out.numel() * out.element_size() == size
-        self.file.seek(self.byte_ranges[name].start)
+        self.file.seek(self.byte_ranges[name][0])
         while done < size:
             count = self.file.readinto(view_bytes(out)[done:])
             if not count:
-                raise checkpoint_error(self.path, f"the file ended inside {name}: was it changed while it was read?")
+                raise self.error(f"the file ended inside {name}: was it changed while it was read?")
             done += count
 
     def view(self, name: str) -> Tensor:
-        spec, span = self.specs[name], self.byte_ranges[name]
-        if not spec.nbytes or span.start % spec.dtype.itemsize:
+        spec, (start, end) = self.specs[name], self.byte_ranges[name]
+        if not spec.nbytes or start % spec.dtype.itemsize:
             return self.read(name)
         if self.storage is None:  # a private mapping: a write copies the page and does not change the file
             self.storage = torch.UntypedStorage.from_file(str(self.path), False, self.size)
-        part: Any = self.storage[span.start : span.end]
+        part: Any = self.storage[start:end]
         return torch.empty(0, dtype=spec.dtype).set_(part).reshape(spec.shape)
 
     def close(self) -> None:

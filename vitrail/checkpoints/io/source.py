@@ -52,6 +52,10 @@ class TensorFile:
     def close(self) -> None:
         """Close the file."""
 
+    def error(self, reason: str) -> ValueError:
+        """Return the error for this file if it cannot be read."""
+        return checkpoint_error(self.path, reason)
+
     def __enter__(self) -> Self:
         return self
 

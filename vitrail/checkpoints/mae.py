@@ -4,7 +4,6 @@ The own file, `pretraining.safetensors`, is an artifact of the encoder that also
 card. Loaded as a model, it is the encoder.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,46 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints.architecture import GELUS, TensorNames
+from vitrail.checkpoints import convert, keys
 from vitrail.checkpoints.artifact import CheckpointContract, check_bounds, save_artifact
-from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, is_finite, no_progress, open_and_detect
-from vitrail.checkpoints.convert import (
-    LOGIT_TOLERANCE,
-    SAMPLE_IMAGE,
-    ConversionReport,
-    check_expressible,
-    check_identical,
-    check_output_name,
-    collect_assumptions,
-    prepare_image,
-    write_weights_file,
-)
-from vitrail.checkpoints.convert import convert as convert_model
+from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, no_progress, open_and_detect
 from vitrail.checkpoints.detect import Detection, account_tensors
-from vitrail.checkpoints.formats import timm, transformers
-from vitrail.checkpoints.io import safetensors
+from vitrail.checkpoints.formats import GELUS, Reasons, TensorNames, get_object, timm, transformers
 from vitrail.checkpoints.io.source import checkpoint_error
-from vitrail.checkpoints.keys import (
-    KeyMapping,
-    KeyTable,
-    TensorTransform,
-    add_root,
-    build_meta_state,
-    export_state,
-    format_names,
-    map_key,
-    map_layer,
-    select_mappings,
-)
-from vitrail.checkpoints.load import KEEP, SkipInit, assemble_model, resolve_path
+from vitrail.checkpoints.keys import KeyMapping, KeyTable
+from vitrail.checkpoints.load import KEEP, SkipInit, assemble_model, check_state, resolve_path
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for
-from vitrail.models.base import TokenConfig, TokenModel
+from vitrail.models.base import State, TokenConfig, TokenModel
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, reconstruct_patches
 from vitrail.models.sizes import Size
 from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import PreNorm
-from vitrail.nn.embed import Patches
+from vitrail.nn.embed import Patches, Prefix
 from vitrail.nn.mlp import GELU
 from vitrail.nn.pool import ClassToken
 from vitrail.utils.files import stage_output
@@ -103,8 +78,11 @@ DECODER_NAMINGS = {"timm": FACEBOOK, "hf": HUGGING_FACE}
 
 def map_autoencoder(config: TokenConfig, spec: Decoder, naming: DecoderNaming) -> KeyTable:
     """Return the key table of encoder and decoder in a format; our names are those of `Autoencoder.state_dict`."""
-    facebook = naming is FACEBOOK
-    encoder = timm.map_vit(config) if facebook else transformers.map_vit(config, "vit", "vit.")
+
+    def map_encoder(config: TokenConfig, root: str) -> list[KeyMapping]:
+        facebook = naming is FACEBOOK
+        return keys.select_mappings(timm.map_vit(config) if facebook else transformers.map_vit(config, "vit", root))
+
     assert spec.width is not None and spec.mlp is not None and spec.heads is not None  # noqa: PT018
     # The layers have the names that an encoder of the decoder's size would have.
     block = PreNorm(mlp=config.block.mlp, qkv_bias=config.block.qkv_bias)
@@ -115,33 +93,33 @@ def map_autoencoder(config: TokenConfig, spec: Decoder, naming: DecoderNaming) -
             tuple(naming.layers + name.removeprefix(naming.encoder_layers) for name in entry.theirs),
             entry.transform,
         )
-        for entry in select_mappings(timm.map_vit(twin) if facebook else transformers.map_vit(twin, "vit", ""))
+        for entry in map_encoder(twin, "")
         if entry.ours[0].startswith("blocks.")
     ]
-    out = naming.root
+    pixels = keys.reorder_patches(config.channels, config.embed.stride, dim=0)
+    names = [f"{layer}.{part}" for layer in ("embed", "norm", "pred") for part in ("weight", "bias")]
     return [
-        *select_mappings(encoder),
-        map_key(f"{DECODER_PREFIX}mask_token", naming.mask_token),
-        map_key(f"{DECODER_PREFIX}position", f"{out}pos_embed"),
-        *map_layer(f"{DECODER_PREFIX}embed", f"{out}embed"),
+        *map_encoder(config, "vit."),
+        keys.map_key(f"{DECODER_PREFIX}mask_token", naming.mask_token),
+        keys.map_key(f"{DECODER_PREFIX}position", f"{naming.root}pos_embed"),
         *layers,
-        *map_layer(f"{DECODER_PREFIX}norm", f"{out}norm"),
-        *map_layer(f"{DECODER_PREFIX}pred", f"{out}pred", reorder_pixels(config.channels, config.embed.stride)),
+        *(
+            keys.map_key(f"{DECODER_PREFIX}{n}", naming.root + n, pixels if "pred" in n else keys.IDENTITY)
+            for n in names
+        ),
     ]
-
-
-def reorder_pixels(channels: int, patch: int) -> TensorTransform:
-    """Return the transform from values pixel by pixel (theirs) to channel by channel (ours), along the first dimension."""
-    return TensorTransform(
-        read=lambda t: [t[0].unflatten(0, (patch, patch, channels)).movedim(2, 0).flatten(0, 2).contiguous()],
-        write=lambda o: [o[0].unflatten(0, (channels, patch, patch)).movedim(0, 2).flatten(0, 2).contiguous()],
-    )
 
 
 def build_autoencoder_meta_state(config: TokenConfig, spec: Decoder) -> dict[str, Tensor]:
     """Return every tensor of encoder and decoder on the meta device."""
     decoder = build_meta_decoder(config, spec).state_dict()
-    return {**build_meta_state(config), **{DECODER_PREFIX + name: tensor for name, tensor in decoder.items()}}
+    return {**keys.build_meta_state(config), **{DECODER_PREFIX + name: tensor for name, tensor in decoder.items()}}
+
+
+def split_state(state: State) -> tuple[State, State]:
+    """Return the tensors of the encoder and those of the decoder."""
+    decoder = {name: tensor for name, tensor in state.items() if name.startswith(DECODER_PREFIX)}
+    return {name: tensor for name, tensor in state.items() if name not in decoder}, decoder
 
 
 def build_meta_decoder(config: TokenConfig, spec: Decoder) -> PixelDecoder:
@@ -170,10 +148,9 @@ def read_mae(
         if norm_pix is not None:
             detected = replace(detected, norm_pix=norm_pix)
         state = replace(checkpoint, detection=detected.detection).read_state(progress=progress)
-    contract, decoder = checkpoint.contract, build_meta_decoder(detected.config, detected.decoder)
-    ours = {n.removeprefix(DECODER_PREFIX): t.float() for n, t in state.items() if n.startswith(DECODER_PREFIX)}
-    decoder.load_state_dict(ours, assign=True)
-    encoder = {name: tensor for name, tensor in state.items() if not name.startswith(DECODER_PREFIX)}
+    contract, (encoder, ours) = checkpoint.contract, split_state(state)
+    decoder = build_meta_decoder(contract.config.tokens_for("a masked autoencoder"), detected.decoder)
+    decoder.load_state_dict({n.removeprefix(DECODER_PREFIX): t.float() for n, t in ours.items()}, assign=True)
     model = assemble_model(contract, encoder, torch.float32).tokens_for("a masked autoencoder")
     return Autoencoder(model, decoder.eval(), detected.mask_ratio, detected.norm_pix)
 
@@ -182,7 +159,6 @@ def read_mae(
 class DecoderDetection:
     """A detected checkpoint with a decoder, with every tensor accounted for."""
 
-    config: TokenConfig
     decoder: Decoder
     mask_ratio: float
     norm_pix: bool
@@ -201,25 +177,24 @@ def detect_decoder(checkpoint: Checkpoint, decoder_heads: int | None = None) -> 
             if decoder_heads is not None:
                 raise ValueError("the file records the heads of its decoder: leave out decoder_heads")
             decoder, mask, norm_pix = read_decoder_card(checkpoint.contract, config)
-            table: KeyTable = [map_key(name, name) for name in build_autoencoder_meta_state(config, decoder)]
+            table: KeyTable = [keys.map_key(name, name) for name in build_autoencoder_meta_state(config, decoder)]
         else:
             naming = FACEBOOK if detection.format == "timm" else HUGGING_FACE
             wrapper = detection.root if naming is FACEBOOK else detection.root.removesuffix("vit.")
             if naming is HUGGING_FACE and TensorNames(shapes, wrapper).find(f"{HUGGING_FACE_V5.layers}*"):
                 naming = HUGGING_FACE_V5
-            settings = checkpoint.source.settings.get("config.json")
-            settings = settings if isinstance(settings, dict) else {}
+            settings = get_object(checkpoint.source.settings, "config.json")
             decoder = read_decoder_config(TensorNames(shapes, wrapper), config, naming, decoder_heads, settings)
             mask = _check_mask_ratio(settings.get("mask_ratio", 0.75))
             norm_pix = bool(settings.get("norm_pix_loss", naming is FACEBOOK))  # transformers' default is False
-            table = add_root(map_autoencoder(config, decoder, naming), wrapper)
+            table = keys.add_root(map_autoencoder(config, decoder, naming), wrapper)
         with torch.device("meta"):
-            exported = export_state(table, build_autoencoder_meta_state(config, decoder))
+            exported = keys.export_state(table, build_autoencoder_meta_state(config, decoder))
             wanted = {name: tuple(tensor.shape) for name, tensor in exported.items()}
     except (ValueError, TypeError, KeyError) as error:
         raise checkpoint_error(path, f"cannot read its decoder: {error}") from None
     detection = replace(detection, table=table, **account_tensors(wanted, shapes))
-    return DecoderDetection(config, decoder, mask, norm_pix, detection)
+    return DecoderDetection(decoder, mask, norm_pix, detection)
 
 
 def has_decoder(checkpoint: Checkpoint) -> bool:
@@ -265,8 +240,8 @@ def _check_mask_ratio(value: Any) -> float:
 
 
 def write_mae(
-    autoencoder: Autoencoder, out: str | Path, to: str, *, image_path: Path = SAMPLE_IMAGE
-) -> ConversionReport:
+    autoencoder: Autoencoder, out: str | Path, to: str, *, image_path: Path = convert.SAMPLE_IMAGE
+) -> convert.ConversionReport:
     """Write a masked autoencoder in one of `DECODER_FORMATS`, after reading it back and comparing it.
 
     `hf` is a directory for transformers' `ViTMAEForPreTraining`, `timm` a file with Facebook's names, `vitrail` our own.
@@ -277,62 +252,40 @@ def write_mae(
     assert isinstance(model.preprocessing, Preprocessing | None)
     contract = CheckpointContract(model.config, None, model.preprocessing, dict(model.card))
     state, notes = autoencoder.state_dict(), []
-    check_output_name(to, out)
-    check_autoencoder_state(state, autoencoder)
+    convert.check_output_name(to, out)
+    check_state(state, build_autoencoder_meta_state(model.config, autoencoder.decoder.spec))
     if to != "vitrail":
         config, state = restate_autoencoder(model.config, state)
-        reasons = list_mae_unsupported(config)
-        if reasons:
+        if reasons := [reason for reason, holds in list_mae_limits(config).items() if holds]:
             raise ValueError(f"published masked autoencoders cannot express this model: {'; '.join(reasons)}")
-        check_expressible(to, config, contract.preprocessing)
+        convert.check_expressible(to, config, contract.preprocessing)
         notes = list_unrecorded(model.config, config, autoencoder, to)
         contract = replace(contract, config=config)
     with stage_output(out) as path:
         write_files(path, state, contract, autoencoder, to)
-        assume = {} if to == "vitrail" else collect_assumptions(contract.config)
+        assume = {} if to == "vitrail" else convert.collect_assumptions(contract.config)
         heads = None if to == "vitrail" else autoencoder.decoder.spec.heads
         back = read_mae(path, assume=assume, decoder_heads=heads, norm_pix=autoencoder.norm_pix)
-        check_identical(path, state, back.state_dict())
-        image = prepare_image(image_path, contract)
+        convert.check_identical(path, state, back.state_dict())
+        image = convert.prepare_image(image_path, contract)
         expected, outputs = predict_hidden_patches(autoencoder, image), predict_hidden_patches(back, image)
-        report = ConversionReport(
-            out,
-            to,
-            len(state),
-            sum(tensor.numel() * tensor.element_size() for tensor in state.values()),
-            float(expected.abs().max()),
-            float((expected - outputs).abs().max()),
-            notes,
-            compared="hidden patches",
-        )
-        if not report.largest_difference <= LOGIT_TOLERANCE * max(1.0, report.largest_logit):
-            raise ValueError(f"not written: read back, the hidden patches differ by {report.largest_difference:.3g}")
-    return report
+        return convert.report_conversion(out, to, state, expected, outputs, notes, "hidden patches")
 
 
-def write_files(
-    path: Path, state: Mapping[str, Tensor], contract: CheckpointContract, autoencoder: Autoencoder, to: str
-) -> None:
+def write_files(path: Path, state: State, contract: CheckpointContract, autoencoder: Autoencoder, to: str) -> None:
     """Write the files of a format."""
     spec = autoencoder.decoder.spec
-    assert isinstance(contract.config, ViTConfig)
+    assert isinstance(contract.config, TokenConfig)
     if to == "vitrail":
-        card = {
-            "method": "mae",
-            "decoder": to_json(spec),
-            "mask": autoencoder.mask_ratio,
-            "norm_pix": autoencoder.norm_pix,
-        }
+        settings = {"mask": autoencoder.mask_ratio, "norm_pix": autoencoder.norm_pix}
+        card = {"method": "mae", "decoder": to_json(spec), **settings}
         save_artifact(path, state, replace(contract, card={**contract.card, CARD_KEY: card}))
         return
-    theirs = export_state(map_autoencoder(contract.config, spec, DECODER_NAMINGS[to]), state)
+    theirs = keys.export_state(map_autoencoder(contract.config, spec, DECODER_NAMINGS[to]), state)
     if to == "timm":
-        write_weights_file(path, theirs, contract)
+        convert.write_weights_file(path, theirs, contract)
         return
-    path.mkdir()
-    safetensors.save_safetensors(path / "model.safetensors", theirs, {"format": "pt"})
-    files = transformers.build_settings(contract.config, None, contract.preprocessing, "float32")
-    files["config.json"] |= {
+    more = {
         "architectures": ["ViTMAEForPreTraining"],
         "model_type": "vit_mae",
         "decoder_hidden_size": spec.width,
@@ -342,46 +295,29 @@ def write_files(
         "mask_ratio": autoencoder.mask_ratio,
         "norm_pix_loss": autoencoder.norm_pix,
     }
-    for name, content in files.items():
-        (path / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    convert.write_transformers_directory(path, theirs, contract, more)
 
 
-def check_autoencoder_state(state: Mapping[str, Tensor], autoencoder: Autoencoder) -> None:
-    """Raise unless the tensors are those of the configurations and finite, so that a saved file can be loaded."""
-    wanted = build_autoencoder_meta_state(autoencoder.model.config, autoencoder.decoder.spec)
-    differ = [n for n in {*wanted, *state} if n not in wanted or n not in state or wanted[n].shape != state[n].shape]
-    if differ:
-        raise ValueError(f"not saved: the tensors differ from the configuration in {format_names(sorted(differ))}")
-    if bad := [name for name, tensor in state.items() if not is_finite(tensor)]:
-        raise ValueError(f"not saved: values that are not finite in {format_names(bad)}")
-
-
-def restate_autoencoder(config: TokenConfig, state: dict[str, Tensor]) -> tuple[TokenConfig, dict[str, Tensor]]:
+def restate_autoencoder(config: TokenConfig, state: State) -> tuple[TokenConfig, State]:
     """Return the model as published autoencoders are: fixed positions as a table, and pooling by the class token."""
-    decoder = {name: tensor for name, tensor in state.items() if name.startswith(DECODER_PREFIX)}
-    encoder = {name: tensor for name, tensor in state.items() if not name.startswith(DECODER_PREFIX)}
+    encoder, decoder = split_state(state)
     config, encoder = with_learned_positions(config, encoder)
     config, encoder = with_positions_for(config, encoder, "outputs")
     pool = ClassToken() if config.prefix.outputs else config.pool
     return replace(config, pool=pool), {**encoder, **decoder}
 
 
-def list_mae_unsupported(config: TokenConfig) -> list[str]:
+def list_mae_limits(config: TokenConfig) -> Reasons:
     """Return why no published format has such an autoencoder, apart from the reasons of `check_expressible`."""
-    reasons = []
-    if config.prefix.outputs != 1 or config.prefix.registers:
-        reasons.append("they have a class token and no other prefix token")
-    if config.image_size[0] != config.image_size[1]:
-        reasons.append("their images are square")
-    if isinstance(config.embed, Patches) and (config.embed.normed or not config.embed.bias):
-        reasons.append("their patches have a bias and no norm")
-    block = config.block
+    embed, block = config.embed, config.block
     plain = replace(block, mlp=GELU(), qkv_bias=True, attention_dropout=0.0) == PreNorm()
-    if not plain or block.mlp not in GELUS.values():
-        reasons.append("their layers are the paper's")
-    if config.token_norm:
-        reasons.append("they have no norm before the first layer")
-    return reasons
+    return {
+        "they have a class token and no other prefix token": config.prefix != Prefix(1),
+        "their images are square": config.image_size[0] != config.image_size[1],
+        "their patches have a bias and no norm": isinstance(embed, Patches) and (embed.normed or not embed.bias),
+        "their layers are the paper's": not plain or block.mlp not in GELUS.values(),
+        "they have no norm before the first layer": config.token_norm,
+    }
 
 
 def list_unrecorded(before: TokenConfig, after: TokenConfig, autoencoder: Autoencoder, to: str) -> list[str]:
@@ -409,36 +345,31 @@ def predict_hidden_patches(autoencoder: Autoencoder, image: Tensor) -> Tensor:
     return reconstruct_patches(model, decoder, image, patches[visible].unsqueeze(0), patches[~visible].unsqueeze(0))
 
 
-def convert_with_decoder(source: str | Path, out: str | Path, to: str, **options: Any) -> ConversionReport:
+def convert_with_decoder(source: str | Path, out: str | Path, to: str, **options: Any) -> convert.ConversionReport:
     """Convert as `vitrail.checkpoints.convert.convert` does; a decoder is converted too if the format stores one."""
-    path = resolve_path(source)
-    assume, take, licence = options.get("assume"), options.get("take"), options.get("licence")
-    with open_and_detect(path, assume, take) as checkpoint:
+    path, licence = resolve_path(source), options.get("licence")
+    selection = {name: options.get(name) for name in ("assume", "take")}
+    with open_and_detect(path, **selection) as checkpoint:
         form = checkpoint.detection.format
         if not has_decoder(checkpoint):
-            return convert_model(path, out, to, **options)
+            return convert.convert(path, out, to, **options)
         ours, unread = form == "vitrail", explain_unreadable_decoder(checkpoint)
-    changes = list_changes(options)
+    defaults = {"classes": KEEP, "image_size": None, "channels": None, "labels": None, "adapter": None}
+    changes = [name.replace("_", " ") for name, value in defaults.items() if options.get(name, value) is not value]
     if ours and changes and to in DECODER_FORMATS and to != "vitrail":
         raise ValueError(f"{path} holds a decoder: leave out {', '.join(changes)}, or convert the model without it")
     if why := explain_dropped_decoder(to, ours, changes, unread):
-        report = convert_model(path, out, to, **options)
+        report = convert.convert(path, out, to, **options)
         report.notes.append(f"the decoder is left out: {why}")
         return report
-    read = read_mae(path, assume=assume, take=take, progress=options.get("progress", no_progress))
+    read = read_mae(path, **selection, progress=options.get("progress", no_progress))
     if licence is not None:
         read.model.card = {**read.model.card, "licence": licence}
-    report = write_mae(read, out, to, image_path=options.get("image_path", SAMPLE_IMAGE))
+    report = write_mae(read, out, to, image_path=options.get("image_path", convert.SAMPLE_IMAGE))
     if form == "timm":  # Facebook's names
         heads = read.decoder.spec.heads
         report.notes.append(f"assumed, because the file does not record them: {heads} decoder heads, norm_pix True")
     return report
-
-
-def list_changes(options: Mapping[str, Any]) -> list[str]:
-    """Return the requested changes of the model that a decoder does not support."""
-    defaults = {"classes": KEEP, "image_size": None, "channels": None, "labels": None, "adapter": None}
-    return [name.replace("_", " ") for name, value in defaults.items() if options.get(name, value) is not value]
 
 
 def explain_dropped_decoder(to: str, ours: bool, changes: list[str], unread: str | None) -> str | None:
@@ -462,4 +393,4 @@ def explain_unreadable_decoder(checkpoint: Checkpoint) -> str | None:
     except ValueError as error:
         return str(error).removeprefix(f"{checkpoint.source.path}: ")
     odd = sorted({*detection.missing, *detection.unexpected, *detection.mismatched})
-    return f"tensors that are missing or belong to no decoder: {format_names(odd)}" if odd else None
+    return f"tensors that are missing or belong to no decoder: {keys.format_names(odd)}" if odd else None
