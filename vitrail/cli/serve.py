@@ -6,6 +6,14 @@ the web page, /openapi.json the description, /metrics the metrics for Prometheus
 
 The service listens on 127.0.0.1 unless --host is given. Concurrent requests are batched; a request that would wait too long is
 refused at once (503 with Retry-After). SIGTERM finishes accepted requests; SIGHUP reloads the models' files.
+
+examples:
+  vitrail serve runs/photos-finetune-1                        then open http://127.0.0.1:8000
+  curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict
+  curl -F pictures=@cat.jpg -F pictures=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
+  vitrail serve small=deit.safetensors other=model.onnx       several: /predict?model=other
+  vitrail serve model.safetensors --host 0.0.0.0 --token-file tokens.txt
+  vitrail serve deit.safetensors --runtime auto --merge 8     fastest runtime, with token merging
 """
 
 import argparse
@@ -13,10 +21,11 @@ import sys
 from pathlib import Path
 
 from vitrail.cli.options import (
-    RUNTIMES,
+    AUTO_RUNTIME,
+    MODEL_SIZE,
     add_checkpoint_options,
-    add_device_option,
-    add_size_option,
+    add_option,
+    add_shared,
     check_at_least,
     parse_assumptions,
 )
@@ -24,62 +33,32 @@ from vitrail.cli.options import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `vitrail serve`."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail serve runs/photos-finetune-1                        then open http://127.0.0.1:8000\n"
-        "  curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict\n"
-        "  curl -F pictures=@cat.jpg -F pictures=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'\n"
-        "  vitrail serve small=deit.safetensors other=model.onnx       several: /predict?model=other\n"
-        "  vitrail serve model.safetensors --host 0.0.0.0 --token-file tokens.txt\n"
-        "  vitrail serve deit.safetensors --runtime auto --merge 8     fastest runtime, with token merging\n"
-    )
-    parser.add_argument(
-        "models", nargs="+", metavar="[NAME=]MODEL", help="model to serve; the first is the default model"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1: this machine only]")
-    parser.add_argument("--port", type=int, default=8000, help="port, 0 for a free one [8000]")
+    served = "model to serve; the first is the default model"
+    parser.add_argument("models", nargs="+", metavar="[NAME=]MODEL", help=served)
+    add_option(parser, "--host HOST", "address to listen on [127.0.0.1: this machine only]", default="127.0.0.1")
+    add_option(parser, "--port PORT", "port, 0 for a free one [8000]", int, default=8000)
     access = parser.add_argument_group("access")
-    access.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="accepted tokens, one per line; clients send one as Authorization: Bearer",
-    )
-    access.add_argument(
-        "--token",
-        action="append",
-        default=[],
-        metavar="TOKEN",
-        help="accepted token (repeatable); visible in the process list, unlike VITRAIL_TOKEN",
-    )
+    tokens = "accepted tokens, one per line; clients send one as Authorization: Bearer"
+    add_option(access, "--token-file FILE", tokens, Path)
+    token = "accepted token (repeatable); visible in the process list, unlike VITRAIL_TOKEN"
+    add_option(access, "--token TOKEN", token, action="append", default=[])
     compute = parser.add_argument_group("compute")
-    compute.add_argument(
-        "--runtime", choices=RUNTIMES, default="auto", help="inference runtime [auto: the fastest here, measured once]"
-    )
-    add_device_option(compute)
-    compute.add_argument(
-        "--merge", type=int, default=0, metavar="R", help="tokens merged per layer: faster, slightly less accurate [0]"
-    )
-    add_size_option(compute)
-    compute.add_argument("--workers", type=int, metavar="N", help="model threads [on a CPU one per core, at most 4]")
-    compute.add_argument("--threads", type=int, metavar="N", help="cores per model thread [cores / workers]")
-    compute.add_argument("--max-batch", type=int, default=8, metavar="N", help="images per batch [8]")
-    compute.add_argument(
-        "--batch-ms", type=float, default=5.0, metavar="MS", help="milliseconds to wait for a batch to fill [5]"
-    )
+    add_shared(compute, "--runtime", note=AUTO_RUNTIME)
+    add_shared(compute, "--device auto|cpu|cuda|mps", "--merge R")
+    add_shared(compute, "--size N|HxW", note=MODEL_SIZE)
+    add_option(compute, "--workers N", "model threads [on a CPU one per core, at most 4]", int)
+    add_option(compute, "--threads N", "cores per model thread [cores / workers]", int)
+    add_option(compute, "--max-batch N", "images per batch [8]", int, default=8)
+    add_option(compute, "--batch-ms MS", "milliseconds to wait for a batch to fill [5]", float, default=5.0)
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-body", type=float, default=32.0, metavar="MB", help="size of a request [32]")
-    limits.add_argument("--max-pixels", type=float, default=50.0, metavar="MILLIONS", help="pixels of an image [50]")
-    limits.add_argument("--max-pictures", type=int, default=64, metavar="N", help="images per request [64]")
-    limits.add_argument(
-        "--queue", type=int, default=256, metavar="N", help="waiting images before requests get 503 [256]"
-    )
-    limits.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds for a response [30]")
-    limits.add_argument("--body-timeout", type=float, default=30.0, metavar="S", help="seconds for a request body [30]")
-    limits.add_argument(
-        "--drain", type=float, default=1.0, metavar="S", help="seconds of reporting not ready before the end [1]"
-    )
-    add_checkpoint_options(parser.add_argument_group("checkpoint"))
+    add_option(limits, "--max-body MB", "size of a request [32]", float, default=32.0)
+    add_option(limits, "--max-pixels MILLIONS", "pixels of an image [50]", float, default=50.0)
+    add_option(limits, "--max-pictures N", "images per request [64]", int, default=64)
+    add_option(limits, "--queue N", "waiting images before requests get 503 [256]", int, default=256)
+    add_option(limits, "--timeout S", "seconds for a response [30]", float, default=30.0)
+    add_option(limits, "--body-timeout S", "seconds for a request body [30]", float, default=30.0)
+    add_option(limits, "--drain S", "seconds of reporting not ready before the end [1]", float, default=1.0)
+    add_checkpoint_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,8 +11,12 @@ from vitrail.reports.run import RunDirectory, read_run
 
 def write_report(run_directory: str | Path) -> Path:
     """Read a run, write its page to report.html in the run directory, and return the path."""
-    run = read_run(run_directory)
-    path = run.directory / "report.html"
+    return write_run_page(read_run(run_directory))
+
+
+def write_run_page(run: RunDirectory, path: Path | None = None) -> Path:
+    """Write the page of a run and return its path [report.html in the run directory]."""
+    path = path or run.directory / "report.html"
     write_html(render_run_page(run), path)
     return path
 
