@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 import vitrail
-from vitrail.cli.options import add_shared
+from vitrail.cli.options import CommandParser
 from vitrail.cli.text.progress import clear_progress
 
 COMMANDS = {
@@ -47,9 +47,9 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Return the parser of all commands."""
-    main_parser = argparse.ArgumentParser(
+    main_parser = CommandParser(
         prog="vitrail",
         description="Vision Transformers, from the paper to deployment.",
         epilog=EPILOG,
@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
             epilog=heading + examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        add_shared(sub, "--traceback")
+        sub.add_shared("--traceback")
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
     return main_parser

@@ -19,7 +19,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.options import DATA_HELP, add_option, add_shared, parse_count, print_result
+from vitrail.cli.options import CommandParser, parse_count, print_result
 from vitrail.cli.text.progress import count_progress
 from vitrail.utils.text import format_image_count, format_table
 
@@ -53,18 +53,18 @@ def parse_ratio(text: str) -> float:
     return value
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail check`."""
-    parser.add_argument("data", metavar="DATA", help=DATA_HELP)
-    add_shared(parser, "--json")
-    add_option(parser, "--quarantine FILE", "list to write of the images to leave out: path, tab, reason", Path)
-    add_option(parser, "--examples N", "paths shown per finding [3]", parse_count, default=3)
-    add_shared(parser, "--workers N", note="one per core", type=parse_count)
-    add_shared(parser, "--no-cache")
+    parser.add_shared("data DATA")
+    parser.add_shared("--json")
+    parser.add_option("--quarantine FILE", "list to write of the images to leave out: path, tab, reason", Path)
+    parser.add_option("--examples N", "paths shown per finding [3]", parse_count, default=3)
+    parser.add_shared("--workers N", note="one per core", type=parse_count)
+    parser.add_shared("--no-cache")
     near = "bits of 128 that may differ between near-duplicates [12]; none compares bytes only"
-    add_option(parser, "--near BITS", near, parse_bits, default=12)
-    add_option(parser, "--tiny N", "smallest accepted side in pixels [8]", parse_count, default=8)
-    add_option(parser, "--imbalance X", "ratio of class sizes that is reported [10]", parse_ratio, default=10.0)
+    parser.add_option("--near BITS", near, parse_bits, default=12)
+    parser.add_option("--tiny N", "smallest accepted side in pixels [8]", parse_count, default=8)
+    parser.add_option("--imbalance X", "ratio of class sizes that is reported [10]", parse_ratio, default=10.0)
 
 
 def run(options: argparse.Namespace) -> int:

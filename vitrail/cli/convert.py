@@ -18,36 +18,29 @@ from pathlib import Path
 
 from vitrail.checkpoints import TARGET_NAMES
 from vitrail.cli.describe import format_bytes
-from vitrail.cli.options import (
-    MODEL_SIZE,
-    add_checkpoint_options,
-    add_option,
-    add_shared,
-    parse_assumptions,
-    print_result,
-)
+from vitrail.cli.options import CommandParser, parse_assumptions, print_result
 from vitrail.cli.text.progress import byte_progress
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail convert`."""
     parser.add_argument("source", metavar="IN", help="checkpoint file or directory, or hf://owner/name")
     parser.add_argument("out", metavar="OUT", help="output file; for hf a new directory")
     targets = f"target format: {', '.join(TARGET_NAMES)}"
-    add_option(parser, "--to FORMAT", targets, choices=TARGET_NAMES, required=True)
-    change = parser.add_argument_group("changes")
-    add_shared(change, "--classes N", note="the checkpoint's; a new head is initialised to zero", default=...)
-    add_shared(change, "--size N|HxW", note=MODEL_SIZE)
+    parser.add_option("--to FORMAT", targets, choices=TARGET_NAMES, required=True)
+    change = parser.add_group("changes")
+    change.add_shared("--classes N", note="the checkpoint's; a new head is initialised to zero", default=...)
+    change.add_shared("--size N|HxW")
     projection = "the checkpoint's; for 1 the first projection is summed, else repeated"
-    add_shared(change, "--channels N", note=projection)
-    add_option(change, "--adapter DIR", "LoRA adapter in PEFT's format to merge", Path)
-    add_option(change, "--labels FILE", "class names: JSON list, or one per line", Path)
-    add_shared(change, "--licence TEXT")
-    add_checkpoint_options(parser)
+    change.add_shared("--channels N", note=projection)
+    change.add_option("--adapter DIR", "LoRA adapter in PEFT's format to merge", Path)
+    change.add_option("--labels FILE", "class names: JSON list, or one per line", Path)
+    change.add_shared("--licence TEXT")
+    parser.add_checkpoint_options()
     missing = "initialise missing tensors that match at random ('blocks.11.*'; repeatable); each one is listed"
-    add_option(parser, "--allow-missing PATTERN", missing, action="append", default=[])
-    add_option(parser, "--image IMAGE", "image for the comparison of logits [a photograph in the package]", Path)
-    add_shared(parser, "--json")
+    parser.add_option("--allow-missing PATTERN", missing, action="append", default=[])
+    parser.add_option("--image IMAGE", "image for the comparison of logits [a photograph in the package]", Path)
+    parser.add_shared("--json")
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:

@@ -23,14 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.options import (
-    add_checkpoint_options,
-    add_option,
-    add_shared,
-    given_options,
-    parse_assumptions,
-    print_result,
-)
+from vitrail.cli.options import CommandParser, given_options, parse_assumptions, print_result
 from vitrail.cli.text.progress import byte_progress
 from vitrail.models.sizes import SLOT_NAMES
 from vitrail.utils.text import format_image_count, format_table
@@ -42,29 +35,29 @@ CHECKPOINT_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", "
 SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail describe`: one for each slot of a model."""
     models = 'architecture ("B/16", "R50+B/16", "R50x1"), or checkpoint: file, directory, hf://owner/name'
     parser.add_argument("model", metavar="MODEL|FILE", help=models)
-    add_shared(parser, "--size N|HxW", note="224", default=(224, 224))
-    add_option(parser, "--batch N", "images per batch [1]", int, default=1)
-    add_shared(parser, "--classes N", note="1000", default=1000)
-    add_shared(parser, "--channels N", note="3", default=3)
-    add_shared(parser, "--json")
-    slots = parser.add_argument_group("slots of a Vision Transformer")
+    parser.add_shared("--size N|HxW", note="224", default=(224, 224))
+    parser.add_option("--batch N", "images per batch [1]", int, default=1)
+    parser.add_shared("--classes N", note="1000", default=1000)
+    parser.add_shared("--channels N", note="3", default=3)
+    parser.add_shared("--json")
+    slots = parser.add_group("slots of a Vision Transformer")
     for name, (names, meaning) in SLOT_NAMES.items():
         at = "; @every or @shared adds it at every layer [learned1d]" if name == "position" else ""
         value = "NAME[@every|@shared]" if name == "position" else "NAME"
-        add_option(slots, f"--{name} {value}", f"{meaning}: {', '.join(names)}{at}")
-    add_option(slots, "--registers N", "number of register tokens [0]", int)
-    add_option(slots, "--layer-scale X", "initial value of LayerScale [no LayerScale]", float)
-    add_option(slots, "--qk-norm", "normalise queries and keys")
+        slots.add_option(f"--{name} {value}", f"{meaning}: {', '.join(names)}{at}")
+    slots.add_option("--registers N", "number of register tokens [0]", int)
+    slots.add_option("--layer-scale X", "initial value of LayerScale [no LayerScale]", float)
+    slots.add_option("--qk-norm", "normalise queries and keys")
     for name in SIZE_OPTIONS:
-        add_option(slots, f"--{name.replace('_', '-')} N", f"{name.replace('_', ' ')} [the named size's]", int)
-    add_checkpoint_options(parser)
-    add_option(parser, "--header", "do not read the values of a checkpoint: fast")
-    resnet = parser.add_argument_group("slots of a ResNet")
-    add_option(resnet, "--root", "stem; small suits images of 32×32 [large]", choices=("large", "small"))
+        slots.add_option(f"--{name.replace('_', '-')} N", f"{name.replace('_', ' ')} [the named size's]", int)
+    parser.add_checkpoint_options()
+    parser.add_option("--header", "do not read the values of a checkpoint: fast")
+    resnet = parser.add_group("slots of a ResNet")
+    resnet.add_option("--root", "stem; small suits images of 32×32 [large]", choices=("large", "small"))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -18,10 +18,11 @@ formats of --out:
 
 import argparse
 
+from vitrail.cli.options import CommandParser
 from vitrail.cli.predict import add_output_options, write_output
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail embed`."""
     add_output_options(parser, "npy, parquet, jsonl or csv")
 

@@ -25,14 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.options import (
-    DATA_HELP,
-    MODEL_HELP,
-    MODEL_SIZE,
-    add_checkpoint_options,
-    add_option,
-    add_shared,
+    CommandParser,
+    first_flag,
     given_options,
-    option_flag,
     parse_assumptions,
     parse_names,
     parse_positive,
@@ -69,31 +64,31 @@ def parse_numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail evaluate`."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("data", metavar="DATA", help=DATA_HELP)
-    add_option(parser, "--against MODEL", "second model on the same images (repeatable)", action="append", default=[])
+    parser.add_shared("model MODEL")
+    parser.add_shared("data DATA")
+    parser.add_option("--against MODEL", "second model on the same images (repeatable)", action="append", default=[])
     files = "directory for predictions.csv, evaluation.json and report.html: new, empty, or of an earlier evaluation"
-    add_option(parser, "--out DIR", files, Path)
-    add_shared(parser, "--json")
-    data = parser.add_argument_group("data")
-    add_shared(data, "--split NAME", "--map FILE")
-    add_option(data, "--only-present", "restrict predictions to the classes in the data")
-    add_shared(data, "--label-from REGEX")
-    add_shared(data, "--limit N", note="all")
-    add_shared(data, "--task", default="auto")
-    add_shared(data, "--quarantine FILE")
-    compute = parser.add_argument_group("compute")
-    add_shared(compute, "--size N|HxW", note=MODEL_SIZE)
-    add_shared(compute, "--device auto|cpu|cuda|mps")
-    add_shared(compute, "--batch-size N", note="64")
-    add_shared(compute, "--workers N")
-    add_shared(compute, "--precision", note="fp32")
-    add_shared(compute, "--runtime", note="torch", default=None)
-    add_shared(compute, "--merge R", default=None)
-    add_checkpoint_options(parser)
-    group = parser.add_argument_group(
+    parser.add_option("--out DIR", files, Path)
+    parser.add_shared("--json")
+    data = parser.add_group("data")
+    data.add_shared("--split NAME", "--map FILE")
+    data.add_option("--only-present", "restrict predictions to the classes in the data")
+    data.add_shared("--label-from REGEX")
+    data.add_shared("--limit N")
+    data.add_shared("--task", default="auto")
+    data.add_shared("--quarantine FILE")
+    compute = parser.add_group("compute")
+    compute.add_shared("--size N|HxW")
+    compute.add_shared("--device auto|cpu|cuda|mps")
+    compute.add_shared("--batch-size N", note="64")
+    compute.add_shared("--workers N")
+    compute.add_shared("--precision")
+    compute.add_shared("--runtime", note="torch", default=None)
+    compute.add_shared("--merge R", default=None)
+    parser.add_checkpoint_options()
+    group = parser.add_group(
         "probes of frozen features",
         "the head is ignored; the features of both splits are computed once and kept in the cache directory",
     )
@@ -101,12 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "knn (weighted, DINO's protocol), linear (logistic regression, C chosen on a part of the training images), "
         "few-shot (least squares, as in the ViT paper)"
     )
-    add_option(group, "--probe NAME,…", probes, partial(parse_names, known=PROBES, kind="probe"))
-    add_option(group, "--neighbours K", "knn: number of neighbours [20]", parse_positive)
-    add_option(group, "--temperature T", "knn: temperature of the weights [0.07]", float)
-    add_option(group, "--shots N,…", "few-shot: images per class [1,5,10,25]", parse_numbers)
-    add_option(group, "--draws N", "few-shot: random draws per number of shots [5]", parse_positive)
-    add_shared(group, "--seed N", "--no-cache")
+    group.add_option("--probe NAME,…", probes, partial(parse_names, known=PROBES, kind="probe"))
+    group.add_option("--neighbours K", "knn: number of neighbours [20]", parse_positive)
+    group.add_option("--temperature T", "knn: temperature of the weights [0.07]", float)
+    group.add_option("--shots N,…", "few-shot: images per class [1,5,10,25]", parse_numbers)
+    group.add_option("--draws N", "few-shot: random draws per number of shots [5]", parse_positive)
+    group.add_shared("--seed N", "--no-cache")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -115,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         check_probe_options(options)
         return run_probes(options)
     if extra := given_options(options, PROBE_OPTIONS):
-        raise ValueError(f"{option_flag(next(iter(extra)))} is an option of probes: add --probe, or leave it out")
+        raise ValueError(f"{first_flag(extra)} is an option of probes: add --probe, or leave it out")
     if options.out is None:
         return run_evaluation(options)
     from vitrail.utils.files import remove_empty_directories
@@ -130,11 +125,11 @@ def run(options: argparse.Namespace) -> int:
 def check_probe_options(options: argparse.Namespace) -> None:
     """Raise if an option was given that the requested probes do not use."""
     if unused := given_options(options, NON_PROBE_OPTIONS):
-        raise ValueError(f"{option_flag(next(iter(unused)))} has no effect with --probe: leave it out")
+        raise ValueError(f"{first_flag(unused)} has no effect with --probe: leave it out")
     for name in given_options(options, PROBE_OPTIONS):
         if not set(PROBE_OPTIONS[name]) & set(options.probe):
             probes = " or ".join(PROBE_OPTIONS[name])
-            raise ValueError(f"{option_flag(name)} is an option of --probe {probes}: add that, or leave it out")
+            raise ValueError(f"{first_flag([name])} is an option of --probe {probes}: add that, or leave it out")
 
 
 def run_probes(options: argparse.Namespace) -> int:

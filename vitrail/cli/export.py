@@ -24,13 +24,10 @@ from typing import TYPE_CHECKING
 from vitrail.cli.describe import format_bytes
 from vitrail.cli.options import (
     CHECKPOINT_HELP,
-    MODEL_SIZE,
-    add_checkpoint_options,
-    add_option,
-    add_shared,
+    CommandParser,
     check_at_least,
+    first_flag,
     given_options,
-    option_flag,
     parse_assumptions,
     print_result,
 )
@@ -44,33 +41,34 @@ if TYPE_CHECKING:
 MAX_GENERATED_IMAGES = 32
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail export`."""
     parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
     parser.add_argument("out", type=Path, metavar="OUT", help="output file: .onnx, .xml (with a .bin beside it), .pt2")
     runtimes = tuple(RUNTIME_SUFFIXES.values())
-    add_option(parser, "--to", "target runtime [by the suffix of OUT]", choices=runtimes)
-    add_shared(parser, "--json")
-    graph = parser.add_argument_group("graph")
-    add_option(graph, "--uint8", "take uint8 pixels and normalise them in the graph")
-    add_option(graph, "--dynamic-size", "take images of any size divisible by the patch")
-    add_shared(graph, "--size N|HxW", note=MODEL_SIZE)
-    add_shared(graph, "--merge R")
+    parser.add_option("--to", "target runtime [by the suffix of OUT]", choices=runtimes)
+    parser.add_shared("--json")
+    graph = parser.add_group("graph")
+    graph.add_option("--uint8", "take uint8 pixels and normalise them in the graph")
+    graph.add_option("--dynamic-size", "take images of any size divisible by the patch")
+    graph.add_shared("--size N|HxW")
+    graph.add_shared("--merge R")
     precision = graph.add_mutually_exclusive_group()
-    add_option(precision, "--int8", "8-bit integers with calibration (onnx, openvino)")
-    add_option(precision, "--fp16", "weights in half precision")
-    add_option(precision, "--bf16", "weights in bfloat16")
-    proof = parser.add_argument_group("verification")
-    add_option(proof, "--verify DATA", "images to compare on, labelled or not [generated images]")
-    add_shared(proof, "--split NAME", "--map FILE", "--label-from REGEX")
-    add_shared(proof, "--limit N", note="500", default=500)
+    kinds = {"int8": "8-bit integers with calibration (onnx, openvino)"}
+    kinds |= {"fp16": "weights in half precision", "bf16": "weights in bfloat16"}
+    for kind, text in kinds.items():
+        precision.add_argument(f"--{kind}", action="store_true", help=text)
+    proof = parser.add_group("verification")
+    proof.add_option("--verify DATA", "images to compare on, labelled or not [generated images]")
+    proof.add_shared("--split NAME", "--map FILE", "--label-from REGEX")
+    proof.add_shared("--limit N", note="500", default=500)
     calibrate = "images for the calibration of --int8 [images of --verify that are not compared, or generated ones]"
-    add_option(proof, "--calibrate DATA", calibrate)
-    add_option(proof, "--calibration N", "calibration images [64]", int, default=64)
-    add_option(proof, "--tolerance X", "in float: difference of logits [0.001]; else points of accuracy [1]", float)
-    add_option(proof, "--force", "keep the file even if it is beyond the tolerance")
-    add_option(proof, "--threads N", "threads of model and file in the comparison", int)
-    add_checkpoint_options(parser)
+    proof.add_option("--calibrate DATA", calibrate)
+    proof.add_option("--calibration N", "calibration images [64]", int, default=64)
+    proof.add_option("--tolerance X", "in float: difference of logits [0.001]; else points of accuracy [1]", float)
+    proof.add_option("--force", "keep the file even if it is beyond the tolerance")
+    proof.add_option("--threads N", "threads of model and file in the comparison", int)
+    parser.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--calibrate needs --int8: add it, or leave this out")
     needing = given_options(options, ("split", "map", "label_from"))
     if needing and options.verify is None:
-        raise ValueError(f"{option_flag(next(iter(needing)))} needs --verify DATA: add it, or leave this out")
+        raise ValueError(f"{first_flag(needing)} needs --verify DATA: add it, or leave this out")
     from vitrail.deploy.export.verify import VerificationError
 
     try:

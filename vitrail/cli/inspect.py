@@ -31,12 +31,9 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.options import (
     CHECKPOINT_HELP,
-    MODEL_SIZE,
-    add_checkpoint_options,
-    add_option,
-    add_shared,
+    CommandParser,
+    first_flag,
     given_options,
-    option_flag,
     parse_assumptions,
     parse_positive,
     print_result,
@@ -75,30 +72,30 @@ def parse_layers(text: str) -> list[int]:
     return sorted(set(layers))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail inspect`."""
     parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images, or folders of images")
-    add_option(parser, "--compare", "compare two models: --compare MODEL MODEL IMAGE…")
-    add_option(parser, "--out DIR", "output directory: new, empty, or of an earlier inspection", Path)
+    parser.add_option("--compare", "compare two models: --compare MODEL MODEL IMAGE…")
+    parser.add_option("--out DIR", "output directory: new, empty, or of an earlier inspection", Path)
     views = f"view to draw (repeatable): {', '.join(VIEWS)} [all]; rollout includes relevance"
-    add_option(parser, "--view NAME", views, action="append", choices=VIEWS)
+    parser.add_option("--view NAME", views, action="append", choices=VIEWS)
     terminal = "draw one view in the terminal [rollout]: the names of --view, or relevance; --out is then optional"
-    add_option(parser, "--terminal NAME", terminal, nargs="?", const="rollout", choices=TERMINAL_VIEWS)
+    parser.add_option("--terminal NAME", terminal, nargs="?", const="rollout", choices=TERMINAL_VIEWS)
     pixel = "pixel of the preprocessed image: attention and similarity of its patch"
-    add_option(parser, "--at X,Y", pixel, parse_pixel)
-    add_option(parser, "--layers N,…", "layers to draw, for example 1,6,10-12 [all]", parse_layers)
-    add_option(parser, "--target CLASS", "class to explain, by name or index [the predicted class]")
-    add_shared(parser, "--size N|HxW", note=MODEL_SIZE)
+    parser.add_option("--at X,Y", pixel, parse_pixel)
+    parser.add_option("--layers N,…", "layers to draw, for example 1,6,10-12 [all]", parse_layers)
+    parser.add_option("--target CLASS", "class to explain, by name or index [the predicted class]")
+    parser.add_shared("--size N|HxW")
     limit = (
         f"images to draw, evenly spaced [{DEFAULT_IMAGES}]; distances use 128, or N if larger. "
         "With --compare: images to measure [128], and images per split for the probes [1,024]"
     )
-    add_option(parser, "--limit N", limit, parse_positive)
+    parser.add_option("--limit N", limit, parse_positive)
     filters = f"principal filters to draw [{DEFAULT_FILTERS}, as in the paper]"
-    add_option(parser, "--filters N", filters, parse_positive, default=DEFAULT_FILTERS)
-    add_shared(parser, "--device auto|cpu|cuda|mps", "--json")
-    add_checkpoint_options(parser)
+    parser.add_option("--filters N", filters, parse_positive, default=DEFAULT_FILTERS)
+    parser.add_shared("--device auto|cpu|cuda|mps", "--json")
+    parser.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -138,7 +135,7 @@ def run_comparison(options: argparse.Namespace) -> int:
     """Compare two models, print the table or JSON, and write page, figures and arrays to --out."""
     first, (second, *paths) = options.model, options.images
     if unused := given_options(options, SINGLE_MODEL_OPTIONS):
-        raise ValueError(f"{option_flag(next(iter(unused)))} applies to one model: leave it out with --compare")
+        raise ValueError(f"{first_flag(unused)} applies to one model: leave it out with --compare")
     if not paths:
         command = f"vitrail inspect --compare {first} {second} IMAGES"
         raise ValueError(f"no images: write {command} (files, folders or a dataset)")

@@ -13,13 +13,7 @@ from vitrail.cli.text.progress import clear_progress
 if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import InferenceOptions
 
-ArgumentParent = argparse.ArgumentParser | argparse._ArgumentGroup
-
-RUNTIMES = ("auto", "torch", "onnx", "openvino")
-AUTO_RUNTIME = "auto: the fastest on this machine, measured once"
-MODEL_SIZE = "the model's; positions are resampled for another"
 CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name"
-MODEL_HELP = f"{CHECKPOINT_HELP}, or exported file (.onnx, .xml, .pt2)"
 DATA_HELP = "folder, CSV or Parquet table, tar shards, or dataset name (digits)"
 
 
@@ -78,17 +72,22 @@ def parse_names(text: str, known: Sequence[str], kind: str) -> tuple[str, ...]:
 
 # Usage: help and further arguments of `add_argument`. A default that differs between commands is their `note`.
 SHARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "model MODEL": (f"{CHECKPOINT_HELP}, or exported file (.onnx, .xml, .pt2)", {}),
+    "data DATA": (DATA_HELP, {}),
     "--json": ("print the result as JSON", {}),
     "--quiet": ("print errors only", {}),
     "--traceback": ("show the traceback of an error", {}),
     "--no-cache": ("compute everything again and store nothing in the cache", {}),
     "--seed N": ("random seed [0]", {"type": int}),
-    "--size N|HxW": ("input size in pixels", {"type": parse_size}),
+    "--size N|HxW": ("input size in pixels [the model's; positions are resampled for another]", {"type": parse_size}),
     "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
     "--channels N": ("input channels", {"type": int}),
     "--device auto|cpu|cuda|mps": ("compute device [auto]", {"default": "auto"}),
-    "--precision": ("precision of matrix products", {"choices": ("fp32", "bf16", "fp16")}),
-    "--runtime": ("inference runtime", {"choices": RUNTIMES, "default": "auto"}),
+    "--precision": ("precision of matrix products [fp32]", {"choices": ("fp32", "bf16", "fp16")}),
+    "--runtime": (
+        "inference runtime [auto: the fastest on this machine, measured once]",
+        {"choices": ("auto", "torch", "onnx", "openvino"), "default": "auto"},
+    ),
     "--merge R": ("tokens merged per layer: faster, slightly less accurate [0]", {"type": int, "default": 0}),
     "--batch-size N": ("images per batch", {"type": int}),
     "--workers N": ("processes that decode images", {"type": int}),
@@ -108,7 +107,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         {},
     ),
     "--label-from REGEX": ("regular expression that finds the class in a file name", {}),
-    "--limit N": ("number of images, evenly spaced", {"type": int}),
+    "--limit N": ("number of images, evenly spaced [all]", {"type": int}),
     "--task": ("one label per image, or several [auto]", {"choices": ("auto", "single", "multi")}),
     "--quarantine FILE": ("images to leave out, a list of `vitrail check --quarantine`", {}),
     # checkpoint
@@ -122,37 +121,49 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def add_option(parser: ArgumentParent, usage: str, text: str, type: Callable[[str], Any] = str, **more: Any) -> None:
-    """Add an option with its help text; without a value and choices it is a switch."""
-    flag, _, metavar = usage.partition(" ")
-    if metavar:
-        parser.add_argument(flag, metavar=metavar, help=text, type=type, **more)
-    else:
-        parser.add_argument(flag, help=text, **({} if "choices" in more else {"action": "store_true"}), **more)
+class OptionParent(argparse._ActionsContainer):
+    """Methods of parsers and groups that declare options by their usage."""
+
+    def add_option(self, usage: str, text: str, type: Callable[[str], Any] = str, **more: Any) -> None:
+        """Add an option with its help text; without a value and choices it is a switch."""
+        flag, _, metavar = usage.partition(" ")
+        if metavar:
+            self.add_argument(flag, metavar=metavar, help=text, type=type, **more)
+        else:
+            self.add_argument(flag, help=text, **({} if "choices" in more else {"action": "store_true"}), **more)
+
+    def add_shared(self, *usages: str, note: str = "", **changes: Any) -> None:
+        """Add shared options. `note` replaces the default in brackets; `changes` replace arguments of `add_argument`."""
+        for usage in usages:
+            text, settings = SHARED[usage]
+            self.add_option(usage, f"{text.partition(' [')[0]} [{note}]" if note else text, **(settings | changes))
 
 
-def add_shared(parser: ArgumentParent, *usages: str, note: str = "", **changes: Any) -> None:
-    """Add shared options. `note` is added to the help, such as the default; `changes` to the arguments."""
-    for usage in usages:
-        text, settings = SHARED[usage]
-        add_option(parser, usage, f"{text} [{note}]" if note else text, **(settings | changes))
+class OptionGroup(OptionParent, argparse._ArgumentGroup):
+    """Group of options under a title."""
 
 
-def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
-    """Add --assume and --take."""
-    add_shared(parser.add_argument_group("checkpoint"), "--assume NAME=VALUE", "--take NAME")
+class CommandParser(OptionParent, argparse.ArgumentParser):
+    """Parser of a command."""
 
+    def add_group(self, title: str, description: str | None = None) -> OptionGroup:
+        """Add a group of options."""
+        group = OptionGroup(self, title, description)
+        self._action_groups.append(group)
+        return group
 
-def add_compute_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of inference: runtime, precision, batches, and the reading of the checkpoint."""
-    compute = parser.add_argument_group("compute")
-    add_shared(compute, "--runtime", note=AUTO_RUNTIME)
-    add_shared(compute, "--device auto|cpu|cuda|mps", "--merge R")
-    add_shared(compute, "--size N|HxW", note=MODEL_SIZE)
-    add_shared(compute, "--precision", note="fp32", default="fp32")
-    add_shared(compute, "--batch-size N", note="chosen by measured speed")
-    add_option(compute, "--workers N", "batches computed in parallel [one per core]", int)
-    add_checkpoint_options(parser)
+    def add_checkpoint_options(self) -> None:
+        """Add --assume and --take."""
+        self.add_group("checkpoint").add_shared("--assume NAME=VALUE", "--take NAME")
+
+    def add_compute_options(self) -> None:
+        """Add the options of inference: runtime, precision, batches, and the reading of the checkpoint."""
+        compute = self.add_group("compute")
+        compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
+        compute.add_shared("--precision", default="fp32")
+        compute.add_shared("--batch-size N", note="chosen by measured speed")
+        compute.add_option("--workers N", "batches computed in parallel [one per core]", int)
+        self.add_checkpoint_options()
 
 
 def inference_options(options: argparse.Namespace) -> "InferenceOptions":
@@ -187,8 +198,9 @@ def given_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str
     return {name: value for name, value in values.items() if value is not None and value is not False and value != []}
 
 
-def option_flag(name: str) -> str:
-    """Return the spelling of an option on the command line."""
+def first_flag(names: Iterable[str]) -> str:
+    """Return the first of these options as it is spelt on the command line."""
+    name = next(iter(names))
     return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail import studies
-from vitrail.cli.options import DATA_HELP, add_option, add_shared, check_at_least, print_result
+from vitrail.cli.options import DATA_HELP, CommandParser, check_at_least, print_result
 
 if TYPE_CHECKING:
     from vitrail.studies.study import Study
@@ -32,7 +32,7 @@ PROGRAM = (sys.executable, "-m", "vitrail")  # command that starts another runne
 SCALES = ("test", "laptop", "gpu", "cluster")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the subcommands list, run, show and page."""
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     listing = commands.add_parser("list", help="list the studies: question, section of the paper, duration")
@@ -40,24 +40,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     showing = commands.add_parser("show", help="print the table and the finding of a study")
     paging = commands.add_parser("page", help="write a study as a documentation page: Markdown and SVG")
     for sub in (listing, running, showing, paging):
-        add_shared(sub, "--traceback", default=argparse.SUPPRESS)
-        add_shared(sub, "--json")
+        sub.add_shared("--traceback", default=argparse.SUPPRESS)
+        sub.add_shared("--json")
     running.add_argument("name", metavar="NAME", help=f"one of {', '.join(studies.STUDY_NAMES)}")
-    add_option(running, "--scale", "size of the study", choices=SCALES, required=True)
-    add_option(running, "--data DATA", f"your own images: {DATA_HELP} [the scale's dataset]")
-    add_shared(running, "--split A,B,C", note="0.8,0.1,0.1")
-    add_shared(running, "--init FILE", note="study transfer only: pretrained by the study")
-    add_option(running, "--out STUDY", "directory of the study [studies/NAME-SCALE]")
-    add_option(running, "--seeds N", "seeds per final cell, may be raised later [the scale's]", int)
-    add_shared(running, "--set NAME=VALUE")
-    add_option(running, "--jobs N", "processes on this machine [1]", int, default=1)
-    add_shared(running, "--device auto|cpu|cuda|mps", "--workers N")
-    add_shared(running, "--save-seconds N", note="120", default=120.0)
-    add_shared(running, "--quiet")
-    add_option(running, "--worker", argparse.SUPPRESS)  # a process of --jobs
+    running.add_option("--scale", "size of the study", choices=SCALES, required=True)
+    running.add_option("--data DATA", f"your own images: {DATA_HELP} [the scale's dataset]")
+    running.add_shared("--split A,B,C", note="0.8,0.1,0.1")
+    running.add_shared("--init FILE", note="study transfer only: pretrained by the study")
+    running.add_option("--out STUDY", "directory of the study [studies/NAME-SCALE]")
+    running.add_option("--seeds N", "seeds per final cell, may be raised later [the scale's]", int)
+    running.add_shared("--set NAME=VALUE")
+    running.add_option("--jobs N", "processes on this machine [1]", int, default=1)
+    running.add_shared("--device auto|cpu|cuda|mps", "--workers N")
+    running.add_shared("--save-seconds N", note="120", default=120.0)
+    running.add_shared("--quiet")
+    running.add_option("--worker", argparse.SUPPRESS)  # a process of --jobs
     for sub in (showing, paging):
         sub.add_argument("study", metavar="STUDY", help="directory of a study")
-    add_option(paging, "--out DIR", "directory of the page and its figures", required=True)
+    paging.add_option("--out DIR", "directory of the page and its figures", required=True)
 
 
 def run(options: argparse.Namespace) -> int:

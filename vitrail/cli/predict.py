@@ -29,15 +29,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.options import (
-    MODEL_HELP,
-    add_compute_options,
-    add_option,
-    add_shared,
-    check_at_least,
-    inference_options,
-    print_result,
-)
+from vitrail.cli.options import CommandParser, check_at_least, inference_options, print_result
 from vitrail.cli.text.progress import clear_progress, count_progress
 from vitrail.utils.text import format_image_count
 
@@ -50,10 +42,10 @@ PATHS_HELP = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail predict`."""
     add_output_options(parser, "csv, jsonl or parquet")
-    add_option(parser, "--top K", "labels per image, most probable first [1]", int, default=1)
+    parser.add_option("--top K", "labels per image, most probable first [1]", int, default=1)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,17 +54,17 @@ def run(options: argparse.Namespace) -> int:
     return write_output(options, "logits", options.top)
 
 
-def add_output_options(parser: argparse.ArgumentParser, formats: str) -> None:
+def add_output_options(parser: CommandParser, formats: str) -> None:
     """Add the options that `vitrail predict` and `vitrail embed` share."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_shared("model MODEL")
     parser.add_argument("paths", metavar="PATHS", nargs="+", help=PATHS_HELP)
-    add_option(parser, "--out FILE", f"output file, {formats} by its suffix; - for standard output", required=True)
-    add_option(parser, "--format NAME", f"output format, {formats} [from the suffix of FILE]")
-    add_option(parser, "--resume", "continue an interrupted run")
-    add_option(parser, "--force", "start again and replace FILE when the new one is complete")
-    add_option(parser, "--limit N", "number of images, from the first [all]", int)
-    add_shared(parser, "--json")
-    add_compute_options(parser)
+    parser.add_option("--out FILE", f"output file, {formats} by its suffix; - for standard output", required=True)
+    parser.add_option("--format NAME", f"output format, {formats} [from the suffix of FILE]")
+    parser.add_option("--resume", "continue an interrupted run")
+    parser.add_option("--force", "start again and replace FILE when the new one is complete")
+    parser.add_option("--limit N", "number of images, from the first [all]", int)
+    parser.add_shared("--json")
+    parser.add_compute_options()
 
 
 def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int:

@@ -20,22 +20,22 @@ then:
 
 import argparse
 
-from vitrail.cli.options import DATA_HELP, add_option, add_shared
+from vitrail.cli.options import DATA_HELP, CommandParser
 from vitrail.cli.train import add_machine_options, add_run_options, check_run_options, run_training
 from vitrail.training.recipes import METHODS
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail pretrain`."""
     parser.add_argument("data", nargs="?", metavar="DATA", help=f"{DATA_HELP}; labels are optional")
     methods = "masked patch prediction, masked autoencoder, DINO, or features of a --teacher"
-    add_option(parser, "--method", methods, choices=METHODS)
-    add_option(parser, "--recipe FILE", "recipe.json of a run, instead of --method")
+    parser.add_option("--method", methods, choices=METHODS)
+    parser.add_option("--recipe FILE", "recipe.json of a run, instead of --method")
     add_run_options(parser, "DATA-METHOD-N", "teacher for --method features")
-    add_option(parser, "--collapse", "action when the features collapse [stop]", choices=("stop", "warn"))
-    data = parser.add_argument_group("data")
-    add_shared(data, "--split A,B,C", note="0.9,0.1,0")
-    add_shared(data, "--quarantine FILE")
+    parser.add_option("--collapse", "action when the features collapse [stop]", choices=("stop", "warn"))
+    data = parser.add_group("data")
+    data.add_shared("--split A,B,C", note="0.9,0.1,0")
+    data.add_shared("--quarantine FILE")
     add_machine_options(parser)
 
 

@@ -11,21 +11,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitrail.cli.options import add_checkpoint_options, add_option, add_shared, parse_assumptions, print_result
+from vitrail.cli.options import CommandParser, parse_assumptions, print_result
 
 CARD_FIELDS = ("data", "recipe", "metrics", "provenance", "licence")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail push`."""
     parser.add_argument("source", metavar="FILE", help="checkpoint of any known format")
     parser.add_argument("repo", metavar="OWNER/NAME", help="repository on the Hub, created if absent")
-    add_option(parser, "--private", "create the repository as private")
-    add_shared(parser, "--licence TEXT")
-    add_option(parser, "--about FILE", "JSON file for the card: data, recipe, metrics, provenance", Path)
-    add_option(parser, "--message TEXT", "commit message")
-    add_shared(parser, "--json")
-    add_checkpoint_options(parser)
+    parser.add_option("--private", "create the repository as private")
+    parser.add_shared("--licence TEXT")
+    parser.add_option("--about FILE", "JSON file for the card: data, recipe, metrics, provenance", Path)
+    parser.add_option("--message TEXT", "commit message")
+    parser.add_shared("--json")
+    parser.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:

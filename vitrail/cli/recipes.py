@@ -11,13 +11,13 @@ examples:
 import argparse
 import textwrap
 
-from vitrail.cli.options import add_shared, print_result
+from vitrail.cli.options import CommandParser, print_result
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail recipes`."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="recipe to show in full [list all]")
-    add_shared(parser, "--json")
+    parser.add_shared("--json")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,14 +15,14 @@ examples:
 import argparse
 from pathlib import Path
 
-from vitrail.cli.options import add_option, add_shared, print_result
+from vitrail.cli.options import CommandParser, print_result
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail report`."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory of vitrail train or pretrain")
-    add_option(parser, "--out FILE", "output page [RUN/report.html; for several runs comparison.html]", Path)
-    add_shared(parser, "--json")
+    parser.add_option("--out FILE", "output page [RUN/report.html; for several runs comparison.html]", Path)
+    parser.add_shared("--json")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,8 +50,7 @@ def report_single(options: argparse.Namespace) -> int:
 
 def report_comparison(options: argparse.Namespace) -> int:
     """Write the page of several runs and print their table."""
-    from vitrail.reports.compare import compare_runs
-    from vitrail.reports.compare_page import format_run_comparison, render_comparison_page
+    from vitrail.reports.compare import compare_runs, format_run_comparison, render_comparison_page
     from vitrail.reports.document import write_html
 
     comparison = compare_runs(options.runs)

@@ -21,18 +21,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.options import (
-    AUTO_RUNTIME,
-    MODEL_HELP,
-    add_checkpoint_options,
-    add_compute_options,
-    add_option,
-    add_shared,
-    check_at_least,
-    inference_options,
-    parse_assumptions,
-    print_result,
-)
+from vitrail.cli.options import CommandParser, check_at_least, inference_options, parse_assumptions, print_result
 from vitrail.cli.predict import print_note
 from vitrail.cli.text.progress import clear_progress, count_progress
 from vitrail.utils.text import format_table
@@ -44,34 +33,34 @@ if TYPE_CHECKING:
 MAX_NAMED_FILES = 5  # unreadable images listed in the terminal
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the subcommands index and find."""
     parts = parser.add_subparsers(dest="part", metavar="index|find", required=True)
     index = parts.add_parser(
         "index", help="embed a folder", description="Compute the feature vector of every image below FOLDER."
     )
-    index.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    index.add_shared("model MODEL")
     index.add_argument("folder", type=Path, metavar="FOLDER", help="folder of images (recursive)")
-    add_option(index, "--out DIR", "new directory; with --update an existing index", Path, required=True)
-    add_option(index, "--update", "add new, recompute changed and drop deleted images")
+    index.add_option("--out DIR", "new directory; with --update an existing index", Path, required=True)
+    index.add_option("--update", "add new, recompute changed and drop deleted images")
     graph = "faiss also builds a graph for large folders [exact]"
-    add_option(index, "--index", graph, choices=("exact", "faiss"), default="exact")
-    add_shared(index, "--json")
-    add_compute_options(index)
+    index.add_option("--index", graph, choices=("exact", "faiss"), default="exact")
+    index.add_shared("--json")
+    index.add_compute_options()
 
     find = parts.add_parser(
         "find", help="find the nearest images", description="Find the images that are nearest to IMAGE."
     )
     find.add_argument("index", type=Path, metavar="DIR", help="directory of vitrail search index")
     find.add_argument("pictures", type=Path, nargs="+", metavar="IMAGE", help="query image")
-    add_option(find, "--top K", "neighbours per query [10]", int, default=10)
-    add_option(find, "--out FILE.html", "contact sheet: one self-contained page", Path)
-    add_option(find, "--exact", "compare with every image, even if there is a graph")
-    add_shared(find, "--json")
-    add_option(find, "--model MODEL", "new location of the model, or an export of it")
-    add_shared(find, "--runtime", note=AUTO_RUNTIME)
-    add_shared(find, "--device auto|cpu|cuda|mps")
-    add_checkpoint_options(find)
+    find.add_option("--top K", "neighbours per query [10]", int, default=10)
+    find.add_option("--out FILE.html", "contact sheet: one self-contained page", Path)
+    find.add_option("--exact", "compare with every image, even if there is a graph")
+    find.add_shared("--json")
+    find.add_option("--model MODEL", "new location of the model, or an export of it")
+    find.add_shared("--runtime")
+    find.add_shared("--device auto|cpu|cuda|mps")
+    find.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:

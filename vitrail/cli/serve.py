@@ -20,45 +20,37 @@ import argparse
 import sys
 from pathlib import Path
 
-from vitrail.cli.options import (
-    AUTO_RUNTIME,
-    MODEL_SIZE,
-    add_checkpoint_options,
-    add_option,
-    add_shared,
-    check_at_least,
-    parse_assumptions,
-)
+from vitrail.cli.options import CommandParser, check_at_least, parse_assumptions
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail serve`."""
     served = "model to serve; the first is the default model"
     parser.add_argument("models", nargs="+", metavar="[NAME=]MODEL", help=served)
-    add_option(parser, "--host HOST", "address to listen on [127.0.0.1: this machine only]", default="127.0.0.1")
-    add_option(parser, "--port PORT", "port, 0 for a free one [8000]", int, default=8000)
-    access = parser.add_argument_group("access")
+    parser.add_option("--host HOST", "address to listen on [127.0.0.1: this machine only]", default="127.0.0.1")
+    parser.add_option("--port PORT", "port, 0 for a free one [8000]", int, default=8000)
+    access = parser.add_group("access")
     tokens = "accepted tokens, one per line; clients send one as Authorization: Bearer"
-    add_option(access, "--token-file FILE", tokens, Path)
+    access.add_option("--token-file FILE", tokens, Path)
     token = "accepted token (repeatable); visible in the process list, unlike VITRAIL_TOKEN"
-    add_option(access, "--token TOKEN", token, action="append", default=[])
-    compute = parser.add_argument_group("compute")
-    add_shared(compute, "--runtime", note=AUTO_RUNTIME)
-    add_shared(compute, "--device auto|cpu|cuda|mps", "--merge R")
-    add_shared(compute, "--size N|HxW", note=MODEL_SIZE)
-    add_option(compute, "--workers N", "model threads [on a CPU one per core, at most 4]", int)
-    add_option(compute, "--threads N", "cores per model thread [cores / workers]", int)
-    add_option(compute, "--max-batch N", "images per batch [8]", int, default=8)
-    add_option(compute, "--batch-ms MS", "milliseconds to wait for a batch to fill [5]", float, default=5.0)
-    limits = parser.add_argument_group("limits")
-    add_option(limits, "--max-body MB", "size of a request [32]", float, default=32.0)
-    add_option(limits, "--max-pixels MILLIONS", "pixels of an image [50]", float, default=50.0)
-    add_option(limits, "--max-pictures N", "images per request [64]", int, default=64)
-    add_option(limits, "--queue N", "waiting images before requests get 503 [256]", int, default=256)
-    add_option(limits, "--timeout S", "seconds for a response [30]", float, default=30.0)
-    add_option(limits, "--body-timeout S", "seconds for a request body [30]", float, default=30.0)
-    add_option(limits, "--drain S", "seconds of reporting not ready before the end [1]", float, default=1.0)
-    add_checkpoint_options(parser)
+    access.add_option("--token TOKEN", token, action="append", default=[])
+    compute = parser.add_group("compute")
+    compute.add_shared("--runtime")
+    compute.add_shared("--device auto|cpu|cuda|mps", "--merge R")
+    compute.add_shared("--size N|HxW")
+    compute.add_option("--workers N", "model threads [on a CPU one per core, at most 4]", int)
+    compute.add_option("--threads N", "cores per model thread [cores / workers]", int)
+    compute.add_option("--max-batch N", "images per batch [8]", int, default=8)
+    compute.add_option("--batch-ms MS", "milliseconds to wait for a batch to fill [5]", float, default=5.0)
+    limits = parser.add_group("limits")
+    limits.add_option("--max-body MB", "size of a request [32]", float, default=32.0)
+    limits.add_option("--max-pixels MILLIONS", "pixels of an image [50]", float, default=50.0)
+    limits.add_option("--max-pictures N", "images per request [64]", int, default=64)
+    limits.add_option("--queue N", "waiting images before requests get 503 [256]", int, default=256)
+    limits.add_option("--timeout S", "seconds for a response [30]", float, default=30.0)
+    limits.add_option("--body-timeout S", "seconds for a request body [30]", float, default=30.0)
+    limits.add_option("--drain S", "seconds of reporting not ready before the end [1]", float, default=1.0)
+    parser.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:

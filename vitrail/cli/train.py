@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from vitrail.cli.options import DATA_HELP, add_option, add_shared, given_options, option_flag, print_result
+from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result
 from vitrail.cli.text.training import TrainingDisplay, format_outcome
 
 OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
@@ -34,68 +34,66 @@ RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field
 NEW_RUN_OPTIONS = (*OVERRIDES, *TEACHER_OPTIONS, *DATA_OPTIONS, "data", "method", "init", "recipe", "out", "set")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail train`."""
-    parser.add_argument("data", nargs="?", metavar="DATA", help=DATA_HELP)
-    add_option(parser, "--recipe NAME|FILE", "recipe name, see `vitrail recipes`, or a recipe.json")
+    parser.add_shared("data DATA", nargs="?")
+    parser.add_option("--recipe NAME|FILE", "recipe name, see `vitrail recipes`, or a recipe.json")
     overrides, teacher = add_run_options(parser, "DATA-RECIPE-N", "teacher")
-    add_option(overrides, "--tune METHOD", "trained parameters: full, head, last-N, lora or lora-R [full]")
+    overrides.add_option("--tune METHOD", "trained parameters: full, head, last-N, lora or lora-R [full]")
     target = "target: the teacher's top class, its probabilities, its features, or its prediction per patch [hard]"
-    add_option(teacher, "--distil", target, choices=DISTILLATION_METHODS)
-    add_data_options(parser.add_argument_group("data"))
+    teacher.add_option("--distil", target, choices=DISTILLATION_METHODS)
+    add_data_options(parser.add_group("data"))
     add_machine_options(parser)
 
 
-def add_run_options(
-    parser: argparse.ArgumentParser, default_run: str, teacher_title: str
-) -> tuple[argparse._ArgumentGroup, argparse._ArgumentGroup]:
+def add_run_options(parser: CommandParser, default_run: str, teacher_title: str) -> tuple[OptionGroup, OptionGroup]:
     """Add the options of a run and its recipe; return the groups of overrides and of the teacher."""
-    add_shared(parser, "--init FILE")
-    add_option(parser, "--out RUN", f"run directory [runs/{default_run}]")
-    add_option(parser, "--resume RUN", "run directory to continue")
-    add_shared(parser, "--set NAME=VALUE")
-    group = parser.add_argument_group("overrides of the recipe")
-    add_option(group, "--epochs N", "epochs of training", float)
-    add_option(group, "--steps N", "steps of training, instead of epochs", int)
-    add_option(group, "--batch-size N", "batch size over all processes; lr is scaled with it", int)
-    add_option(group, "--lr LR", "peak learning rate", float)
-    add_option(group, "--model NAME", "model for training from scratch: Ti/16, S/16, B/32 …")
-    add_shared(group, "--size N|HxW", note="the recipe's")
-    add_shared(group, "--seed N")
-    teacher = parser.add_argument_group(teacher_title)
-    add_option(teacher, "--teacher MODEL", "trained model to distil: file, run, directory, hf://owner/name")
+    parser.add_shared("--init FILE")
+    parser.add_option("--out RUN", f"run directory [runs/{default_run}]")
+    parser.add_option("--resume RUN", "run directory to continue")
+    parser.add_shared("--set NAME=VALUE")
+    group = parser.add_group("overrides of the recipe")
+    group.add_option("--epochs N", "epochs of training", float)
+    group.add_option("--steps N", "steps of training, instead of epochs", int)
+    group.add_option("--batch-size N", "batch size over all processes; lr is scaled with it", int)
+    group.add_option("--lr LR", "peak learning rate", float)
+    group.add_option("--model NAME", "model for training from scratch: Ti/16, S/16, B/32 …")
+    group.add_shared("--size N|HxW", note="the recipe's")
+    group.add_shared("--seed N")
+    teacher = parser.add_group(teacher_title)
+    teacher.add_option("--teacher MODEL", "trained model to distil: file, run, directory, hf://owner/name")
     cache = "compute the teacher's outputs once per image, without augmentation, and keep them on disk: faster"
-    add_option(teacher, "--teacher-cache", cache)
+    teacher.add_option("--teacher-cache", cache)
     return group, teacher
 
 
-def add_data_options(group: argparse._ArgumentGroup) -> None:
+def add_data_options(group: OptionGroup) -> None:
     """Add the options of a labelled dataset."""
-    add_shared(group, "--split A,B,C", note="0.8,0.2,0")
-    add_shared(group, "--task")
+    group.add_shared("--split A,B,C", note="0.8,0.2,0")
+    group.add_shared("--task")
     balance = "compensation of class imbalance: loss weights or sampling [none]"
-    add_option(group, "--balance", balance, choices=("none", "weights", "sampling"))
-    add_option(group, "--allow-class-mismatch", "warn, instead of failing, if classes differ between splits")
-    add_shared(group, "--quarantine FILE")
-    add_option(group, "--per-class N", "maximum training images per class, at random [all]", int)
-    add_option(group, "--drawn SEED", "seed of the selection for --per-class [0]", int)
+    group.add_option("--balance", balance, choices=("none", "weights", "sampling"))
+    group.add_option("--allow-class-mismatch", "warn, instead of failing, if classes differ between splits")
+    group.add_shared("--quarantine FILE")
+    group.add_option("--per-class N", "maximum training images per class, at random [all]", int)
+    group.add_option("--drawn SEED", "seed of the selection for --per-class [0]", int)
 
 
-def add_machine_options(parser: argparse.ArgumentParser) -> None:
+def add_machine_options(parser: CommandParser) -> None:
     """Add the options of device, precision, checkpoints and logging."""
-    group = parser.add_argument_group("compute")
-    add_shared(group, "--device auto|cpu|cuda|mps", default=None)
-    add_shared(group, "--precision", note="fp32; on cuda bf16 or fp16")
-    add_shared(group, "--workers N")
-    add_option(group, "--parallel", "parallelism under torchrun: copies or shards [ddp]", choices=("ddp", "fsdp"))
-    add_option(group, "--compile", "use torch.compile: slow first step, then faster")
-    add_option(group, "--skip-nonfinite N", "steps with a non-finite loss that are skipped [0]", int)
-    add_option(group, "--patience N", "stop after N validations without improvement, keep the best model", int)
-    add_shared(group, "--save-seconds N", note="300")
-    add_option(group, "--keep-checkpoints N", "checkpoints to keep, besides the best one [2]", int)
+    group = parser.add_group("compute")
+    group.add_shared("--device auto|cpu|cuda|mps", default=None)
+    group.add_shared("--precision", note="fp32; on cuda bf16 or fp16")
+    group.add_shared("--workers N")
+    group.add_option("--parallel", "parallelism under torchrun: copies or shards [ddp]", choices=("ddp", "fsdp"))
+    group.add_option("--compile", "use torch.compile: slow first step, then faster")
+    group.add_option("--skip-nonfinite N", "steps with a non-finite loss that are skipped [0]", int)
+    group.add_option("--patience N", "stop after N validations without improvement, keep the best model", int)
+    group.add_shared("--save-seconds N", note="300")
+    group.add_option("--keep-checkpoints N", "checkpoints to keep, besides the best one [2]", int)
     trackers = ("tensorboard", "wandb", "mlflow")
     group.add_argument("--log", action="append", default=[], choices=trackers, help="tracker (repeatable)")
-    add_shared(parser, "--quiet", "--json")
+    parser.add_shared("--quiet", "--json")
 
 
 def data_fields(options: argparse.Namespace) -> dict[str, Any]:
@@ -117,10 +115,10 @@ def check_run_options(options: argparse.Namespace) -> None:
     """Raise if --resume comes with an option that only a new run takes, or a data option comes without DATA."""
     extra = given_options(options, (*NEW_RUN_OPTIONS, *RECIPE_OPTIONS))
     if options.resume and extra:
-        raise ValueError(f"--resume continues a run with its own settings: leave out {option_flag(next(iter(extra)))}")
+        raise ValueError(f"--resume continues a run with its own settings: leave out {first_flag(extra)}")
     needing = given_options(options, DATA_OPTIONS)
     if needing and not options.data:
-        raise ValueError(f"{option_flag(next(iter(needing)))} needs DATA: give it too")
+        raise ValueError(f"{first_flag(needing)} needs DATA: give it too")
 
 
 def run_training(options: argparse.Namespace, start: Callable[..., Any], **more: Any) -> int:

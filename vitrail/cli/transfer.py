@@ -13,15 +13,7 @@ examples:
 import argparse
 from functools import partial
 
-from vitrail.cli.options import (
-    CHECKPOINT_HELP,
-    DATA_HELP,
-    MODEL_SIZE,
-    add_option,
-    add_shared,
-    parse_names,
-    print_result,
-)
+from vitrail.cli.options import CHECKPOINT_HELP, CommandParser, parse_names, print_result
 from vitrail.cli.text.training import TrainingDisplay
 from vitrail.cli.train import add_data_options, data_fields
 
@@ -29,22 +21,22 @@ from vitrail.cli.train import add_data_options, data_fields
 METHODS = ("knn", "linear", "head", "lora", "full")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail transfer`."""
     parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
-    parser.add_argument("data", metavar="DATA", help=DATA_HELP)
-    add_option(parser, "--minutes N", "time budget of all methods [10]", float, default=10.0)
+    parser.add_shared("data DATA")
+    parser.add_option("--minutes N", "time budget of all methods [10]", float, default=10.0)
     methods = "knn, linear (probes), head, lora, full (training) [all]"
     parse_methods = partial(parse_names, known=METHODS, kind="method")
-    add_option(parser, "--methods NAME,…", methods, parse_methods, default=METHODS)
-    add_option(parser, "--out DIR", "directory of the runs and table.json [runs/DATA-transfer-N]")
-    add_shared(parser, "--size N|HxW", note=MODEL_SIZE)
-    add_shared(parser, "--seed N", default=0)
-    add_shared(parser, "--no-cache")
-    add_data_options(parser.add_argument_group("data"))
-    add_shared(parser, "--device auto|cpu|cuda|mps", "--workers N")
-    add_option(parser, "--quiet", "print the table only")
-    add_shared(parser, "--json")
+    parser.add_option("--methods NAME,…", methods, parse_methods, default=METHODS)
+    parser.add_option("--out DIR", "directory of the runs and table.json [runs/DATA-transfer-N]")
+    parser.add_shared("--size N|HxW")
+    parser.add_shared("--seed N", default=0)
+    parser.add_shared("--no-cache")
+    add_data_options(parser.add_group("data"))
+    parser.add_shared("--device auto|cpu|cuda|mps", "--workers N")
+    parser.add_option("--quiet", "print the table only")
+    parser.add_shared("--json")
 
 
 def run(options: argparse.Namespace) -> int:

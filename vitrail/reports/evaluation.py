@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from vitrail.reports import facts, predictions, summary
-from vitrail.reports.document import PageSection, render_document
+from vitrail.reports.document import PageSection, build_verdict_section, render_document, render_heading
 from vitrail.reports.html import Markup, h, isolate, join_markup
 from vitrail.reports.run import EvaluatedSplit
 from vitrail.utils.text import (
@@ -50,20 +50,12 @@ def render_evaluation_page(report: EvaluationReport) -> str:
     """Return the page."""
     title, evaluation = format_evaluation_headline(report), report.evaluation
     kicker = ("evaluation", report.names[0], format_datetime(report.date))
-    top = [
-        h("p", [h("span", isolate(text)) for text in kicker], class_="kicker"),
-        h("h1", title),
-        h("p", render_evaluation_lead(report), class_="lead"),
-        render_skipped_notice(report),
-        render_evaluation_tiles(report),
-    ]
+    heading = render_heading(kicker, title, render_evaluation_lead(report))
+    top = [*heading, render_skipped_notice(report), render_evaluation_tiles(report)]
     note = summary.render_interval_note(evaluation.is_multilabel)
-    sections: list[PageSection] = [("results", "Results", "Results", [render_evaluation_metrics(report), note])]
-    if report.comparisons:
-        caution = h("p", report.caution, class_="note") if report.caution else None
-        verdicts = [render_comparison_verdicts(report), caution]
-        sections.append(("chance", "Significance", "Statistical significance of the differences", verdicts))
-    sections += [
+    sections: list[PageSection] = [
+        ("results", "Results", "Results", [render_evaluation_metrics(report), note]),
+        build_verdict_section(report.comparisons, report.caution),
         predictions.build_mistakes_section(evaluation, report.labels),
         *predictions.build_class_sections(evaluation, report.labels, "Per-class results"),
         ("calibration", "Calibration", "Calibration", predictions.render_calibration(evaluation)),
@@ -81,9 +73,8 @@ def render_evaluation_lead(report: EvaluationReport) -> Markup:
     model, data = report.models[0], report.data
     height, width = model["image_size"]
     present, outputs = data["classes_present"], model["classes"]
-    classes = f"{format_count(present)} classes"
-    if present < outputs:
-        classes = f"{format_count(present)} of the model’s {format_count(outputs)} classes"
+    of_model = f" of the model’s {format_count(outputs)}" if present < outputs else ""
+    classes = f"{format_count(present)}{of_model} classes"
     split = "all of" if data["split"] == "all" else f"the {data['split']} split of"
     size = f" with {format_large_number(model['parameters'])} parameters, at {height}×{width} pixels."
     count = f": {format_image_count(report.metrics[0]['images'])} of {classes}."
@@ -97,29 +88,23 @@ def render_skipped_notice(report: EvaluationReport) -> Markup | None:
     """Return the notice on skipped files, or None."""
     if not report.unreadable:
         return None
-    files = f"{format_count(len(report.unreadable))} file" + ("" if len(report.unreadable) == 1 else "s")
+    files = f"{len(report.unreadable):,} file{'s' * (len(report.unreadable) != 1)}"
     return h("p", h("strong", f"{files} skipped."), " They are listed below and not counted.", class_="notice")
 
 
-def render_evaluation_tiles(report: EvaluationReport) -> Markup:
+def render_evaluation_tiles(report: EvaluationReport) -> Markup | None:
     """Return the tiles of the most important metrics and of the throughput."""
     speed, score = report.speeds[0], "map" if report.evaluation.is_multilabel else "top1"
     tiles = summary.render_metric_tiles(report.metrics[0], score, report.evaluation.calibration_direction)
     throughput = f"{format_number(speed['images_per_second'])}{NO_BREAK_SPACE}/{NO_BREAK_SPACE}s"
     duration = f"with preprocessing, in {format_duration(speed['seconds'])}"
-    return h("div", tiles, summary.render_tile("Images per second", throughput, None, None, duration), class_="tiles")
+    return summary.render_tiles(*tiles, summary.render_tile("Images per second", throughput, None, None, duration))
 
 
 def render_evaluation_metrics(report: EvaluationReport) -> Markup:
     """Return the table of all metrics, a pair of columns per model."""
     names = report.names if len(report.names) > 1 else ["value"]
     return summary.render_metric_table(dict(zip(names, report.metrics, strict=True)), "Metrics of each model")
-
-
-def render_comparison_verdicts(report: EvaluationReport) -> Markup:
-    """Return the results of the paired tests against the other models."""
-    items = [h("li", text, class_="beyond" if beyond else "within") for text, beyond in report.comparisons]
-    return h("ul", items, class_="verdicts")
 
 
 def render_evaluation_data(report: EvaluationReport) -> list[Markup | None]:

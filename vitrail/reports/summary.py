@@ -5,6 +5,8 @@ from pathlib import PurePath
 from typing import Any
 
 from vitrail.reports.charts.lines import render_bar
+from vitrail.reports.curves import describe_method
+from vitrail.reports.document import render_heading
 from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
 from vitrail.reports.run import RunDirectory
 from vitrail.utils.text import (
@@ -21,7 +23,6 @@ from vitrail.utils.text import (
     is_number,
 )
 
-METHOD_NAMES = {"mpp": "masked patch prediction", "mae": "MAE", "dino": "DINO", "features": "feature distillation"}
 METRIC_LABELS = {  # label, and whether the value is a fraction of 1
     "top1": ("Top-1 accuracy", True),
     "map": ("Mean average precision (mAP)", True),
@@ -46,7 +47,7 @@ def describe_run(run: RunDirectory) -> str:
     """Return "Ti/16 fine-tuned on clothing"."""
     model = run.get("model", "name") or "A model"
     if run.is_pretraining:
-        with_method = f" with {METHOD_NAMES.get(run.method, run.method)}" if run.method else ""
+        with_method = f" with {describe_method(run).name}" if run.method else ""
         return f"{model} pretrained{with_method} on {get_data_name(run)}"
     how = "fine-tuned" if run.get("model", "init") else "trained from scratch"
     return f"{model} {how} on {get_data_name(run)}"
@@ -98,13 +99,8 @@ def render_opening(run: RunDirectory) -> list[Markup | None]:
     """Return kicker, headline, description and warnings."""
     started = run.get("started")
     kicker = (run.get("recipe_name"), run.name, format_datetime(started) if started else None)
-    return [
-        h("p", [h("span", isolate(text)) for text in kicker if text], class_="kicker"),
-        h("h1", format_headline(run)),
-        h("p", render_run_lead(run), class_="lead"),
-        _render_state(run),
-        _render_problems(run),
-    ]
+    heading = render_heading(kicker, format_headline(run), render_run_lead(run))
+    return [*heading, _render_state(run), _render_problems(run)]
 
 
 def render_run_lead(run: RunDirectory) -> Markup:
@@ -118,16 +114,14 @@ def render_run_lead(run: RunDirectory) -> Markup:
         sentences.append(join_markup([isolate(model["name"]), count, images, init, "."]))
     splits = run.get("data", "splits")
     if isinstance(splits, dict) and splits:
-        purposes = {"train": "training"}
-        counts = [
-            f"{format_count((split or {}).get('images'))} {purposes.get(key, key)}" for key, split in splits.items()
-        ]
+        purposes = {key: "training" if key == "train" else key for key in splits}
+        counts = [f"{format_count((splits[key] or {}).get('images'))} {purpose}" for key, purpose in purposes.items()]
         labels = run.get("labels")
         classes = f", {len(labels):,} classes" if isinstance(labels, list) and labels else ""
         if classes and run.is_pretraining:
             classes += " (labels are used for evaluation only)"
         task = ", multi-label" if run.is_multilabel else ""
-        data = ["Images of ", isolate(get_data_name(run)), f": {' and '.join(counts)}{classes}{task}."]
+        data = ["Images of ", isolate(get_data_name(run)), f": {', '.join(counts)}{classes}{task}."]
         sentences.append(join_markup(data))
     summary = run.summary or {}
     if summary.get("steps"):
@@ -152,22 +146,23 @@ def _render_problems(run: RunDirectory) -> Markup | None:
     if run.summary and run.evaluation:
         written, computed = run.summary.get(run.score_name), run.evaluation.metrics[run.score_name]
         if is_number(written) and abs(float(written or 0) - computed) > 5e-4:
-            values = (
-                f"{format_percent(written, 2)} in summary.json, {format_percent(computed, 2)} from the stored logits"
-            )
-            problems.append(f"{values}: the latter is shown")
+            stored = f"{format_percent(computed, 2)} from the stored logits: the latter is shown"
+            problems.append(f"{format_percent(written, 2)} in summary.json, {stored}")
     if not problems:
         return None
     items = h("ul", [h("li", problem) for problem in problems])
     return h("div", h("strong", "Some files of the run could not be read."), items, class_="notice")
 
 
-def render_tiles(run: RunDirectory) -> Markup | None:
+def render_run_tiles(run: RunDirectory) -> Markup | None:
     """Return the tiles of the most important metrics."""
-    summary = run.summary or {}
     direction = run.evaluation.calibration_direction if run.evaluation else ""
-    metrics = run.split_metrics(run.split or "")
-    tiles = [*render_metric_tiles(metrics, run.score_name, direction), render_time_tile(summary)]
+    tiles = render_metric_tiles(run.split_metrics(run.split or ""), run.score_name, direction)
+    return render_tiles(*tiles, render_time_tile(run.summary or {}))
+
+
+def render_tiles(*tiles: Markup | None) -> Markup | None:
+    """Return the tiles side by side, or None if there are none."""
     return h("div", tiles, class_="tiles") if any(tiles) else None
 
 
