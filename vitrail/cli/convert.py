@@ -31,8 +31,7 @@ def add_arguments(parser: CommandParser) -> None:
     change = parser.add_group("changes")
     change.add_shared("--classes N", note="the checkpoint's; a new head is initialised to zero", default=...)
     change.add_shared("--size N|HxW")
-    projection = "the checkpoint's; for 1 the first projection is summed, else repeated"
-    change.add_shared("--channels N", note=projection)
+    change.add_shared("--channels N", note="the checkpoint's; for 1 the first projection is summed, else repeated")
     change.add_option("--adapter DIR", "LoRA adapter in PEFT's format to merge", Path)
     change.add_option("--labels FILE", "class names: JSON list, or one per line", Path)
     change.add_shared("--licence TEXT")

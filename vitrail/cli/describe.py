@@ -20,6 +20,7 @@ examples:
 import argparse
 import re
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,15 +135,8 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
 
 def _group_equal_layers(stages: "list[Stage]") -> "list[list[Stage]]":
     """Return the stages with equal consecutive layers grouped."""
-    groups: list[list[Stage]] = []
-    for stage in stages:
-        before = groups[-1][-1] if groups else stage
-        both_layers = stage.name.startswith("layer ") and before.name.startswith("layer ")
-        if groups and both_layers and replace(stage, name="") == replace(before, name=""):
-            groups[-1].append(stage)
-        else:
-            groups.append([stage])
-    return groups
+    groups = groupby(stages, lambda stage: replace(stage, name="") if stage.name.startswith("layer ") else stage)
+    return [list(group) for _, group in groups]
 
 
 def format_count(value: int) -> str:

@@ -45,8 +45,7 @@ def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail export`."""
     parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
     parser.add_argument("out", type=Path, metavar="OUT", help="output file: .onnx, .xml (with a .bin beside it), .pt2")
-    runtimes = tuple(RUNTIME_SUFFIXES.values())
-    parser.add_option("--to", "target runtime [by the suffix of OUT]", choices=runtimes)
+    parser.add_option("--to", "target runtime [by the suffix of OUT]", choices=tuple(RUNTIME_SUFFIXES.values()))
     parser.add_shared("--json")
     graph = parser.add_group("graph")
     graph.add_option("--uint8", "take uint8 pixels and normalise them in the graph")

@@ -82,8 +82,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--view NAME", views, action="append", choices=VIEWS)
     terminal = "draw one view in the terminal [rollout]: the names of --view, or relevance; --out is then optional"
     parser.add_option("--terminal NAME", terminal, nargs="?", const="rollout", choices=TERMINAL_VIEWS)
-    pixel = "pixel of the preprocessed image: attention and similarity of its patch"
-    parser.add_option("--at X,Y", pixel, parse_pixel)
+    parser.add_option("--at X,Y", "pixel of the preprocessed image: attention and similarity of its patch", parse_pixel)
     parser.add_option("--layers N,…", "layers to draw, for example 1,6,10-12 [all]", parse_layers)
     parser.add_option("--target CLASS", "class to explain, by name or index [the predicted class]")
     parser.add_shared("--size N|HxW")

@@ -141,12 +141,11 @@ def run_study(options: argparse.Namespace) -> int:
             return 0
         for line in format_plan(sweep, sweep.read_state()):
             display.print_line(line)
+        codes = []
         if options.jobs > 1:
             codes = run_jobs((*PROGRAM, *options.arguments, "--worker"), options.jobs, display.on_record)
-            failed = [code for code in codes if code]
         else:
             Runner(sweep, machine, display.on_record).run()
-            failed = []
     except Stopped as stopped:
         display.print_line(f"stopped; {remedy}")
         return 128 + stopped.number
@@ -154,6 +153,7 @@ def run_study(options: argparse.Namespace) -> int:
         display.print_line(f"stopped; {remedy}")
         raise
     display.clear()
+    failed = [code for code in codes if code]
     failure = f"{len(failed)} of {options.jobs} runners failed, the first with exit code {failed[0]}" if failed else ""
     return report_study(sweep, sweep.read_state(), options, failure, quiet)
 

@@ -17,7 +17,9 @@ examples:
 """
 
 import argparse
+import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from vitrail.cli.options import CommandParser, check_at_least, parse_assumptions
@@ -58,7 +60,6 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.serve import check_installed
 
     check_installed()
-
     import logging
 
     from vitrail.serve.auth import load_tokens
@@ -80,18 +81,9 @@ def run(options: argparse.Namespace) -> int:
     models, tokens = parse_model_sources(options.models), load_tokens(options.token, options.token_file)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
-    opener = ModelOpener(
-        threads,
-        {
-            "runtime": options.runtime,
-            "device": options.device,
-            "merge": options.merge,
-            "size": options.size,
-            "assume": parse_assumptions(options),
-            "take": options.take,
-            "report": lambda line: print(line, file=sys.stderr, flush=True),
-        },
-    )
+    settings = {name: getattr(options, name) for name in ("runtime", "device", "merge", "size", "take")}
+    settings |= {"assume": parse_assumptions(options), "report": partial(print, file=sys.stderr, flush=True)}
+    opener = ModelOpener(threads, settings)
     with bind_socket(options.host, options.port) as listening:
         service = create_service(models, opener, server_options, tokens)
         for model in service.models.served.values():
@@ -108,8 +100,6 @@ def run(options: argparse.Namespace) -> int:
 
 def choose_workers(options: argparse.Namespace) -> tuple[int, int | None]:
     """Return the number of workers and the cores of each: on a CPU, several single-threaded models are the fastest."""
-    import os
-
     cores = os.cpu_count() or 1
     on_cpu = options.device == "cpu" or (options.device == "auto" and not has_accelerator())
     workers = options.workers if options.workers is not None else (min(4, cores) if on_cpu else 1)

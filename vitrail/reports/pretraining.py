@@ -14,16 +14,7 @@ from vitrail.reports.html import Markup, h, join_markup, render_table
 from vitrail.reports.predictions import embed_image
 from vitrail.reports.run import RunDirectory
 from vitrail.reports.summary import render_opening, render_tile, render_tiles, render_time_tile
-from vitrail.utils.text import (
-    NO_BREAK_SPACE,
-    format_count,
-    format_image_count,
-    format_interval,
-    format_number,
-    format_percent,
-    is_interval,
-    is_number,
-)
+from vitrail.utils import text
 
 KnnScores = dict[str, tuple[float, tuple[float, float] | None]]  # accuracy and interval by key of KNN_SOURCES
 
@@ -77,10 +68,10 @@ def collect_knn_scores(summary: dict[str, Any]) -> KnnScores:
     images, scores = summary.get("images"), {}
     for key in KNN_SOURCES:
         value, interval = summary.get(key), summary.get(f"{key}_interval")
-        if not is_number(value):
+        if not text.is_number(value):
             continue
-        ends = (interval[0], interval[1]) if is_interval(interval) else None
-        if ends is None and is_number(images) and images >= 1 and 0 <= value <= 1:
+        ends = (interval[0], interval[1]) if text.is_interval(interval) else None
+        if ends is None and text.is_number(images) and images >= 1 and 0 <= value <= 1:
             ends = wilson_interval(value * images, images)
         scores[key] = (value, ends)
     return scores
@@ -94,19 +85,18 @@ def render_knn_table(run: RunDirectory) -> list[Markup | None]:
         return []
     rows = []
     for key, (value, interval) in scores.items():
-        cell = render_barred(value, format_percent(value), 1 if key == "knn" else 2, interval)
-        rows.append([KNN_SOURCES[key], cell, format_interval(interval) or "–"])
+        cell = render_barred(value, text.format_percent(value), 1 if key == "knn" else 2, interval)
+        rows.append([KNN_SOURCES[key], cell, text.format_interval(interval) or "–"])
     images = summary.get("images")
-    count = f" Measured on {format_image_count(images)} of the {run.split} split." if isinstance(images, int) else ""
-    method = (
-        "Each image gets the class that its nearest training images vote for; nothing is trained for that. "
-        f"Wilson’s 95 % intervals.{count}"
+    count = (
+        f" Measured on {text.format_image_count(images)} of the {run.split} split." if isinstance(images, int) else ""
     )
-    head = ["nearest neighbours of", "accuracy", f"95{NO_BREAK_SPACE}%"]
+    method = "Each image gets the class that its nearest training images vote for; nothing is trained for that."
+    head = ["nearest neighbours of", "accuracy", f"95{text.NO_BREAK_SPACE}%"]
     return [
         h("p", format_knn_verdict(scores)) if len(scores) > 1 else None,
         render_table(head, rows, caption="k-NN accuracy", numeric_from=1, fit=True),
-        h("p", method, class_="note"),
+        h("p", f"{method} Wilson’s 95 % intervals.{count}", class_="note"),
     ]
 
 
@@ -129,8 +119,8 @@ def render_next_steps(run: RunDirectory) -> list[Markup | None]:
     """Return commands to fine-tune, probe, inspect and convert the model; after a collapse, the command to retry."""
     if run.collapse:
         retry = format_retry_command(run.get("command"), str(run.collapse.get("advice", "")))
-        text = "The weights of a collapsed run are of little use. Train again with the advice applied:"
-        return [h("p", text), render_code(retry)] if retry else []
+        note = "The weights of a collapsed run are of little use. Train again with the advice applied:"
+        return [h("p", note), render_code(retry)] if retry else []
     if not run.is_finished:
         return []
     data, model = str(run.get("data", "where") or "DATA"), str(run.directory / "model.safetensors")
@@ -164,26 +154,25 @@ def format_retry_command(command: Any, advice: str) -> str:
 
 def remove_option(words: list[str], flag: str, field: str) -> list[str]:
     """Return the words without an option, `--lr 3` or `--lr=3`; of --set, without that of the field."""
-    kept, index = [], 0
-    while index < len(words):
-        word, value = words[index], words[index + 1] if index + 1 < len(words) else ""
-        joined = word.partition("=")[2] if word.startswith(f"{flag}=") else None
-        given = joined if joined is not None else value
-        if (word == flag or joined is not None) and (not field or given.partition("=")[0] == field):
-            index += 1 if joined is not None else 2
-            continue
-        kept.append(word)
-        index += 1
+    kept, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        is_joined = word.startswith(f"{flag}=")
+        value = word.partition("=")[2] if is_joined else rest[0] if rest else ""
+        if (is_joined or word == flag) and (not field or value.partition("=")[0] == field):
+            rest = rest if is_joined else rest[1:]
+        else:
+            kept.append(word)
     return kept
 
 
-def render_advice(text: str) -> Markup:
+def render_advice(advice: str) -> Markup:
     """Return an advice with its options as code."""
     parts, end = [], 0
-    for match in OPTION_PATTERN.finditer(text):
-        parts += [text[end : match.start()], h("code", match.group())]
+    for match in OPTION_PATTERN.finditer(advice):
+        parts += [advice[end : match.start()], h("code", match.group())]
         end = match.end()
-    return join_markup([*parts, text[end:]])
+    return join_markup([*parts, advice[end:]])
 
 
 def render_collapse_alarm(run: RunDirectory) -> Markup | None:
@@ -194,14 +183,12 @@ def render_collapse_alarm(run: RunDirectory) -> Markup | None:
     stopped = (run.summary or {}).get("stopped") == "collapse"
     outcome = "training was stopped" if stopped else "training continued"
     cause, advice = str(collapse.get("cause") or ""), str(collapse.get("advice") or "")
-    return h(
-        "div",
-        h("p", h("strong", f"Collapse detected at step {format_count(collapse.get('step'))}"), f"; {outcome}."),
+    parts = [
+        h("p", h("strong", f"Collapse detected at step {text.format_count(collapse.get('step'))}"), f"; {outcome}."),
         h("p", h("b", "Likely cause: "), f"{cause}.") if cause else None,
         h("p", h("b", "What to change: "), render_advice(advice), ".") if advice else None,
-        class_="notice alarm",
-        role="alert",
-    )
+    ]
+    return h("div", parts, class_="notice alarm", role="alert")
 
 
 def render_pretraining_tiles(run: RunDirectory) -> Markup | None:
@@ -209,10 +196,10 @@ def render_pretraining_tiles(run: RunDirectory) -> Markup | None:
     last: dict[str, Any] = (run.summary or {}) if run.is_finished else (run.validation[-1] if run.validation else {})
     scores, labels = collect_knn_scores(last), {"knn": "k-NN accuracy", "knn_pixels": "k-NN accuracy of raw pixels"}
     measured = [key for key in labels if key in scores]
-    tiles = [render_tile(labels[key], format_percent(scores[key][0]), *scores[key]) for key in measured]
+    tiles = [render_tile(labels[key], text.format_percent(scores[key][0]), *scores[key]) for key in measured]
     numbers = {} if tiles else {"loss": ("Loss", "lower is better")}
     numbers |= {"rank": ("Effective rank", "of the features"), "spread": ("Feature spread", "0: all the same, 1: even")}
     for key, (label, note) in numbers.items():
-        if is_number(last.get(key)):
-            tiles.append(render_tile(label, format_number(last[key]), None, None, note))
+        if text.is_number(last.get(key)):
+            tiles.append(render_tile(label, text.format_number(last[key]), None, None, note))
     return render_tiles(*tiles, render_time_tile(last))

@@ -56,8 +56,7 @@ def draw_bars(chart: Chart, palette: Palette, width: float) -> Drawing:
             body += _draw_bar(bar, 0 if one_row_each else bar.series, middle, span, palette, tip, close)
             body.append(canvas.draw_text(width, middle + 4.5, values[id(bar)], palette.text, canvas.FONT_SIZE, "end"))
         y += height
-    parts += _draw_grid(span, top, y, chart, palette)
-    parts += body
+    parts += [*_draw_grid(span, top, y, chart, palette), *body]
     y += 20
     note = "; ".join(filter(None, (chart.y_name, "the axis does not begin at zero" if scale.low > 0 else "")))
     for line in canvas.wrap_text(note, width - left, canvas.SMALL_FONT_SIZE) if note else []:
