@@ -12,7 +12,7 @@ from argparse import Namespace
 import pytest
 
 from tests.deploy.asked import images, model, read, vitrail
-from vitrail.cli.output import resume_command
+from vitrail.cli.predict import resume_command
 from vitrail.deploy.predict import resume as resuming
 from vitrail.deploy.predict.formats import LabelsCSV, PredictionRow
 from vitrail.deploy.predict.parallel import ParallelInference

@@ -15,6 +15,7 @@ from PIL import Image
 from tests import forked
 from tests.data.spoilt import encoded, good, odd_names, photograph, put, spoilt
 from vitrail.cli import check
+from vitrail.cli.options import CommandParser
 from vitrail.data import audit
 
 CLOTHING = Path(__file__).parents[3] / "shared" / "data" / "clothing"
@@ -263,9 +264,7 @@ def wait_until(condition, seconds: float = 60.0) -> None:
 
 
 def test_defaults_of_options_equal_those_of_the_audit():
-    import argparse
-
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     check.add_arguments(parser)
     options = parser.parse_args(["data"])
     names = {"near": "max_hash_distance", "tiny": "min_side", "imbalance": "max_imbalance"}

@@ -1,11 +1,14 @@
 """Tests of the command line as a whole, and of `vitrail describe MODEL`."""
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+from vitrail.cli import build_parser
 from vitrail.models.sizes import SLOT_NAMES
 
 
@@ -105,3 +108,28 @@ def test_help_lists_the_names_of_every_slot():
     for slot, (names, _) in SLOT_NAMES.items():
         assert f"--{slot}" in text
         assert ", ".join(names) in text
+
+
+# Options whose value has another meaning in another command, such as the file that the command writes.
+OTHER_MEANINGS = {
+    *("out", "format", "resume", "force", "top", "recipe", "limit", "workers", "batch-size", "model"),
+    *("quiet", "quarantine", "split", "threads", "to"),
+}
+
+
+def list_help(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Yield every option of a parser and its subcommands, with its help up to the default in brackets."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from list_help(sub)
+        for flag in action.option_strings:
+            yield flag, str(action.help).partition(" [")[0]
+
+
+def test_an_option_has_the_same_help_in_every_command():
+    texts: dict[str, set[str]] = {}
+    for flag, text in list_help(build_parser()):
+        texts.setdefault(flag.strip("-"), set()).add(text)
+    assert {flag: found for flag, found in texts.items() if len(found) > 1 and flag not in OTHER_MEANINGS} == {}
+    assert {flag for flag in OTHER_MEANINGS if len(texts[flag]) == 1} == set()

@@ -7,8 +7,7 @@ import pytest
 
 from tests.reports.made import made_run
 from vitrail.reports import render_comparison
-from vitrail.reports.compare import compare_runs
-from vitrail.reports.compare_page import format_run_comparison
+from vitrail.reports.compare import compare_runs, format_run_comparison
 from vitrail.reports.run import ABSENT, find_differences, format_value
 
 

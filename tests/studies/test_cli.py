@@ -142,7 +142,7 @@ def test_terminal_shows_finished_cells_above_progress(monkeypatch: pytest.Monkey
     about = {"cell": "a", "label": "final: pool mean"}
     live.on_record({"kind": "cell", "what": "begins"} | about)
     live.on_record({"kind": "begin", "steps": 50} | about)
-    live.last_drawn -= 1  # it draws ten times in a second at most
+    live.last_shown -= 1  # it draws ten times in a second at most
     live.on_record({"kind": "train", "step": 7, "loss": 1.25} | about)
     assert screen.getvalue() == (
         "1 of 3 known cells, 1 failed, about 2:00 left\n  final: pool mean  step 7/50  loss 1.2500\n"

@@ -1,4 +1,7 @@
-"""Command line: one module per command. Nothing here imports PyTorch before a command runs."""
+"""Command line: one module per command. Nothing here imports PyTorch before a command runs.
+
+The docstring of a command's module is its help: the description, then the examples.
+"""
 
 import argparse
 import os
@@ -6,6 +9,8 @@ import sys
 from importlib import import_module
 
 import vitrail
+from vitrail.cli.options import CommandParser
+from vitrail.cli.text.progress import clear_progress
 
 COMMANDS = {
     "train": "train or fine-tune a classifier on a folder of images",
@@ -42,9 +47,9 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Return the parser of all commands."""
-    main_parser = argparse.ArgumentParser(
+    main_parser = CommandParser(
         prog="vitrail",
         description="Vision Transformers, from the paper to deployment.",
         epilog=EPILOG,
@@ -54,10 +59,15 @@ def build_parser() -> argparse.ArgumentParser:
     commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = import_module(f"vitrail.cli.{name}")
+        description, heading, examples = (command.__doc__ or "").partition("examples:\n")
         sub = commands.add_parser(
-            name, help=summary, description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=summary,
+            description=description.rstrip(),
+            epilog=heading + examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+        sub.add_shared("--traceback")
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
     return main_parser
@@ -75,10 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return options.run(options)
+    except BrokenPipeError:  # `vitrail describe … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # `vitrail describe … | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
+        clear_progress()
         if options.traceback or os.environ.get("VITRAIL_TRACEBACK"):
             raise
         from vitrail.utils.files import DiskFullError
@@ -86,5 +97,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"vitrail {options.command}: {error}", file=sys.stderr)
         return 1 if isinstance(error, DiskFullError) else 2
     except KeyboardInterrupt:
+        clear_progress()
         print(f"vitrail {options.command}: interrupted", file=sys.stderr)
         return 130

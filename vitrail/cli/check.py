@@ -3,19 +3,34 @@
 Every image is decoded completely, on all cores, and compared with all others. Results are cached by path, size and time, so
 that a second run is fast. The exit code is 1 if there are errors: unusable images, classes that are empty or differ between
 splits, one image with different labels, the same image in the training and the test split.
+
+examples:
+  vitrail check photos
+  vitrail check photos --quarantine bad.txt    then: vitrail train photos --quarantine bad.txt
+  vitrail check labels.csv --json
+  vitrail check photos --near none             only byte-identical copies, no near-duplicates
 """
 
 import argparse
 import os
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.options import parse_count, print_json
-from vitrail.cli.text.check import format_audit
-from vitrail.cli.text.progress import clear_progress, count_progress
+from vitrail.cli.options import CommandParser, parse_count, print_result
+from vitrail.cli.text.progress import count_progress
+from vitrail.utils.text import format_image_count, format_table
 
 if TYPE_CHECKING:
-    from vitrail.data.audit import Audit
+    from vitrail.data.audit import Audit, Finding
+    from vitrail.data.dataset import Images
+
+COLOURS = {"error": "\033[1;31m", "warning": "\033[33m", "note": "\033[36m"}
+STYLES = {"bold": "\033[1m", "dim": "\033[2m"}
+RESET = "\033[0m"
+INDENT = " " * 10
 
 
 def parse_bits(text: str) -> int | None:
@@ -38,34 +53,18 @@ def parse_ratio(text: str) -> float:
     return value
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail check`."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail check photos\n"
-        "  vitrail check photos --quarantine bad.txt    then: vitrail train photos --quarantine bad.txt\n"
-        "  vitrail check labels.csv --json\n"
-        "  vitrail check photos --near none             only byte-identical copies, no near-duplicates\n"
-    )
-    parser.add_argument("data", metavar="DATA", help="folder, manifest, Parquet file, tar shards, or name (digits)")
-    parser.add_argument("--json", action="store_true", help="print all findings as JSON")
-    parser.add_argument(
-        "--quarantine", type=Path, metavar="FILE", help="list of the images to leave out: path, tab, reason"
-    )
-    parser.add_argument("--examples", type=parse_count, default=3, metavar="N", help="paths shown per finding [3]")
-    parser.add_argument("--workers", type=parse_count, metavar="N", help="worker processes [one per core]")
-    parser.add_argument("--no-cache", action="store_true", help="read every image again and store no results")
-    parser.add_argument(
-        "--near",
-        type=parse_bits,
-        default=12,
-        metavar="BITS",
-        help="bits of 128 that may differ between near-duplicates [12]; none compares bytes only",
-    )
-    parser.add_argument("--tiny", type=parse_count, default=8, metavar="N", help="smallest accepted side in pixels [8]")
-    parser.add_argument(
-        "--imbalance", type=parse_ratio, default=10.0, metavar="X", help="ratio of class sizes that is reported [10]"
-    )
+    parser.add_shared("data DATA")
+    parser.add_shared("--json")
+    parser.add_option("--quarantine FILE", "list to write of the images to leave out: path, tab, reason", Path)
+    parser.add_option("--examples N", "paths shown per finding [3]", parse_count, default=3)
+    parser.add_shared("--workers N", note="one per core", type=parse_count)
+    parser.add_shared("--no-cache")
+    near = "bits of 128 that may differ between near-duplicates [12]; none compares bytes only"
+    parser.add_option("--near BITS", near, parse_bits, default=12)
+    parser.add_option("--tiny N", "smallest accepted side in pixels [8]", parse_count, default=8)
+    parser.add_option("--imbalance X", "ratio of class sizes that is reported [10]", parse_ratio, default=10.0)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,25 +73,19 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.data.sources import load_dataset
 
     show = count_progress()
-    try:
-        audit = audit_dataset(
-            load_dataset(options.data, progress=show),
-            cache=not options.no_cache,
-            workers=options.workers,
-            progress=show,
-            max_hash_distance=options.near,
-            min_side=options.tiny,
-            max_imbalance=options.imbalance,
-        )
-    finally:
-        clear_progress()
-    n_quarantined = write_quarantine(audit, options.quarantine) if options.quarantine else None
-    if options.json:
-        print_json(audit.to_dict())
-    else:
-        print(format_audit(audit, options.examples))
-        if n_quarantined is not None:
-            print(f"{options.quarantine}: {n_quarantined:,} to leave out")
+    audit = audit_dataset(
+        load_dataset(options.data, progress=show),
+        cache=not options.no_cache,
+        workers=options.workers,
+        progress=show,
+        max_hash_distance=options.near,
+        min_side=options.tiny,
+        max_imbalance=options.imbalance,
+    )
+    lines = [*format_audit(audit, options.examples)]
+    if options.quarantine:
+        lines.append(f"{options.quarantine}: {write_quarantine(audit, options.quarantine):,} to leave out")
+    print_result(options, audit.to_dict(), lines)
     return 0 if audit.is_ok else 1
 
 
@@ -109,3 +102,82 @@ def write_quarantine(audit: "Audit", file: Path) -> int:
         partial.unlink(missing_ok=True)
         raise OSError(f"{file} was not written: {error.strerror or error}") from None
     return len(quarantined)
+
+
+def format_audit(audit: "Audit", examples: int) -> list[str]:
+    """Return the splits, then each kind of finding with its count, examples and remedy."""
+    from vitrail.data.audit import FINDING_KINDS
+
+    width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
+    lines = [*format_splits(audit), *map(escape_unprintable, audit.dataset.notes)]
+    for kind in audit.counts:  # most severe first
+        findings = audit.select_findings([kind])
+        severity = findings[0].severity
+        severity = colourise(severity, severity) + " " * (8 - len(severity))
+        lines += ["", f"{severity}{len(findings):>7,}  {colourise('bold', kind)}: {FINDING_KINDS[kind].title}"]
+        for finding in findings[:examples]:
+            lines += format_example(finding, audit.dataset.source, width)
+        if len(findings) > examples > 0:
+            lines.append(colourise("dim", f"{INDENT}… and {len(findings) - examples:,} more"))
+        lines.append(f"{INDENT}→ {FINDING_KINDS[kind].remedy}")
+    return [*lines, "", format_verdict(audit)]
+
+
+def format_splits(audit: "Audit") -> list[str]:
+    """Return the splits as a table."""
+    splits = audit.dataset.splits
+    n_classes = len({name for split in splits.values() for name in split.classes})
+    images = format_image_count(sum(map(len, splits.values())))
+    heading = f"{escape_unprintable(audit.dataset.source)}: {images}, {n_classes:,} class{'es' * (n_classes != 1)}"
+    rows = [("split", "images", "classes", "smallest class", "largest class")]
+    rows += [
+        (name, f"{len(split):,}", f"{len(split.classes):,}", *describe_class_range(split))
+        for name, split in splits.items()
+    ]
+    return [colourise("bold", heading), "", *format_table(rows, right=(1, 2), rules=(1,))]
+
+
+def describe_class_range(images: "Images") -> tuple[str, str]:
+    """Return the smallest and the largest class with their counts."""
+    counts = images.count_classes()
+    if not len(counts):
+        return "–", "–"
+    if counts.min() == counts.max():
+        return f"all: {counts[0]:,}", ""
+    ends = (counts.argmin(), counts.argmax())
+    smallest, largest = (f"{escape_unprintable(images.classes[k])[:24]}: {counts[k]:,}" for k in ends)
+    return smallest, largest
+
+
+def format_example(finding: "Finding", source: str, width: int) -> list[str]:
+    """Return a path with its detail on the same line, or below if the line is too long."""
+    root = source.rstrip("/") + "/"
+    path, detail = (escape_unprintable(text.replace(root, "")) for text in (finding.path, finding.detail))
+    if len(INDENT) + len(path) + 2 + len(detail) <= width:
+        return [f"{INDENT}{path}  {colourise('dim', detail)}"]
+    inset = INDENT + "    "
+    wrapped = textwrap.wrap(detail, max(20, width - len(inset)), break_long_words=False, break_on_hyphens=False)
+    return [f"{INDENT}{path}", *(inset + colourise("dim", line) for line in wrapped)]
+
+
+def format_verdict(audit: "Audit") -> str:
+    """Return the last line: the number of findings and the conclusion."""
+    totals = {severity: sum(finding.severity == severity for finding in audit.findings) for severity in COLOURS}
+    counts = [f"{count:,} {severity}{'s' * (count != 1)}" for severity, count in totals.items() if count]
+    if not audit.is_ok:
+        return colourise("error", f"{', '.join(counts)}: fix the errors before training.")
+    if not counts:
+        return "No findings: ready to train."
+    return f"{', '.join(counts)}: no errors, ready to train."
+
+
+def escape_unprintable(value: str) -> str:
+    """Return a text with its unprintable characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+
+
+def colourise(colour: str, value: str) -> str:
+    """Return the text in a colour if standard output is a terminal that shows colours."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return value
+    return (COLOURS | STYLES)[colour] + value + RESET

@@ -2,6 +2,14 @@
 
 The written file is read back; every tensor must be identical bit for bit, then the logits on a photograph are compared. Only
 then is the file renamed to OUT. A model that the target format cannot express is refused with the reason.
+
+examples:
+  vitrail convert vit_base.pth vit_base.safetensors --to vitrail --labels names.txt
+  vitrail convert hf://facebook/dinov2-base dinov2.safetensors --to timm
+  vitrail convert deit_tiny.safetensors deit --to hf --licence apache-2.0
+  vitrail convert deit_tiny.safetensors mine.safetensors --to vitrail --adapter runs/photos-finetune-1/adapter
+  vitrail convert runs/photos-mae-1/pretraining.safetensors mae --to hf   # with the decoder; --to timm: Facebook's
+  vitrail convert deit_tiny.safetensors grey.safetensors --to vitrail --classes 10 --size 160x224 --channels 1
 """
 
 import argparse
@@ -10,54 +18,28 @@ from pathlib import Path
 
 from vitrail.checkpoints import TARGET_NAMES
 from vitrail.cli.describe import format_bytes
-from vitrail.cli.options import (
-    add_allow_missing_option,
-    add_checkpoint_options,
-    parse_assumptions,
-    parse_classes,
-    parse_size,
-    print_json,
-)
+from vitrail.cli.options import CommandParser, parse_assumptions, print_result
 from vitrail.cli.text.progress import byte_progress
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail convert`."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail convert vit_base.pth vit_base.safetensors --to vitrail --labels names.txt\n"
-        "  vitrail convert hf://facebook/dinov2-base dinov2.safetensors --to timm\n"
-        "  vitrail convert deit_tiny.safetensors deit --to hf --licence apache-2.0\n"
-        "  vitrail convert deit_tiny.safetensors mine.safetensors --to vitrail --adapter runs/photos-finetune-1/adapter\n"
-        "  vitrail convert runs/photos-mae-1/pretraining.safetensors mae --to hf   # with the decoder; --to timm: Facebook's\n"
-        "  vitrail convert deit_tiny.safetensors grey.safetensors --to vitrail --classes 10 --size 160x224 --channels 1\n"
-    )
     parser.add_argument("source", metavar="IN", help="checkpoint file or directory, or hf://owner/name")
     parser.add_argument("out", metavar="OUT", help="output file; for hf a new directory")
-    parser.add_argument(
-        "--to", required=True, choices=TARGET_NAMES, metavar="FORMAT", help=f"target format: {', '.join(TARGET_NAMES)}"
-    )
-    change = parser.add_argument_group("changes")
-    change.add_argument(
-        "--classes",
-        type=parse_classes,
-        default=...,
-        metavar="N",
-        help="number of classes of a new head, initialised to zero; none removes the head",
-    )
-    change.add_argument("--size", type=parse_size, metavar="N|HxW", help="new image size, positions are resampled")
-    change.add_argument(
-        "--channels", type=int, metavar="N", help="input channels: the first projection is summed for 1, else repeated"
-    )
-    change.add_argument("--adapter", type=Path, metavar="DIR", help="LoRA adapter in PEFT's format to merge")
-    change.add_argument("--labels", type=Path, metavar="FILE", help="class names: JSON list, or one per line")
-    change.add_argument("--licence", metavar="TEXT", help="licence recorded in the file")
-    add_checkpoint_options(parser.add_argument_group("checkpoint"))
-    add_allow_missing_option(parser)
-    parser.add_argument(
-        "--image", type=Path, metavar="IMAGE", help="image for the comparison of logits [a photograph in the package]"
-    )
-    parser.add_argument("--json", action="store_true", help="print the verification as JSON")
+    targets = f"target format: {', '.join(TARGET_NAMES)}"
+    parser.add_option("--to FORMAT", targets, choices=TARGET_NAMES, required=True)
+    change = parser.add_group("changes")
+    change.add_shared("--classes N", note="the checkpoint's; a new head is initialised to zero", default=...)
+    change.add_shared("--size N|HxW")
+    change.add_shared("--channels N", note="the checkpoint's; for 1 the first projection is summed, else repeated")
+    change.add_option("--adapter DIR", "LoRA adapter in PEFT's format to merge", Path)
+    change.add_option("--labels FILE", "class names: JSON list, or one per line", Path)
+    change.add_shared("--licence TEXT")
+    parser.add_checkpoint_options()
+    missing = "initialise missing tensors that match at random ('blocks.11.*'; repeatable); each one is listed"
+    parser.add_option("--allow-missing PATTERN", missing, action="append", default=[])
+    parser.add_option("--image IMAGE", "image for the comparison of logits [a photograph in the package]", Path)
+    parser.add_shared("--json")
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
@@ -96,17 +78,13 @@ def run(options: argparse.Namespace) -> int:
         image_path=options.image or SAMPLE_IMAGE,
         progress=byte_progress("reading"),
     )
-    if options.json:
-        print_json(proof.as_dict())
-        return 0
-    print(f"{options.source} → {proof.path} ({proof.target})")
-    print(f"  {proof.tensors} tensors, {format_bytes(proof.bytes)}, read back identical bit for bit")
-    print(
+    lines = [
+        f"{options.source} → {proof.path} ({proof.target})",
+        f"  {proof.tensors} tensors, {format_bytes(proof.bytes)}, read back identical bit for bit",
         f"  {proof.compared} on a photograph: largest difference {proof.largest_difference:.3g}, "
-        f"largest value {proof.largest_logit:.3g}"
-    )
+        f"largest value {proof.largest_logit:.3g}",
+    ]
     if proof.as_read_by_strangers is not None:
-        print(f"  read without the configuration: largest difference {proof.as_read_by_strangers:.3g}")
-    for note in proof.notes:
-        print(f"  note: {note}")
+        lines.append(f"  read without the configuration: largest difference {proof.as_read_by_strangers:.3g}")
+    print_result(options, proof.as_dict(), [*lines, *(f"  note: {note}" for note in proof.notes)])
     return 0

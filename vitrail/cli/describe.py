@@ -6,25 +6,28 @@ the shape, parameters, multiply-adds and bytes of each stage. Multiply-adds and 
 
 FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name). The report has its format and the evidence for
 it, the architecture, missing and unused tensors, the origin of labels and preprocessing, and whether all values are finite.
+
+examples:
+  vitrail describe B/16 --size 384 --batch 8
+  vitrail describe S/16 --position sincos2d --pool mean --registers 4 --channels 1 --size 160x224
+  vitrail describe Ti/4 --width 128 --depth 6 --heads 4 --size 28 --channels 1 --classes 10
+  vitrail describe R152x4 --json
+  vitrail describe deit_tiny.safetensors
+  vitrail describe my_vit.pth --assume heads=6 --assume mean=imagenet
+  vitrail describe hf://google/vit-base-patch16-224 --header
 """
 
 import argparse
 import re
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.options import (
-    add_checkpoint_options,
-    given_options,
-    parse_assumptions,
-    parse_classes,
-    parse_size,
-    print_json,
-)
+from vitrail.cli.options import CommandParser, given_options, parse_assumptions, print_result
 from vitrail.cli.text.progress import byte_progress
 from vitrail.models.sizes import SLOT_NAMES
-from vitrail.utils.text import format_table
+from vitrail.utils.text import format_image_count, format_table
 
 if TYPE_CHECKING:
     from vitrail.models.flops import Cost, Stage
@@ -33,49 +36,29 @@ CHECKPOINT_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", "
 SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail describe`: one for each slot of a model."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail describe B/16 --size 384 --batch 8\n"
-        "  vitrail describe S/16 --position sincos2d --pool mean --registers 4 --channels 1 --size 160x224\n"
-        "  vitrail describe Ti/4 --width 128 --depth 6 --heads 4 --size 28 --channels 1 --classes 10\n"
-        "  vitrail describe R152x4 --json\n"
-        "  vitrail describe deit_tiny.safetensors\n"
-        "  vitrail describe my_vit.pth --assume heads=6 --assume mean=imagenet\n"
-        "  vitrail describe hf://google/vit-base-patch16-224 --header\n"
-    )
-    parser.add_argument(
-        "model",
-        metavar="MODEL|FILE",
-        help='architecture ("B/16", "R50+B/16", "R50x1"), or checkpoint: file, directory, hf://owner/name',
-    )
-    parser.add_argument("--size", type=parse_size, default=(224, 224), metavar="N|HxW", help="image size [224]")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images per batch [1]")
-    parser.add_argument(
-        "--classes",
-        type=parse_classes,
-        default=1000,
-        metavar="N",
-        help="number of classes, or none for features [1000]",
-    )
-    parser.add_argument("--channels", type=int, default=3, metavar="N", help="channels of the image [3]")
-    parser.add_argument("--json", action="store_true", help="print the description as JSON")
-    slots = parser.add_argument_group("slots of a Vision Transformer")
+    models = 'architecture ("B/16", "R50+B/16", "R50x1"), or checkpoint: file, directory, hf://owner/name'
+    parser.add_argument("model", metavar="MODEL|FILE", help=models)
+    parser.add_shared("--size N|HxW", note="224", default=(224, 224))
+    parser.add_option("--batch N", "images per batch [1]", int, default=1)
+    parser.add_shared("--classes N", note="1000", default=1000)
+    parser.add_shared("--channels N", note="3", default=3)
+    parser.add_shared("--json")
+    slots = parser.add_group("slots of a Vision Transformer")
     for name, (names, meaning) in SLOT_NAMES.items():
         at = "; @every or @shared adds it at every layer [learned1d]" if name == "position" else ""
-        metavar = "NAME[@every|@shared]" if name == "position" else "NAME"
-        slots.add_argument(f"--{name}", metavar=metavar, help=f"{meaning}: {', '.join(names)}{at}")
-    slots.add_argument("--registers", type=int, metavar="N", help="number of register tokens [0]")
-    slots.add_argument("--layer-scale", type=float, metavar="X", help="initial value of LayerScale [no LayerScale]")
-    slots.add_argument("--qk-norm", action="store_true", default=None, help="normalise queries and keys")
+        value = "NAME[@every|@shared]" if name == "position" else "NAME"
+        slots.add_option(f"--{name} {value}", f"{meaning}: {', '.join(names)}{at}")
+    slots.add_option("--registers N", "number of register tokens [0]", int)
+    slots.add_option("--layer-scale X", "initial value of LayerScale [no LayerScale]", float)
+    slots.add_option("--qk-norm", "normalise queries and keys")
     for name in SIZE_OPTIONS:
-        words = name.replace("_", " ")
-        slots.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{words} [the named size's]")
-    add_checkpoint_options(parser.add_argument_group("checkpoint"))
-    parser.add_argument("--header", action="store_true", help="do not read the values of a checkpoint: fast")
-    resnet = parser.add_argument_group("slots of a ResNet")
-    resnet.add_argument("--root", choices=("large", "small"), help="stem; small suits images of 32×32 [large]")
+        slots.add_option(f"--{name.replace('_', '-')} N", f"{name.replace('_', ' ')} [the named size's]", int)
+    parser.add_checkpoint_options()
+    parser.add_option("--header", "do not read the values of a checkpoint: fast")
+    resnet = parser.add_group("slots of a ResNet")
+    resnet.add_option("--root", "stem; small suits images of 32×32 [large]", choices=("large", "small"))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,15 +68,10 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.models.flops import count
     from vitrail.models.registry import configure
 
-    given = given_options(options, (*SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, "root"))
-    config = configure(
-        options.model, image_size=options.size, classes=options.classes, channels=options.channels, **given
-    )
-    cost = count(config, options.batch)
-    if options.json:
-        print_json({"model": options.model, **cost.as_dict()})
-    else:
-        print(format_cost_table(options.model, cost))
+    names = ("classes", "channels", *SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, "root")
+    given = {"classes": options.classes} | given_options(options, names)
+    cost = count(configure(options.model, image_size=options.size, **given), options.batch)
+    print_result(options, {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost))
     return 0
 
 
@@ -111,55 +89,40 @@ def describe_checkpoint(options: argparse.Namespace) -> int:
 
     with inspect_checkpoint(options.model, parse_assumptions(options), options.take) as checkpoint:
         report = build_report(checkpoint, None if options.header else byte_progress("reading"))
-    if options.json:
-        print_json(report)
-    else:
-        print(format_report(report))
+    print_result(options, report, [format_report(report)])
     return 0 if report["loads"] else 1
 
 
-def format_cost_table(name: str, cost: "Cost") -> str:
+def format_cost_table(name: str, cost: "Cost") -> list[str]:
     """Return the stages of a model with their cost as a table. Equal consecutive layers share a line."""
     rows = [("stage", "shape", "parameters", "multiply-adds", "kept for backward")]
     for stages in _group_equal_layers(cost.stages):
         first, count = stages[0], len(stages)
         label = first.name if count == 1 else first.name.replace("layer 1", f"layers 1 to {count}")
-        rows.append(
-            (
-                label,
-                f"[{', '.join(map(str, first.shape))}]",
-                f"{count * first.params:,}",
-                format_count(count * first.macs),
-                format_bytes(count * first.activation_bytes),
-            )
-        )
+        shape = f"[{', '.join(map(str, first.shape))}]"
+        macs, kept = format_count(count * first.macs), format_bytes(count * first.activation_bytes)
+        rows.append((label, shape, f"{count * first.params:,}", macs, kept))
     rows.append(("total", "", f"{cost.params:,}", format_count(cost.macs), format_bytes(cost.activation_bytes)))
     height, width = cost.image_size
-    images = "1 image" if cost.batch == 1 else f"{cost.batch} images"
-    return "\n".join(
-        [
-            f"{name}: {images} of {height}×{width}, 32-bit floats",
-            "",
-            *format_table(rows, right=(2, 3, 4), rules=(1, len(rows) - 1)),
-            "",
-            *(f"{label:<12}{fact}" for label, fact in _cost_facts(cost)),
-        ]
-    )
+    return [
+        f"{name}: {format_image_count(cost.batch)} of {height}×{width}, 32-bit floats",
+        "",
+        *format_table(rows, right=(2, 3, 4), rules=(1, len(rows) - 1)),
+        "",
+        *(f"{label:<12}{fact}" for label, fact in _cost_facts(cost)),
+    ]
 
 
 def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
+    inference, training = format_bytes(cost.inference_bytes), format_bytes(cost.training_bytes)
     facts = [
-        ("inference", f"{format_bytes(cost.inference_bytes)}: weights, and activations alive at the same time"),
-        (
-            "training",
-            f"{format_bytes(cost.training_bytes)}: weights, gradients, two Adam moments, activations for backward",
-        ),
+        ("inference", f"{inference}: weights, and activations alive at the same time"),
+        ("training", f"{training}: weights, gradients, two Adam moments, activations for backward"),
     ]
     if cost.macs_every_token > cost.macs:
         every = format_count(cost.macs_every_token)
-        facts.append(
-            ("last layer", f"only the tokens that the head reads are computed; with all tokens {every} multiply-adds")
-        )
+        fact = f"only the tokens that the head reads are computed; with all tokens {every} multiply-adds"
+        facts.append(("last layer", fact))
     if cost.tokens:
         matrix, total = format_bytes(cost.attention_bytes_per_matrix), format_bytes(cost.attention_bytes_total)
         facts += [
@@ -172,15 +135,8 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
 
 def _group_equal_layers(stages: "list[Stage]") -> "list[list[Stage]]":
     """Return the stages with equal consecutive layers grouped."""
-    groups: list[list[Stage]] = []
-    for stage in stages:
-        before = groups[-1][-1] if groups else stage
-        both_layers = stage.name.startswith("layer ") and before.name.startswith("layer ")
-        if groups and both_layers and replace(stage, name="") == replace(before, name=""):
-            groups[-1].append(stage)
-        else:
-            groups.append([stage])
-    return groups
+    groups = groupby(stages, lambda stage: replace(stage, name="") if stage.name.startswith("layer ") else stage)
+    return [list(group) for _, group in groups]
 
 
 def format_count(value: int) -> str:

@@ -5,113 +5,90 @@ MODEL is a checkpoint of any known format or a run of `vitrail train`. The file 
 generated ones): largest difference, changed predictions, accuracy with intervals where labels exist, size, latency and
 throughput. A file beyond the tolerance is not kept. In float, logits may differ by 1e-3 and no prediction may change; with
 --int8, --fp16 and --bf16 accuracy may fall by one point, or 5 % of the predictions may change where there are no labels.
+
+examples:
+  vitrail export deit_tiny.safetensors deit.onnx --verify photos
+  vitrail export runs/photos-finetune-1 photos.xml --uint8            OpenVINO, normalisation in the graph
+  vitrail export deit_tiny.safetensors deit.onnx --dynamic-size       positions resampled in the graph
+  vitrail export deit_tiny.safetensors fast.xml --merge 8 --verify photos
+  vitrail export runs/photos-finetune-1 small.onnx --int8 --verify photos   sensitive layers stay in float
+  vitrail export deit_tiny.safetensors deit.pt2                       torch.export program
 """
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.cli.describe import format_bytes
 from vitrail.cli.options import (
-    add_checkpoint_options,
-    add_size_option,
+    CHECKPOINT_HELP,
+    CommandParser,
     check_at_least,
-    option_flag,
+    first_flag,
+    given_options,
     parse_assumptions,
-    print_json,
+    print_result,
 )
-from vitrail.cli.text.progress import clear_progress, count_progress
+from vitrail.cli.text.progress import count_progress
 from vitrail.deploy import RUNTIME_SUFFIXES
+from vitrail.utils.text import format_table
 
 if TYPE_CHECKING:
-    from vitrail.deploy.export.comparison import VerificationReport
+    from vitrail.deploy.export.comparison import OutputComparison, RuntimeSpeed, VerificationReport
 
-DEFAULT_VERIFY_IMAGES, DEFAULT_CALIBRATION_IMAGES, MAX_GENERATED_IMAGES = 500, 64, 32
+MAX_GENERATED_IMAGES = 32
 OUT_HELP = "output file: " + ", ".join(RUNTIME_SUFFIXES).replace(".xml", ".xml (with a .bin beside it)")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail export`."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail export deit_tiny.safetensors deit.onnx --verify photos\n"
-        "  vitrail export runs/photos-finetune-1 photos.xml --uint8            OpenVINO, normalisation in the graph\n"
-        "  vitrail export deit_tiny.safetensors deit.onnx --dynamic-size       positions resampled in the graph\n"
-        "  vitrail export deit_tiny.safetensors fast.xml --merge 8 --verify photos\n"
-        "  vitrail export runs/photos-finetune-1 small.onnx --int8 --verify photos   sensitive layers stay in float\n"
-        "  vitrail export deit_tiny.safetensors deit.pt2                       torch.export program\n"
-    )
-    parser.add_argument("model", metavar="MODEL", help="checkpoint file or directory, run, hf://owner/name")
+    parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
     parser.add_argument("out", type=Path, metavar="OUT", help=OUT_HELP)
-    parser.add_argument("--to", choices=tuple(RUNTIME_SUFFIXES.values()), help="target runtime [by the suffix of OUT]")
-    parser.add_argument("--json", action="store_true", help="print the verification as JSON")
-    graph = parser.add_argument_group("graph")
-    graph.add_argument("--uint8", action="store_true", help="take uint8 pixels and normalise them in the graph")
-    graph.add_argument("--dynamic-size", action="store_true", help="take images of any size divisible by the patch")
-    add_size_option(graph)
-    graph.add_argument("--merge", type=int, default=0, metavar="R", help="tokens merged per layer [0]")
+    parser.add_option("--to", "target runtime [by the suffix of OUT]", choices=tuple(RUNTIME_SUFFIXES.values()))
+    parser.add_shared("--json")
+    graph = parser.add_group("graph")
+    graph.add_option("--uint8", "take uint8 pixels and normalise them in the graph")
+    graph.add_option("--dynamic-size", "take images of any size divisible by the patch")
+    graph.add_shared("--size N|HxW")
+    graph.add_shared("--merge R")
     precision = graph.add_mutually_exclusive_group()
-    precision.add_argument("--int8", action="store_true", help="8-bit integers with calibration (onnx, openvino)")
-    precision.add_argument("--fp16", action="store_true", help="weights in half precision")
-    precision.add_argument("--bf16", action="store_true", help="weights in bfloat16")
-    proof = parser.add_argument_group("verification")
-    proof.add_argument("--verify", metavar="DATA", help="images to compare on, labelled or not [generated images]")
-    proof.add_argument("--split", metavar="NAME", help="split of DATA [test, else validation, else all]")
-    proof.add_argument("--map", metavar="FILE", help="class mapping of DATA, as for vitrail evaluate")
-    proof.add_argument("--label-from", metavar="REGEX", help="regular expression that finds the class in a file name")
-    proof.add_argument(
-        "--limit",
-        type=int,
-        default=DEFAULT_VERIFY_IMAGES,
-        metavar="N",
-        help=f"maximum images [{DEFAULT_VERIFY_IMAGES}]",
-    )
-    proof.add_argument(
-        "--calibrate",
-        metavar="DATA",
-        help="images for the calibration of --int8 [images of --verify that are not compared, or generated ones]",
-    )
-    proof.add_argument(
-        "--calibration",
-        type=int,
-        default=DEFAULT_CALIBRATION_IMAGES,
-        metavar="N",
-        help=f"calibration images [{DEFAULT_CALIBRATION_IMAGES}]",
-    )
-    proof.add_argument(
-        "--tolerance",
-        type=float,
-        metavar="X",
-        help="in float: difference of logits [0.001]; else points of accuracy [1]",
-    )
-    proof.add_argument("--force", action="store_true", help="keep the file even if it is beyond the tolerance")
-    proof.add_argument("--threads", type=int, metavar="N", help="threads of model and file in the comparison")
-    add_checkpoint_options(parser.add_argument_group("checkpoint"))
+    kinds = {"int8": "8-bit integers with calibration (onnx, openvino)"}
+    kinds |= {"fp16": "weights in half precision", "bf16": "weights in bfloat16"}
+    for kind, text in kinds.items():
+        precision.add_argument(f"--{kind}", action="store_true", help=text)
+    proof = parser.add_group("verification")
+    proof.add_option("--verify DATA", "images to compare on, labelled or not [generated images]")
+    proof.add_shared("--split NAME", "--map FILE", "--label-from REGEX")
+    proof.add_shared("--limit N", note="500", default=500)
+    calibrate = "images for the calibration of --int8 [images of --verify that are not compared, or generated ones]"
+    proof.add_option("--calibrate DATA", calibrate)
+    proof.add_option("--calibration N", "calibration images [64]", int, default=64)
+    proof.add_option("--tolerance X", "in float: difference of logits [0.001]; else points of accuracy [1]", float)
+    proof.add_option("--force", "keep the file even if it is beyond the tolerance")
+    proof.add_option("--threads N", "threads of model and file in the comparison", int)
+    parser.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:
     """Export, verify and print the verification, also if it fails."""
     target = target_runtime(options)
-    for name in ("limit", "calibration"):
-        check_at_least(1, getattr(options, name), f"--{name}")
-    if options.threads is not None:
-        check_at_least(1, options.threads, "--threads")
+    for name, value in given_options(options, ("limit", "calibration", "threads")).items():
+        check_at_least(1, value, f"--{name}")
     if options.calibrate is not None and not options.int8:
         raise ValueError("--calibrate needs --int8: add it, or leave this out")
-    for name in ("split", "map", "label_from"):
-        if getattr(options, name) is not None and options.verify is None:
-            raise ValueError(f"{option_flag(name)} needs --verify DATA: add it, or leave this out")
+    needing = given_options(options, ("split", "map", "label_from"))
+    if needing and options.verify is None:
+        raise ValueError(f"{first_flag(needing)} needs --verify DATA: add it, or leave this out")
     from vitrail.deploy.export.verify import VerificationError
 
     try:
         report = export_from_options(options, target)
     except VerificationError as refused:
-        clear_progress()
-        print_report(options, refused.report)
+        print_result(options, refused.report.as_dict(), format_report(options.model, refused.report))
         raise
-    finally:
-        clear_progress()
-    print_report(options, report)
+    print_result(options, report.as_dict(), format_report(options.model, report))
     return 0
 
 
@@ -134,20 +111,12 @@ def export_from_options(options: argparse.Namespace, target: str) -> "Verificati
     progress = count_progress()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    assume = parse_assumptions(options)
-    deployed = open_checkpoint(options.model, merge=options.merge, size=options.size, assume=assume, take=options.take)
+    cpu, assume = torch.device("cpu"), parse_assumptions(options)
+    deployed = open_checkpoint(options.model, cpu, None, options.merge, options.size, assume, options.take, "fp32")
     assert deployed.model is not None
     precision = next((name for name in ("int8", "fp16", "bf16") if getattr(options, name)), "fp32")
-    request = ExportRequest(
-        target,
-        options.uint8,
-        options.dynamic_size,
-        options.merge,
-        precision,
-        options.tolerance,
-        options.force,
-        options.threads,
-    )
+    graph = (options.uint8, options.dynamic_size, options.merge, precision)
+    request = ExportRequest(target, *graph, options.tolerance, options.force, options.threads)
     images, notes, names = load_verification_images(options, deployed, progress)
     calibration = None
     if options.int8:
@@ -172,11 +141,57 @@ def weight_files(path: Path) -> list[Path]:
     return [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
 
 
-def print_report(options: argparse.Namespace, report: "VerificationReport") -> None:
-    """Print the verification as text or JSON."""
-    if options.json:
-        print_json(report.as_dict())
-        return
-    from vitrail.cli.text.export import format_report
+def format_report(model: str, report: "VerificationReport") -> list[str]:
+    """Return the verification as lines."""
+    state = "" if report.passed else "  (beyond the tolerance)"
+    lines = [f"{model} → {report.file} ({report.runtime}, {report.precision}){state}"]
+    lines += [f"  compared with the model on {report.pictures:,} images ({report.source}):"]
+    lines += [f"    {line}" for line in format_comparison(report.compared)]
+    if report.features is not None:
+        lines.append(f"  features: largest difference {report.features.largest_difference:.3g}")
+    for result in report.at_sizes:
+        height, width = result.size
+        lines.append(f"  at {height}×{width}, generated images: {format_difference(result.compared)}")
+    if report.unmerged is not None:
+        lines += ["  effect of token merging, compared with the model without it:"]
+        lines += [f"    {line}" for line in format_comparison(report.unmerged)]
+    lines.append(f"  size: {format_bytes(report.bytes)}, checkpoint {format_bytes(report.bytes_before)}")
+    lines += [f"  {line}" for line in format_speeds(report.speeds)]
+    if report.kept:
+        lines.append(f"  layers in float: {', '.join(report.kept)}")
+    lines += [f"  note: {note}" for note in report.notes]
+    return lines + [f"  beyond the tolerance: {refusal}" for refusal in report.refusals]
 
-    print(format_report(options.model, report))
+
+def format_difference(comparison: "OutputComparison") -> str:
+    """Return the largest difference beside the largest value."""
+    difference = f"largest difference {comparison.largest_difference:.3g}"
+    return f"{comparison.what}: {difference}, largest value {comparison.largest:.3g}"
+
+
+def format_comparison(comparison: "OutputComparison") -> list[str]:
+    """Return differences, agreement and accuracy as lines."""
+    lines = [format_difference(comparison)]
+    if comparison.agreement is not None and comparison.agreement_interval is not None:
+        low, high = comparison.agreement_interval
+        lines.append(f"same prediction: {comparison.agreement:.2%}  (95 %: {low:.1%} to {high:.1%})")
+    if comparison.score is not None:
+        score = comparison.score
+        before, after = (
+            f"{value:.2%}" + ("" if interval is None else f" ({interval[0]:.1%} to {interval[1]:.1%})")
+            for value, interval in ((score.first, score.first_interval), (score.second, score.second_interval))
+        )
+        low, high = (100 * bound for bound in score.difference_interval)
+        lines.append(f"{score.measure}: {before} → {after}")
+        lines.append(f"difference: {100 * score.difference:+.2f} points (95 %: {low:+.2f} to {high:+.2f})")
+    return lines
+
+
+def format_speeds(speeds: "Mapping[str, RuntimeSpeed]") -> list[str]:
+    """Return latency and throughput as a table; the measurements are interleaved."""
+    first = next(iter(speeds.values())).throughput
+    rows = [("speed", "latency, 1 image", "images/s, batch 16", "")]
+    for name, speed in speeds.items():
+        ratio = f"{speed.throughput / first:.2f}×"
+        rows.append((name, f"{1000 * speed.latency:.2f} ms", f"{speed.throughput:.1f}", ratio))
+    return format_table(rows, right=(1, 2, 3))

@@ -37,14 +37,14 @@ def load_verification_images(
         return load_unlabelled_images(options, pipeline, error, progress)
     pixels, read = load_pixels(selection.images, pipeline, progress)
     images, notes = selection.images.select(read), list(selection.notes)
-    targets = None
+    targets, names = None, {images.name(index) for index in range(len(images))}
     try:
         targets = match_targets(options, deployed, images)
     except ValueError as error:
         if options.map is not None:
             raise
         notes.append(f"{options.verify} is compared without labels: {error}")
-    return VerificationImages(pixels, f"{options.verify}, {selection.split_label}", targets), notes, image_names(images)
+    return VerificationImages(pixels, f"{options.verify}, {selection.split_label}", targets), notes, names
 
 
 def load_unlabelled_images(

@@ -12,6 +12,15 @@ With --compare the first two arguments are models, the rest are images. Both mod
 compared as in Park et al. 2023 ("What Do Self-Supervised Vision Transformers Learn?"): attention distance, diversity of heads
 and queries, frequencies of the tokens and, for a folder of class folders or another labelled dataset, a linear probe of each
 layer. A table is printed; DIR gets a page, figures and all numbers.
+
+examples:
+  vitrail inspect deit_tiny.safetensors cat.jpg --out cat
+  vitrail inspect runs/photos/model.safetensors photos/validation --limit 20 --out figures
+  vitrail inspect deit_tiny.safetensors cat.jpg --at 120,80 --target 281 --out cat
+  vitrail inspect deit_tiny.safetensors cat.jpg --size 384 --view attention --layers 1,6,12 --out large
+  vitrail inspect hf://facebook/dinov2-base cat.jpg --terminal tokens
+  vitrail inspect --compare runs/mae runs/dino photos --out mae-and-dino
+  vitrail inspect --compare mae.safetensors dino.safetensors cat.jpg dog.jpg --json
 """
 
 import argparse
@@ -20,13 +29,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.options import (
-    add_checkpoint_options,
-    add_device_option,
-    add_size_option,
-    option_flag,
+    CHECKPOINT_HELP,
+    CommandParser,
+    first_flag,
+    given_options,
     parse_assumptions,
     parse_positive,
-    print_json,
+    print_result,
 )
 from vitrail.cli.text.progress import byte_progress, clear_progress, count_progress
 
@@ -62,67 +71,29 @@ def parse_layers(text: str) -> list[int]:
     return sorted(set(layers))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail inspect`."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail inspect deit_tiny.safetensors cat.jpg --out cat\n"
-        "  vitrail inspect runs/photos/model.safetensors photos/validation --limit 20 --out figures\n"
-        "  vitrail inspect deit_tiny.safetensors cat.jpg --at 120,80 --target 281 --out cat\n"
-        "  vitrail inspect deit_tiny.safetensors cat.jpg --size 384 --view attention --layers 1,6,12 --out large\n"
-        "  vitrail inspect hf://facebook/dinov2-base cat.jpg --terminal tokens\n"
-        "  vitrail inspect --compare runs/mae runs/dino photos --out mae-and-dino\n"
-        "  vitrail inspect --compare mae.safetensors dino.safetensors cat.jpg dog.jpg --json\n"
-    )
-    parser.add_argument("model", metavar="MODEL", help="checkpoint file or directory, run, hf://owner/name")
+    parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images, or folders of images")
-    parser.add_argument("--compare", action="store_true", help="compare two models: --compare MODEL MODEL IMAGE…")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="output directory: new, empty, or of an earlier inspection"
+    parser.add_option("--compare", "compare two models: --compare MODEL MODEL IMAGE…")
+    parser.add_option("--out DIR", "output directory: new, empty, or of an earlier inspection", Path)
+    views = f"view to draw (repeatable): {', '.join(VIEWS)} [all]; rollout includes relevance"
+    parser.add_option("--view NAME", views, action="append", choices=VIEWS)
+    terminal = "draw one view in the terminal [rollout]: the names of --view, or relevance; --out is then optional"
+    parser.add_option("--terminal NAME", terminal, nargs="?", const="rollout", choices=TERMINAL_VIEWS)
+    parser.add_option("--at X,Y", "pixel of the preprocessed image: attention and similarity of its patch", parse_pixel)
+    parser.add_option("--layers N,…", "layers to draw, for example 1,6,10-12 [all]", parse_layers)
+    parser.add_option("--target CLASS", "class to explain, by name or index [the predicted class]")
+    parser.add_shared("--size N|HxW")
+    limit = (
+        f"images to draw, evenly spaced [{DEFAULT_IMAGES}]; distances use 128, or N if larger. "
+        "With --compare: images to measure [128], and images per split for the probes [1,024]"
     )
-    parser.add_argument(
-        "--view",
-        action="append",
-        choices=VIEWS,
-        metavar="NAME",
-        help=f"view to draw (repeatable): {', '.join(VIEWS)} [all]; rollout includes relevance",
-    )
-    parser.add_argument(
-        "--terminal",
-        nargs="?",
-        const="rollout",
-        choices=TERMINAL_VIEWS,
-        metavar="NAME",
-        help="draw one view in the terminal [rollout]: the names of --view, or relevance; --out is then optional",
-    )
-    parser.add_argument(
-        "--at",
-        type=parse_pixel,
-        metavar="X,Y",
-        help="pixel of the preprocessed image: attention and similarity of its patch",
-    )
-    parser.add_argument(
-        "--layers", type=parse_layers, metavar="N,…", help="layers to draw, for example 1,6,10-12 [all]"
-    )
-    parser.add_argument("--target", metavar="CLASS", help="class to explain, by name or index [the predicted class]")
-    add_size_option(parser)
-    parser.add_argument(
-        "--limit",
-        type=parse_positive,
-        metavar="N",
-        help=f"images to draw, evenly spaced [{DEFAULT_IMAGES}]; distances use 128, or N if larger. "
-        "With --compare: images to measure [128], and images per split for the probes [1,024]",
-    )
-    parser.add_argument(
-        "--filters",
-        type=parse_positive,
-        default=DEFAULT_FILTERS,
-        metavar="N",
-        help=f"principal filters to draw [{DEFAULT_FILTERS}, as in the paper]",
-    )
-    add_device_option(parser)
-    parser.add_argument("--json", action="store_true", help="print the written files and the predictions as JSON")
-    add_checkpoint_options(parser.add_argument_group("checkpoint"))
+    parser.add_option("--limit N", limit, parse_positive)
+    filters = f"principal filters to draw [{DEFAULT_FILTERS}, as in the paper]"
+    parser.add_option("--filters N", filters, parse_positive, default=DEFAULT_FILTERS)
+    parser.add_shared("--device auto|cpu|cuda|mps", "--json")
+    parser.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -161,29 +132,30 @@ def print_skipped(skipped: list[str]) -> int:
 def run_comparison(options: argparse.Namespace) -> int:
     """Compare two models, print the table or JSON, and write page, figures and arrays to --out."""
     first, (second, *paths) = options.model, options.images
-    for name in SINGLE_MODEL_OPTIONS:
-        if getattr(options, name) is not None:
-            raise ValueError(f"{option_flag(name)} applies to one model: leave it out with --compare")
+    if unused := given_options(options, SINGLE_MODEL_OPTIONS):
+        raise ValueError(f"{first_flag(unused)} applies to one model: leave it out with --compare")
     if not paths:
-        raise ValueError(
-            f"no images: write vitrail inspect --compare {first} {second} IMAGES (files, folders or a dataset)"
-        )
+        command = f"vitrail inspect --compare {first} {second} IMAGES"
+        raise ValueError(f"no images: write {command} (files, folders or a dataset)")
+    from vitrail.analysis.compare_models import write_comparison
+    from vitrail.analysis.comparison import comparison_to_dict
     from vitrail.analysis.output import OutputFolder, list_previous_files
+    from vitrail.analysis.page.comparison import format_model_comparison
 
     if options.out is None:
         comparison = compare_from_options(options, paths)
-    else:
-        list_previous_files(options.out)  # raises before models are loaded
-        folder = OutputFolder(options.out)
-        try:
-            from vitrail.analysis.compare_models import write_comparison
-
-            comparison = compare_from_options(options, paths)
-            write_comparison(comparison, folder)
-        except BaseException:
-            folder.discard_if_empty()
-            raise
-    print_comparison(options, comparison)
+        print_result(options, comparison_to_dict(comparison), format_model_comparison(comparison))
+        return print_skipped(comparison.skipped)
+    list_previous_files(options.out)  # raises before models are loaded
+    folder, page = OutputFolder(options.out), options.out / "index.html"
+    try:
+        comparison = compare_from_options(options, paths)
+        write_comparison(comparison, folder)
+    except BaseException:
+        folder.discard_if_empty()
+        raise
+    record = comparison_to_dict(comparison) | {"directory": str(options.out), "page": str(page)}
+    print_result(options, record, [*format_model_comparison(comparison), page])
     return print_skipped(comparison.skipped)
 
 
@@ -192,33 +164,15 @@ def compare_from_options(options: argparse.Namespace, paths: list[str]) -> "Mode
     from vitrail.analysis.compare_models import compare_models, gather_images
     from vitrail.analysis.inputs import InspectedModel
 
-    try:
-        images = gather_images(paths, options.limit, count_progress())
-        clear_progress()
-        models = []
-        for path in (options.model, options.images[0]):
-            try:
-                models.append(InspectedModel(*load_inspected_model(options, path)))
-            except ValueError as error:  # name the model that failed
-                raise error if path in str(error) else ValueError(f"{path}: {error}") from error
-        return compare_models(models, images, count_progress(), count_progress("layers"))
-    finally:
-        clear_progress()
-
-
-def print_comparison(options: argparse.Namespace, comparison: "ModelComparison") -> None:
-    """Print the comparison as text or JSON."""
-    from vitrail.analysis.comparison import comparison_to_dict
-    from vitrail.analysis.page.comparison import format_model_comparison
-
-    page = None if options.out is None else options.out / "index.html"
-    if options.json:
-        written = {} if page is None else {"directory": str(options.out), "page": str(page)}
-        print_json(comparison_to_dict(comparison) | written)
-        return
-    print("\n".join(format_model_comparison(comparison)))
-    if page is not None:
-        print(page)
+    images = gather_images(paths, options.limit, count_progress())
+    clear_progress()
+    models = []
+    for path in (options.model, options.images[0]):
+        try:
+            models.append(InspectedModel(*load_inspected_model(options, path)))
+        except ValueError as error:  # name the model that failed
+            raise error if path in str(error) else ValueError(f"{path}: {error}") from error
+    return compare_models(models, images, count_progress(), count_progress("layers"))
 
 
 def build_inspector(options: argparse.Namespace) -> "ModelInspector":
@@ -246,17 +200,15 @@ def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[Token
     from vitrail.training.distributed import pick_device
 
     device = pick_device(options.device)
-    try:
-        model = load(
-            path if path.startswith("hf://") else find_weights(path),
-            assume=parse_assumptions(options),
-            take=options.take,
-            image_size=options.size,
-            progress=byte_progress("reading"),
-            device=device,
-        )
-    finally:
-        clear_progress()
+    model = load(
+        path if path.startswith("hf://") else find_weights(path),
+        assume=parse_assumptions(options),
+        take=options.take,
+        image_size=options.size,
+        progress=byte_progress("reading"),
+        device=device,
+    )
+    clear_progress()
     vit = find_vit(model)
     name = path if path.startswith("hf://") else Path(path).name
     if name == "model.safetensors":
@@ -268,24 +220,18 @@ def write_inspection(inspector: "ModelInspector", files: list[Path], options: ar
     """Write the output directory and return the skipped images."""
     from vitrail.analysis.inspect import inspect_images
 
-    try:
-        result = inspect_images(
-            inspector, files, options.out, options.limit, count_progress(), count_progress("layers")
-        )
-    finally:
-        clear_progress()
-    if options.json:
-        record = {"page": str(options.out / "index.html"), "directory": str(options.out), "pictures": result.images}
-        print_json(record | {"skipped": result.skipped, "files": result.files})
-        return result.skipped
+    result = inspect_images(inspector, files, options.out, options.limit, count_progress(), count_progress("layers"))
+    lines = []
     for image in result.images:
         prediction = "".join(f"  {p['name']} {100 * p['probability']:.0f} %" for p in image["predicted"][:1])
         patch = image.get("patch")
         position = f"  patch in row {patch['row'] + 1}, column {patch['column'] + 1}" if patch else ""
-        print(f"{options.out / image['folder']}{prediction}{position}")
+        lines.append(f"{options.out / image['folder']}{prediction}{position}")
     if result.images and len(files) > options.limit:
-        print(f"{options.limit} of {len(files):,} images are drawn: --limit {len(files)} draws all")
-    print(options.out / "index.html")
+        lines.append(f"{options.limit} of {len(files):,} images are drawn: --limit {len(files)} draws all")
+    page = str(options.out / "index.html")
+    record = {"page": page, "directory": str(options.out), "pictures": result.images}
+    print_result(options, record | {"skipped": result.skipped, "files": result.files}, [*lines, page])
     return result.skipped
 
 
@@ -296,14 +242,11 @@ def draw_in_terminal(inspector: "ModelInspector", files: list[Path], options: ar
     from vitrail.analysis.inspect import IMAGE_VIEWS, MODEL_VIEWS, select_distance_files
     from vitrail.reports.html import clean_text
 
-    view, width, depth = options.terminal, terminal.get_terminal_width(), terminal.detect_colour_depth(sys.stdout)
-    skipped: list[str] = []
+    view, skipped = options.terminal, list[str]()
+    width, depth = terminal.get_terminal_width(), terminal.detect_colour_depth(sys.stdout)
     if view in MODEL_VIEWS:
-        try:
-            distance_files = select_distance_files(files, options.limit)
-            result = inspector.view_model(view, distance_files, skipped, count_progress())
-        finally:
-            clear_progress()
+        result = inspector.view_model(view, select_distance_files(files, options.limit), skipped, count_progress())
+        clear_progress()
         print("\n".join(terminal.render_model_view(result, width, depth)))
         return skipped
     selected = sample_evenly(files, options.limit)
@@ -317,7 +260,7 @@ def draw_in_terminal(inspector: "ModelInspector", files: list[Path], options: ar
         if view == "relevance" and image_view.trace.relevance is None:
             raise ValueError("the model has no classes to explain: use --terminal rollout")
         print("\n".join(terminal.render_image_view(image_view, view, width, depth, inspector.layers)))
-        print(clean_text(f"{image_view.name}{f': {image_view.prediction_text}' if image_view.prediction_text else ''}"))
+        print(clean_text(": ".join(filter(None, (image_view.name, image_view.prediction_text)))))
     if len(skipped) == len(selected):
         raise make_no_images_error(skipped)
     return skipped

@@ -1,31 +1,21 @@
-"""Options, parsers of option values and JSON output shared by several commands."""
+"""Options that several commands share, parsers of option values, and the output of results.
+
+An option is declared by its usage, as the help shows it: `--size N|HxW` has a value, `--json` is a switch.
+"""
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitrail import deploy
+from vitrail.cli.text.progress import clear_progress
 
 if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import InferenceOptions
 
-ArgumentParent = argparse.ArgumentParser | argparse._ArgumentGroup
-
-RUNTIMES = ("auto", *deploy.RUNTIMES)
-MODEL_HELP = (
-    f"checkpoint file or directory, run, hf://owner/name, or exported file ({', '.join(deploy.RUNTIME_SUFFIXES)})"
-)
-ASSUME_HELP = (
-    "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
-    "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B, std=R,G,B, crop=0.9, fit=cover|squash, "
-    "interpolation=bicubic"
-)
-
-
-def print_json(value: Any) -> None:
-    """Print a value as indented JSON on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name"
+DATA_HELP = "folder, CSV or Parquet table, tar shards, or dataset name (digits)"
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -42,39 +32,33 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def parse_classes(text: str) -> int | None:
     """Return a number of classes, or None for "none"."""
-    if text == "none":
-        return None
     try:
-        return int(text)
+        return None if text == "none" else int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of classes: use 1000, or none") from None
 
 
-def parse_count(text: str) -> int:
-    """Return a whole number >= 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text!r}")
+def parse_count(text: str, minimum: int = 0) -> int:
+    """Return a whole number >= 0, or another minimum."""
+    if not text.isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= {minimum}, got {text!r}")
     return int(text)
 
 
 def parse_positive(text: str) -> int:
     """Return a whole number >= 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
-    return int(text)
+    return parse_count(text, 1)
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:
     """Return "0.8,0.1,0.1" as the fractions of train, validation and test."""
     try:
-        fractions = tuple(float(part) for part in text.split(","))
+        fractions = [float(part) for part in text.split(",")]
+        train, validation, test = fractions if len(fractions) > 2 else (*fractions, 0.0)
+        return train, validation, test
     except ValueError:
-        fractions = ()
-    if len(fractions) == 2:
-        fractions = (*fractions, 0.0)
-    if len(fractions) != 3:
-        raise argparse.ArgumentTypeError(f"{text!r}: write the fractions of train, validation and test as 0.8,0.1,0.1")
-    return fractions[0], fractions[1], fractions[2]
+        message = f"{text!r}: write the fractions of train, validation and test as 0.8,0.1,0.1"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def parse_names(text: str, known: Sequence[str], kind: str) -> tuple[str, ...]:
@@ -85,6 +69,110 @@ def parse_names(text: str, known: Sequence[str], kind: str) -> tuple[str, ...]:
     if not names:
         raise argparse.ArgumentTypeError(f"no {kind} given: use {', '.join(known)}")
     return names
+
+
+# Usage: help and further arguments of `add_argument`. A default that differs between commands is their `note`.
+SHARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "model MODEL": (f"{CHECKPOINT_HELP}, or exported file ({', '.join(deploy.RUNTIME_SUFFIXES)})", {}),
+    "data DATA": (DATA_HELP, {}),
+    "--json": ("print the result as JSON", {}),
+    "--quiet": ("print errors only", {}),
+    "--traceback": ("show the traceback of an error", {}),
+    "--no-cache": ("compute everything again and store nothing in the cache", {}),
+    "--seed N": ("random seed [0]", {"type": int}),
+    "--size N|HxW": ("input size in pixels [the model's; positions are resampled for another]", {"type": parse_size}),
+    "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
+    "--channels N": ("input channels", {"type": int}),
+    "--device auto|cpu|cuda|mps": ("compute device [auto]", {"default": "auto"}),
+    "--precision": ("precision of matrix products [fp32]", {"choices": ("fp32", "bf16", "fp16")}),
+    "--runtime": (
+        "inference runtime [auto: the fastest on this machine, measured once]",
+        {"choices": ("auto", *deploy.RUNTIMES), "default": "auto"},
+    ),
+    "--merge R": ("tokens merged per layer: faster, slightly less accurate [0]", {"type": int, "default": 0}),
+    "--batch-size N": ("images per batch", {"type": int}),
+    "--workers N": ("processes that decode images", {"type": int}),
+    "--save-seconds N": ("seconds between checkpoints", {"type": float}),
+    "--init FILE": ("checkpoint to start from: file, directory, hf://owner/name", {}),
+    "--licence TEXT": ("licence, as the Hugging Face Hub spells it: apache-2.0", {}),
+    "--set NAME=VALUE": (
+        "field of the recipe (repeatable): steps=50, optimizer.lr=3e-4, ema=EMA",
+        {"action": "append", "default": []},
+    ),
+    # data
+    "--split A,B,C": ("fractions of train, validation, test, if the data has no splits", {"type": parse_fractions}),
+    "--split NAME": ("split to use: train, validation or test [test, else validation, else all]", {}),
+    "--map FILE": (
+        "mapping of the data's classes to the model's: JSON, CSV of two columns, list of names in the model's order, "
+        "imagenet_class_index.json, LOC_synset_mapping.txt; or the word index if the data's classes are indices",
+        {},
+    ),
+    "--label-from REGEX": ("regular expression that finds the class in a file name", {}),
+    "--limit N": ("number of images, evenly spaced [all]", {"type": int}),
+    "--task": ("one label per image, or several [auto]", {"choices": ("auto", "single", "multi")}),
+    "--quarantine FILE": ("images to leave out, a list of `vitrail check --quarantine`", {}),
+    # checkpoint
+    "--assume NAME=VALUE": (
+        "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
+        "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B, std=R,G,B, crop=0.9, fit=cover|squash, "
+        "interpolation=bicubic",
+        {"action": "append", "default": []},
+    ),
+    "--take NAME": ("entry of a .pth file with several models: teacher, student, model_ema …", {}),
+}
+
+
+class OptionParent(argparse._ActionsContainer):
+    """Methods of parsers and groups that declare options by their usage."""
+
+    def add_option(self, usage: str, text: str, type: Callable[[str], Any] = str, **more: Any) -> None:
+        """Add an option with its help text; without a value and choices it is a switch."""
+        flag, _, metavar = usage.partition(" ")
+        if metavar:
+            self.add_argument(flag, metavar=metavar, help=text, type=type, **more)
+        else:
+            self.add_argument(flag, help=text, **({} if "choices" in more else {"action": "store_true"}), **more)
+
+    def add_shared(self, *usages: str, note: str = "", **changes: Any) -> None:
+        """Add shared options. `note` replaces the default in brackets; `changes` replace arguments of `add_argument`."""
+        for usage in usages:
+            text, settings = SHARED[usage]
+            self.add_option(usage, f"{text.partition(' [')[0]} [{note}]" if note else text, **(settings | changes))
+
+
+class OptionGroup(OptionParent, argparse._ArgumentGroup):
+    """Group of options under a title."""
+
+
+class CommandParser(OptionParent, argparse.ArgumentParser):
+    """Parser of a command."""
+
+    def add_group(self, title: str, description: str | None = None) -> OptionGroup:
+        """Add a group of options."""
+        group = OptionGroup(self, title, description)
+        self._action_groups.append(group)
+        return group
+
+    def add_checkpoint_options(self) -> None:
+        """Add --assume and --take."""
+        self.add_group("checkpoint").add_shared("--assume NAME=VALUE", "--take NAME")
+
+    def add_compute_options(self) -> None:
+        """Add the options of inference: runtime, precision, batches, and the reading of the checkpoint."""
+        compute = self.add_group("compute")
+        compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
+        compute.add_shared("--precision", default="fp32")
+        compute.add_shared("--batch-size N", note="chosen by measured speed")
+        compute.add_option("--workers N", "batches computed in parallel [one per core]", int)
+        self.add_checkpoint_options()
+
+
+def inference_options(options: argparse.Namespace) -> "InferenceOptions":
+    """Return the options of `add_compute_options` as the library's object."""
+    from vitrail.deploy.predict.predict import InferenceOptions
+
+    names = ("runtime", "device", "precision", "merge", "size", "batch_size", "workers", "take")
+    return InferenceOptions(**{name: getattr(options, name) for name in names}, assume=parse_assumptions(options))
 
 
 def parse_assumptions(options: argparse.Namespace) -> dict[str, Any]:
@@ -105,86 +193,22 @@ def check_at_least(minimum: int, value: int, option: str) -> int:
     return value
 
 
-def given_options(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return those of the named options that the user gave."""
-    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+def given_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named options that the command has and the user gave; 0 counts as given."""
+    values = {name: getattr(options, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False and value != []}
 
 
-def option_flag(name: str) -> str:
-    """Return the spelling of an option on the command line."""
+def first_flag(names: Iterable[str]) -> str:
+    """Return the first of these options as it is spelt on the command line."""
+    name = next(iter(names))
     return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
 
 
-def add_checkpoint_options(parser: ArgumentParent) -> None:
-    """Add --assume and --take."""
-    parser.add_argument("--assume", action="append", default=[], metavar="NAME=VALUE", help=ASSUME_HELP)
-    parser.add_argument(
-        "--take", metavar="NAME", help="entry of a .pth file with several models: teacher, student, model_ema …"
-    )
-
-
-def add_allow_missing_option(parser: argparse.ArgumentParser) -> None:
-    """Add --allow-missing."""
-    parser.add_argument(
-        "--allow-missing",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="initialise missing tensors that match at random ('blocks.11.*'; repeatable); each one is listed",
-    )
-
-
-def add_size_option(parser: ArgumentParent) -> None:
-    """Add --size."""
-    parser.add_argument(
-        "--size", type=parse_size, metavar="N|HxW", help="input size in pixels, positions are resampled [the model's]"
-    )
-
-
-def add_device_option(parser: ArgumentParent) -> None:
-    """Add --device."""
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda|mps", help="compute device [auto]")
-
-
-def add_runtime_options(parser: ArgumentParent) -> None:
-    """Add --runtime and --device."""
-    parser.add_argument(
-        "--runtime",
-        default="auto",
-        choices=RUNTIMES,
-        help="inference runtime [auto: the fastest on this machine, measured once, where that pays off]",
-    )
-    add_device_option(parser)
-
-
-def add_compute_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of inference: runtime, precision, batches, and the reading of the checkpoint."""
-    compute = parser.add_argument_group("compute")
-    add_runtime_options(compute)
-    compute.add_argument(
-        "--merge", type=int, default=0, metavar="R", help="tokens merged per layer: faster, slightly less accurate [0]"
-    )
-    add_size_option(compute)
-    compute.add_argument(
-        "--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="precision of matrix products [fp32]"
-    )
-    compute.add_argument("--batch-size", type=int, metavar="N", help="images per batch [chosen by measured speed]")
-    compute.add_argument("--workers", type=int, metavar="N", help="batches computed in parallel [one per core]")
-    add_checkpoint_options(parser.add_argument_group("checkpoint"))
-
-
-def inference_options(options: argparse.Namespace) -> "InferenceOptions":
-    """Return the options of `add_compute_options` as the library's object."""
-    from vitrail.deploy.predict.predict import InferenceOptions
-
-    return InferenceOptions(
-        options.runtime,
-        options.device,
-        options.precision,
-        options.merge,
-        options.size,
-        options.batch_size,
-        options.workers,
-        parse_assumptions(options),
-        options.take,
-    )
+def print_result(options: argparse.Namespace, value: Any, lines: Iterable[Any]) -> None:
+    """Print `value` as JSON with --json, else the lines."""
+    clear_progress()
+    if options.json:
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+    else:
+        print(*lines, sep="\n")

@@ -4,6 +4,15 @@
 laptop` runs one; after an interruption, the same command continues. The directory receives report.html and study.json: the
 table with intervals, the finding beside the paper's, and the limits of the scale. Several runners may share a directory: with
 --jobs on one machine, or with torchrun or SLURM array tasks on a shared file system.
+
+examples:
+  vitrail paper list                                      all studies
+  vitrail paper run positions --scale laptop --jobs 2     about an hour on two cores
+  vitrail paper run positions --scale test                the same in seconds, as a test
+  vitrail paper run head --scale gpu --data photos        on your own images
+  vitrail paper show studies/positions-laptop             table and finding so far
+  vitrail paper page studies/positions-laptop --out docs  docs/positions.md with its figures
+  torchrun --nproc-per-node 8 -m vitrail paper run shape --scale cluster --out studies/shape
 """
 
 import argparse
@@ -13,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail import studies
-from vitrail.cli.options import add_device_option, check_at_least, parse_fractions, print_json
+from vitrail.cli.options import DATA_HELP, CommandParser, check_at_least, print_result
 
 if TYPE_CHECKING:
     from vitrail.studies.study import Study
@@ -23,56 +32,32 @@ PROGRAM = (sys.executable, "-m", "vitrail")  # command that starts another runne
 SCALES = ("test", "laptop", "gpu", "cluster")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the subcommands list, run, show and page."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail paper list                                      all studies\n"
-        "  vitrail paper run positions --scale laptop --jobs 2     about an hour on two cores\n"
-        "  vitrail paper run positions --scale test                the same in seconds, as a test\n"
-        "  vitrail paper run head --scale gpu --data photos        on your own images\n"
-        "  vitrail paper show studies/positions-laptop             table and finding so far\n"
-        "  vitrail paper page studies/positions-laptop --out docs  docs/positions.md with its figures\n"
-        "  torchrun --nproc-per-node 8 -m vitrail paper run shape --scale cluster --out studies/shape\n"
-    )
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     listing = commands.add_parser("list", help="list the studies: question, section of the paper, duration")
     running = commands.add_parser("run", help="run or continue a study")
     showing = commands.add_parser("show", help="print the table and the finding of a study")
     paging = commands.add_parser("page", help="write a study as a documentation page: Markdown and SVG")
     for sub in (listing, running, showing, paging):
-        sub.add_argument(
-            "--traceback", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
-        )
-        sub.add_argument("--json", action="store_true", help="print the result as JSON")
+        sub.add_shared("--traceback", default=argparse.SUPPRESS)
+        sub.add_shared("--json")
     running.add_argument("name", metavar="NAME", help=f"one of {', '.join(studies.STUDY_NAMES)}")
-    running.add_argument("--scale", choices=SCALES, required=True, help="size of the study")
-    running.add_argument("--data", metavar="DATA", help="your own images, as for `vitrail train` [the scale's dataset]")
-    running.add_argument(
-        "--split",
-        type=parse_fractions,
-        metavar="A,B,C",
-        help="fractions of train, validation, test, if DATA has no splits [0.8,0.1,0.1]",
-    )
-    running.add_argument("--init", metavar="FILE", help="checkpoint for the study `transfer` [pretrained by the study]")
-    running.add_argument("--out", metavar="STUDY", help="directory of the study [studies/NAME-SCALE]")
-    running.add_argument(
-        "--seeds", type=int, metavar="N", help="seeds per final cell, may be raised later [the scale's]"
-    )
-    running.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="field of every recipe (repeatable): steps=50"
-    )
-    running.add_argument("--jobs", type=int, default=1, metavar="N", help="processes on this machine [1]")
-    add_device_option(running)
-    running.add_argument("--workers", type=int, metavar="N", help="processes per job that decode images")
-    running.add_argument(
-        "--save-seconds", type=float, default=120.0, metavar="N", help="seconds between checkpoints [120]"
-    )
-    running.add_argument("--quiet", action="store_true", help="print errors only")
-    running.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)  # a process of --jobs
+    running.add_option("--scale", "size of the study", choices=SCALES, required=True)
+    running.add_option("--data DATA", f"your own images: {DATA_HELP} [the scale's dataset]")
+    running.add_shared("--split A,B,C", note="0.8,0.1,0.1")
+    running.add_shared("--init FILE", note="study transfer only: pretrained by the study")
+    running.add_option("--out STUDY", "directory of the study [studies/NAME-SCALE]")
+    running.add_option("--seeds N", "seeds per final cell, may be raised later [the scale's]", int)
+    running.add_shared("--set NAME=VALUE")
+    running.add_option("--jobs N", "processes on this machine [1]", int, default=1)
+    running.add_shared("--device auto|cpu|cuda|mps", "--workers N")
+    running.add_shared("--save-seconds N", note="120", default=120.0)
+    running.add_shared("--quiet")
+    running.add_option("--worker", argparse.SUPPRESS)  # a process of --jobs
     for sub in (showing, paging):
         sub.add_argument("study", metavar="STUDY", help="directory of a study")
-    paging.add_argument("--out", required=True, metavar="DIR", help="directory of the page and its figures")
+    paging.add_option("--out DIR", "directory of the page and its figures", required=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,32 +70,19 @@ def list_studies(options: argparse.Namespace) -> int:
     from vitrail.cli.text.study import format_study
 
     loaded = [studies.load_study(name) for name in studies.STUDY_NAMES]
-    if options.json:
-        print_json([study_as_dict(study) for study in loaded])
-    else:
-        print("\n\n".join(format_study(study) for study in loaded))
+    print_result(options, [study_as_dict(study) for study in loaded], ["\n\n".join(map(format_study, loaded))])
     return 0
 
 
 def study_as_dict(study: "Study") -> dict[str, Any]:
     """Return a study as values for JSON."""
+    record = {"name": study.name, "question": study.question, "where": study.reference, "found": study.paper_finding}
     scales = {
-        name: {
-            "data": scale.data,
-            "minutes": scale.minutes,
-            "on": scale.hardware,
-            "seeds": scale.seeds,
-            "measured": scale.is_measured,
-        }
+        name: {"data": scale.data, "minutes": scale.minutes, "on": scale.hardware}
+        | {"seeds": scale.seeds, "measured": scale.is_measured}
         for name, scale in study.scales.items()
     }
-    return {
-        "name": study.name,
-        "question": study.question,
-        "where": study.reference,
-        "found": study.paper_finding,
-        "scales": scales,
-    }
+    return record | {"scales": scales}
 
 
 def show_study(options: argparse.Namespace) -> int:
@@ -126,7 +98,7 @@ def write_docs_page(options: argparse.Namespace) -> int:
     from vitrail.studies.report import write_page
 
     path = write_page(options.study, options.out)
-    print_json({"page": str(path)}) if options.json else print(path)
+    print_result(options, {"page": str(path)}, [path])
     return 0
 
 
@@ -169,12 +141,11 @@ def run_study(options: argparse.Namespace) -> int:
             return 0
         for line in format_plan(sweep, sweep.read_state()):
             display.print_line(line)
+        codes = []
         if options.jobs > 1:
             codes = run_jobs((*PROGRAM, *options.arguments, "--worker"), options.jobs, display.on_record)
-            failed = [code for code in codes if code]
         else:
             Runner(sweep, machine, display.on_record).run()
-            failed = []
     except Stopped as stopped:
         display.print_line(f"stopped; {remedy}")
         return 128 + stopped.number
@@ -182,6 +153,7 @@ def run_study(options: argparse.Namespace) -> int:
         display.print_line(f"stopped; {remedy}")
         raise
     display.clear()
+    failed = [code for code in codes if code]
     failure = f"{len(failed)} of {options.jobs} runners failed, the first with exit code {failed[0]}" if failed else ""
     return report_study(sweep, sweep.read_state(), options, failure, quiet)
 

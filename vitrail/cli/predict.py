@@ -6,34 +6,157 @@ labels. Labels of the dataset are not read.
 
 --resume continues an interrupted run without lost or repeated rows. Under torchrun, each process handles a share of the
 images, and the last one to end joins the files.
+
+examples:
+  vitrail predict runs/photos-1 photos --out predictions.csv
+  vitrail predict deit_tiny.safetensors cat.jpg dog.jpg --out -
+  vitrail predict model.safetensors list.csv --top 5 --out predictions.jsonl
+  vitrail predict model.safetensors 'shards/{000..099}.tar' --out predictions.parquet --resume
+  vitrail predict model.onnx photos --out predictions.csv --json | jq .pictures_per_second
+  torchrun --nproc-per-node 4 -m vitrail predict model.safetensors photos --out predictions.csv
+
+formats of --out:
+  .csv      path,label,score,error; --top adds label2,score2 and so on
+  .jsonl    one object per line; --top adds the list `answers`
+  .parquet  the columns of the CSV
 """
 
 import argparse
+import gc
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.options import check_at_least
-from vitrail.cli.output import add_output_options, write_output
+from vitrail.cli.options import CommandParser, check_at_least, inference_options, print_result
+from vitrail.cli.text.progress import clear_progress, count_progress
+from vitrail.utils.text import format_image_count
+
+if TYPE_CHECKING:
+    from vitrail.deploy.predict.write import Summary
+
+PATHS_HELP = (
+    "files, folders (recursive), patterns ('*.jpg', '**/*.png', 'part-{00..09}.tar'), lists of paths (CSV, TSV, JSON "
+    "lines, Parquet), tar shards, Parquet with embedded images"
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail predict`."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail predict runs/photos-1 photos --out predictions.csv\n"
-        "  vitrail predict deit_tiny.safetensors cat.jpg dog.jpg --out -\n"
-        "  vitrail predict model.safetensors list.csv --top 5 --out predictions.jsonl\n"
-        "  vitrail predict model.safetensors 'shards/{000..099}.tar' --out predictions.parquet --resume\n"
-        "  vitrail predict model.onnx photos --out predictions.csv --json | jq .pictures_per_second\n"
-        "  torchrun --nproc-per-node 4 -m vitrail predict model.safetensors photos --out predictions.csv\n"
-        "\nformats of --out:\n"
-        "  .csv      path,label,score,error; --top adds label2,score2 and so on\n"
-        "  .jsonl    one object per line; --top adds the list `answers`\n"
-        "  .parquet  the columns of the CSV\n"
-    )
     add_output_options(parser, "csv, jsonl or parquet")
-    parser.add_argument("--top", type=int, default=1, metavar="K", help="labels per image, most probable first [1]")
+    parser.add_option("--top K", "labels per image, most probable first [1]", int, default=1)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the predictions."""
     check_at_least(1, options.top, "--top")
     return write_output(options, "logits", options.top)
+
+
+def add_output_options(parser: CommandParser, formats: str) -> None:
+    """Add the options that `vitrail predict` and `vitrail embed` share."""
+    parser.add_shared("model MODEL")
+    parser.add_argument("paths", metavar="PATHS", nargs="+", help=PATHS_HELP)
+    parser.add_option("--out FILE", f"output file, {formats} by its suffix; - for standard output", required=True)
+    parser.add_option("--format NAME", f"output format, {formats} [from the suffix of FILE]")
+    parser.add_option("--resume", "continue an interrupted run")
+    parser.add_option("--force", "start again and replace FILE when the new one is complete")
+    parser.add_option("--limit N", "number of images, from the first [all]", int)
+    parser.add_shared("--json")
+    parser.add_compute_options()
+
+
+def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int:
+    """Write one row per image to --out and print a summary."""
+    gc.disable()  # the imports create many objects that all stay; collecting during them costs a tenth of the time
+    from vitrail.deploy.predict.formats import select_format
+    from vitrail.deploy.predict.inputs import collect_inputs
+    from vitrail.deploy.predict.predict import open_pool
+    from vitrail.deploy.predict.resume import check_resumable
+    from vitrail.deploy.predict.write import PredictionInterrupted, process_share, write_outputs
+
+    gc.enable()
+    gc.freeze()
+    row_format = select_format(options.out, options.format, output_kind, top)
+    if options.out == "-" and (options.json or options.resume):
+        raise ValueError(f"--{'json' if options.json else 'resume'} needs --out FILE")
+    if options.resume and options.force:
+        raise ValueError("--resume continues and --force starts again: give one of them")
+    if options.limit is not None:
+        check_at_least(1, options.limit, "--limit")
+    compute = inference_options(options)
+    share = process_share()
+    if options.out != "-":  # before any computation
+        check_resumable(Path(options.out), share.rank, share.world, resume=options.resume, force=options.force)
+    show = count_progress() if not share.rank else None
+    try:
+        inputs = collect_inputs(options.paths, show)
+        total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
+        first, last = share.index_range(total)
+        model = open_pool(options.model, output_kind, compute, last - first, print_note)
+        labels = model.deployed.contract.labels
+        if labels is not None and top > len(labels):
+            raise ValueError(f"--top must be <= {len(labels):,}, the classes of {model.deployed.name}, got {top}")
+        summary = write_outputs(
+            model,
+            inputs,
+            options.out,
+            row_format,
+            top=top,
+            limit=options.limit,
+            options=output_identity(options, top),
+            resume=options.resume,
+            force=options.force,
+            progress=show,
+        )
+    except PredictionInterrupted as stopped:
+        print_note(f"vitrail {options.command}: interrupted after {stopped.rows:,} of {stopped.count:,} images")
+        if options.out != "-":
+            print_note(f"continue with: {resume_command(options, share.world)}")
+        return 130
+    lines = format_summary(options, summary)
+    if options.out == "-":
+        print_note("\n".join(lines))
+    else:
+        print_result(options, summary.as_dict(), lines)
+    return 0
+
+
+def print_note(text: str) -> None:
+    """Print a line on standard error, over the progress line."""
+    clear_progress()
+    print(text, file=sys.stderr, flush=True)
+
+
+def output_identity(options: argparse.Namespace, top: int) -> dict[str, Any]:
+    """Return the options that determine the rows; a resumed run must have the same ones."""
+    names = ("merge", "precision", "size", "take", "limit", "format")
+    return {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
+
+
+def resume_command(options: argparse.Namespace, world: int) -> str:
+    """Return the command that continues, with the same number of processes."""
+    arguments = [argument for argument in options.arguments if argument not in ("--force", "--resume")]
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))  # the others run on other machines
+    machines = ["--nnodes", str(world // local)] if world > local else []
+    launcher = ["torchrun", *machines, "--nproc-per-node", str(local), "-m"] if world > 1 else []
+    return shlex.join([*launcher, "vitrail", *arguments, "--resume"])
+
+
+def format_summary(options: argparse.Namespace, summary: "Summary") -> list[str]:
+    """Return the summary as lines."""
+    count = summary.pictures
+    process = f"process {summary.rank + 1} of {summary.processes}: " if summary.processes > 1 else ""
+    lines = [*summary.notes]
+    if summary.errors:
+        lines.append(f"{process}{summary.errors:,} of {count:,} images are unreadable: see the error in their rows")
+    resumed = f" ({summary.resumed:,} from the earlier run)" if summary.resumed else ""
+    speed = f", {summary.pictures_per_second:,.1f} images/s" if count > summary.resumed else ""
+    lines.append(
+        f"{process}{format_image_count(count)}{resumed} in {summary.seconds:,.1f} s{speed}; {summary.runtime}, "
+        f"{summary.workers} in parallel, batch size {summary.batch}"
+    )
+    if options.out != "-":
+        lines.append(options.out if summary.whole else f"{options.out}: joined when the last process ends")
+    return lines

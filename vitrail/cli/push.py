@@ -1,6 +1,9 @@
 """Upload a model to the Hugging Face Hub, with a generated model card.
 
 The token is the one that `hf auth login` stored, or HF_TOKEN. Needs huggingface_hub: pip install 'vitrail[hub]'.
+
+examples:
+  vitrail push model.safetensors me/my-vit --licence apache-2.0 --private
 """
 
 import argparse
@@ -8,24 +11,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitrail.cli.options import add_checkpoint_options, parse_assumptions
+from vitrail.cli.options import CommandParser, parse_assumptions, print_result
 
 CARD_FIELDS = ("data", "recipe", "metrics", "provenance", "licence")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail push`."""
-    parser.epilog = "example:\n  vitrail push model.safetensors me/my-vit --licence apache-2.0 --private\n"
     parser.add_argument("source", metavar="FILE", help="checkpoint of any known format")
     parser.add_argument("repo", metavar="OWNER/NAME", help="repository on the Hub, created if absent")
-    parser.add_argument("--private", action="store_true", help="create the repository as private")
-    parser.add_argument("--licence", metavar="TEXT", help="licence for the card, as the Hub spells it: apache-2.0")
-    parser.add_argument(
-        "--about", type=Path, metavar="FILE", help="JSON file for the card: data, recipe, metrics, provenance"
-    )
-    parser.add_argument("--message", metavar="TEXT", help="commit message")
-    parser.add_argument("--json", action="store_true", help="print the URL as JSON")
-    add_checkpoint_options(parser.add_argument_group("checkpoint"))
+    parser.add_option("--private", "create the repository as private")
+    parser.add_shared("--licence TEXT")
+    parser.add_option("--about FILE", "JSON file for the card: data, recipe, metrics, provenance", Path)
+    parser.add_option("--message TEXT", "commit message")
+    parser.add_shared("--json")
+    parser.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,5 +52,5 @@ def run(options: argparse.Namespace) -> int:
         take=options.take,
         **about,
     )
-    print(json.dumps({"url": url}) if options.json else url)
+    print_result(options, {"url": url}, [url])
     return 0

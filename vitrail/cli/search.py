@@ -6,6 +6,14 @@ model's head, with every vector by cosine similarity, exactly. An image of the i
 
 --update computes the vectors of new and changed images and drops those of deleted ones. Unreadable images are listed and left
 out. --index faiss also builds a graph for approximate search in very large folders; its recall is measured and reported.
+
+examples:
+  vitrail search index deit_tiny.safetensors photos --out photos.index
+  vitrail search find photos.index cat.jpg
+  vitrail search find photos.index cat.jpg dog.jpg --top 24 --out sheet.html
+  vitrail search index deit_tiny.safetensors photos --out photos.index --update
+  vitrail search index dino.pth photos --out photos.index --index faiss
+  vitrail search find photos.index cat.jpg --json | jq -r '.answers[0].neighbours[].path'
 """
 
 import argparse
@@ -13,16 +21,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.options import (
-    MODEL_HELP,
-    add_checkpoint_options,
-    add_compute_options,
-    add_runtime_options,
-    check_at_least,
-    inference_options,
-    parse_assumptions,
-    print_json,
-)
+from vitrail.cli.options import CommandParser, check_at_least, inference_options, parse_assumptions, print_result
+from vitrail.cli.predict import print_note
 from vitrail.cli.text.progress import clear_progress, count_progress
 from vitrail.utils.text import format_table
 
@@ -33,61 +33,43 @@ if TYPE_CHECKING:
 MAX_NAMED_FILES = 5  # unreadable images listed in the terminal
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the subcommands index and find."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail search index deit_tiny.safetensors photos --out photos.index\n"
-        "  vitrail search find photos.index cat.jpg\n"
-        "  vitrail search find photos.index cat.jpg dog.jpg --top 24 --out sheet.html\n"
-        "  vitrail search index deit_tiny.safetensors photos --out photos.index --update\n"
-        "  vitrail search index dino.pth photos --out photos.index --index faiss\n"
-        "  vitrail search find photos.index cat.jpg --json | jq -r '.answers[0].neighbours[].path'\n"
-    )
     parts = parser.add_subparsers(dest="part", metavar="index|find", required=True)
     index = parts.add_parser(
         "index", help="embed a folder", description="Compute the feature vector of every image below FOLDER."
     )
-    index.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    index.add_shared("model MODEL")
     index.add_argument("folder", type=Path, metavar="FOLDER", help="folder of images (recursive)")
-    index.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="new directory; with --update an existing index"
-    )
-    index.add_argument("--update", action="store_true", help="add new, recompute changed and drop deleted images")
-    index.add_argument(
-        "--index",
-        choices=("exact", "faiss"),
-        default="exact",
-        help="faiss also builds a graph for large folders [exact]",
-    )
-    index.add_argument("--json", action="store_true", help="print the result as JSON")
-    add_compute_options(index)
+    index.add_option("--out DIR", "new directory; with --update an existing index", Path, required=True)
+    index.add_option("--update", "add new, recompute changed and drop deleted images")
+    graph = "faiss also builds a graph for large folders [exact]"
+    index.add_option("--index", graph, choices=("exact", "faiss"), default="exact")
+    index.add_shared("--json")
+    index.add_compute_options()
 
     find = parts.add_parser(
         "find", help="find the nearest images", description="Find the images that are nearest to IMAGE."
     )
     find.add_argument("index", type=Path, metavar="DIR", help="directory of vitrail search index")
     find.add_argument("pictures", type=Path, nargs="+", metavar="IMAGE", help="query image")
-    find.add_argument("--top", type=int, default=10, metavar="K", help="neighbours per query [10]")
-    find.add_argument("--out", type=Path, metavar="FILE.html", help="contact sheet: one self-contained page")
-    find.add_argument("--exact", action="store_true", help="compare with every image, even if there is a graph")
-    find.add_argument("--json", action="store_true", help="print the neighbours as JSON")
-    find.add_argument("--model", metavar="MODEL", help="new location of the model, or an export of it")
-    add_runtime_options(find)
-    add_checkpoint_options(find.add_argument_group("checkpoint"))
+    find.add_option("--top K", "neighbours per query [10]", int, default=10)
+    find.add_option("--out FILE.html", "contact sheet: one self-contained page", Path)
+    find.add_option("--exact", "compare with every image, even if there is a graph")
+    find.add_shared("--json")
+    find.add_option("--model MODEL", "new location of the model, or an export of it")
+    find.add_shared("--runtime")
+    find.add_shared("--device auto|cpu|cuda|mps")
+    find.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:
     """Build or query an index."""
-    try:
-        return build_index_from_options(options) if options.part == "index" else search_from_options(options)
-    finally:
-        clear_progress()
+    return build_index_from_options(options) if options.part == "index" else search_from_options(options)
 
 
 def build_index_from_options(options: argparse.Namespace) -> int:
     """Build or update the index and print a summary."""
-    from vitrail.cli.output import print_note
     from vitrail.deploy.search.neighbours import import_faiss
     from vitrail.deploy.search.search import build_index
 
@@ -103,28 +85,21 @@ def build_index_from_options(options: argparse.Namespace) -> int:
         progress=count_progress(),
         report=print_note,
     )
-    clear_progress()
-    if options.json:
-        print_json(result.as_dict())
-        return 0
-    index = result.index
-    for note in result.notes:
-        print(note)
-    unreadable = list(index.unreadable.items())
-    for path, reason in unreadable[:MAX_NAMED_FILES]:
-        print(f"left out: {path}: {reason}", file=sys.stderr)
-    if len(unreadable) > MAX_NAMED_FILES:
-        print(
-            f"and {len(unreadable) - MAX_NAMED_FILES:,} more, listed in {options.out / 'index.json'}", file=sys.stderr
-        )
+    index, lines = result.index, list(result.notes)
+    if not options.json:
+        clear_progress()
+        unreadable = list(index.unreadable.items())
+        for path, reason in unreadable[:MAX_NAMED_FILES]:
+            print(f"left out: {path}: {reason}", file=sys.stderr)
+        if more := len(unreadable[MAX_NAMED_FILES:]):
+            print(f"and {more:,} more, listed in {options.out / 'index.json'}", file=sys.stderr)
     if options.update:
-        print(
-            f"{result.added:,} new, {result.changed:,} changed, {result.removed:,} deleted, {result.kept:,} unchanged"
-        )
-    print(f"{len(index.images):,} images by {index.model.name}, {index.vectors.shape[1]} values each")
+        counts = f"{result.added:,} new, {result.changed:,} changed, {result.removed:,} deleted"
+        lines.append(f"{counts}, {result.kept:,} unchanged")
+    lines.append(f"{len(index.images):,} images by {index.model.name}, {index.vectors.shape[1]} values each")
     if index.recall is not None:
-        print(f"faiss: {index.recall.describe()}")
-    print(options.out)
+        lines.append(f"faiss: {index.recall.describe()}")
+    print_result(options, result.as_dict(), [*lines, options.out])
     return 0
 
 
@@ -153,12 +128,9 @@ def search_from_options(options: argparse.Namespace) -> int:
         from vitrail.deploy.search.contact_sheet import write_sheet
 
         write_sheet(index, results, method, options.out)
-    if options.json:
-        print_json(results_as_dict(index, results, exact, options.out))
-        return 0
-    print("\n".join(format_results(index, results, method)))
-    if options.out is not None:
-        print(options.out)
+    sheet = [] if options.out is None else [options.out]
+    lines = [*format_results(index, results, method), *sheet]
+    print_result(options, results_as_dict(index, results, exact, options.out), lines)
     return 0
 
 

@@ -6,80 +6,53 @@ the web page, /openapi.json the description, /metrics the metrics for Prometheus
 
 The service listens on 127.0.0.1 unless --host is given. Concurrent requests are batched; a request that would wait too long is
 refused at once (503 with Retry-After). SIGTERM finishes accepted requests; SIGHUP reloads the models' files.
+
+examples:
+  vitrail serve runs/photos-finetune-1                        then open http://127.0.0.1:8000
+  curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict
+  curl -F pictures=@cat.jpg -F pictures=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
+  vitrail serve small=deit.safetensors other=model.onnx       several: /predict?model=other
+  vitrail serve model.safetensors --host 0.0.0.0 --token-file tokens.txt
+  vitrail serve deit.safetensors --runtime auto --merge 8     fastest runtime, with token merging
 """
 
 import argparse
+import os
 import sys
+from functools import partial
 from pathlib import Path
 
-from vitrail.cli.options import (
-    RUNTIMES,
-    add_checkpoint_options,
-    add_device_option,
-    add_size_option,
-    check_at_least,
-    parse_assumptions,
-)
+from vitrail.cli.options import CommandParser, check_at_least, parse_assumptions
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail serve`."""
-    parser.epilog = (
-        "examples:\n"
-        "  vitrail serve runs/photos-finetune-1                        then open http://127.0.0.1:8000\n"
-        "  curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict\n"
-        "  curl -F pictures=@cat.jpg -F pictures=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'\n"
-        "  vitrail serve small=deit.safetensors other=model.onnx       several: /predict?model=other\n"
-        "  vitrail serve model.safetensors --host 0.0.0.0 --token-file tokens.txt\n"
-        "  vitrail serve deit.safetensors --runtime auto --merge 8     fastest runtime, with token merging\n"
-    )
-    parser.add_argument(
-        "models", nargs="+", metavar="[NAME=]MODEL", help="model to serve; the first is the default model"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1: this machine only]")
-    parser.add_argument("--port", type=int, default=8000, help="port, 0 for a free one [8000]")
-    access = parser.add_argument_group("access")
-    access.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="accepted tokens, one per line; clients send one as Authorization: Bearer",
-    )
-    access.add_argument(
-        "--token",
-        action="append",
-        default=[],
-        metavar="TOKEN",
-        help="accepted token (repeatable); visible in the process list, unlike VITRAIL_TOKEN",
-    )
-    compute = parser.add_argument_group("compute")
-    compute.add_argument(
-        "--runtime", choices=RUNTIMES, default="auto", help="inference runtime [auto: the fastest here, measured once]"
-    )
-    add_device_option(compute)
-    compute.add_argument(
-        "--merge", type=int, default=0, metavar="R", help="tokens merged per layer: faster, slightly less accurate [0]"
-    )
-    add_size_option(compute)
-    compute.add_argument("--workers", type=int, metavar="N", help="model threads [on a CPU one per core, at most 4]")
-    compute.add_argument("--threads", type=int, metavar="N", help="cores per model thread [cores / workers]")
-    compute.add_argument("--max-batch", type=int, default=8, metavar="N", help="images per batch [8]")
-    compute.add_argument(
-        "--batch-ms", type=float, default=5.0, metavar="MS", help="milliseconds to wait for a batch to fill [5]"
-    )
-    limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-body", type=float, default=32.0, metavar="MB", help="size of a request [32]")
-    limits.add_argument("--max-pixels", type=float, default=50.0, metavar="MILLIONS", help="pixels of an image [50]")
-    limits.add_argument("--max-pictures", type=int, default=64, metavar="N", help="images per request [64]")
-    limits.add_argument(
-        "--queue", type=int, default=256, metavar="N", help="waiting images before requests get 503 [256]"
-    )
-    limits.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds for a response [30]")
-    limits.add_argument("--body-timeout", type=float, default=30.0, metavar="S", help="seconds for a request body [30]")
-    limits.add_argument(
-        "--drain", type=float, default=1.0, metavar="S", help="seconds of reporting not ready before the end [1]"
-    )
-    add_checkpoint_options(parser.add_argument_group("checkpoint"))
+    served = "model to serve; the first is the default model"
+    parser.add_argument("models", nargs="+", metavar="[NAME=]MODEL", help=served)
+    parser.add_option("--host HOST", "address to listen on [127.0.0.1: this machine only]", default="127.0.0.1")
+    parser.add_option("--port PORT", "port, 0 for a free one [8000]", int, default=8000)
+    access = parser.add_group("access")
+    tokens = "accepted tokens, one per line; clients send one as Authorization: Bearer"
+    access.add_option("--token-file FILE", tokens, Path)
+    token = "accepted token (repeatable); visible in the process list, unlike VITRAIL_TOKEN"
+    access.add_option("--token TOKEN", token, action="append", default=[])
+    compute = parser.add_group("compute")
+    compute.add_shared("--runtime")
+    compute.add_shared("--device auto|cpu|cuda|mps", "--merge R")
+    compute.add_shared("--size N|HxW")
+    compute.add_option("--workers N", "model threads [on a CPU one per core, at most 4]", int)
+    compute.add_option("--threads N", "cores per model thread [cores / workers]", int)
+    compute.add_option("--max-batch N", "images per batch [8]", int, default=8)
+    compute.add_option("--batch-ms MS", "milliseconds to wait for a batch to fill [5]", float, default=5.0)
+    limits = parser.add_group("limits")
+    limits.add_option("--max-body MB", "size of a request [32]", float, default=32.0)
+    limits.add_option("--max-pixels MILLIONS", "pixels of an image [50]", float, default=50.0)
+    limits.add_option("--max-pictures N", "images per request [64]", int, default=64)
+    limits.add_option("--queue N", "waiting images before requests get 503 [256]", int, default=256)
+    limits.add_option("--timeout S", "seconds for a response [30]", float, default=30.0)
+    limits.add_option("--body-timeout S", "seconds for a request body [30]", float, default=30.0)
+    limits.add_option("--drain S", "seconds of reporting not ready before the end [1]", float, default=1.0)
+    parser.add_checkpoint_options()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -87,7 +60,6 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.serve import check_installed
 
     check_installed()
-
     import logging
 
     from vitrail.serve.auth import load_tokens
@@ -109,18 +81,9 @@ def run(options: argparse.Namespace) -> int:
     models, tokens = parse_model_sources(options.models), load_tokens(options.token, options.token_file)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
-    opener = ModelOpener(
-        threads,
-        {
-            "runtime": options.runtime,
-            "device": options.device,
-            "merge": options.merge,
-            "size": options.size,
-            "assume": parse_assumptions(options),
-            "take": options.take,
-            "report": lambda line: print(line, file=sys.stderr, flush=True),
-        },
-    )
+    settings = {name: getattr(options, name) for name in ("runtime", "device", "merge", "size", "take")}
+    settings |= {"assume": parse_assumptions(options), "report": partial(print, file=sys.stderr, flush=True)}
+    opener = ModelOpener(threads, settings)
     with bind_socket(options.host, options.port) as listening:
         service = create_service(models, opener, server_options, tokens)
         for model in service.models.served.values():
@@ -137,8 +100,6 @@ def run(options: argparse.Namespace) -> int:
 
 def choose_workers(options: argparse.Namespace) -> tuple[int, int | None]:
     """Return the number of workers and the cores of each: on a CPU, several single-threaded models are the fastest."""
-    import os
-
     cores = os.cpu_count() or 1
     on_cpu = options.device == "cpu" or (options.device == "auto" and not has_accelerator())
     workers = options.workers if options.workers is not None else (min(4, cores) if on_cpu else 1)

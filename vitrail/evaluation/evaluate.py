@@ -17,8 +17,7 @@ from vitrail.evaluation.loading import ComputeOptions, compute_logits, open_for_
 from vitrail.evaluation.result import ModelEvaluation, write_predictions
 from vitrail.evaluation.selection import EvaluationData, select_images
 from vitrail.metrics.paired import compare_correct, compare_map
-from vitrail.reports.compare import PairComparison, pair_to_dict
-from vitrail.reports.compare_page import format_multiple_testing_note, format_pair_verdict
+from vitrail.reports.compare import PairComparison, format_multiple_testing_note, format_pair_verdict, pair_to_dict
 from vitrail.reports.document import write_html
 from vitrail.reports.evaluation import EvaluationReport, render_evaluation_page
 from vitrail.training.distributed import Team
@@ -87,8 +86,7 @@ class EvaluationResult:
             unreadable=first.unreadable,
             environment=first.environment,
             comparisons=[
-                (verdict, pair.test is not None and pair.test.is_significant)
-                for pair, verdict in zip(self.pairs, self.verdicts, strict=True)
+                (verdict, pair.is_significant) for pair, verdict in zip(self.pairs, self.verdicts, strict=True)
             ],
             caution=self.caution,
             command=self.command,

@@ -1,5 +1,7 @@
 """Training curves of a run: loss, score, learning rate, gradient norm, and the signals of self-supervised training."""
 
+from dataclasses import dataclass
+
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.reports.charts.lines import ChartLine, extract_points, render_line_chart
 from vitrail.reports.html import Markup
@@ -7,55 +9,84 @@ from vitrail.reports.run import RunDirectory
 from vitrail.utils.text import format_percent, is_number
 
 SUPERVISED_LOSS_NOTE = "The training loss is measured on augmented images, so it may be above the validation loss."
-LOSS_NOTES = {
-    "mae": "Lower is better. With normalised patches, a constant prediction has a loss of 1; it should be well below.",
-    "mpp": "Lower is better. If it levels off at once, the model learned only how frequent each colour is.",
-    "dino": "Cross-entropy of student and teacher. The teacher changes too, so it may rise for a while; a fall to almost 0 means "
-    "that every image gets the same output.",
-    "features": "Cosine distance to the teacher’s features: 0 is the same direction, 1 is orthogonal. It falls quickly to what "
-    "the teacher’s features have in common; the rest separates images. With cached teacher outputs, the training targets are "
-    "those of whole images, the validation targets those of the crops.",
+
+
+@dataclass(frozen=True)
+class MethodText:
+    """Name of a self-supervised method, and how to read its loss and its reconstructions.
+
+    Runs store only the key, and a report imports no objective, which would import PyTorch: the texts stand here.
+    """
+
+    name: str
+    loss_note: str
+    reconstruction_note: str = ""
+
+
+METHODS = {
+    "mae": MethodText(
+        "MAE",
+        "Lower is better. With normalised patches, a constant prediction has a loss of 1; it should be well below.",
+        "Grey patches were masked and predicted from the others. Approximate shapes and colours are good, even if blurred; "
+        "the same grey everywhere is bad. The loss counts masked patches only.",
+    ),
+    "mpp": MethodText(
+        "masked patch prediction",
+        "Lower is better. If it levels off at once, the model learned only how frequent each colour is.",
+        "Some patches were masked or swapped. The prediction is the mean colour of each patch: it should be close to that of "
+        "the image, also in masked patches.",
+    ),
+    "dino": MethodText(
+        "DINO",
+        "Cross-entropy of student and teacher. The teacher changes too, so it may rise for a while; a fall to almost 0 means "
+        "that every image gets the same output.",
+    ),
+    "features": MethodText(
+        "feature distillation",
+        "Cosine distance to the teacher’s features: 0 is the same direction, 1 is orthogonal. It falls quickly to what the "
+        "teacher’s features have in common; the rest separates images. With cached teacher outputs, the training targets are "
+        "those of whole images, the validation targets those of the crops.",
+    ),
 }
+SPREAD_NOTE = (
+    "0: all images have the same feature direction; 1: directions are spread evenly. It often falls at first; a fall to a "
+    "small fraction of its start is bad."
+)
+RANK_NOTE = (
+    "Number of directions in which the features of images differ. It often falls at first; rising later is good, a fall to "
+    "a few is bad."
+)
+ENTROPY_NOTE = (
+    "Mean entropy of the teacher’s output for one image, over log K. It rises at first and should fall then; staying at 1, a "
+    "uniform output, is bad."
+)
+DIVERSITY_NOTE = (
+    "Entropy of the teacher’s mean output over all images, over log K. High is good; near 0 every image gets the same "
+    "output. Diversity minus entropy is the information that outputs hold about images."
+)
 SIGNAL_CHARTS = {  # title, colour, interpretation
-    "spread": (
-        "Feature spread",
-        1,
-        "0: all images have the same feature direction; 1: directions are spread evenly. It often falls at first; a fall to a "
-        "small fraction of its start is bad.",
-    ),
-    "rank": (
-        "Effective rank",
-        3,
-        "Number of directions in which the features of images differ. It often falls at first; rising later is good, a fall to "
-        "a few is bad.",
-    ),
-    "teacher_entropy": (
-        "Teacher entropy",
-        5,
-        "Mean entropy of the teacher’s output for one image, over log K. It rises at first and should fall then; staying at 1, a "
-        "uniform output, is bad.",
-    ),
-    "teacher_diversity": (
-        "Teacher diversity",
-        4,
-        "Entropy of the teacher’s mean output over all images, over log K. High is good; near 0 every image gets the same "
-        "output. Diversity minus entropy is the information that outputs hold about images.",
-    ),
+    "spread": ("Feature spread", 1, SPREAD_NOTE),
+    "rank": ("Effective rank", 3, RANK_NOTE),
+    "teacher_entropy": ("Teacher entropy", 5, ENTROPY_NOTE),
+    "teacher_diversity": ("Teacher diversity", 4, DIVERSITY_NOTE),
 }
 
 
-def render_training_charts(run: RunDirectory) -> list[Markup]:
-    """Return the charts of a supervised run that its logs have data for."""
-    charts = [_render_loss_chart(run, SUPERVISED_LOSS_NOTE), render_score_chart(run), *_render_optimizer_charts(run)]
-    return [chart for chart in charts if chart]
+def describe_method(run: RunDirectory) -> MethodText:
+    """Return the texts of the run's method; an unknown one has its key as name."""
+    return METHODS.get(run.method) or MethodText(run.method, "")
 
 
-def render_signal_charts(run: RunDirectory) -> list[Markup]:
-    """Return the charts of a self-supervised run that its logs have data for."""
-    loss = _render_loss_chart(run, LOSS_NOTES.get(run.method, ""))
+def render_training_charts(run: RunDirectory) -> list[Markup | None]:
+    """Return the charts of a supervised run; None where its logs have no data."""
+    return [_render_loss_chart(run, SUPERVISED_LOSS_NOTE), render_score_chart(run), *_render_optimizer_charts(run)]
+
+
+def render_signal_charts(run: RunDirectory) -> list[Markup | None]:
+    """Return the charts of a self-supervised run; None where its logs have no data."""
+    loss = _render_loss_chart(run, describe_method(run).loss_note)
     signals = [_render_signal_chart(run, key) for key in SIGNAL_CHARTS]
-    charts = [_render_knn_chart(run), loss, *signals, *_render_optimizer_charts(run)]
-    return [chart for chart in charts if chart]
+    return [_render_knn_chart(run), loss, *signals, *_render_optimizer_charts(run)]
 
 
 def _render_loss_chart(run: RunDirectory, note: str) -> Markup | None:
@@ -63,14 +94,14 @@ def _render_loss_chart(run: RunDirectory, note: str) -> Markup | None:
         ChartLine("training", extract_points(run.training, "epoch", "loss"), 2),
         ChartLine("validation", extract_points(run.validation, "epoch", "loss"), 1, dots=True),
     ]
-    return render_line_chart("Loss", lines, x_label="epoch", note=note)
+    return render_line_chart("Loss", lines, note=note)
 
 
 def _render_optimizer_charts(run: RunDirectory) -> list[Markup | None]:
     lr, norm = (extract_points(run.training, "epoch", key) for key in ("lr", "grad_norm"))
     return [
-        render_line_chart("Learning rate", [ChartLine("learning rate", lr, 3)], x_label="epoch"),
-        render_line_chart("Gradient norm", [ChartLine("norm", norm, 5)], x_label="epoch"),
+        render_line_chart("Learning rate", [ChartLine("learning rate", lr, 3)]),
+        render_line_chart("Gradient norm", [ChartLine("norm", norm, 5)]),
     ]
 
 
@@ -87,7 +118,6 @@ def render_score_chart(run: RunDirectory) -> Markup | None:
     return render_line_chart(
         f"{name}, validation",
         [ChartLine(name, points, 1, dots=True, band=band)],
-        x_label="epoch",
         format_y=format_percent_tick,
         mark=(*best, f"best: {format_percent(best[1])} after epoch {best[0]:,.0f}"),
         note=f"The {'band' if len(band) > 1 else 'line'} is the 95 % interval for {images:,} images." if band else "",
@@ -115,7 +145,7 @@ def _render_signal_chart(run: RunDirectory, key: str) -> Markup | None:
     title, colour, note = SIGNAL_CHARTS[key]
     points = extract_points(run.validation, "epoch", key)
     lines = [ChartLine(title.lower(), points, colour, dots=True)]
-    return render_line_chart(title, lines, x_label="epoch", note=note, mark=find_collapse_point(run, points))
+    return render_line_chart(title, lines, note=note, mark=find_collapse_point(run, points))
 
 
 def find_collapse_point(run: RunDirectory, points: list[tuple[float, float]]) -> tuple[float, float, str] | None:
@@ -145,4 +175,4 @@ def _render_knn_chart(run: RunDirectory) -> Markup | None:
     ]
     note = "Accuracy of a vote of the nearest training images. It should rise and exceed the reference lines."
     note += f" The band is the 95 % interval for {images:,} images." if len(band) > 1 else ""
-    return render_line_chart("k-NN accuracy", lines, x_label="epoch", format_y=format_percent_tick, note=note)
+    return render_line_chart("k-NN accuracy", lines, format_y=format_percent_tick, note=note)

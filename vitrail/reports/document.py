@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import vitrail
-from vitrail.reports.html import Markup, h, join_markup
+from vitrail.reports.html import Markup, h, isolate, join_markup
 from vitrail.utils.files import atomic_write
 
 PANE_COLUMNS, PANE_ROWS = 22, 3
@@ -103,6 +103,19 @@ def render_document(
         h("script", Markup(script)),
     ]
     return wrap_document(title, body, script, [style])
+
+
+def render_heading(kicker: Iterable[Any], title: str, lead: Any) -> list[Markup | None]:
+    """Return the top of a page: short facts, the title and the first paragraph."""
+    facts = [h("span", isolate(fact)) for fact in kicker if fact]
+    return [h("p", facts, class_="kicker"), h("h1", title), h("p", lead, class_="lead")]
+
+
+def build_verdict_section(verdicts: Iterable[tuple[str, bool]], *notes: str) -> PageSection:
+    """Return the section of paired tests: each a sentence, and whether the difference is significant."""
+    items = [h("li", text, class_="beyond" if significant else "within") for text, significant in verdicts]
+    content = [h("ul", items, class_="verdicts"), *(h("p", note, class_="note") for note in notes if note)]
+    return "chance", "Significance", "Statistical significance of the differences", content if items else []
 
 
 def write_html(text: str, path: Path) -> None:

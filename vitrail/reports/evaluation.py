@@ -6,18 +6,10 @@ from pathlib import PurePath
 from typing import Any
 
 from vitrail.reports import facts, predictions, summary
-from vitrail.reports.document import PageSection, render_document
+from vitrail.reports.document import PageSection, build_verdict_section, render_document, render_heading
 from vitrail.reports.html import Markup, h, isolate, join_markup
 from vitrail.reports.run import EvaluatedSplit
-from vitrail.utils.text import (
-    NO_BREAK_SPACE,
-    format_count,
-    format_datetime,
-    format_duration,
-    format_image_count,
-    format_large_number,
-    format_number,
-)
+from vitrail.utils import text
 
 
 @dataclass(frozen=True)
@@ -49,21 +41,14 @@ def format_evaluation_headline(report: EvaluationReport) -> str:
 def render_evaluation_page(report: EvaluationReport) -> str:
     """Return the page."""
     title, evaluation = format_evaluation_headline(report), report.evaluation
-    kicker = ("evaluation", report.names[0], format_datetime(report.date))
-    top = [
-        h("p", [h("span", isolate(text)) for text in kicker], class_="kicker"),
-        h("h1", title),
-        h("p", render_evaluation_lead(report), class_="lead"),
-        render_skipped_notice(report),
-        render_evaluation_tiles(report),
-    ]
+    kicker = ("evaluation", report.names[0], text.format_datetime(report.date))
+    heading = render_heading(kicker, title, render_evaluation_lead(report))
+    top = [*heading, render_skipped_notice(report), render_evaluation_tiles(report)]
     note = summary.render_interval_note(evaluation.is_multilabel)
-    sections: list[PageSection] = [("results", "Results", "Results", [render_evaluation_metrics(report), note])]
-    if report.comparisons:
-        caution = h("p", report.caution, class_="note") if report.caution else None
-        verdicts = [render_comparison_verdicts(report), caution]
-        sections.append(("chance", "Significance", "Statistical significance of the differences", verdicts))
-    sections += [
+    columns = dict(zip(report.names if len(report.names) > 1 else ["value"], report.metrics, strict=True))
+    sections: list[PageSection] = [
+        ("results", "Results", "Results", [summary.render_metric_table(columns, "Metrics of each model"), note]),
+        build_verdict_section(report.comparisons, report.caution),
         predictions.build_mistakes_section(evaluation, report.labels),
         *predictions.build_class_sections(evaluation, report.labels, "Per-class results"),
         ("calibration", "Calibration", "Calibration", predictions.render_calibration(evaluation)),
@@ -81,12 +66,11 @@ def render_evaluation_lead(report: EvaluationReport) -> Markup:
     model, data = report.models[0], report.data
     height, width = model["image_size"]
     present, outputs = data["classes_present"], model["classes"]
-    classes = f"{format_count(present)} classes"
-    if present < outputs:
-        classes = f"{format_count(present)} of the model’s {format_count(outputs)} classes"
+    of_model = f" of the model’s {text.format_count(outputs)}" if present < outputs else ""
+    classes = f"{text.format_count(present)}{of_model} classes"
     split = "all of" if data["split"] == "all" else f"the {data['split']} split of"
-    size = f" with {format_large_number(model['parameters'])} parameters, at {height}×{width} pixels."
-    count = f": {format_image_count(report.metrics[0]['images'])} of {classes}."
+    size = f" with {text.format_large_number(model['parameters'])} parameters, at {height}×{width} pixels."
+    count = f": {text.format_image_count(report.metrics[0]['images'])} of {classes}."
     parts = [isolate(model["name"]), size, f" Evaluated on {split} ", isolate(data["where"]), count]
     if present < outputs:
         parts.append(" Predictions are limited to these." if data["only_present"] else " All classes can be predicted.")
@@ -97,29 +81,17 @@ def render_skipped_notice(report: EvaluationReport) -> Markup | None:
     """Return the notice on skipped files, or None."""
     if not report.unreadable:
         return None
-    files = f"{format_count(len(report.unreadable))} file" + ("" if len(report.unreadable) == 1 else "s")
+    files = f"{len(report.unreadable):,} file{'s' * (len(report.unreadable) != 1)}"
     return h("p", h("strong", f"{files} skipped."), " They are listed below and not counted.", class_="notice")
 
 
-def render_evaluation_tiles(report: EvaluationReport) -> Markup:
+def render_evaluation_tiles(report: EvaluationReport) -> Markup | None:
     """Return the tiles of the most important metrics and of the throughput."""
     speed, score = report.speeds[0], "map" if report.evaluation.is_multilabel else "top1"
     tiles = summary.render_metric_tiles(report.metrics[0], score, report.evaluation.calibration_direction)
-    throughput = f"{format_number(speed['images_per_second'])}{NO_BREAK_SPACE}/{NO_BREAK_SPACE}s"
-    duration = f"with preprocessing, in {format_duration(speed['seconds'])}"
-    return h("div", tiles, summary.render_tile("Images per second", throughput, None, None, duration), class_="tiles")
-
-
-def render_evaluation_metrics(report: EvaluationReport) -> Markup:
-    """Return the table of all metrics, a pair of columns per model."""
-    names = report.names if len(report.names) > 1 else ["value"]
-    return summary.render_metric_table(dict(zip(names, report.metrics, strict=True)), "Metrics of each model")
-
-
-def render_comparison_verdicts(report: EvaluationReport) -> Markup:
-    """Return the results of the paired tests against the other models."""
-    items = [h("li", text, class_="beyond" if beyond else "within") for text, beyond in report.comparisons]
-    return h("ul", items, class_="verdicts")
+    throughput = f"{text.format_number(speed['images_per_second'])}{text.NO_BREAK_SPACE}/{text.NO_BREAK_SPACE}s"
+    duration = f"with preprocessing, in {text.format_duration(speed['seconds'])}"
+    return summary.render_tiles(*tiles, summary.render_tile("Images per second", throughput, None, None, duration))
 
 
 def render_evaluation_data(report: EvaluationReport) -> list[Markup | None]:
@@ -142,10 +114,10 @@ def render_models(report: EvaluationReport) -> list[Markup | None]:
             parts.append(h("h3", isolate(name)))
         definitions = {key.replace("sha256", "SHA-256"): value for key, value in model.items()} | {
             "image_size": "×".join(map(str, model["image_size"])),
-            "parameters": format_count(model["parameters"]),
-            "classes": format_count(model["classes"]),
-            "images/s": format_number(speed["images_per_second"]),
-            "images/s, model only": format_number(speed["model_images_per_second"]),
+            "parameters": text.format_count(model["parameters"]),
+            "classes": text.format_count(model["classes"]),
+            "images/s": text.format_number(speed["images_per_second"]),
+            "images/s, model only": text.format_number(speed["model_images_per_second"]),
         }
         parts.append(facts.render_definitions(definitions))
     return parts

@@ -4,7 +4,7 @@ import json
 import shlex
 from typing import Any
 
-from vitrail.reports.charts.lines import ChartLine, extract_points, render_bar, render_line_chart
+from vitrail.reports.charts.lines import ChartLine, extract_points, render_barred, render_line_chart
 from vitrail.reports.document import PageSection
 from vitrail.reports.html import Markup, escape, h, isolate, join_markup, render_table
 from vitrail.reports.run import RunDirectory, format_value
@@ -63,9 +63,7 @@ def _render_class_balance(splits: dict[str, dict[str, Any]]) -> Markup | None:
         row: list[Any] = [(isolate(label), label)]
         for colour, (key, split) in enumerate(counts.items(), start=1):
             n = split.get(label) or 0
-            row.append(
-                (h("span", render_bar(n / largest[key], colour), h("span", format_count(n)), class_="barred"), n)
-            )
+            row.append((render_barred(n / largest[key], format_count(n), colour), n))
         rows.append(row)
     table = render_table(["class", *counts], rows, caption="Images of each class", numeric_from=1, sortable=True)
     return h("details", h("summary", "Images of each class"), table, open=len(labels) <= 12)
@@ -76,9 +74,8 @@ def render_skipped_files(files: list[Any], full_list: str = "run.json") -> Marku
     entries = [entry for entry in files if isinstance(entry, dict)]
     if not entries:
         return h("p", "No file was skipped.")
-    rows = [
-        [h("code", isolate(entry.get("path", "?"))), entry.get("detail", "")] for entry in entries[:MAX_SKIPPED_SHOWN]
-    ]
+    shown = entries[:MAX_SKIPPED_SHOWN]
+    rows = [[h("code", isolate(entry.get("path", "?"))), entry.get("detail", "")] for entry in shown]
     more = len(entries) - len(rows)
     return h(
         "details",
@@ -101,22 +98,14 @@ def render_speed(run: RunDirectory) -> list[Markup | None]:
 def render_environment(run: RunDirectory) -> Markup | None:
     """Return versions and hardware."""
     environment = run.get("environment")
-    facts: dict[str, Any] = dict(environment) if isinstance(environment, dict) else {}
-    if run.get("vitrail"):
-        facts = {"vitrail": run.get("vitrail")} | facts
-    return render_definitions(facts)
+    return render_definitions({"vitrail": run.get("vitrail")} | (environment if isinstance(environment, dict) else {}))
 
 
 def render_definitions(facts: dict[str, Any]) -> Markup | None:
     """Return a definition list; empty values are left out."""
-    shown = {
-        str(key).replace("_", " "): format_value(value)
-        for key, value in facts.items()
-        if value is not None and value != ""
-    }
-    if not shown:
-        return None
-    return h("dl", [h("div", h("dt", key), h("dd", isolate(value))) for key, value in shown.items()])
+    shown = {str(key).replace("_", " "): format_value(value) for key, value in facts.items() if value not in (None, "")}
+    items = [h("div", h("dt", key), h("dd", isolate(value))) for key, value in shown.items()]
+    return h("dl", items) if items else None
 
 
 def render_choices(run: RunDirectory) -> Markup | None:
@@ -164,10 +153,8 @@ def render_model(run: RunDirectory) -> Markup | None:
             facts[key] = "×".join(map(str, value))
         elif key == "init":
             facts["initialised from"] = value or "random weights"
-        elif is_number(value):
-            facts[key] = format_count(value)
-        elif value is not None:
-            facts[key] = value
+        else:
+            facts[key] = format_count(value) if is_number(value) else value
     teacher, size = run.get("teacher", "where"), run.get("teacher", "parameters")
     if teacher:
         facts["teacher"] = f"{teacher}, {format_count(size)} parameters" if is_number(size) else teacher

@@ -80,11 +80,6 @@ def render_table(
 
     heads = [h("th", value, scope="col", class_="n" if column >= first else None) for column, value in enumerate(head)]
     body = [h("tr", [cell(value, column) for column, value in enumerate(row)]) for row in rows]
-    table = h(
-        "table",
-        h("caption", caption, class_="unseen"),
-        h("thead", h("tr", heads)),
-        h("tbody", body),
-        class_="sortable" if sortable else None,
-    )
+    parts = [h("caption", caption, class_="unseen"), h("thead", h("tr", heads)), h("tbody", body)]
+    table = h("table", parts, class_="sortable" if sortable else None)
     return h("div", table, class_="wide fit" if fit else "wide", tabindex="0", role="region", aria_label=caption)

@@ -4,15 +4,19 @@ import json
 from pathlib import Path
 
 from vitrail.reports import curves, facts, predictions, pretraining, summary
+from vitrail.reports.charts.lines import render_chart_grid
 from vitrail.reports.document import PageSection, render_document, write_html
-from vitrail.reports.html import h
 from vitrail.reports.run import RunDirectory, read_run
 
 
 def write_report(run_directory: str | Path) -> Path:
     """Read a run, write its page to report.html in the run directory, and return the path."""
-    run = read_run(run_directory)
-    path = run.directory / "report.html"
+    return write_run_page(read_run(run_directory))
+
+
+def write_run_page(run: RunDirectory, path: Path | None = None) -> Path:
+    """Write the page of a run and return its path [report.html in the run directory]."""
+    path = path or run.directory / "report.html"
     write_html(render_run_page(run), path)
     return path
 
@@ -23,17 +27,17 @@ def render_run_page(run: RunDirectory) -> str:
     if run.is_pretraining:
         top, sections = pretraining.render_pretraining_top(run), pretraining.build_pretraining_sections(run)
     else:
-        top, sections = [*summary.render_opening(run), summary.render_tiles(run)], build_sections(run)
+        top, sections = [*summary.render_opening(run), summary.render_run_tiles(run)], build_sections(run)
     return render_document(summary.format_headline(run), seed, top, [*sections, *facts.build_fact_sections(run)])
 
 
 def build_sections(run: RunDirectory) -> list[PageSection]:
     """Return the sections of a supervised run that it has data for."""
-    evaluation, charts = run.evaluation, curves.render_training_charts(run)
+    evaluation, charts = run.evaluation, render_chart_grid(curves.render_training_charts(run))
     note = summary.render_interval_note(run.is_multilabel) if evaluation else None
     sections: list[PageSection] = [
         ("results", "Results", "Results", [summary.render_metrics(run), note]),
-        ("curves", "Training", "Training curves", [h("div", charts, class_="charts") if charts else None]),
+        ("curves", "Training", "Training curves", [charts]),
     ]
     if evaluation:
         labels = run.class_names(evaluation.logits.shape[1])

@@ -1,6 +1,7 @@
 """Report sections on the predictions of a split: per-class results, confusion, calibration, most confident errors."""
 
 import base64
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from vitrail.metrics.calibration import ReliabilityBin, compute_reliability
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.metrics.multilabel import sigmoid
 from vitrail.reports.charts.canvas import AxisScale
-from vitrail.reports.charts.lines import render_bar, render_grid, render_plot, render_tooltip_strip
+from vitrail.reports.charts.lines import render_barred, render_grid, render_plot, render_tooltip_strip
 from vitrail.reports.document import PageSection
 from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
 from vitrail.reports.run import EvaluatedSplit, RunDirectory
@@ -63,79 +64,69 @@ def render_class_results(evaluation: EvaluatedSplit, labels: list[str]) -> list[
 
 def _single_label_rows(evaluation: EvaluatedSplit, labels: list[str]) -> list[list]:
     metrics = accuracy.compute_class_metrics(evaluation.predictions)
-    order = np.lexsort((-metrics["support"], metrics["recall"]))  # NaN sorts last
     rows = []
-    for k in order[(metrics["support"] + metrics["said"])[order] > 0]:
+    for k in _sort_classes(metrics, "recall"):
         support, correct = int(metrics["support"][k]), int(metrics["right"][k])
         interval = wilson_interval(correct, support) if support else None
-        rows.append(
-            [
-                (isolate(labels[k]), labels[k]),
-                (format_count(support), support),
-                _format_share(metrics["recall"][k], interval),
-                (format_interval(interval, 0) if interval else "–", interval[0] if interval else -1),
-                _format_share(metrics["precision"][k]),
-                _format_share(metrics["f1"][k]),
-            ]
-        )
+        recall = _share_cell(metrics["recall"][k], interval, bar=interval is not None)
+        ends = (format_interval(interval, 0), interval[0]) if interval else ("–", -1)
+        shares = [_share_cell(metrics[key][k]) for key in ("precision", "f1")]
+        rows.append([_label_cell(labels[k]), (format_count(support), support), recall, ends, *shares])
     return rows
 
 
 def _multilabel_rows(evaluation: EvaluatedSplit, labels: list[str]) -> list[list]:
     metrics = multilabel.compute_label_metrics(evaluation.logits, evaluation.targets)
-    order = np.lexsort((-metrics["support"], metrics["average_precision"]))
-    return [
-        [
-            (isolate(labels[k]), labels[k]),
-            (format_count(int(metrics["support"][k])), int(metrics["support"][k])),
-            _format_share(metrics["average_precision"][k], with_bar=True),
-            *(_format_share(metrics[key][k]) for key in ("precision", "recall", "f1")),
-        ]
-        for k in order[(metrics["support"] + metrics["said"])[order] > 0]
-    ]
+    rows = []
+    for k in _sort_classes(metrics, "average_precision"):
+        support, precision = int(metrics["support"][k]), _share_cell(metrics["average_precision"][k], bar=True)
+        shares = [_share_cell(metrics[key][k]) for key in ("precision", "recall", "f1")]
+        rows.append([_label_cell(labels[k]), (format_count(support), support), precision, *shares])
+    return rows
 
 
-def _format_share(
-    value: Any, interval: tuple[float, float] | None = None, with_bar: bool = False
-) -> tuple[Markup | str, float]:
+def _sort_classes(metrics: dict[str, np.ndarray], key: str) -> np.ndarray:
+    """Return the classes that occur or were predicted, those with the lowest value first."""
+    order = np.lexsort((-metrics["support"], metrics[key]))  # NaN sorts last
+    return order[(metrics["support"] + metrics["said"])[order] > 0]
+
+
+def _label_cell(label: str) -> tuple[Markup, str]:
+    return isolate(label), label
+
+
+def _share_cell(value: Any, interval: tuple[float, float] | None = None, bar: bool = False) -> tuple[str, float]:
     if np.isnan(value):
         return "–", -1.0
-    text = format_percent(float(value))
-    if interval is None and not with_bar:
-        return text, float(value)
-    return h("span", render_bar(float(value), 1, interval), h("span", text), class_="barred"), float(value)
+    text, share = format_percent(float(value)), float(value)
+    return (render_barred(share, text, 1, interval) if bar else text), share
 
 
 def render_confusion(evaluation: EvaluatedSplit, labels: list[str]) -> list[Markup]:
     """Return the confusion matrix, or with many classes the pairs that are confused most often."""
     predictions = evaluation.predictions
-    few = predictions.classes <= MAX_MATRIX_CLASSES
-    pairs = accuracy.find_confused_pairs(predictions, 3 if few else MAX_CONFUSED_PAIRS)
-    if few:
-        worst = None
+    pairs = accuracy.find_confused_pairs(predictions, MAX_CONFUSED_PAIRS)
+    if predictions.classes <= MAX_MATRIX_CLASSES:
+        worst = []
         if pairs and predictions.classes > 2 and pairs[0][2] > 1:
             truth, predicted, count = pairs[0]
             names = isolate(labels[truth]), " predicted as ", isolate(labels[predicted])
-            worst = h("p", "Most frequent confusion: ", *names, f", {count:,}×.")
-        matrix = render_confusion_matrix(accuracy.confusion_matrix(predictions), labels)
-        return [worst, matrix] if worst else [matrix]
+            worst = [h("p", "Most frequent confusion: ", *names, f", {count:,}×.")]
+        return [*worst, render_confusion_matrix(accuracy.confusion_matrix(predictions), labels)]
     if not pairs:
         return [h("p", "No image was assigned to a wrong class.")]
     support = accuracy.compute_class_metrics(predictions)["support"]
-    rows = [
-        [
-            (isolate(labels[truth]), labels[truth]),
-            (isolate(labels[predicted]), labels[predicted]),
-            (format_count(count), count),
-            (format_percent(count / support[truth], 0), count / support[truth]),
-        ]
-        for truth, predicted, count in pairs
-    ]
+    rows = []
+    for truth, predicted, count in pairs:
+        share = count / support[truth]
+        cells = [(format_count(count), count), (format_percent(share, 0), share)]
+        rows.append([_label_cell(labels[truth]), _label_cell(labels[predicted]), *cells])
     head = ["true class", "predicted class", "images", "share of the class"]
-    note = h(
-        "p", f"A matrix of {predictions.classes:,} classes is not legible; these are the most frequent confusions."
-    )
-    return [note, render_table(head, rows, caption="Classes confused most often", numeric_from=2, sortable=True)]
+    note = f"A matrix of {predictions.classes:,} classes is not legible; these are the most frequent confusions."
+    return [
+        h("p", note),
+        render_table(head, rows, caption="Classes confused most often", numeric_from=2, sortable=True),
+    ]
 
 
 def render_confusion_matrix(matrix: np.ndarray, labels: list[str]) -> Markup:
@@ -145,10 +136,7 @@ def render_confusion_matrix(matrix: np.ndarray, labels: list[str]) -> Markup:
     columns = [h("th", isolate(label, class_=turned, title=label), scope="col") for label in labels]
     rows = []
     for k, label in enumerate(labels):
-        cells = [
-            _render_cell(int(matrix[k, j]), matrix[k, j] / totals[k], k == j, label, labels[j])
-            for j in range(len(labels))
-        ]
+        cells = [_render_cell(int(n), n / totals[k], k == j, label, labels[j]) for j, n in enumerate(matrix[k])]
         rows.append(h("tr", h("th", isolate(label, title=label), scope="row"), cells))
     table = h(
         "table",
@@ -192,10 +180,6 @@ def render_calibration(evaluation: EvaluatedSplit) -> list[Markup]:
     return [h("div", h("p", text), render_reliability_chart(bins, "Accuracy by confidence", "image"), class_="beside")]
 
 
-def format_whole_percent(value: float) -> str:
-    return format_percent(value, 0)
-
-
 def render_reliability_chart(bins: list[ReliabilityBin], title: str, unit: str) -> Markup:
     """Return bars of the accuracy per confidence bin with intervals, the diagonal, and below a histogram of the counts."""
     full = [bin for bin in bins if bin.count]
@@ -212,7 +196,7 @@ def render_reliability_chart(bins: list[ReliabilityBin], title: str, unit: str) 
         histogram.append(h("rect", **box, y=f"{100 - height:.2f}", height=f"{height:.2f}"))
         rows = [
             h("b", f"confidence {100 * bin.low:.0f}–{format_percent(bin.high, 0)}"),
-            h("span", f"{format_count(bin.count)} {unit}{'' if bin.count == 1 else 's'}"),
+            h("span", f"{bin.count:,} {unit}{'s' * (bin.count != 1)}"),
             h("span", f"confidence {format_percent(bin.confidence)}, accuracy {format_percent(bin.accuracy)}"),
         ]
         tooltips.append(render_tooltip_strip(bin.low, bin.high, (bin.low + bin.high) / 2, rows))
@@ -221,7 +205,7 @@ def render_reliability_chart(bins: list[ReliabilityBin], title: str, unit: str) 
         f"confidence {format_percent(bin.confidence, 0)}, accuracy {format_percent(bin.accuracy, 0)} ({bin.count})"
         for bin in full
     )
-    percent = format_whole_percent
+    percent = partial(format_percent, digits=0)
     plot = render_plot(shapes, UNIT_SCALE, UNIT_SCALE, percent, percent, f"{title}: {values}", tooltips)
     counts = h("svg", histogram, viewBox="0 0 1000 100", preserveAspectRatio="none", aria_hidden="true")
     return h(
@@ -249,9 +233,8 @@ def render_mistakes(evaluation: EvaluatedSplit, labels: list[str]) -> list[Marku
         return [h("p", f"None: all {total} are classified correctly.")]
     shown = wrong[:MAX_CARDS]
     has_images = any(int(index) in evaluation.images for index in shown)
-    which = f"All {len(wrong)}"
-    if len(shown) < len(wrong):
-        which = f"The {len(shown)} most confident of {format_count(len(wrong))}"
+    more = len(shown) < len(wrong)
+    which = f"The {len(shown)} most confident of {len(wrong):,}" if more else f"All {len(wrong)}"
     cards = [_render_card(evaluation, int(index), labels, has_images) for index in shown]
     return [h("p", f"{which}, of {total}."), h("div", cards, class_="cards" if has_images else "cards bare")]
 

@@ -6,35 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.metrics.intervals import wilson_interval
-from vitrail.reports.charts.lines import render_bar
-from vitrail.reports.curves import render_signal_charts
+from vitrail.reports.charts.lines import render_barred, render_chart_grid
+from vitrail.reports.curves import describe_method, render_signal_charts
 from vitrail.reports.document import PageSection
 from vitrail.reports.facts import render_code
 from vitrail.reports.html import Markup, h, join_markup, render_table
 from vitrail.reports.predictions import embed_image
 from vitrail.reports.run import RunDirectory
-from vitrail.reports.summary import render_opening, render_tile, render_time_tile
-from vitrail.utils.text import (
-    NO_BREAK_SPACE,
-    format_count,
-    format_image_count,
-    format_interval,
-    format_number,
-    format_percent,
-    is_interval,
-    is_number,
-)
+from vitrail.reports.summary import render_opening, render_tile, render_tiles, render_time_tile
+from vitrail.utils import text
 
 KnnScores = dict[str, tuple[float, tuple[float, float] | None]]  # accuracy and interval by key of KNN_SOURCES
 
 MAX_RECONSTRUCTIONS = 12
 RECONSTRUCTION_PARTS = {"original": "image", "masked": "masked input", "reconstructed": "reconstruction"}
-RECONSTRUCTION_NOTES = {
-    "mae": "Grey patches were masked and predicted from the others. Approximate shapes and colours are good, even if blurred; "
-    "the same grey everywhere is bad. The loss counts masked patches only.",
-    "mpp": "Some patches were masked or swapped. The prediction is the mean colour of each patch: it should be close to that of "
-    "the image, also in masked patches.",
-}
 KNN_SOURCES = {"knn": "these features", "knn_random": "the untrained model", "knn_pixels": "raw pixels"}
 OPTION_PATTERN = re.compile(r"--(?:set \S+=\S+|[a-z-]+ \S+)(?<![.,;:])")  # in an advice: --set objective.centre=0.9
 
@@ -46,10 +31,10 @@ def render_pretraining_top(run: RunDirectory) -> list[Markup | None]:
 
 def build_pretraining_sections(run: RunDirectory) -> list[PageSection]:
     """Return the sections of a self-supervised run that it has data for."""
-    charts = render_signal_charts(run)
+    charts = render_chart_grid(render_signal_charts(run))
     return [
         ("results", "Results", "k-NN accuracy of the features", render_knn_table(run)),
-        ("signals", "Signals", "Training curves", [h("div", charts, class_="charts") if charts else None]),
+        ("signals", "Signals", "Training curves", [charts]),
         ("reconstructions", "Reconstructions", "Reconstructions of masked images", render_reconstructions(run)),
         ("next", "Next", "Next steps", render_next_steps(run)),
     ]
@@ -75,7 +60,7 @@ def render_reconstructions(run: RunDirectory) -> list[Markup | None]:
             frame = h("div", image or h("span", "not stored", class_="lacking"), class_="frame")
             figures.append(h("figure", frame, h("figcaption", caption)))
         rows.append(h("div", figures, class_="triple"))
-    return [h("p", RECONSTRUCTION_NOTES.get(run.method, "")), h("div", rows, class_="triples")] if rows else []
+    return [h("p", describe_method(run).reconstruction_note), h("div", rows, class_="triples")] if rows else []
 
 
 def collect_knn_scores(summary: dict[str, Any]) -> KnnScores:
@@ -83,14 +68,12 @@ def collect_knn_scores(summary: dict[str, Any]) -> KnnScores:
     images, scores = summary.get("images"), {}
     for key in KNN_SOURCES:
         value, interval = summary.get(key), summary.get(f"{key}_interval")
-        if not is_number(value):
+        if not text.is_number(value):
             continue
-        if is_interval(interval):
-            scores[key] = (value, (interval[0], interval[1]))
-        elif is_number(images) and images >= 1 and 0 <= value <= 1:
-            scores[key] = (value, wilson_interval(value * images, images))
-        else:
-            scores[key] = (value, None)
+        ends = (interval[0], interval[1]) if text.is_interval(interval) else None
+        if ends is None and text.is_number(images) and images >= 1 and 0 <= value <= 1:
+            ends = wilson_interval(value * images, images)
+        scores[key] = (value, ends)
     return scores
 
 
@@ -102,20 +85,18 @@ def render_knn_table(run: RunDirectory) -> list[Markup | None]:
         return []
     rows = []
     for key, (value, interval) in scores.items():
-        bar = render_bar(value, 1 if key == "knn" else 2, interval)
-        cell = h("span", bar, h("span", format_percent(value)), class_="barred")
-        rows.append([KNN_SOURCES[key], cell, format_interval(interval) or "–"])
+        cell = render_barred(value, text.format_percent(value), 1 if key == "knn" else 2, interval)
+        rows.append([KNN_SOURCES[key], cell, text.format_interval(interval) or "–"])
     images = summary.get("images")
-    count = f" Measured on {format_image_count(images)} of the {run.split} split." if isinstance(images, int) else ""
-    method = (
-        "Each image gets the class that its nearest training images vote for; nothing is trained for that. "
-        f"Wilson’s 95 % intervals.{count}"
+    count = (
+        f" Measured on {text.format_image_count(images)} of the {run.split} split." if isinstance(images, int) else ""
     )
-    head = ["nearest neighbours of", "accuracy", f"95{NO_BREAK_SPACE}%"]
+    method = "Each image gets the class that its nearest training images vote for; nothing is trained for that."
+    head = ["nearest neighbours of", "accuracy", f"95{text.NO_BREAK_SPACE}%"]
     return [
         h("p", format_knn_verdict(scores)) if len(scores) > 1 else None,
         render_table(head, rows, caption="k-NN accuracy", numeric_from=1, fit=True),
-        h("p", method, class_="note"),
+        h("p", f"{method} Wilson’s 95 % intervals.{count}", class_="note"),
     ]
 
 
@@ -130,18 +111,16 @@ def format_knn_verdict(scores: KnnScores) -> str:
             parts.append(f"{abs(points):.1f} points {'above' if points >= 0 else 'below'} {KNN_SOURCES[key]}")
             if interval and other and interval[0] <= other[1] and other[0] <= interval[1]:
                 overlapping.append(KNN_SOURCES[key])
-    note = ""
-    if overlapping:
-        note = f" The interval overlaps with that of {' and '.join(overlapping)}: the difference may be chance."
-    return f"The features are {' and '.join(parts)}.{note}"
+    note = f" The interval overlaps with that of {' and '.join(overlapping)}: the difference may be chance."
+    return f"The features are {' and '.join(parts)}.{note if overlapping else ''}"
 
 
 def render_next_steps(run: RunDirectory) -> list[Markup | None]:
     """Return commands to fine-tune, probe, inspect and convert the model; after a collapse, the command to retry."""
     if run.collapse:
         retry = format_retry_command(run.get("command"), str(run.collapse.get("advice", "")))
-        text = "The weights of a collapsed run are of little use. Train again with the advice applied:"
-        return [h("p", text), render_code(retry)] if retry else []
+        note = "The weights of a collapsed run are of little use. Train again with the advice applied:"
+        return [h("p", note), render_code(retry)] if retry else []
     if not run.is_finished:
         return []
     data, model = str(run.get("data", "where") or "DATA"), str(run.directory / "model.safetensors")
@@ -175,26 +154,25 @@ def format_retry_command(command: Any, advice: str) -> str:
 
 def remove_option(words: list[str], flag: str, field: str) -> list[str]:
     """Return the words without an option, `--lr 3` or `--lr=3`; of --set, without that of the field."""
-    kept, index = [], 0
-    while index < len(words):
-        word, value = words[index], words[index + 1] if index + 1 < len(words) else ""
-        joined = word.partition("=")[2] if word.startswith(f"{flag}=") else None
-        given = joined if joined is not None else value
-        if (word == flag or joined is not None) and (not field or given.partition("=")[0] == field):
-            index += 1 if joined is not None else 2
-            continue
-        kept.append(word)
-        index += 1
+    kept, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        is_joined = word.startswith(f"{flag}=")
+        value = word.partition("=")[2] if is_joined else rest[0] if rest else ""
+        if (is_joined or word == flag) and (not field or value.partition("=")[0] == field):
+            rest = rest if is_joined else rest[1:]
+        else:
+            kept.append(word)
     return kept
 
 
-def render_advice(text: str) -> Markup:
+def render_advice(advice: str) -> Markup:
     """Return an advice with its options as code."""
     parts, end = [], 0
-    for match in OPTION_PATTERN.finditer(text):
-        parts += [text[end : match.start()], h("code", match.group())]
+    for match in OPTION_PATTERN.finditer(advice):
+        parts += [advice[end : match.start()], h("code", match.group())]
         end = match.end()
-    return join_markup([*parts, text[end:]])
+    return join_markup([*parts, advice[end:]])
 
 
 def render_collapse_alarm(run: RunDirectory) -> Markup | None:
@@ -205,35 +183,23 @@ def render_collapse_alarm(run: RunDirectory) -> Markup | None:
     stopped = (run.summary or {}).get("stopped") == "collapse"
     outcome = "training was stopped" if stopped else "training continued"
     cause, advice = str(collapse.get("cause") or ""), str(collapse.get("advice") or "")
-    return h(
-        "div",
-        h("p", h("strong", f"Collapse detected at step {format_count(collapse.get('step'))}"), f"; {outcome}."),
+    parts = [
+        h("p", h("strong", f"Collapse detected at step {text.format_count(collapse.get('step'))}"), f"; {outcome}."),
         h("p", h("b", "Likely cause: "), f"{cause}.") if cause else None,
         h("p", h("b", "What to change: "), render_advice(advice), ".") if advice else None,
-        class_="notice alarm",
-        role="alert",
-    )
+    ]
+    return h("div", parts, class_="notice alarm", role="alert")
 
 
 def render_pretraining_tiles(run: RunDirectory) -> Markup | None:
     """Return the tiles of the final signals, or of the last validation of an unfinished run."""
     last: dict[str, Any] = (run.summary or {}) if run.is_finished else (run.validation[-1] if run.validation else {})
     scores, labels = collect_knn_scores(last), {"knn": "k-NN accuracy", "knn_pixels": "k-NN accuracy of raw pixels"}
-    tiles: list[Markup | None] = [
-        render_tile(label, format_percent(scores[key][0]), *scores[key])
-        for key, label in labels.items()
-        if key in scores
-    ]
-    numbers = [
-        ("rank", "Effective rank", "of the features"),
-        ("spread", "Feature spread", "0: all the same, 1: even"),
-    ]
-    if not tiles:
-        numbers.insert(0, ("loss", "Loss", "lower is better"))
-    tiles += [
-        render_tile(label, format_number(last[key]), None, None, note)
-        for key, label, note in numbers
-        if is_number(last.get(key))
-    ]
-    tiles.append(render_time_tile(last))
-    return h("div", tiles, class_="tiles") if any(tiles) else None
+    measured = [key for key in labels if key in scores]
+    tiles = [render_tile(labels[key], text.format_percent(scores[key][0]), *scores[key]) for key in measured]
+    numbers = {} if tiles else {"loss": ("Loss", "lower is better")}
+    numbers |= {"rank": ("Effective rank", "of the features"), "spread": ("Feature spread", "0: all the same, 1: even")}
+    for key, (label, note) in numbers.items():
+        if text.is_number(last.get(key)):
+            tiles.append(render_tile(label, text.format_number(last[key]), None, None, note))
+    return render_tiles(*tiles, render_time_tile(last))

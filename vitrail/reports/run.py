@@ -163,38 +163,35 @@ def _read_json(path: Path, problems: list[str]) -> dict[str, Any] | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict):
+            return data
+        problems.append(f"{path.name} could not be used: it is not a JSON object")
     except (ValueError, OSError, RecursionError) as error:
         problems.append(f"{path.name} could not be read: {error}")
-        return None
-    if not isinstance(data, dict):
-        problems.append(f"{path.name} could not be used: it is not a JSON object")
-        return None
-    return data
+    return None
 
 
 def _read_jsonl(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        lines = path.read_bytes().split(b"\n")
+        *lines, last = path.read_bytes().split(b"\n")
     except OSError as error:
         problems.append(f"{path.name} could not be read: {error}")
         return []
-    rows, broken = [], 0
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        elif number < len(lines) - 1:  # an incomplete last line is being written
-            broken += 1
-    if broken:
-        problems.append(f"{path.name}: {broken} of {len(rows) + broken} lines are invalid and are skipped")
-    return rows
+    rows = [_parse_row(line) for line in lines if line.strip()]
+    valid = [row for row in (*rows, _parse_row(last)) if row is not None]  # an incomplete last line is being written
+    if broken := rows.count(None):
+        problems.append(f"{path.name}: {broken} of {len(valid) + broken} lines are invalid and are skipped")
+    return valid
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _sort_by_step(rows: Any) -> list[dict[str, Any]]:
@@ -212,11 +209,10 @@ def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, Evaluat
         try:
             with np.load(path, allow_pickle=False) as file:
                 logits, targets = file["logits"], file["targets"]
-            names = _load_names(directory, split, len(logits), problems)
-            evaluations[split] = EvaluatedSplit(split, logits, targets, *names)
-            _ = evaluations[split].metrics  # raises if shapes do not match or logits are not finite
+            evaluation = EvaluatedSplit(split, logits, targets, *_load_names(directory, split, len(logits), problems))
+            _ = evaluation.metrics  # raises if shapes do not match or logits are not finite
+            evaluations[split] = evaluation
         except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            evaluations.pop(split, None)
             problems.append(f"evaluation/{path.name} could not be used: {error}")
     return evaluations
 
@@ -253,12 +249,11 @@ def find_differences(values: list[Any], path: str = "") -> Iterator[tuple[str, l
         for key in dict.fromkeys(key for value in values for key in value):
             inner = f"{path}.{key}" if path else str(key)
             yield from find_differences([value.get(key, ABSENT) for value in values], inner)
-    elif all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1:
-        if any(isinstance(part, (dict, list)) for value in values for part in value):
-            for index in range(len(values[0])):
-                yield from find_differences([value[index] for value in values], f"{path}[{index}]")
-        else:
-            yield path, values
+        return
+    equally_long = all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1
+    if equally_long and any(isinstance(part, (dict, list)) for value in values for part in value):
+        for index, parts in enumerate(zip(*values, strict=True)):
+            yield from find_differences(list(parts), f"{path}[{index}]")
     else:
         yield path, values
 

@@ -5,23 +5,12 @@ from pathlib import PurePath
 from typing import Any
 
 from vitrail.reports.charts.lines import render_bar
+from vitrail.reports.curves import describe_method
+from vitrail.reports.document import render_heading
 from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
 from vitrail.reports.run import RunDirectory
-from vitrail.utils.text import (
-    NO_BREAK_SPACE,
-    format_count,
-    format_datetime,
-    format_duration,
-    format_image_count,
-    format_interval,
-    format_large_number,
-    format_number,
-    format_percent,
-    is_interval,
-    is_number,
-)
+from vitrail.utils import text
 
-METHOD_NAMES = {"mpp": "masked patch prediction", "mae": "MAE", "dino": "DINO", "features": "feature distillation"}
 METRIC_LABELS = {  # label, and whether the value is a fraction of 1
     "top1": ("Top-1 accuracy", True),
     "map": ("Mean average precision (mAP)", True),
@@ -46,7 +35,7 @@ def describe_run(run: RunDirectory) -> str:
     """Return "Ti/16 fine-tuned on clothing"."""
     model = run.get("model", "name") or "A model"
     if run.is_pretraining:
-        with_method = f" with {METHOD_NAMES.get(run.method, run.method)}" if run.method else ""
+        with_method = f" with {describe_method(run).name}" if run.method else ""
         return f"{model} pretrained{with_method} on {get_data_name(run)}"
     how = "fine-tuned" if run.get("model", "init") else "trained from scratch"
     return f"{model} {how} on {get_data_name(run)}"
@@ -63,7 +52,7 @@ def format_headline(run: RunDirectory) -> str:
     if not rows:
         return f"{describe_run(run)}: {NOTHING_MEASURED}"
     score = format_result({run.score_name: rows[-1][run.score_name]}, run.score_name)
-    return f"{describe_run(run)}: not finished, {score} after epoch {format_count(rows[-1].get('epoch'))}"
+    return f"{describe_run(run)}: not finished, {score} after epoch {text.format_count(rows[-1].get('epoch'))}"
 
 
 def format_result(metrics: dict[str, Any], score_name: str) -> str:
@@ -71,24 +60,30 @@ def format_result(metrics: dict[str, Any], score_name: str) -> str:
     score, images = metrics.get(score_name), metrics.get("images")
     if score is None:
         return ""
-    interval = f" ({format_interval(metrics['interval'])})" if is_interval(metrics.get("interval")) else ""
+    interval = f" ({text.format_interval(metrics['interval'])})" if text.is_interval(metrics.get("interval")) else ""
     name = "mAP" if score_name == "map" else "top-1 accuracy"
-    return f"{name} {format_percent(score)}{interval}" + (f" on {format_image_count(images)}" if images else "")
+    return f"{name} {text.format_percent(score)}{interval}" + (
+        f" on {text.format_image_count(images)}" if images else ""
+    )
 
 
 def format_pretraining_result(run: RunDirectory) -> str:
     """Return "k-NN accuracy 46.2 % (44.8–47.6), raw pixels 35.0 %", or other signals where k-NN was not measured."""
     if run.collapse:
-        return f"collapsed at step {format_count(run.collapse.get('step'))}"
+        return f"collapsed at step {text.format_count(run.collapse.get('step'))}"
     last = run.summary or (run.validation[-1] if run.validation else {})
     state = "" if run.is_finished else "not finished, "
     after = "" if run.is_finished or not last else f" after epoch {last.get('epoch', 0):g}"
-    if is_number(last.get("knn")):
-        interval = f" ({format_interval(last['knn_interval'])})" if is_interval(last.get("knn_interval")) else ""
-        pixels = f", raw pixels {format_percent(last['knn_pixels'])}" if is_number(last.get("knn_pixels")) else ""
-        return f"{state}k-NN accuracy {format_percent(last['knn'])}{interval}{pixels}{after}"
+    if text.is_number(last.get("knn")):
+        interval = (
+            f" ({text.format_interval(last['knn_interval'])})" if text.is_interval(last.get("knn_interval")) else ""
+        )
+        pixels = (
+            f", raw pixels {text.format_percent(last['knn_pixels'])}" if text.is_number(last.get("knn_pixels")) else ""
+        )
+        return f"{state}k-NN accuracy {text.format_percent(last['knn'])}{interval}{pixels}{after}"
     names = {"loss": "loss", "rank": "effective rank"}
-    parts = [f"{name} {format_number(last[key])}" for key, name in names.items() if is_number(last.get(key))]
+    parts = [f"{name} {text.format_number(last[key])}" for key, name in names.items() if text.is_number(last.get(key))]
     if not parts:
         return "no metrics" if run.is_finished else NOTHING_MEASURED
     return f"{state}{', '.join(parts)}{after}"
@@ -97,14 +92,9 @@ def format_pretraining_result(run: RunDirectory) -> str:
 def render_opening(run: RunDirectory) -> list[Markup | None]:
     """Return kicker, headline, description and warnings."""
     started = run.get("started")
-    kicker = (run.get("recipe_name"), run.name, format_datetime(started) if started else None)
-    return [
-        h("p", [h("span", isolate(text)) for text in kicker if text], class_="kicker"),
-        h("h1", format_headline(run)),
-        h("p", render_run_lead(run), class_="lead"),
-        _render_state(run),
-        _render_problems(run),
-    ]
+    kicker = (run.get("recipe_name"), run.name, text.format_datetime(started) if started else None)
+    heading = render_heading(kicker, format_headline(run), render_run_lead(run))
+    return [*heading, _render_state(run), _render_problems(run)]
 
 
 def render_run_lead(run: RunDirectory) -> Markup:
@@ -113,29 +103,31 @@ def render_run_lead(run: RunDirectory) -> Markup:
     if model.get("name"):
         size = model.get("image_size")
         images = f" at {size[0]}×{size[1]} pixels" if isinstance(size, list) and len(size) == 2 else ""
-        count = f" with {format_large_number(model.get('parameters'))} parameters" if model.get("parameters") else ""
+        count = (
+            f" with {text.format_large_number(model.get('parameters'))} parameters" if model.get("parameters") else ""
+        )
         init = [", initialised from ", isolate(model["init"])] if model.get("init") else [", trained from scratch"]
         sentences.append(join_markup([isolate(model["name"]), count, images, init, "."]))
     splits = run.get("data", "splits")
     if isinstance(splits, dict) and splits:
-        purposes = {"train": "training"}
+        purposes = {key: "training" if key == "train" else key for key in splits}
         counts = [
-            f"{format_count((split or {}).get('images'))} {purposes.get(key, key)}" for key, split in splits.items()
+            f"{text.format_count((splits[key] or {}).get('images'))} {purpose}" for key, purpose in purposes.items()
         ]
         labels = run.get("labels")
         classes = f", {len(labels):,} classes" if isinstance(labels, list) and labels else ""
         if classes and run.is_pretraining:
             classes += " (labels are used for evaluation only)"
         task = ", multi-label" if run.is_multilabel else ""
-        data = ["Images of ", isolate(get_data_name(run)), f": {' and '.join(counts)}{classes}{task}."]
+        data = ["Images of ", isolate(get_data_name(run)), f": {', '.join(counts)}{classes}{task}."]
         sentences.append(join_markup(data))
     summary = run.summary or {}
     if summary.get("steps"):
         stops = {"early": ", stopped early without further improvement", "collapse": ", stopped after a collapse"}
         weights = {"ema": ", EMA weights kept", "best": ", best weights kept"}
         details = stops.get(str(summary.get("stopped")), "") + weights.get(str(summary.get("weights")), "")
-        duration = format_duration(summary.get("seconds"))
-        sentences.append(f"{format_count(summary['steps'])} steps in {duration}{details}.")
+        duration = text.format_duration(summary.get("seconds"))
+        sentences.append(f"{text.format_count(summary['steps'])} steps in {duration}{details}.")
     return join_markup(sentences, " ")
 
 
@@ -143,7 +135,7 @@ def _render_state(run: RunDirectory) -> Markup | None:
     if run.is_finished:
         return None
     rows = run.training or run.validation
-    last = f" up to step {format_count(rows[-1]['step'])}" if rows else ""
+    last = f" up to step {text.format_count(rows[-1]['step'])}" if rows else ""
     return h("p", h("strong", "This run has not finished."), f" The page shows its results{last}.", class_="notice")
 
 
@@ -151,42 +143,43 @@ def _render_problems(run: RunDirectory) -> Markup | None:
     problems = list(run.problems)
     if run.summary and run.evaluation:
         written, computed = run.summary.get(run.score_name), run.evaluation.metrics[run.score_name]
-        if is_number(written) and abs(float(written or 0) - computed) > 5e-4:
-            values = (
-                f"{format_percent(written, 2)} in summary.json, {format_percent(computed, 2)} from the stored logits"
-            )
-            problems.append(f"{values}: the latter is shown")
+        if text.is_number(written) and abs(float(written or 0) - computed) > 5e-4:
+            stored = f"{text.format_percent(computed, 2)} from the stored logits: the latter is shown"
+            problems.append(f"{text.format_percent(written, 2)} in summary.json, {stored}")
     if not problems:
         return None
     items = h("ul", [h("li", problem) for problem in problems])
     return h("div", h("strong", "Some files of the run could not be read."), items, class_="notice")
 
 
-def render_tiles(run: RunDirectory) -> Markup | None:
+def render_run_tiles(run: RunDirectory) -> Markup | None:
     """Return the tiles of the most important metrics."""
-    summary = run.summary or {}
     direction = run.evaluation.calibration_direction if run.evaluation else ""
-    metrics = run.split_metrics(run.split or "")
-    tiles = [*render_metric_tiles(metrics, run.score_name, direction), render_time_tile(summary)]
+    tiles = render_metric_tiles(run.split_metrics(run.split or ""), run.score_name, direction)
+    return render_tiles(*tiles, render_time_tile(run.summary or {}))
+
+
+def render_tiles(*tiles: Markup | None) -> Markup | None:
+    """Return the tiles side by side, or None if there are none."""
     return h("div", tiles, class_="tiles") if any(tiles) else None
 
 
 def render_time_tile(summary: dict[str, Any]) -> Markup | None:
     """Return the tile of the training time, or None if it is unknown."""
-    if not is_number(summary.get("seconds")):
+    if not text.is_number(summary.get("seconds")):
         return None
     speed = summary.get("images_per_second")
-    note = f"{format_number(speed)} images/s" if is_number(speed) else ""
-    return render_tile("Training time", format_duration(summary["seconds"]), None, None, note)
+    note = f"{text.format_number(speed)} images/s" if text.is_number(speed) else ""
+    return render_tile("Training time", text.format_duration(summary["seconds"]), None, None, note)
 
 
 def render_metric_tiles(metrics: dict[str, Any], score: str, calibration_direction: str = "") -> list[Markup]:
     """Return the tiles of the main metrics, the score first."""
     tiles = []
     for key in (score, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
-        if is_number(metrics.get(key)):
+        if text.is_number(metrics.get(key)):
             bar = metrics[key] if key != "calibration_error" else None  # lower is better: no bar
-            label, value = METRIC_LABELS[key][0], format_percent(metrics[key])
+            label, value = METRIC_LABELS[key][0], text.format_percent(metrics[key])
             if key == "calibration_error" and calibration_direction:
                 label += f" ({calibration_direction})"
             tiles.append(render_tile(label, value, bar, get_interval(metrics, key)))
@@ -201,65 +194,64 @@ def get_interval(metrics: dict[str, Any], key: str) -> Any:
 
 def render_tile(label: str, value: str, share: float | None, interval: Any, note: str = "") -> Markup:
     """Return a tile with a value, its label, and its interval or a note."""
-    ends = (float(interval[0]), float(interval[1])) if is_interval(interval) else None
-    under = f"95{NO_BREAK_SPACE}%: {format_interval(ends)}" if ends else note
-    return h(
-        "div",
-        h("p", label, class_="what"),
-        h("p", value, class_="value"),
-        render_bar(share, 1, ends) if share is not None else None,
-        h("p", under, class_="under") if under else None,
-        class_="tile",
-    )
+    ends = (float(interval[0]), float(interval[1])) if text.is_interval(interval) else None
+    under = f"95{text.NO_BREAK_SPACE}%: {text.format_interval(ends)}" if ends else note
+    bar = None if share is None else render_bar(share, 1, ends)
+    below = h("p", under, class_="under") if under else None
+    return h("div", h("p", label, class_="what"), h("p", value, class_="value"), bar, below, class_="tile")
 
 
 def render_metrics(run: RunDirectory) -> Markup | None:
     """Return the table of all metrics of all evaluated splits, or None."""
     metrics = {split: run.split_metrics(split) for split in ("validation", "test", "train")}
-    metrics = {split: values for split, values in metrics.items() if is_number(values.get(run.score_name))}
+    metrics = {split: values for split, values in metrics.items() if text.is_number(values.get(run.score_name))}
     return render_metric_table(metrics, "Metrics of each split") if metrics else None
 
 
 def render_metric_table(metrics_by_column: dict[str, dict[str, Any]], caption: str) -> Markup:
     """Return a table with a row per metric and two columns, value and interval, per name."""
     columns = list(metrics_by_column.values())
-    multilabel = any("map" in metrics for metrics in columns)
-    rows: list[list[Any]] = [["Images", *_flatten([format_count(metrics.get("images")), ""] for metrics in columns)]]
-    for key, (label, share) in METRIC_LABELS.items():
-        if any(is_number(metrics.get(key)) for metrics in columns):
-            label = MULTILABEL_TOP1_LABEL if key == "top1" and multilabel else label
-            rows.append([label, *_flatten(_metric_cells(metrics, key, share) for metrics in columns)])
-    head = ["", *_flatten([isolate(name), f"95{NO_BREAK_SPACE}%"] for name in metrics_by_column)]
+    rows = [["Images", *_flatten((text.format_count(metrics.get("images")), "") for metrics in columns)]]
+    for label, pairs in format_metrics(columns):
+        rows.append([label, *_flatten((h("b", value), h("span", ends, class_="quiet")) for value, ends in pairs)])
+    head = ["", *_flatten((isolate(name), f"95{text.NO_BREAK_SPACE}%") for name in metrics_by_column)]
     return render_table(head, rows, caption=caption, numeric_from=1, fit=True)
 
 
-def _flatten(pairs: Iterable[list[Any]]) -> list[Any]:
+def _flatten(pairs: Iterable[Iterable[Any]]) -> list[Any]:
     return [cell for pair in pairs for cell in pair]
 
 
-def _metric_cells(metrics: dict[str, Any], key: str, share: bool) -> list[Any]:
+def format_metrics(columns: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the label of each metric that was measured, with its value and interval in each column."""
+    rows = []
+    for key, (label, share) in METRIC_LABELS.items():
+        if any(text.is_number(metrics.get(key)) for metrics in columns):
+            if key == "top1" and any("map" in metrics for metrics in columns):
+                label = MULTILABEL_TOP1_LABEL
+            rows.append((label, [_format_metric(metrics, key, share) for metrics in columns]))
+    return rows
+
+
+def _format_metric(metrics: dict[str, Any], key: str, share: bool) -> tuple[str, str]:
     value, interval = metrics.get(key), get_interval(metrics, key)
-    shown = format_percent(value, 2 if key == "calibration_error" else 1) if share else format_number(value, 4)
-    return [h("b", shown), h("span", format_metric_interval(interval, share), class_="quiet")]
-
-
-def format_metric_interval(interval: Any, share: bool) -> str:
-    """Return an interval in per cent for fractions, else as numbers."""
-    if share or not is_interval(interval):
-        return format_interval(interval)
-    return "–".join(format_number(end) for end in interval)
+    if share:
+        return text.format_percent(value, 2 if key == "calibration_error" else 1), text.format_interval(interval)
+    return text.format_number(value, 4), "–".join(map(text.format_number, interval)) if text.is_interval(
+        interval
+    ) else ""
 
 
 def render_interval_note(multilabel: bool) -> Markup:
     """Return the note on how the intervals are computed."""
-    method = (
-        "95 % intervals: Wilson’s for accuracies; Wilson’s with an effective sample size for means over classes; a bootstrap "
-        "over images for cross-entropy and calibration error."
+    methods = (
+        "accuracies; Wilson’s with an effective sample size for means over classes; a bootstrap over images for cross-entropy "
+        "and calibration error."
     )
     if multilabel:
-        method = (
-            "95 % intervals: Wilson’s for top-1 precision; a bootstrap over images for all other metrics, which is somewhat "
-            "narrow for labels with few images."
+        methods = (
+            "top-1 precision; a bootstrap over images for all other metrics, which is somewhat narrow for labels with few "
+            "images."
         )
-    bias = " With few images the calibration error is biased upwards: the true value is likely in the lower half."
-    return h("p", method + bias, class_="note")
+    bias = "With few images the calibration error is biased upwards: the true value is likely in the lower half."
+    return h("p", f"95 % intervals: Wilson’s for {methods} {bias}", class_="note")

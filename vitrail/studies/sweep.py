@@ -21,6 +21,7 @@ from vitrail.training.runs.prepare import prepare_data
 from vitrail.training.runs.record import absolute_path, write_json
 from vitrail.utils.files import stage_output
 from vitrail.utils.json import dataclass_from_json, to_json
+from vitrail.utils.progress import ProgressCallback
 
 PLAN_FILE = "plan.json"
 FACT_FIELDS = ("images", "classes", "several", "side", "channels", "several_sizes")

@@ -1,9 +1,10 @@
 """Terminal output of `vitrail evaluate`: metrics, weakest classes, confident mistakes, skipped files, probes."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from vitrail.reports.html import clean_text
-from vitrail.reports.summary import METRIC_LABELS, MULTILABEL_TOP1_LABEL, format_metric_interval, get_interval
+from vitrail.reports.summary import format_metrics
 from vitrail.utils.text import (
     format_count,
     format_image_count,
@@ -11,7 +12,6 @@ from vitrail.utils.text import (
     format_number,
     format_percent,
     format_table,
-    is_number,
 )
 
 if TYPE_CHECKING:
@@ -35,19 +35,12 @@ def format_probes(report: "ProbeReport") -> list[str]:
     metric = "Top-1 accuracy" if report.measure == "top1" else "mAP"
     rows = [("probe", "", metric, "95 % interval", "seconds")]
     for row in report.results:
-        bounds = "–".join(f"{100 * bound:.1f}" for bound in row.interval or ())
-        interval = " ".join(part for part in (bounds, row.spread) if part)
+        interval = " ".join(filter(None, (format_interval(row.interval), row.spread)))
         rows.append((row.probe, row.description, f"{100 * row.score:.2f} %", interval, f"{row.seconds:.1f}"))
     lines += format_table(rows, right=(2, 4))
     for row in report.results:
         lines += [f"{row.probe}: {note}" for note in row.notes]
-    if report.unreadable:
-        unreadable = list(report.unreadable.items())
-        lines.append(f"{len(unreadable):,} images could not be read and are left out:")
-        lines += [f"  {path}: {reason}" for path, reason in unreadable[:MAX_SKIPPED]]
-        if len(unreadable) > MAX_SKIPPED:
-            lines.append(f"  and {len(unreadable) - MAX_SKIPPED:,} more; --json lists them all")
-    return lines
+    return lines + format_unreadable(report.unreadable, "", "; --json lists them all")
 
 
 def format_evaluation(result: "EvaluationResult") -> str:
@@ -55,10 +48,10 @@ def format_evaluation(result: "EvaluationResult") -> str:
     first = result.evaluations[0]
     blocks = [
         format_header(result),
-        format_metrics(result),
+        format_metric_table(result),
         format_weakest_classes(first),
         format_confident_mistakes(first),
-        format_skipped(first),
+        format_unreadable(first.unreadable, first.selection.where, ", in evaluation.json with --out"),
         format_speeds(result),
     ]
     if result.pairs:
@@ -84,25 +77,13 @@ def format_header(result: "EvaluationResult") -> list[str]:
     return lines + [f"  {clean_text(note)}" for note in selection.notes]
 
 
-def format_metrics(result: "EvaluationResult") -> list[str]:
+def format_metric_table(result: "EvaluationResult") -> list[str]:
     """Return a table with two columns per model: the metric and its interval."""
-    measures = [evaluation.measures for evaluation in result.evaluations]
-    names = [clean_text(name) for name in result.names] if len(measures) > 1 else [""]
+    names = [clean_text(name) for name in result.names] if len(result.names) > 1 else [""]
     rows = [["", *(cell for name in names for cell in (name, "95 %"))]]
-    for key, (label, share) in METRIC_LABELS.items():
-        if any(is_number(measured.get(key)) for measured in measures):
-            pairs = [
-                (format_metric(measured.get(key), share), format_metric_interval(get_interval(measured, key), share))
-                for measured in measures
-            ]
-            cells = [cell for pair in pairs for cell in pair]
-            label = MULTILABEL_TOP1_LABEL if key == "top1" and "map" in measures[0] else label
-            rows.append([label, *cells])
+    for label, pairs in format_metrics([evaluation.measures for evaluation in result.evaluations]):
+        rows.append([label, *(cell for pair in pairs for cell in pair)])
     return format_table(rows, right=range(1, len(rows[0])))
-
-
-def format_metric(value: Any, share: bool) -> str:
-    return format_percent(value) if share else format_number(value, 4)
 
 
 def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:
@@ -135,21 +116,15 @@ def format_confident_mistakes(evaluation: "ModelEvaluation") -> list[str]:
     return format_table(rows) if len(rows) > 1 else []
 
 
-def format_skipped(evaluation: "ModelEvaluation") -> list[str]:
-    """Return the unreadable files, which no metric counts."""
-    skipped = list(evaluation.unreadable.items())
-    if not skipped:
+def format_unreadable(unreadable: Mapping[str, str], root: str, all_listed: str) -> list[str]:
+    """Return the unreadable files, which no metric counts, with the reason of each."""
+    files = list(unreadable.items())
+    if not files:
         return []
-    files = f"{len(skipped):,} file" + ("" if len(skipped) == 1 else "s")
-    lines = [f"{files} left out"]
-    lines += [
-        f"  {shorten_path(path, evaluation.selection.where)}: {clean_text(why)}" for path, why in skipped[:MAX_SKIPPED]
-    ]
-    return lines + (
-        [f"  … and {len(skipped) - MAX_SKIPPED:,} more, in evaluation.json with --out"]
-        if len(skipped) > MAX_SKIPPED
-        else []
-    )
+    lines = [f"{len(files):,} file{'s' * (len(files) != 1)} left out"]
+    lines += [f"  {shorten_path(path, root)}: {clean_text(reason)}" for path, reason in files[:MAX_SKIPPED]]
+    more = len(files) - MAX_SKIPPED
+    return lines + ([f"  … and {more:,} more{all_listed}"] if more > 0 else [])
 
 
 def format_speeds(result: "EvaluationResult") -> list[str]:
@@ -158,10 +133,8 @@ def format_speeds(result: "EvaluationResult") -> list[str]:
     for name, evaluation in zip(result.names, result.evaluations, strict=True):
         speed = evaluation.speed_dict()
         prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
-        model_only = format_number(speed["model_images_per_second"])
-        lines.append(
-            f"{prefix}{format_number(speed['images_per_second'])} images/s with decoding; the model alone {model_only}"
-        )
+        whole, alone = (format_number(speed[key]) for key in ("images_per_second", "model_images_per_second"))
+        lines.append(f"{prefix}{whole} images/s with decoding; the model alone {alone}")
     return lines
 
 

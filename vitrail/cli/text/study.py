@@ -1,12 +1,10 @@
 """Terminal output of `vitrail paper`: finished cells as lines that stay, below them the running ones."""
 
-import shutil
-import sys
 import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.text.training import format_duration
+from vitrail.cli.text.progress import StatusDisplay, format_clock
 from vitrail.utils.text import format_table
 
 if TYPE_CHECKING:
@@ -18,16 +16,14 @@ Record = dict[str, Any]
 PLAIN_INTERVAL_SECONDS = 30.0  # between status lines if standard error is not a terminal
 
 
-class SweepDisplay:
-    """Display of the records of all runners."""
+class SweepDisplay(StatusDisplay):
+    """Display of the records of all runners: finished cells as lines that stay, below them the running ones."""
 
     def __init__(self, quiet: bool = False, runners: int = 1) -> None:
-        self.quiet, self.runners = quiet, runners
-        self.terminal = sys.stderr.isatty()
+        super().__init__(quiet)
+        self.runners = runners
         self.state: Record = {"known": 0, "done": 0, "failed": 0, "seconds_left": None}
         self.running: dict[str, Record] = {}  # by cell
-        self.n_lines = 0  # status lines to overwrite
-        self.last_drawn = time.monotonic()
 
     def on_record(self, record: Record) -> None:
         """Show one record of a cell, of a run in a cell, or of the study."""
@@ -61,10 +57,9 @@ class SweepDisplay:
         if event == "done":
             self.state = self.state | {"done": self.state["done"] + 1}
             scores = [f"{name} {100 * record[name]:5.1f} %" for name in ("validation", "test") if name in record]
-            outcome = "  ".join([*scores, format_duration(record["seconds"])])
-            self.print_line(
-                f"{self.state['done']:>3}/{max(self.state['known'], self.state['done'])}  {label:<48}  {outcome}"
-            )
+            outcome = "  ".join([*scores, format_clock(record["seconds"])])
+            done, known = self.state["done"], max(self.state["known"], self.state["done"])
+            self.print_line(f"{done:>3}/{known}  {label:<48}  {outcome}")
         elif event == "failed":
             self.print_line(f"failed   {label}: {record['line']}")
         else:
@@ -75,42 +70,13 @@ class SweepDisplay:
         state, left = self.state, self.state["seconds_left"]
         heading = f"{state['done']} of {state['known']} known cells"
         heading += f", {state['failed']} failed" if state["failed"] else ""
-        heading += f", about {format_duration(left / self.runners)} left" if left else ""
+        heading += f", about {format_clock(left / self.runners)} left" if left else ""
         return [heading, *(f"  {describe_activity(record)}" for record in self.running.values())]
 
     def draw(self) -> None:
-        """Redraw the status lines on a terminal; elsewhere print one line at intervals."""
-        now = time.monotonic()
-        if self.quiet or now - self.last_drawn < (0.1 if self.terminal else PLAIN_INTERVAL_SECONDS):
-            return
-        self.last_drawn = now
-        if not self.terminal:
-            self.write("  ".join(self.status_lines()) + "\n")
-            return
-        self.clear()
-        width = shutil.get_terminal_size().columns
-        lines = [line[: width - 1] for line in self.status_lines()]
-        self.write("".join(f"{line}\n" for line in lines))
-        self.n_lines = len(lines)
-
-    def print_line(self, line: str) -> None:
-        """Print a line that stays on the screen."""
-        if not self.quiet:
-            self.clear()
-            self.write(f"{line}\n")
-
-    def clear(self) -> None:
-        """Erase the status lines."""
-        if self.n_lines:
-            self.write(f"\033[{self.n_lines}A\033[J")
-            self.n_lines = 0
-
-    def write(self, text: str) -> None:
-        """Write to standard error; if the pipe is closed, the study continues without output."""
-        try:
-            print(text, end="", file=sys.stderr, flush=True)
-        except BrokenPipeError:
-            self.quiet = True
+        """Show the status lines; where standard error is not a terminal, at long intervals."""
+        if time.monotonic() - self.last_shown >= (0.1 if self.terminal else PLAIN_INTERVAL_SECONDS):
+            self.show_status(*self.status_lines())
 
 
 def describe_activity(record: Record) -> str:

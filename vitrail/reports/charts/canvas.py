@@ -4,7 +4,7 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from vitrail.reports.html import Markup, h
 
@@ -222,6 +222,27 @@ def draw_text(
     content = content.translate({0xFFFE: "\ufffd", 0xFFFF: "\ufffd"})  # invalid in XML, and not escaped by html.escape
     at = {"x": f"{x:.1f}", "y": f"{y:.1f}"}
     return h("text", content, **at, fill=fill, font_size=size, text_anchor=anchor, font_weight=weight)
+
+
+def draw_label(x: float, y: float, content: str, palette: Palette, anchor: str = "start") -> Markup:
+    """Return one line of small muted text, such as the label of a tick."""
+    return draw_text(x, y, content, palette.muted, SMALL_FONT_SIZE, anchor)
+
+
+def draw_lines(x: float, y: float, lines: Sequence[str], step: float, fill: str, **more: Any) -> list[Markup]:
+    """Return lines of text below each other, `step` pixels apart; y is the first baseline."""
+    return [draw_text(x, y + step * k, line, fill, **more) for k, line in enumerate(lines)]
+
+
+def draw_tick_labels(ticks: Iterable[tuple[float, str]], y: float, palette: Palette) -> list[Markup]:
+    """Return the labels of a horizontal axis (x, text), without those that would touch the one before."""
+    parts, end = [], -math.inf
+    for x, label in ticks:
+        half = text_width(label, SMALL_FONT_SIZE) / 2
+        if x - half > end + 6:
+            parts.append(draw_label(x, y, label, palette, "middle"))
+            end = x + half
+    return parts
 
 
 def draw_rule(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float = 1, **more: str) -> Markup:

@@ -2,20 +2,9 @@
 
 import math
 
+from vitrail.reports.charts import canvas
 from vitrail.reports.charts.bars import draw_bars
-from vitrail.reports.charts.canvas import (
-    DARK,
-    FONT_SIZE,
-    FONTS,
-    LIGHT,
-    PAGE,
-    Chart,
-    Drawing,
-    Palette,
-    draw_text,
-    format_point,
-    wrap_text,
-)
+from vitrail.reports.charts.canvas import Chart, Drawing, Palette
 from vitrail.reports.charts.maps import draw_maps
 from vitrail.reports.charts.points import draw_points
 from vitrail.reports.html import Markup, h
@@ -36,61 +25,29 @@ def draw_chart(chart: Chart, palette: Palette, width: float) -> Drawing:
 
 def render_svg(chart: Chart, dark: bool = False) -> str:
     """Return the chart as an SVG file with title, background and colours of its own."""
-    palette = DARK if dark else LIGHT
+    palette = canvas.DARK if dark else canvas.LIGHT
     inside = draw_chart(chart, palette, FILE_WIDTH)
-    lines = wrap_text(chart.title, FILE_WIDTH, 16, 3)
-    head = [draw_text(0, 15 + 21 * k, line, palette.text, 16, weight=600) for k, line in enumerate(lines)]
+    lines = canvas.wrap_text(chart.title, FILE_WIDTH, 16, 3)
+    head = h("g", canvas.draw_lines(0, 15, lines, 21, palette.text, size=16, weight=600))
     top = 21 * len(lines) + 8
     width, height = FILE_WIDTH + 2 * MARGIN, math.ceil(top + inside.height + 2 * MARGIN)
     background = h("rect", width=width, height=height, rx="10", fill=palette.background, stroke=palette.rule)
-    body = h(
-        "g",
-        h("g", head),
-        h("g", inside.parts, transform=f"translate(0 {top})"),
-        transform=f"translate({MARGIN} {MARGIN})",
-    )
-    return str(
-        h(
-            "svg",
-            h("title", chart.title),
-            h("desc", describe_chart(chart)),
-            background,
-            body,
-            xmlns="http://www.w3.org/2000/svg",
-            viewBox=f"0 0 {width} {height}",
-            width=width,
-            height=height,
-            font_family=FONTS,
-            role="img",
-        )
-        + "\n"
-    )
+    plot = h("g", inside.parts, transform=f"translate(0 {top})")
+    body = h("g", head, plot, transform=f"translate({MARGIN} {MARGIN})")
+    texts = [h("title", chart.title), h("desc", describe_chart(chart))]
+    size = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
+    svg = {"xmlns": "http://www.w3.org/2000/svg", **size, "font_family": canvas.FONTS, "role": "img"}
+    return str(h("svg", texts, background, body, **svg)) + "\n"
 
 
 def render_figure(chart: Chart) -> Markup:
     """Return the chart as a part of a report, for screens and for phones; the CSS of the page shows one of them."""
-    return h(
-        "figure",
-        h("figcaption", h("h3", chart.title)),
-        [
-            _render_inline(chart, PAGE, width, kind)
-            for width, kind in ((SCREEN_WIDTH, "screen"), (PHONE_WIDTH, "phone"))
-        ],
-        class_="chart study",
-    )
-
-
-def _render_inline(chart: Chart, palette: Palette, width: int, kind: str) -> Markup:
-    inside = draw_chart(chart, palette, width)
-    return h(
-        "svg",
-        inside.parts,
-        viewBox=f"0 0 {width} {math.ceil(inside.height)}",
-        font_size=FONT_SIZE,
-        class_=kind,
-        role="img",
-        aria_label=describe_chart(chart),
-    )
+    drawings = []
+    for width, kind in ((SCREEN_WIDTH, "screen"), (PHONE_WIDTH, "phone")):
+        inside, about = draw_chart(chart, canvas.PAGE, width), {"role": "img", "aria_label": describe_chart(chart)}
+        box = f"0 0 {width} {math.ceil(inside.height)}"
+        drawings.append(h("svg", inside.parts, viewBox=box, font_size=canvas.FONT_SIZE, class_=kind, **about))
+    return h("figure", h("figcaption", h("h3", chart.title)), drawings, class_="chart study")
 
 
 def describe_chart(chart: Chart) -> str:
@@ -100,7 +57,7 @@ def describe_chart(chart: Chart) -> str:
         if series.maps:
             parts.append(f"{series.label}: {len(series.maps)} maps")
         elif series.y:
-            values = [format_point(value, None, chart.percent) for value in series.y]
+            values = [canvas.format_point(value, None, chart.percent) for value in series.y]
             xs = [str(x) for x in series.x] or [""] * len(values)
             shown = ", ".join(f"{x} {value}".strip() for x, value in list(zip(xs, values, strict=False))[:12])
             parts.append(f"{series.label}: {shown}" + (", …" if len(values) > 12 else ""))

@@ -4,7 +4,7 @@ The plot is an SVG stretched over its box; labels are HTML text around it, so th
 script: CSS shows the one under the pointer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ from vitrail.utils.text import format_number, is_number
 
 MAX_POINTS = 400  # per line: more would be less than a pixel apart
 MAX_TOOLTIPS = 80
+Interval = Sequence[float]  # low and high end
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def render_line_chart(
     title: str,
     lines: list[ChartLine],
     *,
-    x_label: str,
+    x_label: str = "epoch",
     format_y: Callable[[float], str] = format_number,
     format_x: Callable[[float], str] = format_number,
     integer_x: bool = True,
@@ -67,23 +68,22 @@ def render_line_chart(
     if mark:
         x, y = x_scale.position(mark[0]), y_scale.position(mark[1])
         shapes += [_render_dot(x, y, css_class) for css_class in ("mark", "mark inner", "dot c1")]
-    ends = "; ".join(
-        f"{line.label} from {format_y(line.points[0][1])} to {format_y(line.points[-1][1])}" for line in lines
-    )
-    description = f"{title} over {x_label} {format_x(x_scale.low)} to {format_x(x_scale.high)}: {ends}"
+    ends = [f"{line.label} from {format_y(line.points[0][1])} to {format_y(line.points[-1][1])}" for line in lines]
+    description = f"{title} over {x_label} {format_x(x_scale.low)} to {format_x(x_scale.high)}: {'; '.join(ends)}"
     tooltips = render_tooltips(lines, x_scale, x_label, format_y)
     area = render_plot(shapes, x_scale, y_scale, format_y, format_x, description, tooltips)
     legend = [render_legend_key(line) for line in lines] if len(lines) > 1 else []
     if mark:
         legend.append(h("span", h("i", class_="ring"), mark[2], class_="key"))
-    return h(
-        "figure",
-        h("figcaption", h("h3", title), h("div", legend, class_="legend") if legend else None),
-        area,
-        h("p", x_label, class_="axis"),
-        h("p", note, class_="note") if note else None,
-        class_="chart",
-    )
+    caption = h("figcaption", h("h3", title), h("div", legend, class_="legend") if legend else None)
+    below = [h("p", x_label, class_="axis"), h("p", note, class_="note") if note else None]
+    return h("figure", caption, area, below, class_="chart")
+
+
+def render_chart_grid(charts: Iterable[Markup | None]) -> Markup | None:
+    """Return the charts that have data side by side, or None if there are none."""
+    charts = [chart for chart in charts if chart]
+    return h("div", charts, class_="charts") if charts else None
 
 
 def render_plot(
@@ -105,15 +105,12 @@ def render_plot(
     for tick in x_scale.ticks:
         left = 100 * x_scale.position(tick)
         x_labels.append(h("span", format_x(tick), style=f"left:{left:.2f}%", class_="last" if left > 97 else None))
-    return h(
-        "div",
+    parts = [
         h("div", y_labels, class_="up"),
         h("div", svg, overlays, class_="area"),
         h("div", x_labels, class_="across"),
-        class_="plot",
-        role="img",
-        aria_label=description,
-    )
+    ]
+    return h("div", parts, class_="plot", role="img", aria_label=description)
 
 
 def _make_tick_formatter(format_value: Callable[[float], str], scale: AxisScale) -> Callable[[float], str]:
@@ -158,12 +155,8 @@ def render_legend_key(line: ChartLine) -> Markup:
     """Return a sample of the line and its label."""
     sample = h("path", d="M1 5H21", class_=f"line c{line.colour}", stroke_dasharray=line.dashes or None)
     dot = h("path", d="M11 5h.01", class_=f"dot c{line.colour}") if line.dots else None
-    return h(
-        "span",
-        h("svg", sample, dot, viewBox="0 0 22 10", width="22", height="10", aria_hidden="true"),
-        isolate(line.label),
-        class_="key",
-    )
+    svg = h("svg", sample, dot, viewBox="0 0 22 10", width="22", height="10", aria_hidden="true")
+    return h("span", svg, isolate(line.label), class_="key")
 
 
 def render_tooltips(
@@ -189,25 +182,19 @@ def render_tooltips(
 def render_tooltip_strip(left: float, right: float, position: float, rows: list[Markup]) -> Markup:
     """Return a strip of the plot that shows `rows` while the pointer is over it."""
     inside = 50.0 if right <= left else 100 * (position - left) / (right - left)
-    side = "tip left" if position > 0.5 else "tip"
-    return h(
-        "span",
-        h("span", rows, class_=side),
-        class_="strip",
-        style=f"left:{100 * left:.2f}%;width:{100 * (right - left):.2f}%;--at:{inside:.1f}%",
-    )
+    style = f"left:{100 * left:.2f}%;width:{100 * (right - left):.2f}%;--at:{inside:.1f}%"
+    return h("span", h("span", rows, class_="tip left" if position > 0.5 else "tip"), class_="strip", style=style)
 
 
-def render_bar(share: float, colour: int = 1, interval: tuple[float, float] | None = None) -> Markup:
+def render_bar(share: float, colour: int = 1, interval: Interval | None = None) -> Markup:
     """Return a bar of a length of 0 to 1 for a table cell, with a line for its interval."""
-    whisker = None
+    parts = [h("i", class_=f"fill c{colour}", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%")]
     if interval:
         low, high = interval
-        whisker = h("i", class_="whisker", style=f"left:{100 * low:.1f}%;width:{100 * (high - low):.1f}%")
-    return h(
-        "span",
-        h("i", class_=f"fill c{colour}", style=f"width:{100 * min(1.0, max(0.0, share)):.1f}%"),
-        whisker,
-        class_="bar",
-        aria_hidden="true",
-    )
+        parts.append(h("i", class_="whisker", style=f"left:{100 * low:.1f}%;width:{100 * (high - low):.1f}%"))
+    return h("span", parts, class_="bar", aria_hidden="true")
+
+
+def render_barred(share: float, text: str, colour: int = 1, interval: Interval | None = None) -> Markup:
+    """Return a bar with its value beside it, for a table cell."""
+    return h("span", render_bar(share, colour, interval), h("span", text), class_="barred")

@@ -7,19 +7,8 @@ import math
 import numpy as np
 from PIL import Image
 
-from vitrail.reports.charts.canvas import (
-    FONT_SIZE,
-    SMALL_FONT_SIZE,
-    Chart,
-    Drawing,
-    Palette,
-    Series,
-    draw_empty,
-    draw_rule,
-    draw_text,
-    format_tick,
-    wrap_text,
-)
+from vitrail.reports.charts import canvas
+from vitrail.reports.charts.canvas import Chart, Drawing, Palette, Series
 from vitrail.reports.colours import SIMILARITY_CMAP, apply_cmap
 from vitrail.reports.html import Markup, h
 
@@ -32,7 +21,7 @@ def draw_maps(chart: Chart, palette: Palette, width: float) -> Drawing:
     """Draw a panel for each series, and the colour scale below."""
     shown = [series for series in chart.series if series.maps]
     if not shown:
-        return draw_empty(palette, width)
+        return canvas.draw_empty(palette, width)
     values = np.array([v for series in shown for values in series.maps for row in values for v in row], float)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     columns = _count_columns(len(shown), width)
@@ -40,12 +29,12 @@ def draw_maps(chart: Chart, palette: Palette, width: float) -> Drawing:
     parts, y = [], 0.0
     for start in range(0, len(shown), columns):
         row = shown[start : start + columns]
-        labels = [wrap_text(series.label, panel, FONT_SIZE) for series in row]
+        labels = [canvas.wrap_text(series.label, panel, canvas.FONT_SIZE) for series in row]
         label_height = 17 * max(map(len, labels))
         row_height = 0.0
         for k, series in enumerate(row):
             x = k * (panel + GAP)
-            parts += [draw_text(x, y + 13 + 17 * n, line, palette.text) for n, line in enumerate(labels[k])]
+            parts += canvas.draw_lines(x, y + 13, labels[k], 17, palette.text)
             image, height = _draw_panel(series, low, high, x, y + label_height + 4, panel)
             parts.append(image)
             row_height = max(row_height, height)
@@ -93,21 +82,17 @@ def _draw_scale(
     for k, (r, g, b) in enumerate(colours):
         size = {"x": f"{k * long / steps:.2f}", "width": f"{long / steps + 0.5:.2f}", "y": f"{y:.1f}", "height": "10"}
         parts.append(h("rect", **size, fill=f"#{r:02x}{g:02x}{b:02x}"))
-    least, most = ((f"{end:.2f}" if abs(end) < 100 else format_tick(end)).replace("-", "−") for end in (low, high))
+    ends = [f"{end:.2f}" if abs(end) < 100 else canvas.format_tick(end) for end in (low, high)]
     parts += [
-        draw_text(0, y + 25, least, palette.muted, SMALL_FONT_SIZE),
-        draw_text(long, y + 25, most, palette.muted, SMALL_FONT_SIZE, "end"),
-        draw_rule(0, y + 10, long, y + 10, palette.rule),
+        canvas.draw_label(0, y + 25, ends[0].replace("-", "−"), palette),
+        canvas.draw_label(long, y + 25, ends[1].replace("-", "−"), palette, "end"),
+        canvas.draw_rule(0, y + 10, long, y + 10, palette.rule),
     ]
-    reach = y + 25
-    names = ", ".join(filter(None, (chart.y_name, chart.x_name)))
-    if names and width - long - 16 > 200:
-        lines = wrap_text(names, width - long - 16, SMALL_FONT_SIZE, 3)
-        parts += [
-            draw_text(long + 16, y + 9 + 16 * k, line, palette.muted, SMALL_FONT_SIZE) for k, line in enumerate(lines)
-        ]
-        return parts, max(reach, y + 9 + 16 * (len(lines) - 1))
-    for line in wrap_text(names, width, SMALL_FONT_SIZE, 3) if names else []:
-        reach += 18
-        parts.append(draw_text(0, reach, line, palette.muted, SMALL_FONT_SIZE))
-    return parts, reach
+    names, small = ", ".join(filter(None, (chart.y_name, chart.x_name))), canvas.SMALL_FONT_SIZE
+    if not names:
+        return parts, y + 25
+    beside = width - long - 16 > 200  # else the names stand below
+    x, first, step = (long + 16, y + 9, 16) if beside else (0, y + 43, 18)
+    lines = canvas.wrap_text(names, width - x, small, 3)
+    parts += canvas.draw_lines(x, first, lines, step, palette.muted, size=small)
+    return parts, max(y + 25, first + step * (len(lines) - 1))

@@ -5,29 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vitrail.reports.charts.canvas import (
-    FONT_SIZE,
-    SMALL_FONT_SIZE,
-    AxisScale,
-    Chart,
-    Drawing,
-    Palette,
-    Series,
-    draw_empty,
-    draw_legend,
-    draw_marker,
-    draw_rule,
-    draw_text,
-    format_point,
-    format_power,
-    format_tick,
-    interval_at,
-    make_scale,
-    make_tick_formatter,
-    shorten_text,
-    text_width,
-    wrap_text,
-)
+from vitrail.reports.charts import canvas
+from vitrail.reports.charts.canvas import AxisScale, Chart, Drawing, Palette, Series
 from vitrail.reports.html import Markup, h
 
 AxisValue = float | str
@@ -61,24 +40,19 @@ class HorizontalAxis:
 
     def draw(self, bottom: float, palette: Palette) -> tuple[list[Markup], float]:
         """Return the line with its labels, and the lowest baseline of these."""
-        parts, lowest = [draw_rule(self.left, bottom, self.right, bottom, palette.muted)], bottom + 18
+        parts, lowest = [canvas.draw_rule(self.left, bottom, self.right, bottom, palette.muted)], bottom + 18
+        small = {"size": canvas.SMALL_FONT_SIZE, "anchor": "middle"}
         for label in self.categories:
-            lines = wrap_text(label, (self.right - self.left) / len(self.categories) - 6, SMALL_FONT_SIZE, 3)
-            x = self.position(label)
-            parts += [
-                draw_text(x, bottom + 18 + 15 * k, line, palette.muted, SMALL_FONT_SIZE, "middle")
-                for k, line in enumerate(lines)
-            ]
+            room = (self.right - self.left) / len(self.categories) - 6
+            lines = canvas.wrap_text(label, room, canvas.SMALL_FONT_SIZE, 3)
+            parts += canvas.draw_lines(self.position(label), bottom + 18, lines, 15, palette.muted, **small)
             lowest = max(lowest, bottom + 18 + 15 * (len(lines) - 1))
-        end, large = -math.inf, max(self.ticks, default=0) >= 1e9
-        for tick in self.ticks:
-            x, label = self.position(tick), format_power(tick) if large and tick else format_tick(tick)
-            half = text_width(label, SMALL_FONT_SIZE) / 2
-            parts.append(draw_rule(x, bottom, x, bottom + 4, palette.muted))
-            if x - half > end + 6:
-                parts.append(draw_text(x, bottom + 18, label, palette.muted, SMALL_FONT_SIZE, "middle"))
-                end = x + half
-        return parts, lowest
+        large = max(self.ticks, default=0) >= 1e9
+        ticks = [
+            (self.position(t), canvas.format_power(t) if large and t else canvas.format_tick(t)) for t in self.ticks
+        ]
+        parts += [canvas.draw_rule(x, bottom, x, bottom + 4, palette.muted) for x, _ in ticks]
+        return parts + canvas.draw_tick_labels(ticks, bottom + 18, palette), lowest
 
 
 def make_axis(
@@ -93,7 +67,7 @@ def make_axis(
     free = (high - low) * padding or 0.5
     ticks: Sequence[float] = numbers
     if len(numbers) > MAX_LABELLED_VALUES:
-        ticks = _powers_of_ten(low, high) if log else make_scale(numbers, tick_count=6, tight=True).ticks
+        ticks = _powers_of_ten(low, high) if log else canvas.make_scale(numbers, tick_count=6, tight=True).ticks
     return HorizontalAxis((), low - free, high + free, log, tuple(ticks), left, right)
 
 
@@ -109,17 +83,17 @@ def draw_points(chart: Chart, palette: Palette, width: float) -> Drawing:
     """Draw a chart of lines or dots."""
     shown = [series for series in chart.series if any(math.isfinite(y) for y in series.y)]
     if not shown:
-        return draw_empty(palette, width)
+        return canvas.draw_empty(palette, width)
     labels = [series.label for series in shown]
-    scale = make_scale([y for series in shown for y in (*series.y, *series.low, *series.high)], tick_count=5)
-    format_label = make_tick_formatter(scale, chart.percent)
-    left = max(text_width(format_label(tick), SMALL_FONT_SIZE) for tick in scale.ticks) + 8
+    scale = canvas.make_scale([y for series in shown for y in (*series.y, *series.low, *series.high)], tick_count=5)
+    format_label = canvas.make_tick_formatter(scale, chart.percent)
+    left = max(canvas.text_width(format_label(tick), canvas.SMALL_FONT_SIZE) for tick in scale.ticks) + 8
     labels_at_ends = chart.kind == "lines" and width >= NARROW_WIDTH and len(shown) > 1
-    right = width - (22 + min(LABEL_WIDTH, BOLD_FACTOR * max(map(text_width, labels))) if labels_at_ends else 20)
+    right = width - (22 + min(LABEL_WIDTH, BOLD_FACTOR * max(map(canvas.text_width, labels))) if labels_at_ends else 20)
     parts, top = [], 4.0
     if chart.y_name:
-        name = shorten_text(chart.y_name, width, SMALL_FONT_SIZE)
-        parts.append(draw_text(0, 14, name, palette.muted, SMALL_FONT_SIZE))
+        name = canvas.shorten_text(chart.y_name, width, canvas.SMALL_FONT_SIZE)
+        parts.append(canvas.draw_label(0, 14, name, palette))
         top = 26.0
     axis = make_axis([x for series in shown for x in series.x[: len(series.y)]], chart.x_log, left, right)
     height = 280 if width >= NARROW_WIDTH else 240
@@ -129,14 +103,14 @@ def draw_points(chart: Chart, palette: Palette, width: float) -> Drawing:
     if chart.kind == "dots" and len(shown) > 1 and not frame.offset:
         point_labels = _draw_point_labels(shown, frame, palette)
     if len(shown) > 1 and not labels_at_ends and point_labels is None:
-        legend, baseline = draw_legend(labels, width, palette, top + 12)
+        legend, baseline = canvas.draw_legend(labels, width, palette, top + 12)
         parts, top = [*parts, *legend], baseline + 14
         frame = _Frame(axis, scale, top + 8, top + 8 + height, frame.offset)
     for tick in scale.ticks:
         y = frame.y(tick)
         parts += [
-            draw_rule(left, y, right, y, palette.rule),
-            draw_text(left - 8, y + 4, format_label(tick), palette.muted, SMALL_FONT_SIZE, "end"),
+            canvas.draw_rule(left, y, right, y, palette.rule),
+            canvas.draw_label(left - 8, y + 4, format_label(tick), palette, "end"),
         ]
     axis_parts, lowest = axis.draw(frame.bottom, palette)
     parts += axis_parts
@@ -146,18 +120,22 @@ def draw_points(chart: Chart, palette: Palette, width: float) -> Drawing:
     if labels_at_ends:
         parts += _draw_end_labels(shown, frame, palette, width)
     if chart.x_name:
-        name = shorten_text(chart.x_name, width - left, SMALL_FONT_SIZE)
-        middle = max(left + text_width(name, SMALL_FONT_SIZE) / 2, (left + right) / 2)
+        name = canvas.shorten_text(chart.x_name, width - left, canvas.SMALL_FONT_SIZE)
+        middle = max(left + canvas.text_width(name, canvas.SMALL_FONT_SIZE) / 2, (left + right) / 2)
         lowest += 20
-        parts.append(draw_text(middle, lowest, name, palette.muted, SMALL_FONT_SIZE, "middle"))
+        parts.append(canvas.draw_label(middle, lowest, name, palette, "middle"))
     return Drawing(tuple(parts), width, lowest + 8)
 
 
+@dataclass(frozen=True)
 class _Frame:
     """Positions of values in the drawing, in pixels."""
 
-    def __init__(self, axis: HorizontalAxis, scale: AxisScale, top: float, bottom: float, offset: float) -> None:
-        self.axis, self.scale, self.top, self.bottom, self.offset = axis, scale, top, bottom, offset
+    axis: HorizontalAxis
+    scale: AxisScale
+    top: float
+    bottom: float
+    offset: float  # between series that share x values
 
     def y(self, value: float) -> float:
         return self.bottom - self.scale.position(value) * (self.bottom - self.top)
@@ -188,14 +166,14 @@ def _draw_series(chart: Chart, series: Series, index: int, count: int, frame: _F
         style = {"fill": "none", "stroke": colour, "stroke_width": 2, "stroke_linejoin": "round"}
         parts.append(h("path", d=path, **style, stroke_dasharray=dashes))
     for k, x, _ in spots:
-        if interval := interval_at(series, k):
+        if interval := canvas.interval_at(series, k):
             low, high = frame.y(interval[0]), frame.y(interval[1])
-            parts.append(draw_rule(x, low, x, high, colour, 1.5, stroke_opacity="0.75"))
-            parts += [draw_rule(x - 3.5, end, x + 3.5, end, colour, 1.5, stroke_opacity="0.75") for end in (low, high)]
+            lines = [(x, low, x, high), *((x - 3.5, end, x + 3.5, end) for end in (low, high))]
+            parts += [canvas.draw_rule(*line, colour, 1.5, stroke_opacity="0.75") for line in lines]
     for k, x, y in spots:
-        x_text = series.x[k] if isinstance(series.x[k], str) else format_tick(float(series.x[k]))
-        value = format_point(series.y[k], interval_at(series, k), chart.percent)
-        parts.append(draw_marker(index, x, y, palette, f"{series.label}, {x_text}: {value}"))
+        x_text = series.x[k] if isinstance(series.x[k], str) else canvas.format_tick(float(series.x[k]))
+        value = canvas.format_point(series.y[k], canvas.interval_at(series, k), chart.percent)
+        parts.append(canvas.draw_marker(index, x, y, palette, f"{series.label}, {x_text}: {value}"))
     return parts
 
 
@@ -204,7 +182,7 @@ def _draw_end_labels(shown: list[Series], frame: _Frame, palette: Palette, width
     left, ends = frame.axis.right + 16, []
     for index, series in enumerate(shown):
         _, x, y = frame.marker_positions(series, index, len(shown))[-1]
-        ends.append((y, x, index, wrap_text(series.label, (width - left) / BOLD_FACTOR)))
+        ends.append((y, x, index, canvas.wrap_text(series.label, (width - left) / BOLD_FACTOR)))
     ends.sort()
     # Minimal distance between the middles of neighbouring labels: first move labels down, then up from the bottom.
     apart = [LINE_HEIGHT * (len(a[3]) + len(b[3])) / 2 + 2 for a, b in pairwise(ends)]
@@ -217,9 +195,9 @@ def _draw_end_labels(shown: list[Series], frame: _Frame, palette: Palette, width
     parts = []
     for (y, x, index, lines), height in zip(ends, heights, strict=True):
         colour = palette.colour(index)
-        parts.append(draw_rule(x + 6, y, left - 3, height, colour, 1, stroke_opacity="0.45"))
+        parts.append(canvas.draw_rule(x + 6, y, left - 3, height, colour, 1, stroke_opacity="0.45"))
         first = height + 4.5 - LINE_HEIGHT * (len(lines) - 1) / 2
-        parts += [draw_text(left, first + LINE_HEIGHT * k, line, colour, weight=600) for k, line in enumerate(lines)]
+        parts += canvas.draw_lines(left, first, lines, LINE_HEIGHT, colour, weight=600)
     return parts
 
 
@@ -229,7 +207,7 @@ def _draw_point_labels(shown: list[Series], frame: _Frame, palette: Palette) -> 
     taken: list[Rectangle] = [(x - 6, y - 6, x + 6, y + 6) for points in spots for _, x, y in points]
     for series, points in zip(shown, spots, strict=True):
         for k, x, _ in points:
-            if interval := interval_at(series, k):
+            if interval := canvas.interval_at(series, k):
                 taken.append((x - 4, frame.y(interval[1]), x + 4, frame.y(interval[0])))
     parts = []
     for index, series in enumerate(shown):
@@ -237,7 +215,7 @@ def _draw_point_labels(shown: list[Series], frame: _Frame, palette: Palette) -> 
         if box is None:
             return None
         taken.append(box)
-        parts.append(draw_text(box[0], box[3] - 4, series.label, palette.colour(index), FONT_SIZE, weight=600))
+        parts.append(canvas.draw_text(box[0], box[3] - 4, series.label, palette.colour(index), weight=600))
     return parts
 
 
@@ -245,14 +223,10 @@ def _find_free_box(
     label: str, spots: list[tuple[int, float, float]], taken: list[Rectangle], frame: _Frame
 ) -> Rectangle | None:
     """Return a free rectangle right of, above, below or left of one of the two rightmost points, or None."""
-    width, height = BOLD_FACTOR * text_width(label), 17.0
+    width, height = BOLD_FACTOR * canvas.text_width(label), 17.0
     for _, x, y in sorted(spots, key=lambda spot: -spot[1])[:2]:
-        for left, top in (
-            (x + 10, y - height / 2),
-            (x - width / 2, y - height - 8),
-            (x - width / 2, y + 8),
-            (x - width - 10, y - height / 2),
-        ):
+        middle, beside = x - width / 2, y - height / 2
+        for left, top in ((x + 10, beside), (middle, y - height - 8), (middle, y + 8), (x - width - 10, beside)):
             box = (left, top, left + width, top + height)
             inside = box[0] >= frame.axis.left and box[2] <= frame.axis.right + 10
             inside = inside and box[1] >= frame.top - 8 and box[3] <= frame.bottom
