@@ -19,7 +19,7 @@ from vitrail.data.dataset import Images
 from vitrail.training.distributed import Team
 from vitrail.training.recipe import Machine, Recipe, method_of
 from vitrail.training.runs.prepare import Prepared
-from vitrail.utils.files import atomic_write
+from vitrail.utils.files import atomic_write, remove_stale_partials, try_lock
 from vitrail.utils.json import to_json
 
 
@@ -52,17 +52,19 @@ def processor_name() -> str:
 
 @contextmanager
 def lock_run(directory: Path) -> Iterator[None]:
-    """Hold the lock of a run directory; the system releases it when the process ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
+    """Hold the lock of a run directory, and remove what a killed process left in it.
+
+    The system releases the lock when the process ends.
+    """
     with open(directory / ".lock", "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(file)
         except BlockingIOError:
             raise ValueError(f"another process is training {directory}: wait for it, or stop it") from None
+        except OSError:  # no locks here
+            yield
+            return
+        remove_stale_partials(directory)
         yield
 
 
