@@ -164,6 +164,7 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
         compute.add_shared("--precision", default="fp32")
         compute.add_shared("--batch-size N", note="chosen by measured speed")
         compute.add_option("--workers N", "batches computed in parallel [one per core]", int)
+        compute.add_option("--batch-timeout S", "time limit of a batch of an exported file, in seconds [600]", float)
         self.add_checkpoint_options()
 
 
@@ -172,7 +173,9 @@ def inference_options(options: argparse.Namespace) -> "InferenceOptions":
     from vitrail.deploy.predict.predict import InferenceOptions
 
     names = ("runtime", "device", "precision", "merge", "size", "batch_size", "workers", "take")
-    return InferenceOptions(**{name: getattr(options, name) for name in names}, assume=parse_assumptions(options))
+    timeout = {} if options.batch_timeout is None else {"batch_timeout": options.batch_timeout}
+    given = {name: getattr(options, name) for name in names} | timeout
+    return InferenceOptions(**given, assume=parse_assumptions(options))
 
 
 def parse_assumptions(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,10 +1,6 @@
 """Write a model to a file for ONNX Runtime, OpenVINO or PyTorch. `verify.py` compares the file with the model."""
 
-import os
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +10,7 @@ from vitrail.deploy.export.torch_program import DTYPES, load_program, write_prog
 from vitrail.deploy.runtimes import exported
 from vitrail.deploy.runtimes.base import InputKind, ModelContract, OutputKind
 from vitrail.models.base import Model
+from vitrail.utils.files import stage_output
 
 HALF_PRECISIONS = ("fp16", "bf16")
 FLOAT_PRECISIONS = ("fp32", *HALF_PRECISIONS)
@@ -33,7 +30,7 @@ def export(
     """Write the model for a runtime atomically, and return the contract stored in the file."""
     check_export(path, target, precision, merge, dynamic_size)
     contract = replace(contract, merge=merge, precision=precision, any_size=dynamic_size)
-    with stage_file(path) as staged:
+    with stage_output(path, estimate_bytes(model, precision)) as staged:
         write_model(model, contract, staged, target, uint8)
     return contract
 
@@ -42,6 +39,8 @@ def check_export(path: Path, target: str, precision: str, merge: int, dynamic_si
     """Raise ValueError for unsupported options, before anything is computed."""
     if target not in SUFFIXES:
         raise ValueError(f"unknown runtime {target!r}: use {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory: give a file name")
     if path.suffix != SUFFIXES[target]:
         raise ValueError(f"{path}: the suffix of a file for {target} must be {SUFFIXES[target]}")
     if precision not in FLOAT_PRECISIONS:
@@ -96,19 +95,7 @@ def open_own_file(path: Path, output_kind: OutputKind = "logits", threads: int |
     return exported.open_exported_file(path, output_kind, threads)
 
 
-@contextmanager
-def stage_file(path: Path) -> Iterator[Path]:
-    """Yield a path in a hidden directory beside `path`; at the end move its files to their place, `path` last."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory: give a file name")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"no such directory: {path.parent}")
-    directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    try:
-        yield directory / path.name
-        for file in sorted(directory.iterdir(), key=lambda file: file.name == path.name):
-            os.replace(file, path.parent / file.name)
-    except OSError as error:
-        raise OSError(f"{path} was not written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+def estimate_bytes(model: Model, precision: str) -> int:
+    """Return the least size of an exported file."""
+    bits = {"fp32": 32, "int8": 8}.get(precision, 16)
+    return sum(parameter.numel() for parameter in model.parameters()) * bits // 8

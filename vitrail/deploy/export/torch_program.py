@@ -5,6 +5,7 @@ zip archive of raw weights with a JSON table. Only these are read, and the model
 metadata. Only a file just written by this process is loaded as a program.
 """
 
+import io
 import json
 import math
 import zipfile
@@ -26,14 +27,14 @@ from vitrail.models.registry import config_from_json
 
 WEIGHTS_CONFIG = "data/weights/model_weights_config.json"
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-DTYPE_CODES = {7: torch.float32, 6: torch.float16, 13: torch.bfloat16}  # PyTorch's codes in the table
+DTYPE_CODES = {5: torch.int64, 7: torch.float32, 6: torch.float16, 13: torch.bfloat16}  # PyTorch's, in the table
 ARCHIVE_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError)  # RuntimeError: encrypted
 NOT_A_PROGRAM = "not an exported PyTorch program, or damaged"
 MAX_TEXT_BYTES = 2**26  # of a JSON member
 
 
 def run_with_torch(
-    call: Any, names: tuple[str, ...], preprocessing: Preprocessing | None, output_kind: OutputKind
+    call: Any, names: tuple[str, ...], preprocessing: Preprocessing | None, output_kind: OutputKind, file: Path = Path()
 ) -> GraphRuntime:
     """Return the runtime of an export graph, or of the program exported from it, with these outputs."""
     index = names.index(output_kind)
@@ -42,7 +43,7 @@ def run_with_torch(
     def run(array: np.ndarray) -> np.ndarray:
         return call(torch.from_numpy(array))[index].numpy()
 
-    return GraphRuntime("torch", run, preprocessing)
+    return GraphRuntime("torch", file, run, preprocessing)
 
 
 def write_program(graph: ExportGraph, contract: ModelContract, path: Path) -> None:
@@ -51,8 +52,10 @@ def write_program(graph: ExportGraph, contract: ModelContract, path: Path) -> No
     program._example_inputs = None
     remove_stack_traces(program)
     metadata = contract_to_json(contract, "uint8" if graph.uint8 else "float")
+    whole = io.BytesIO()  # PyTorch aborts the process if the disk fills while it writes
     with silence_exporter():
-        torch.export.save(program, path, extra_files={METADATA_KEY: metadata})
+        torch.export.save(program, whole, extra_files={METADATA_KEY: metadata})
+    path.write_bytes(whole.getbuffer())
 
 
 def remove_stack_traces(program: torch.export.ExportedProgram) -> None:
@@ -70,7 +73,7 @@ def load_program(path: Path, output_kind: OutputKind = "logits") -> Opened:
     with silence_exporter():
         call = torch.export.load(path).module()
     names = ("features",) if contract.config["classes"] is None else ("logits", "features")
-    return run_with_torch(call, names, preprocessing, output_kind), contract
+    return run_with_torch(call, names, preprocessing, output_kind, path), contract
 
 
 def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> Opened:
@@ -92,7 +95,7 @@ def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | 
     exported.check_graph(path, [exported.INPUT_NAME], list(graph.output_names), output_kind)
     if threads is not None:
         torch.set_num_threads(threads)
-    return run_with_torch(graph, graph.output_names, preprocessing, output_kind), contract
+    return run_with_torch(graph, graph.output_names, preprocessing, output_kind, path), contract
 
 
 def rebuild_graph(path: Path, contract: ModelContract, state: dict[str, Tensor], uint8: bool) -> ExportGraph:

@@ -13,9 +13,10 @@ from vitrail.deploy.export.comparison import OutputComparison, VerificationImage
 from vitrail.deploy.export.graph import ExportGraph, write_metadata, write_onnx
 from vitrail.deploy.export.torch_program import run_with_torch
 from vitrail.deploy.runtimes.base import ModelContract, OutputKind, Runtime
-from vitrail.deploy.runtimes.exported import prepare_input
+from vitrail.deploy.runtimes.exported import open_exported_file, prepare_input
 from vitrail.inference import TorchRuntime, run_pixels
 from vitrail.models.base import Model
+from vitrail.utils.files import stage_output
 from vitrail.utils.progress import ProgressCallback
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def export_and_verify(
         raise ValueError("int8 needs calibration images: give --calibrate")
     contract = replace(contract, merge=request.merge, precision=request.precision, any_size=request.dynamic_size)
     verified = VerifiedExport(model, contract, request, images, limits, progress)
-    with export.stage_file(path) as staged, tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
+    nbytes = export.estimate_bytes(model, request.precision)
+    with stage_output(path, nbytes) as staged, tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
         float_file = None if request.precision == "fp32" else verified.write_float_file(Path(directory))
         quantised = None
         if int8 and calibration is not None:
@@ -96,7 +98,7 @@ def export_and_verify(
             sum(file.stat().st_size for file in staged.parent.iterdir()),
             bytes_before,
             comparison.measure_speeds(runtimes, images.pixels, request.timing_seconds),
-            tuple(limits.find_violations(compared)),
+            (*limits.find_violations(compared), *verified.reopen(staged)),
             verified.compare_unmerged() if request.merge else None,
             verified.compare_at_sizes(runtimes[FILE_NAME]) if request.dynamic_size else (),
             quantised.float_layers if quantised else (),
@@ -165,6 +167,18 @@ class VerifiedExport:
     def compare_file(self, file: Path) -> OutputComparison:
         """Compare the model and a file."""
         return self.compare(self.expected, self.run(self.open_file(file), "running the file"))
+
+    def reopen(self, file: Path) -> list[str]:
+        """Open the file as its users will, and return how its outputs differ; a PyTorch program is rebuilt then."""
+        if self.request.target != "torch":
+            return []  # opened as such before
+        try:
+            outputs = self.run(open_exported_file(file, self.output, self.request.threads)[0], "opening the file again")
+        except ValueError as error:
+            return [f"it cannot be opened again ({error})"]
+        return [
+            f"opened again: {reason}" for reason in self.limits.find_violations(self.compare(self.expected, outputs))
+        ]
 
     def compare_unmerged(self) -> OutputComparison:
         """Compare the model without and with token merging."""

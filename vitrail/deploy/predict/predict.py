@@ -11,7 +11,7 @@ from vitrail.deploy.predict import parallel
 from vitrail.deploy.predict.formats import PredictionRow
 from vitrail.deploy.predict.inputs import ImageInputs, collect_inputs
 from vitrail.deploy.predict.parallel import BatchOutput, BatchSizeTuner, ParallelInference
-from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
 from vitrail.deploy.runtimes.select import Report
 from vitrail.inference import TorchRuntime, top_classes
@@ -39,11 +39,14 @@ class InferenceOptions:
     workers: int | None = None  # None: one per core
     assume: Mapping[str, Any] | None = None
     take: str | None = None
+    batch_timeout: float = BATCH_SECONDS
 
     def __post_init__(self) -> None:
         for option, value in (("--batch-size", self.batch_size), ("--workers", self.workers)):
             if value is not None and value < 1:
                 raise ValueError(f"{option} must be >= 1, got {value}")
+        if not self.batch_timeout > 0:
+            raise ValueError(f"--batch-timeout must be > 0, got {self.batch_timeout:g}")
 
     def opening(self) -> dict[str, Any]:
         """Return the options of `open_deployed_model`."""

@@ -41,6 +41,9 @@ class ModelContract:
     any_size: bool = False  # accepts every size divisible by the patch size
 
 
+BATCH_SECONDS = 600.0  # default time limit of one batch of an exported graph, which may loop for ever
+
+
 @dataclass(frozen=True)
 class DeployedModel:
     """An open model with its runtime."""
@@ -53,6 +56,7 @@ class DeployedModel:
     model: Model | None = None  # None for an exported file
     notes: tuple[str, ...] = ()  # for the user, such as how the runtime was chosen
     file: str | None = None  # the exported file, if the runtime uses one
+    batch_timeout: float = BATCH_SECONDS
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

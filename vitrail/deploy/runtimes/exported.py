@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ import torch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy import RUNTIME_SUFFIXES
 from vitrail.deploy.runtimes import base
-from vitrail.deploy.runtimes.base import METADATA_KEY, InputKind, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.base import BATCH_SECONDS, METADATA_KEY, InputKind, ModelContract, OutputKind, Runtime
 
 if TYPE_CHECKING:
     from openvino import Model
@@ -32,12 +33,20 @@ class GraphRuntime:
     """An exported graph, run by its library. Several threads may call it at once, except with OpenVINO."""
 
     name: str
+    file: Path
     run: Callable[[np.ndarray], np.ndarray]  # of the graph's input to the wanted output
     preprocessing: Preprocessing | None  # that normalises the input; None if the graph takes uint8 pixels
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """Return float32 logits [B, K] or features [B, F] of uint8 pixels [B, C, H, W]."""
-        return self.run(prepare_input(pixels, self.preprocessing))
+        array = prepare_input(pixels, self.preprocessing)
+        try:
+            return self.run(array)
+        except TimeoutError as error:
+            limit = f"{error.args[0]:g} s"
+            raise ValueError(f"{self.file}: a batch took longer than {limit}: raise --batch-timeout") from None
+        except Exception as error:  # libraries raise many types without a common base
+            raise ValueError(f"{self.file}: {self.name} failed while running it ({first_error_line(error)})") from error
 
 
 def prepare_input(pixels: np.ndarray, preprocessing: Preprocessing | None) -> np.ndarray:
@@ -51,15 +60,25 @@ def is_exported(where: str | Path) -> bool:
     return Path(where).suffix.lower() in RUNTIME_SUFFIXES and not str(where).startswith("hf://")
 
 
-def open_exported_file(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> Opened:
-    """Return the runtime of an exported file and its contract; raise ValueError for a file not exported by vitrail."""
-    from vitrail.deploy.export.torch_program import open_program
+def open_exported_file(
+    path: Path, output_kind: OutputKind = "logits", threads: int | None = None, timeout: float = BATCH_SECONDS
+) -> Opened:
+    """Return the runtime of an exported file and its contract; raise ValueError for a file not exported by vitrail.
 
-    openers = {"onnx": open_onnx, "openvino": open_openvino, "torch": open_program}
-    return openers[RUNTIME_SUFFIXES[path.suffix.lower()]](path, output_kind, threads)
+    A batch may take `timeout` seconds. A PyTorch program has no limit: it is rebuilt from its weights, nothing in it is run.
+    """
+    match RUNTIME_SUFFIXES[path.suffix.lower()]:
+        case "onnx":
+            return open_onnx(path, output_kind, threads, timeout)
+        case "openvino":
+            return open_openvino(path, output_kind, threads, timeout)
+        case _:
+            from vitrail.deploy.export.torch_program import open_program
+
+            return open_program(path, output_kind, threads)
 
 
-def open_onnx(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> Opened:
+def open_onnx(path: Path, output_kind: OutputKind, threads: int | None, timeout: float) -> Opened:
     """Open an ONNX file with ONNX Runtime."""
     import_onnxruntime()  # if it is missing, the file is not to blame
     check_file_exists(path)
@@ -72,9 +91,20 @@ def open_onnx(path: Path, output_kind: OutputKind = "logits", threads: int | Non
     check_graph(path, inputs, outputs, output_kind)
 
     def run(array: np.ndarray) -> np.ndarray:
-        return np.asarray(session.run([output_kind], {INPUT_NAME: array})[0])
+        options = import_onnxruntime().RunOptions()
+        timer = threading.Timer(timeout, setattr, (options, "terminate", True))
+        timer.daemon = True
+        timer.start()
+        try:
+            return np.asarray(session.run([output_kind], {INPUT_NAME: array}, options)[0])
+        except Exception:
+            if options.terminate:
+                raise TimeoutError(timeout) from None
+            raise
+        finally:
+            timer.cancel()
 
-    return GraphRuntime("onnx", run, preprocessing), contract
+    return GraphRuntime("onnx", path, run, preprocessing), contract
 
 
 def start_session(model: str | bytes, threads: int | None = None) -> Any:
@@ -87,7 +117,7 @@ def start_session(model: str | bytes, threads: int | None = None) -> Any:
     return library.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def open_openvino(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> Opened:
+def open_openvino(path: Path, output_kind: OutputKind, threads: int | None, timeout: float) -> Opened:
     """Open an OpenVINO model, an .xml and its .bin."""
     reader = openvino_core()
     check_file_exists(path)
@@ -108,9 +138,13 @@ def open_openvino(path: Path, output_kind: OutputKind = "logits", threads: int |
     request, output = compiled.create_infer_request(), compiled.output(output_kind)
 
     def run(array: np.ndarray) -> np.ndarray:
-        return np.array(request.infer({INPUT_NAME: array}, share_inputs=True)[output])
+        request.start_async({INPUT_NAME: array}, share_inputs=True)
+        if not request.wait_for(round(1000 * timeout)):
+            request.cancel()
+            raise TimeoutError(timeout)
+        return np.array(request.results[output])
 
-    return GraphRuntime("openvino", run, preprocessing), contract
+    return GraphRuntime("openvino", path, run, preprocessing), contract
 
 
 def compile_settings(contract: ModelContract, threads: int | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from vitrail.checkpoints import load as checkpoints
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
-from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file
 from vitrail.deploy.runtimes.select import Report, export_cached, select_runtime
 from vitrail.inference import TORCH_PRECISIONS, TorchRuntime
@@ -36,12 +36,14 @@ def open_deployed_model(
     report: Report | None = None,
     precision: str = "fp32",
     n_images: int | None = None,
+    batch_timeout: float = BATCH_SECONDS,
 ) -> DeployedModel:
     """Return the model of a checkpoint or an exported file, with its runtime.
 
     `runtime` is torch, onnx or openvino; for the latter two a checkpoint is exported once. "auto" measures the installed
     runtimes once per model and machine and takes the fastest; for few images (`n_images`) it takes PyTorch without measuring.
-    `threads` is the number of threads of the model; `report` receives messages about slow steps.
+    `threads` is the number of threads of the model; `report` receives messages about slow steps. `batch_timeout` is the limit in
+    seconds of one batch of an exported graph.
     """
     if runtime not in ("auto", *RUNTIMES):
         raise ValueError(f"unknown runtime {runtime!r}: use auto, {', '.join(RUNTIMES)}")
@@ -57,7 +59,7 @@ def open_deployed_model(
         given |= {"--device": device not in ("auto", "cpu")}
         if fixed := [name for name, value in given.items() if value]:
             raise ValueError(f"{fixed[0]} is fixed in the exported file {where}: omit it, or export the model again")
-        return open_exported_model(Path(where), output_kind, threads, size)
+        return open_exported_model(Path(where), output_kind, threads, size, batch_timeout)
     target = pick_device(device)
     torch_only = target.type != "cpu" or precision != "fp32"
     if runtime in ("onnx", "openvino") and torch_only:
@@ -76,18 +78,21 @@ def open_deployed_model(
         if runtime == "torch":
             return opened
     file = export_cached(whole, runtime, report)
-    return replace(opened, runtime=open_exported_file(file, output_kind, threads)[0], file=str(file))
+    running, _ = open_exported_file(file, output_kind, threads, batch_timeout)
+    return replace(opened, runtime=running, file=str(file), batch_timeout=batch_timeout)
 
 
 def open_exported_model(
-    path: Path, output_kind: OutputKind, threads: int | None, size: tuple[int, int] | None
+    path: Path, output_kind: OutputKind, threads: int | None, size: tuple[int, int] | None, batch_timeout: float
 ) -> DeployedModel:
     """Return the model of an exported file, for another size if it was exported for any size."""
-    running, contract = open_exported_file(path, output_kind, threads)
+    running, contract = open_exported_file(path, output_kind, threads, batch_timeout)
     if size is not None:
         contract = resize_contract(path, contract, size)
     notes = describe_token_counts(contract)
-    return DeployedModel(str(path), path.stem, contract, running, output_kind, notes=notes, file=str(path))
+    return DeployedModel(
+        str(path), path.stem, contract, running, output_kind, None, notes, str(path), batch_timeout=batch_timeout
+    )
 
 
 def resize_contract(path: Path, contract: ModelContract, size: tuple[int, int]) -> ModelContract:
@@ -115,7 +120,7 @@ def clone_runtime(deployed: DeployedModel, threads: int | None) -> Runtime:
     """Return another runtime of the model for another thread. PyTorch shares the weights, the others open the file again."""
     if deployed.file is None or isinstance(deployed.runtime, TorchRuntime):
         return copy.copy(deployed.runtime)
-    return open_exported_file(Path(deployed.file), deployed.output_kind, threads)[0]
+    return open_exported_file(Path(deployed.file), deployed.output_kind, threads, deployed.batch_timeout)[0]
 
 
 def open_checkpoint(

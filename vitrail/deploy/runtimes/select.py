@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 import vitrail
+from vitrail.checkpoints.load import compute_checksum
 from vitrail.deploy import SUFFIXES
 from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import convert_to_openvino, open_exported_file
-from vitrail.utils.files import atomic_write, cache_directory
+from vitrail.utils.files import atomic_write, cache_directory, make_directories, stage_output
 from vitrail.utils.json import to_json
 
 MAX_RELATIVE_DIFFERENCE = 1e-3  # relative to max(1, the largest absolute output)
@@ -46,26 +47,28 @@ def select_runtime(
         return known
     if n_images is not None and n_images < MIN_IMAGES_TO_MEASURE:
         return "torch", f"torch: not compared with {' and '.join(installed)} for only {n_images:,} images"
-    seconds, failed = measure_runtimes(deployed, installed, threads, report)
+    seconds, failed, final = measure_runtimes(deployed, installed, threads, report)
     best = min(seconds, key=lambda name: seconds[name])
     times = ", ".join(f"{name} {1e3 * time:.1f}" for name, time in sorted(seconds.items(), key=lambda item: item[1]))
     why = f"{best}: the fastest here, in milliseconds per image and thread: {times}{failed}"
-    with suppress(OSError), atomic_write(path) as file:  # if it cannot be stored, it is measured again
-        file.write(json.dumps({"runtime": best, "why": why}).encode())
+    if final:
+        with suppress(OSError), atomic_write(path) as file:  # if it cannot be stored, it is measured again
+            file.write(json.dumps({"runtime": best, "why": why}).encode())
     return best, why
 
 
 def measure_runtimes(
     deployed: DeployedModel, installed: list[str], threads: int | None, report: Report | None
-) -> tuple[dict[str, float], str]:
-    """Return the seconds per image of each runtime, measured in turns, and the failures as text."""
+) -> tuple[dict[str, float], str, bool]:
+    """Return the seconds per image of each runtime, measured in turns, the failures as text, and whether they will repeat."""
     running: dict[str, Runtime] = {"torch": deployed.runtime}
-    failed = ""
+    failed, final = "", True
     for name in installed:
         try:
             running[name] = open_exported_file(export_cached(deployed, name, report), deployed.output_kind, threads)[0]
         except (ValueError, OSError) as error:
             failed += f"; {name} failed: {error}"
+            final = final and not isinstance(error, OSError)  # a full disk or a missing file may be mended
     pixels = random_pixels(deployed.contract, BATCH_SIZE)
     seconds = dict.fromkeys(running, float("inf"))
     for turn in range(ROUNDS + 1):
@@ -74,7 +77,7 @@ def measure_runtimes(
             runtime(pixels)
             if turn:  # the first round is warm-up
                 seconds[name] = min(seconds[name], (time.perf_counter() - start) / BATCH_SIZE)
-    return seconds, failed
+    return seconds, failed, final
 
 
 def read_selection(path: Path) -> tuple[str, str] | None:
@@ -90,7 +93,7 @@ def read_selection(path: Path) -> tuple[str, str] | None:
 def machine_identity() -> list[str]:
     """Return what the fastest runtime depends on besides the model."""
     versions = []
-    for package in ("torch", "onnxruntime", "openvino"):
+    for package in ("torch", "onnx", "onnxscript", "onnxruntime", "openvino"):
         with suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{package} {importlib.metadata.version(package)}")
     return [platform.node(), platform.machine(), str(os.cpu_count()), *versions]
@@ -111,18 +114,18 @@ def export_cache() -> Path:
 
 def export_cached(deployed: DeployedModel, target: str, report: Report | None = None) -> Path:
     """Return the exported file of a model, written and compared with PyTorch if it does not exist yet."""
-    from vitrail.deploy.export.export import export, stage_file
+    from vitrail.deploy.export.export import export
 
     path = export_cache() / cache_key(deployed) / f"model{SUFFIXES[target]}"
-    if path.is_file():
+    if is_intact(path):
         return path
     if report:
         report(f"exporting {deployed.name} for {target} (once): {path}")
     assert deployed.model is not None
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(path.parent)
     onnx_path = path.with_suffix(".onnx")
-    if target == "openvino" and onnx_path.is_file():  # the slow part is done
-        with stage_file(path) as staged:
+    if target == "openvino" and is_intact(onnx_path):  # the slow part is done
+        with stage_output(path) as staged:
             convert_to_openvino(onnx_path, deployed.contract, "uint8", staged)
     else:
         export(deployed.model, deployed.contract, path, target=target, uint8=True, merge=deployed.contract.merge)
@@ -131,7 +134,27 @@ def export_cached(deployed: DeployedModel, target: str, report: Report | None = 
     except ValueError:
         path.unlink(missing_ok=True)
         raise
+    with atomic_write(checksum_file(path)) as file:
+        file.write(json.dumps({part.name: compute_checksum(part) for part in export_parts(path)}).encode())
     return path
+
+
+def export_parts(path: Path) -> list[Path]:
+    """Return the files of an export."""
+    return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
+
+
+def checksum_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256.json")
+
+
+def is_intact(path: Path) -> bool:
+    """Return whether every byte of a cached export is as it was written."""
+    try:
+        recorded = json.loads(checksum_file(path).read_text(encoding="utf-8"))
+        return recorded == {part.name: compute_checksum(part) for part in export_parts(path)}
+    except (OSError, ValueError):
+        return False
 
 
 def check_same_outputs(deployed: DeployedModel, path: Path, target: str) -> None:
