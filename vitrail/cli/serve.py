@@ -52,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKEN",
         help="accepted token (repeatable); visible in the process list, unlike VITRAIL_TOKEN",
     )
+    access.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name of the service (repeatable; * for any) [loopback names and the address it listens on]",
+    )
     compute = parser.add_argument_group("compute")
     compute.add_argument(
         "--runtime", choices=RUNTIMES, default="auto", help="inference runtime [auto: the fastest here, measured once]"
@@ -70,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-body", type=float, default=32.0, metavar="MB", help="size of a request [32]")
     limits.add_argument("--max-pixels", type=float, default=50.0, metavar="MILLIONS", help="pixels of an image [50]")
+    limits.add_argument(
+        "--image-formats",
+        default="jpeg,png,webp,gif,bmp,tiff,avif",
+        metavar="LIST",
+        help="accepted image formats; also ppm, jpeg2000 [%(default)s]",
+    )
     limits.add_argument("--max-pictures", type=int, default=64, metavar="N", help="images per request [64]")
     limits.add_argument(
         "--queue", type=int, default=256, metavar="N", help="waiting images before requests get 503 [256]"
@@ -90,15 +103,21 @@ def run(options: argparse.Namespace) -> int:
 
     import logging
 
-    from vitrail.serve.auth import load_tokens
+    from vitrail.data.decode import FORMATS
+    from vitrail.serve.auth import LOOPBACK_HOSTS, AllowedHosts, load_tokens
     from vitrail.serve.limits import MEGABYTE, RequestLimits
     from vitrail.serve.models import ModelOpener, parse_model_sources
     from vitrail.serve.server import ServerOptions, bind_socket, create_server, create_service, format_address
 
+    formats = tuple(name.strip().upper() for name in options.image_formats.split(","))
+    for name in formats:
+        if name not in FORMATS:
+            raise ValueError(f"unknown image format {name!r}: --image-formats takes {', '.join(FORMATS).lower()}")
     limits = RequestLimits(
         body=int(options.max_body * MEGABYTE),
         pixels=int(options.max_pixels * 1e6),
         images=options.max_pictures,
+        formats=formats,
         queue=options.queue,
         seconds=options.timeout,
         body_seconds=options.body_timeout,
@@ -122,16 +141,24 @@ def run(options: argparse.Namespace) -> int:
         },
     )
     with bind_socket(options.host, options.port) as listening:
-        service = create_service(models, opener, server_options, tokens)
-        for model in service.models.served.values():
-            h, w = model.contract.preprocessing.size
-            print(f"{model.name}: {model.where}, {h}×{w} pixels, runtime {model.deployed.runtime.name}")
-            for note in model.deployed.notes:
-                print(f"  {note}")
-        if options.host not in ("127.0.0.1", "localhost", "::1") and not tokens:
-            print("warning: anyone who reaches this address can use the service: see --token-file", file=sys.stderr)
-        print(f"{format_address(listening)} (stop with Ctrl-C)", flush=True)
-        create_server(service, server_options).run([listening])
+        address = format_address(listening)
+        hosts = AllowedHosts(options.allow_host, options.host)
+        service = create_service(models, opener, server_options, tokens, hosts)
+
+        def report_ready() -> None:
+            for model in service.models.served.values():
+                h, w = model.contract.preprocessing.size
+                print(f"{model.name}: {model.where}, {h}×{w} pixels, runtime {model.deployed.runtime.name}")
+                for note in model.deployed.notes:
+                    print(f"  {note}")
+            if options.host not in LOOPBACK_HOSTS and not tokens:
+                print("warning: anyone who reaches this address can use the service: see --token-file", file=sys.stderr)
+            print(f"{address} (stop with Ctrl-C)", flush=True)
+
+        server = create_server(service, server_options, report_ready)
+        server.run([listening])
+    if server.failure is not None:
+        raise server.failure
     return 0
 
 

@@ -186,7 +186,11 @@ class ServedModels:
         self.opener, self.make_batcher, self.workers = opener, make_batcher, workers
         self.sources = {model.name: model for model in sources}
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="opening")
-        self.served = {model.name: self.open_served(model) for model in sources}
+        self.served: dict[str, ServedModel] = {}
+
+    def open_all(self) -> None:
+        """Open and test all models. Until then, `get` refuses."""
+        self.served = {name: self.open_served(source) for name, source in self.sources.items()}
 
     def open_served(self, model: ModelSource) -> ServedModel:
         """Open and test a model."""
@@ -194,6 +198,8 @@ class ServedModels:
 
     def get(self, name: str | None) -> ServedModel:
         """Return a model by name, the first for None."""
+        if not self.served:
+            raise RequestRefused(503, "the models are loading: try again in 5 s", 5)
         if name is None:
             return next(iter(self.served.values()))
         if name not in self.served:
@@ -223,7 +229,16 @@ class ServedModels:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the entries of GET /models."""
+        self.get(None)
         return [served.describe() | {"default": number == 0} for number, served in enumerate(self.served.values())]
+
+    def find_stuck(self, seconds: float) -> list[str]:
+        """Fail batches that run for longer than this; return the models whose workers are all in such a batch."""
+        stuck = []
+        for model in self.served.values():
+            failed = [batcher.fail_overdue(seconds) for batcher in model.batchers.values()]
+            stuck += [model.name] if any(failed) else []
+        return stuck
 
     def close(self) -> None:
         """Stop all batchers. Call it when no request is left."""
