@@ -9,7 +9,7 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 
 from tests.hostile.serving import MEGABYTE, flood, is_ended, read_status, start_service
 from tests.serve.made import picture, serving, tiny
-from vitrail.serve import connection
+from vitrail.serve import connection, server
 
 TOKEN = "a-token-for-the-tests"
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -142,6 +142,21 @@ def test_clients_that_never_read_are_disconnected(path, monkeypatch):
         assert len(gone) == 60
         assert client.predicted(picture())
         for sent in silent:
+            sent.close()
+
+
+def test_idle_connections_make_room(path, monkeypatch):
+    """Sixty connections that send nothing, or half a header, do not lock others out."""
+    monkeypatch.setattr(server, "max_connections", lambda: 16)
+    with serving(f"tiny={path}") as client:
+        idle = []
+        for number in range(60):
+            idle.append(client.raw())
+            idle[-1].sendall(GET if number % 2 else b"")
+        for number in range(5):
+            assert client.predicted(picture(number))
+        assert len(client.running.server_state.connections) <= 17
+        for sent in idle:
             sent.close()
 
 

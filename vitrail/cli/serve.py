@@ -105,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
     from vitrail.data.decode import FORMATS
     from vitrail.serve.auth import LOOPBACK_HOSTS, AllowedHosts, load_tokens
+    from vitrail.serve.decoding import prepare_processes
     from vitrail.serve.limits import MEGABYTE, RequestLimits
     from vitrail.serve.models import ModelOpener, parse_model_sources
     from vitrail.serve.server import ServerOptions, bind_socket, create_server, create_service, format_address
@@ -146,6 +147,7 @@ def run(options: argparse.Namespace) -> int:
         service = create_service(models, opener, server_options, tokens, hosts)
 
         def report_ready() -> None:
+            prepare_processes()
             for model in service.models.served.values():
                 h, w = model.contract.preprocessing.size
                 print(f"{model.name}: {model.where}, {h}×{w} pixels, runtime {model.deployed.runtime.name}")

@@ -51,10 +51,15 @@ def make_connection_class(max_connections: int) -> type[HttpToolsProtocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             transport.set_write_buffer_limits(high=0)  # `pause_writing` whenever the client does not keep up
-            if len(self.connections) > max_connections:
-                self.end(BUSY_RESPONSE)
-            else:
-                self.wind(HEADER_TIMEOUT_SECONDS)
+            self.wind(HEADER_TIMEOUT_SECONDS)
+            if len(self.connections) > max_connections:  # a connection without a request makes room
+                idle = (each for each in self.connections if isinstance(each, Connection) and each.is_idle)
+                next((each for each in idle if each is not self), self).end(BUSY_RESPONSE)
+
+        @property
+        def is_idle(self) -> bool:
+            answered = self.cycle is None or self.cycle.response_complete
+            return self.headers_to_come and answered and not self.transport.is_closing()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.wind(None)

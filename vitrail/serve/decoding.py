@@ -20,7 +20,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,14 @@ def format_error(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or "the image is invalid"
 
 
+def prepare_processes() -> ForkServerContext:
+    """Start the process that decoding processes are forked from, unless it runs. It imports PyTorch for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    forkserver.ensure_running()
+    return context
+
+
 class DecodingProcess:
     """Decodes images in a process that is started when needed, and again after it ended."""
 
@@ -134,9 +144,8 @@ class DecodingProcess:
         self.process: BaseProcess | None = None
 
     def start(self) -> Connection:
-        """Start the process: forked from a server process, because this one has threads."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        """Start the process: not forked from this one, which has threads."""
+        context = prepare_processes()
         self.pipe, theirs = context.Pipe()
         rules = self.decoder.max_pixels, self.decoder.formats
         self.process = context.Process(target=run_process, args=(theirs, *rules), name="decoding", daemon=True)
@@ -234,7 +243,7 @@ class DecodingPool:
         """Record that an image with this turn has left the queues."""
         self.turn = max(self.turn + TURN_STEP, turn)
 
-    def submit(self, turn: float, work: Callable[[Decode], None], large: bool = False) -> None:
+    def submit(self, turn: float, work: Callable[[Decode], object], large: bool = False) -> None:
         """Call `work` with a decoding function when its turn comes; refuse a large image if too many wait."""
         if large and self.large.qsize() >= MAX_LARGE_WAITING:
             raise RequestRefused(503, f"busy: {MAX_LARGE_WAITING} large images wait for decoding, try again in 5 s", 5)
