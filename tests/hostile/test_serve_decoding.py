@@ -2,6 +2,7 @@
 
 import http.client
 import io
+import multiprocessing
 import os
 import random
 import signal
@@ -256,6 +257,19 @@ def test_time_of_a_decoder_is_limited(monkeypatch):
     monkeypatch.undo()
     assert process(ImagePart(None, picture()), PIPELINE)[0].shape == (3, 32, 32)
     process.close()
+
+
+@pytest.mark.parametrize("reply", [b"", b"{", b"{}", b'{"status": []}', b"p" + bytes(8), b"p" * 100, b"p" * 9000])
+def test_lies_of_a_decoding_process_are_refused(reply):
+    """What a process sends that a hostile image took over is an error of that image, and no pickle is read."""
+    process = DecodingProcess(ImageDecoder(10**6, MemoryTrimmer()))
+    process.pipe, theirs = multiprocessing.Pipe()
+    process.process = multiprocessing.get_context("forkserver").Process()
+    process.process.kill = lambda: None
+    theirs.send_bytes(reply)
+    with pytest.raises(RequestRefused, match="the decoder failed"):
+        process(ImagePart(None, b"x"), PIPELINE)
+    assert process.pipe is None
 
 
 def spin(pipe, max_pixels: int, formats: tuple[str, ...]) -> None:

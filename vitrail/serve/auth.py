@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from vitrail.serve.limits import RequestRefused
@@ -52,17 +53,15 @@ class AllowedHosts:
 
     def check(self, scope: Scope) -> None:
         """Refuse a request for another host, and one that another site's page sends."""
-        hosts, origins = (
-            [v.decode("latin-1").lower() for k, v in scope["headers"] if k == n] for n in (b"host", b"origin")
-        )
         if "*" in self.given:
             return
+        headers = Headers(scope=scope)
+        hosts = [host.lower() for host in headers.getlist("host")]
         name = parse_host(f"//{hosts[0]}") if len(hosts) == 1 else None
         if name is None or (name not in self.names and name != (scope.get("server") or ("",))[0]):
-            raise RequestRefused(
-                421, f"unknown host {', '.join(hosts)[:100]!r}: start the service with --allow-host NAME"
-            )
-        for origin in origins if scope["method"] not in SAFE_METHODS else ():
+            message = f"unknown host {', '.join(hosts)[:100]!r}: start the service with --allow-host NAME"
+            raise RequestRefused(421, message)
+        for origin in map(str.lower, headers.getlist("origin") if scope["method"] not in SAFE_METHODS else ()):
             if origin.partition("://")[2] != hosts[0] and parse_host(origin) not in self.given:
                 raise RequestRefused(403, f"requests of pages from {origin[:100]!r} are not allowed: see --allow-host")
 

@@ -10,6 +10,7 @@ import atexit
 import io
 import json
 import logging
+import math
 import multiprocessing
 import os
 import queue
@@ -47,6 +48,7 @@ FREE_READS, BYTES_PER_READ = 2000, 64  # of a file: reads of any size, mean size
 COMPLEX_STARTS = (b"II", b"MM", b"P", b"\xff\x4f", b"\0\0\0\x0cjP")  # TIFF, PPM, JPEG 2000; AVIF has "ftyp"
 CPU_SECONDS = 10.0  # for one image in a process
 PROCESS_BYTES, BYTES_PER_PIXEL = 2**28, 16  # memory of a decoding process, beyond what it has at its start
+MAX_REPLY_BYTES = 4096  # of a decoding process, besides the pixels
 LOWER_PRIORITY = 10  # niceness of decoding processes
 MAX_LARGE_WAITING = 512  # images, including those whose clients have gone
 TURN_STEP = 1 / 16  # turns that pass with each image
@@ -59,11 +61,13 @@ class LargeImage(Exception):
 class CountedFile(io.BytesIO):
     """A file in memory that ends after too many small reads: Pillow reads headers in loops of Python."""
 
-    reads = 0
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.reads_left = FREE_READS + len(data) // BYTES_PER_READ
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self.reads += 1
-        if self.reads > FREE_READS + len(self.getbuffer()) // BYTES_PER_READ:
+        self.reads_left -= 1
+        if self.reads_left < 0:
             raise OSError("too many segments in the file")
         return super().read(size)
 
@@ -156,19 +160,20 @@ class DecodingProcess:
 
     def __call__(self, part: ImagePart, preprocessing: Preprocessing) -> tuple[np.ndarray, int]:
         """Return the pixels and their number; refuse an image that ends the process."""
-        pipe = self.pipe or self.start()
-        try:
-            pipe.send((part, preprocessing))
-            reply = pipe.recv_bytes()
-        except (EOFError, OSError):
-            self.close()
-            message = f"{part.name or 'the image'}: decoding took too long, or the decoder failed"
-            raise RequestRefused(422, message) from None
-        if reply[:1] == b"{":  # raw bytes and JSON, not pickles: the process has read a stranger's file
-            refused = json.loads(reply)
-            raise RequestRefused(int(refused["status"]), str(refused["message"]))
         shape = (preprocessing.channels, *preprocessing.size)
-        return np.frombuffer(reply, np.uint8, offset=9).reshape(shape).copy(), struct.unpack_from("<q", reply, 1)[0]
+        try:
+            pipe = self.pipe or self.start()
+            pipe.send((part, preprocessing))
+            reply = pipe.recv_bytes(math.prod(shape) + MAX_REPLY_BYTES)
+            if reply[:1] != b"{":  # raw bytes or JSON, not a pickle: the process has read a stranger's file
+                pixels = np.frombuffer(reply, np.uint8, offset=9).reshape(shape).copy()
+                return pixels, struct.unpack_from("<q", reply, 1)[0]
+            refused = json.loads(reply)
+            status, message = int(refused["status"]), str(refused["message"])
+        except (EOFError, OSError, ValueError, TypeError, KeyError, struct.error):
+            self.close()
+            status, message = 422, f"{part.name or 'the image'}: decoding took too long, or the decoder failed"
+        raise RequestRefused(status, message)
 
     def decode_any(self, part: ImagePart, preprocessing: Preprocessing) -> tuple[np.ndarray, int]:
         """Decode a small image here, a large one in the process."""
