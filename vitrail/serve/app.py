@@ -91,6 +91,11 @@ class Service:
             raise rows[0]  # the body was this image alone
         return RequestOutputs(served, [part.name for part in parts], rows, time.perf_counter() - begin)
 
+    async def require_token(self, request: Request) -> None:
+        """Refuse a request without a valid bearer token if tokens are configured."""
+        if self.tokens and not self.tokens.is_allowed(request.headers.get("authorization")):
+            raise RequestRefused(401, "missing or invalid token: send the header Authorization: Bearer TOKEN")
+
     def check_works(self, served: ServedModel) -> None:
         """Refuse a request to a model that does not end its batches."""
         if served.name in self.stuck:
@@ -214,7 +219,7 @@ def create_app(service: Service) -> ASGIApp:
 
 def add_inference_routes(app: FastAPI, service: Service) -> None:
     """Add the routes that accept images."""
-    allowed, body = [Depends(RequireToken(service.tokens))], openapi.image_request_body(service.limits.images)
+    allowed, body = [Depends(service.require_token)], openapi.image_request_body(service.limits.images)
 
     @app.post(
         "/predict",
@@ -271,7 +276,7 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
 
 def add_status_routes(app: FastAPI, service: Service) -> None:
     """Add the routes for models, health, metrics and reload."""
-    allowed = [Depends(RequireToken(service.tokens))]
+    allowed = [Depends(service.require_token)]
 
     @app.get(
         "/models",
@@ -328,17 +333,6 @@ def add_page_routes(app: FastAPI) -> None:
             return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
         app.add_api_route(path, send_file, include_in_schema=False)
-
-
-class RequireToken:
-    """Dependency that requires a valid bearer token if tokens are configured."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
-
-    async def __call__(self, request: Request) -> None:
-        if self.tokens and not self.tokens.is_allowed(request.headers.get("authorization")):
-            raise RequestRefused(401, "missing or invalid token: send the header Authorization: Bearer TOKEN")
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -119,10 +119,6 @@ class ServedModel:
         runtimes = [deployed.runtime, *(self.opener.clone_runtime(deployed) for _ in range(self.workers - 1))]
         self.batchers[deployed.output_kind] = self.make_batcher(self.name, runtimes, self.contract.preprocessing)
 
-    def get_batcher(self, output_kind: OutputKind) -> Batcher | None:
-        """Return the batcher of an output kind, None if it is not started."""
-        return self.batchers.get(output_kind)
-
     def add_output(self, output_kind: OutputKind) -> None:
         """Open the model for another output kind. This may take seconds."""
         with self.lock:
@@ -145,16 +141,11 @@ class ServedModel:
             "layers": vit.size.depth if vit else 0,
             "heads": vit.size.heads if vit else 0,
             "prefix": vit.prefix.count if vit else 0,
-            "attention": self.has_attention,
+            "attention": self.vit is not None,  # exported files have none
             "several": self.contract.several,
             "runtime": self.deployed.runtime.name,
             "merge": self.contract.merge,
         }
-
-    @property
-    def has_attention(self) -> bool:
-        """Return True for a Vision Transformer checkpoint; exported files have no attention maps."""
-        return self.vit is not None
 
     def close(self) -> None:
         """Finish queued images and stop."""
@@ -211,7 +202,7 @@ class ServedModels:
         loop = asyncio.get_running_loop()
         while True:
             served = self.get(name)
-            if (batcher := served.get_batcher(output_kind)) is not None:
+            if (batcher := served.batchers.get(output_kind)) is not None:
                 return served, batcher
             try:
                 await loop.run_in_executor(self.pool, served.add_output, output_kind)

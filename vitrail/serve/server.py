@@ -8,6 +8,7 @@ import signal
 import socket
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -134,10 +135,8 @@ class Server(uvicorn.Server):
             self.reloading = asyncio.ensure_future(self.reload())
 
     async def reload(self) -> None:
-        try:
+        with suppress(RequestRefused):  # logged; the old model stays
             await self.service.reload()
-        except RequestRefused:
-            return  # logged; the old model stays
 
     async def main_loop(self) -> None:
         loop = asyncio.get_running_loop()
