@@ -1,4 +1,4 @@
-"""Send 10,000 malformed uploads to a service with default options (except --body-timeout 3).
+"""Send 10,000 malformed uploads to a service with default options (except --body-timeout 3 and all image formats).
 
     python benchmarks/uploads.py
     python benchmarks/uploads.py --count 1000
@@ -25,6 +25,7 @@ from serving import WEIGHTS, Server
 
 from tests.serve.made import picture, tiny
 from tests.serve.mutated import Upload, files, large, request, status, uploads
+from vitrail.data.decode import FORMATS
 
 CLIENTS = 8
 SLACK = 100 * 2**20  # bytes that memory may be above what it was
@@ -37,7 +38,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = WEIGHTS if WEIGHTS.exists() else tiny(Path(folder) / "tiny.safetensors")
-        server = Server("attacked", ["--runtime", "torch", "--body-timeout", "3"], f"m={model}")
+        options_given = ["--runtime", "torch", "--body-timeout", "3", "--image-formats", ",".join(FORMATS)]
+        server = Server("attacked", options_given, f"m={model}")
         try:
             server.wait(picture())
             raise SystemExit(attacked(server, options.count, options.seed))

@@ -19,7 +19,7 @@ from PIL import Image
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import DeployedModel, ModelContract
-from vitrail.serve.auth import Tokens
+from vitrail.serve.auth import AllowedHosts, Tokens
 from vitrail.serve.limits import RequestLimits
 from vitrail.serve.models import ModelOpener, ModelSource
 from vitrail.serve.server import ServerOptions, bind_socket, create_server, create_service
@@ -138,6 +138,7 @@ def serving(
     tokens: tuple[str, ...] = (),
     opening: ModelOpener | None = None,
     how: ServerOptions | None = None,
+    hosts: tuple[str, ...] = (),
     **limits: Any,
 ) -> Iterator[Client]:
     """Run a service in a thread for the block."""
@@ -146,15 +147,19 @@ def serving(
     listening = bind_socket("127.0.0.1", 0)
     named = [ModelSource(*model.split("=", 1)) for model in models]
     made = create_service(
-        named, opening or ModelOpener(1, {"runtime": "torch", "device": "cpu"}), how, Tokens(list(tokens))
+        named,
+        opening or ModelOpener(1, {"runtime": "torch", "device": "cpu"}),
+        how,
+        Tokens(list(tokens)),
+        AllowedHosts(hosts),
     )
     running = create_server(made, how)
     thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
     thread.start()
     end = time.monotonic() + 20
-    while not running.started and time.monotonic() < end:
+    while not (running.started and made.models.served) and time.monotonic() < end:
         time.sleep(0.01)
-    assert running.started
+    assert made.models.served, running.failure
     try:
         yield Client(running, listening.getsockname()[1])
     finally:

@@ -110,7 +110,7 @@ def bombs() -> dict[str, bytes]:
 
 def request(path: str, body: bytes, kind: str = "image/png", **headers: str) -> bytes:
     """Return the bytes of a request."""
-    given = {"Host": "x", "Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"}
+    given = {"Host": "localhost", "Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items() if value is not None)]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
@@ -196,7 +196,7 @@ def lying_length(chance: random.Random) -> Upload:
 def lying_chunks(chance: random.Random) -> Upload:
     size = chance.choice((b"0", b"5", b"fffffffff", b"-1", b"zz", b""))
     body = size + b"\r\n" + files()["PNG"][:200] + b"\r\n0\r\n\r\n"
-    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nConnection: close\r\n"
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nConnection: close\r\n"
     return Upload("lying chunks", head + b"Transfer-Encoding: chunked\r\n\r\n" + body)
 
 
@@ -220,7 +220,7 @@ def uploads(count: int, seed: int = 0) -> Iterator[Upload]:
 
 def large(path: str = "/predict", size: int = 100 * 2**20, told: bool = True) -> Iterator[bytes]:
     """Yield a request of 100 MB in pieces, with or without Content-Length."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nConnection: close\r\n"
     piece = bytes(2**16)
     yield (head + (f"Content-Length: {size}\r\n\r\n" if told else "Transfer-Encoding: chunked\r\n\r\n")).encode()
     for _ in range(size // len(piece)):

@@ -268,7 +268,7 @@ def test_clients_share_a_batch():
         while not runtime.entered.acquire(timeout=5) or not runtime.batches:
             pass
         others = [pool.submit(client.predicted, picture(n)) for n in range(1, 9)]
-        while len(client.service.models.get(None).get_batcher("logits").queue) < 8:
+        while len(client.service.models.get(None).batchers["logits"].queue) < 8:
             pass
         runtime.let.set()
         answers = [each.result() for each in (first, *others)]

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,14 +14,14 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.serve import decoding
 from vitrail.serve.batching import Batcher, InferenceFailed
 from vitrail.serve.body import ImagePart
-from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.decoding import DecodingPool, ImageDecoder
 from vitrail.serve.limits import MemoryTrimmer, RequestRefused
 
 PIPELINE = Preprocessing((SIZE, SIZE), (SIZE, SIZE))
 
 
 def line(*runtimes, **given):
-    return Batcher(runtimes, PIPELINE, ImageDecoder(10**6, MemoryTrimmer()), ThreadPoolExecutor(2), **given)
+    return Batcher(runtimes, PIPELINE, DecodingPool(ImageDecoder(10**6, MemoryTrimmer()), 2), **given)
 
 
 def asked(batcher, *data):
@@ -61,7 +60,7 @@ def test_batch_size_limit_and_result_order():
     assert sum(runtime.batches) == 10
     decode = ImageDecoder(10**6, MemoryTrimmer())
     for row, each in zip(found, data, strict=True):
-        wanted = decode(ImagePart(None, each), PIPELINE).mean((1, 2), dtype=np.float32) / 64
+        wanted = decode(ImagePart(None, each), PIPELINE)[0].mean((1, 2), dtype=np.float32) / 64
         assert np.allclose(row, wanted)
 
 
@@ -93,7 +92,7 @@ def test_failure_affects_only_its_batch():
 
 
 def test_decoder_bug_refuses_the_image(monkeypatch, caplog):
-    monkeypatch.setattr(decoding, "check_pixels", lambda *given: {}["a mistake"])
+    monkeypatch.setattr(decoding, "count_pixels", lambda *given: {}["a mistake"])
     batcher = line(Held())
     found, _ = asked(batcher, picture(), picture(1))
     assert all(isinstance(each, RequestRefused) and each.status == 422 for each in found)

@@ -102,7 +102,7 @@ def test_large_body_is_refused(client):
 def test_large_body_is_refused_before_reading(client):
     with client.raw() as sent:
         sent.sendall(
-            b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 104857600\r\n\r\n"
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 104857600\r\n\r\n"
         )
         assert sent.recv(200).startswith(b"HTTP/1.1 413")
 
@@ -124,7 +124,9 @@ def test_number_of_images_is_limited(client):
 
 def test_slow_body_times_out(client):
     with client.raw() as sent:
-        sent.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nabc")
+        sent.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nabc"
+        )
         assert sent.recv(200).startswith(b"HTTP/1.1 408")
 
 
@@ -146,7 +148,7 @@ def test_large_headers_are_refused(client):
 
 def test_connection_survives_refusals(client):
     data = picture()
-    ask = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
+    ask = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
     with client.raw() as sent:
         for path, status in (
             (b"/predict?model=none", 404),
@@ -248,7 +250,10 @@ def test_disconnected_clients_are_dropped():
         runtime.let.clear()
         runtime.batches.clear()
         data = picture()
-        head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(data)
+        head = (
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
+            % len(data)
+        )
         gone = [client.raw() for _ in range(3)]
         for each in gone:
             each.sendall(head + data)
@@ -270,7 +275,7 @@ def wait_until(true, seconds=10):
 
 def test_total_body_memory_is_limited(path):
     with serving(f"tiny={path}", body=1000) as client:
-        head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\n"
+        head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\n"
         held_open = []
         for _ in range(8):
             sent = client.raw()

@@ -9,13 +9,13 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 
 from tests.serve.made import picture, serving, tiny
 from tests.serve.mutated import bombs, files, large, status, uploads
+from vitrail.data.decode import FORMATS
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    with serving(
-        f"tiny={tiny(tmp_path_factory.mktemp('served') / 'tiny.safetensors')}", body=2 * 2**20, body_seconds=1.0
-    ) as running:
+    path = tiny(tmp_path_factory.mktemp("served") / "tiny.safetensors")
+    with serving(f"tiny={path}", body=2 * 2**20, body_seconds=1.0, formats=tuple(FORMATS)) as running:
         yield running
 
 
@@ -60,5 +60,5 @@ def test_large_bodies_are_refused(client):
 
 
 def test_dripping_body_is_refused(client):
-    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\n"
     assert status(client.port, iter([head, *[b"x"] * 8]), pause=0.2) == 408

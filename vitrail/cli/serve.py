@@ -36,6 +36,8 @@ def add_arguments(parser: CommandParser) -> None:
     access.add_option("--token-file FILE", tokens, Path)
     token = "accepted token (repeatable); visible in the process list, unlike VITRAIL_TOKEN"
     access.add_option("--token TOKEN", token, action="append", default=[])
+    host = "host name of the service (repeatable; * for any) [loopback names and the address it listens on]"
+    access.add_option("--allow-host NAME", host, action="append", default=[])
     compute = parser.add_group("compute")
     compute.add_shared("--runtime")
     compute.add_shared("--device auto|cpu|cuda|mps", "--merge R")
@@ -47,6 +49,8 @@ def add_arguments(parser: CommandParser) -> None:
     limits = parser.add_group("limits")
     limits.add_option("--max-body MB", "size of a request [32]", float, default=32.0)
     limits.add_option("--max-pixels MILLIONS", "pixels of an image [50]", float, default=50.0)
+    formats, known = "jpeg,png,webp,gif,bmp,tiff,avif", "accepted image formats; also ppm, jpeg2000"
+    limits.add_option("--image-formats LIST", f"{known} [{formats}]", default=formats)
     limits.add_option("--max-pictures N", "images per request [64]", int, default=64)
     limits.add_option("--queue N", "waiting images before requests get 503 [256]", int, default=256)
     limits.add_option("--timeout S", "seconds for a response [30]", float, default=30.0)
@@ -62,15 +66,22 @@ def run(options: argparse.Namespace) -> int:
     check_installed()
     import logging
 
-    from vitrail.serve.auth import load_tokens
+    from vitrail.data.decode import FORMATS
+    from vitrail.serve.auth import LOOPBACK_HOSTS, AllowedHosts, load_tokens
+    from vitrail.serve.decoding import prepare_processes
     from vitrail.serve.limits import MEGABYTE, RequestLimits
     from vitrail.serve.models import ModelOpener, parse_model_sources
     from vitrail.serve.server import ServerOptions, bind_socket, create_server, create_service, format_address
 
+    formats = tuple(name.strip().upper() for name in options.image_formats.split(","))
+    for name in formats:
+        if name not in FORMATS:
+            raise ValueError(f"unknown image format {name!r}: --image-formats takes {', '.join(FORMATS).lower()}")
     limits = RequestLimits(
         body=int(options.max_body * MEGABYTE),
         pixels=int(options.max_pixels * 1e6),
         images=options.max_pictures,
+        formats=formats,
         queue=options.queue,
         seconds=options.timeout,
         body_seconds=options.body_timeout,
@@ -85,16 +96,25 @@ def run(options: argparse.Namespace) -> int:
     settings |= {"assume": parse_assumptions(options), "report": partial(print, file=sys.stderr, flush=True)}
     opener = ModelOpener(threads, settings)
     with bind_socket(options.host, options.port) as listening:
-        service = create_service(models, opener, server_options, tokens)
-        for model in service.models.served.values():
-            h, w = model.contract.preprocessing.size
-            print(f"{model.name}: {model.where}, {h}×{w} pixels, runtime {model.deployed.runtime.name}")
-            for note in model.deployed.notes:
-                print(f"  {note}")
-        if options.host not in ("127.0.0.1", "localhost", "::1") and not tokens:
-            print("warning: anyone who reaches this address can use the service: see --token-file", file=sys.stderr)
-        print(f"{format_address(listening)} (stop with Ctrl-C)", flush=True)
-        create_server(service, server_options).run([listening])
+        address = format_address(listening)
+        hosts = AllowedHosts(options.allow_host, options.host)
+        service = create_service(models, opener, server_options, tokens, hosts)
+
+        def report_ready() -> None:
+            prepare_processes()
+            for model in service.models.served.values():
+                h, w = model.contract.preprocessing.size
+                print(f"{model.name}: {model.where}, {h}×{w} pixels, runtime {model.deployed.runtime.name}")
+                for note in model.deployed.notes:
+                    print(f"  {note}")
+            if options.host not in LOOPBACK_HOSTS and not tokens:
+                print("warning: anyone who reaches this address can use the service: see --token-file", file=sys.stderr)
+            print(f"{address} (stop with Ctrl-C)", flush=True)
+
+        server = create_server(service, server_options, report_ready)
+        server.run([listening])
+    if server.failure is not None:
+        raise server.failure
     return 0
 
 

@@ -7,7 +7,7 @@ in the upright image and cut from the stored one.
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -48,14 +48,14 @@ def supported_formats() -> tuple[str, ...]:
 
 
 @contextmanager
-def name_image_errors(name: str) -> Iterator[None]:
+def name_image_errors(name: str, formats: Sequence[str] = tuple(FORMATS)) -> Iterator[None]:
     """Convert decoding errors to an OSError, ValueError or DecompressionBombError that names the image."""
     try:
         yield
     except Image.DecompressionBombError as error:
         raise Image.DecompressionBombError(f"{name}: too large to decode safely ({error})") from None
     except UnidentifiedImageError:
-        raise UnidentifiedImageError(f"{name}: not an image, or none of {', '.join(FORMATS)}") from None
+        raise UnidentifiedImageError(f"{name}: not an image, or none of {', '.join(formats)}") from None
     except OSError as error:
         if error.strerror:  # keeps errno, so that a missing file stays a FileNotFoundError
             raise OSError(error.errno, error.strerror, name) from None
@@ -68,10 +68,10 @@ def name_image_errors(name: str) -> Iterator[None]:
         raise OSError(f"{name}: broken ({type(error).__name__}: {error})") from error
 
 
-def open_image(source: str | BinaryIO, name: str) -> Image.Image:
-    """Open an image and read only its header."""
-    with name_image_errors(name):
-        return Image.open(source, formats=supported_formats())
+def open_image(source: str | BinaryIO, name: str, formats: Sequence[str] = tuple(FORMATS)) -> Image.Image:
+    """Open an image of one of these formats and read only its header."""
+    with name_image_errors(name, formats):
+        return Image.open(source, formats=[each for each in supported_formats() if each in formats])
 
 
 def format_image_error(error: BaseException, name: str) -> str:

@@ -16,6 +16,7 @@ FILTER_NAMES = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 FILTERS = {name: Image.Resampling[name.upper()] for name in FILTER_NAMES}
 FITS, ENGINES, CENTRES = ("cover", "squash"), ("pillow", "torch"), ("even", "down")
 MAX_PIXELS = 2**26  # of the resized image before cropping
+MAX_CROP_PIXELS = 2**24  # of the model's input: 4096×4096
 PIL_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # image mode by number of channels
 
 
@@ -59,10 +60,12 @@ class Preprocessing:
     turn: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("size", "resize"):
+        for name, limit in {"size": MAX_CROP_PIXELS, "resize": MAX_PIXELS}.items():
             size = getattr(self, name)
             if min(size) < 1 or max(size) > 65_536:
                 raise ValueError(f"preprocessing {name}: each side must be 1 to 65,536 pixels, got {size}")
+            if size[0] * size[1] > limit:
+                raise ValueError(f"preprocessing {name}: must have at most {limit:,} pixels, got {size[0]}×{size[1]}")
         for name, known in {"interpolation": FILTERS, "fit": FITS, "engine": ENGINES, "centre": CENTRES}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}: use {', '.join(known)}")

@@ -14,17 +14,18 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 import vitrail
 from vitrail.deploy.runtimes.base import OutputKind
 from vitrail.serve import openapi
 from vitrail.serve.attention import AttentionViewer, MapRequest
-from vitrail.serve.auth import Tokens
+from vitrail.serve.auth import AllowedHosts, Tokens
 from vitrail.serve.batching import InferenceFailed
 from vitrail.serve.body import ImagePart, receive_images
-from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.decoding import DecodingPool, DecodingProcess
 from vitrail.serve.limits import BodyMemory, QueueSlots, RequestLimits, RequestRefused
-from vitrail.serve.metrics import KIND, MetricsMiddleware, ServiceMetrics
+from vitrail.serve.metrics import KIND, RequestMiddleware, ServiceMetrics
 from vitrail.serve.models import ServedModel, ServedModels, top_predictions
 
 log = logging.getLogger("vitrail.serve")
@@ -36,11 +37,7 @@ PAGE_FILES = {
     "/page.js": ("vitrail.serve", "page.js", "text/javascript"),
     "/maps.js": ("vitrail.analysis.page", "maps.js", "text/javascript"),
 }
-# The page loads scripts and styles from this server only, and connects to no other.
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
-    "connect-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+LARGE_RESPONSE = 4096  # values; larger ones are written in a thread
 
 ModelQuery = Annotated[str | None, Query(alias="model", description="model name [the first model]", max_length=200)]
 TopQuery = Annotated[int, Query(description="number of classes", ge=1, le=100_000)]
@@ -53,29 +50,33 @@ PatchQuery = Annotated[
 
 
 class Service:
-    """State shared by all requests: models, decoder, limits, tokens, metrics and queues."""
+    """State shared by all requests: models, decoders, limits, access, metrics and queues."""
 
     def __init__(
         self,
         models: ServedModels,
-        decoder: ImageDecoder,
+        pool: DecodingPool,
         limits: RequestLimits,
         tokens: Tokens,
+        hosts: AllowedHosts,
         metrics: ServiceMetrics,
     ) -> None:
-        self.models, self.decoder, self.limits = models, decoder, limits
-        self.tokens, self.metrics = tokens, metrics
-        self.body_memory = BodyMemory(limits.body_memory, decoder.memory)
+        self.models, self.pool, self.limits, self.memory = models, pool, limits, pool.decoder.memory
+        self.tokens, self.hosts, self.metrics = tokens, hosts, metrics
+        self.body_memory = BodyMemory(limits.body_memory, self.memory)
         self.image_slots = QueueSlots(limits.queue, "images")
         self.attention_slots = QueueSlots(limits.attention_requests, "attention requests")
-        self.attention_viewer = AttentionViewer(decoder)
+        self.attention_process = DecodingProcess(pool.decoder)
+        self.attention_viewer = AttentionViewer(self.attention_process.decode_any)
         self.attention_pool = ThreadPoolExecutor(1, thread_name_prefix="attention")
+        self.writing_pool = ThreadPoolExecutor(1, thread_name_prefix="writing")
+        self.stuck: list[str] = []  # models without a worker that ends its batch
         self.stopping = False
         metrics.queued.set_function(lambda: self.image_slots.taken)
 
     async def run_model(self, request: Request, name: str | None, output_kind: OutputKind) -> "RequestOutputs":
         """Read a request's images and run the model: a row of outputs or an error for each image."""
-        self.models.get(name)
+        self.check_works(self.models.get(name))
         self.image_slots.check_free()
         async with receive_images(request, self.limits, self.body_memory) as parts:
             begin = time.perf_counter()
@@ -89,6 +90,32 @@ class Service:
         if isinstance(rows[0], RequestRefused) and parts[0].name is None and len(parts) == 1:
             raise rows[0]  # the body was this image alone
         return RequestOutputs(served, [part.name for part in parts], rows, time.perf_counter() - begin)
+
+    async def require_token(self, request: Request) -> None:
+        """Refuse a request without a valid bearer token if tokens are configured."""
+        if self.tokens and not self.tokens.is_allowed(request.headers.get("authorization")):
+            raise RequestRefused(401, "missing or invalid token: send the header Authorization: Bearer TOKEN")
+
+    def check_works(self, served: ServedModel) -> None:
+        """Refuse a request to a model that does not end its batches."""
+        if served.name in self.stuck:
+            raise RequestRefused(503, f"{served.name!r} has not returned for {self.limits.seconds:g} s", 30)
+
+    def find_stuck(self) -> None:
+        """Fail batches that take longer than a request may. Called every few seconds."""
+        known, self.stuck = self.stuck, self.models.find_stuck(self.limits.seconds)
+        for name in set(self.stuck) - set(known):
+            log.error("model %s has not returned for %g s", name, self.limits.seconds)
+
+    async def write_response(self, rows: "RequestOutputs", key: str, convert: Any, field: str) -> Response:
+        """Return the response; a large one is written in a thread."""
+
+        def write() -> Response:
+            return JSONResponse(rows.to_json(key, convert, field))
+
+        if sum(row.size for row in rows.outputs if isinstance(row, np.ndarray)) <= LARGE_RESPONSE:
+            return write()
+        return await asyncio.get_running_loop().run_in_executor(self.writing_pool, write)
 
     async def submit(
         self, name: str | None, output_kind: OutputKind, parts: list[ImagePart]
@@ -112,9 +139,7 @@ class Service:
             gone.cancel()
             task.cancel()
 
-    async def compute_attention(
-        self, request: Request, name: str | None, map_request: MapRequest | None
-    ) -> dict[str, Any]:
+    async def compute_attention(self, request: Request, name: str | None, map_request: MapRequest | None) -> Response:
         """Compute attention maps for one image; requests are processed one at a time."""
         served = self.models.get(name)
         self.attention_slots.check_free()
@@ -122,9 +147,12 @@ class Service:
             if len(parts) > 1:
                 raise RequestRefused(413, f"attention takes one image per request, got {len(parts)}")
             with self.attention_slots.reserve(1):
+
+                def compute() -> Response:
+                    return JSONResponse(self.attention_viewer(served, parts[0], map_request))
+
                 loop = asyncio.get_running_loop()
-                maps = loop.run_in_executor(self.attention_pool, self.attention_viewer, served, parts[0], map_request)
-                return await self.wait_for(request, maps)
+                return await self.wait_for(request, loop.run_in_executor(self.attention_pool, compute))
 
     async def reload(self) -> list[str]:
         """Reload all models; raise at the first that fails, which keeps its old version."""
@@ -143,7 +171,10 @@ class Service:
     def close(self) -> None:
         """Stop all threads. Call it when no request is left."""
         self.models.close()
-        self.attention_pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.close()
+        self.attention_process.close()
+        for pool in (self.attention_pool, self.writing_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class RequestOutputs:
@@ -163,7 +194,7 @@ class RequestOutputs:
         return {"model": self.served.name, key: items, "seconds": round(self.seconds, 6)}
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service) -> ASGIApp:
     """Return the application with all routes."""
 
     @asynccontextmanager
@@ -179,18 +210,16 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.service = service
-    app.add_middleware(MetricsMiddleware, metrics=service.metrics)
     add_error_handlers(app)
     add_status_routes(app, service)
     add_inference_routes(app, service)
     add_page_routes(app)
-    return app
+    return RequestMiddleware(app, service.metrics, service.hosts)
 
 
 def add_inference_routes(app: FastAPI, service: Service) -> None:
     """Add the routes that accept images."""
-    allowed, body = [Depends(RequireToken(service.tokens))], openapi.image_request_body(service.limits.images)
+    allowed, body = [Depends(service.require_token)], openapi.image_request_body(service.limits.images)
 
     @app.post(
         "/predict",
@@ -205,8 +234,8 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
             raise RequestRefused(409, f"{served.name!r} has no classifier: use POST /embed")
         rows = await service.run_model(request, model, "logits")
         labels, several = rows.served.contract.labels, rows.served.contract.several
-        return JSONResponse(
-            rows.to_json("predictions", lambda row: top_predictions(row, labels, several, top), "answers")
+        return await service.write_response(
+            rows, "predictions", lambda row: top_predictions(row, labels, several, top), "answers"
         )
 
     @app.post(
@@ -218,7 +247,7 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
     async def embed(request: Request, model: ModelQuery = None) -> Response:
         """Return the features of one or more images: the input of the model's head."""
         rows = await service.run_model(request, model, "features")
-        return JSONResponse(rows.to_json("features", lambda row: row.tolist(), "values"))
+        return await service.write_response(rows, "features", lambda row: row.tolist(), "values")
 
     @app.post(
         "/attention",
@@ -242,12 +271,12 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
                 "mean" if head is None or head == "mean" else int(head),
                 (int(row), int(column)) if patch is not None else None,
             )
-        return JSONResponse(await service.compute_attention(request, model, wanted))
+        return await service.compute_attention(request, model, wanted)
 
 
 def add_status_routes(app: FastAPI, service: Service) -> None:
     """Add the routes for models, health, metrics and reload."""
-    allowed = [Depends(RequireToken(service.tokens))]
+    allowed = [Depends(service.require_token)]
 
     @app.get(
         "/models",
@@ -258,16 +287,19 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
         """Return the served models."""
         return JSONResponse({"models": service.models.describe()})
 
-    @app.get("/healthz", responses={200: {"model": openapi.StatusResponse}})
+    @app.get("/healthz", responses={200: {"model": openapi.StatusResponse}, **openapi.error_responses(503)})
     async def healthz() -> Response:
-        """Return 200 while the process is alive."""
+        """Return 200 while the process is alive, also while it loads models; 503 if a model no longer returns."""
+        for served in service.models.served.values():
+            service.check_works(served)
         return JSONResponse({"status": "alive"})
 
     @app.get("/readyz", responses={200: {"model": openapi.StatusResponse}, **openapi.error_responses(503)})
     async def readyz() -> Response:
-        """Return 200 while the service accepts requests, 503 while it stops."""
+        """Return 200 while the service accepts requests, 503 while it loads models or stops."""
         if service.stopping:
             raise RequestRefused(503, "the service is stopping", 5)
+        service.check_works(service.models.get(None))
         return JSONResponse({"status": "ready"})
 
     @app.get(
@@ -298,24 +330,9 @@ def add_page_routes(app: FastAPI) -> None:
         content = (files(package) / name).read_bytes()
 
         async def send_file(content: bytes = content, kind: str = kind) -> Response:
-            return Response(
-                content,
-                media_type=kind,
-                headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Cache-Control": "no-cache"},
-            )
+            return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
         app.add_api_route(path, send_file, include_in_schema=False)
-
-
-class RequireToken:
-    """Dependency that requires a valid bearer token if tokens are configured."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
-
-    async def __call__(self, request: Request) -> None:
-        if self.tokens and not self.tokens.is_allowed(request.headers.get("authorization")):
-            raise RequestRefused(401, "missing or invalid token: send the header Authorization: Bearer TOKEN")
 
 
 def add_error_handlers(app: FastAPI) -> None:

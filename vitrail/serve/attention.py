@@ -19,7 +19,7 @@ from vitrail.analysis.trace import trace_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import TokenModel
 from vitrail.serve.body import ImagePart
-from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.decoding import Decode
 from vitrail.serve.limits import RequestRefused
 from vitrail.serve.models import ServedModel, top_predictions
 
@@ -40,8 +40,8 @@ class MapRequest:
 class AttentionViewer:
     """Computes attention maps, one image at a time."""
 
-    def __init__(self, decoder: ImageDecoder) -> None:
-        self.decoder = decoder
+    def __init__(self, decode: Decode) -> None:
+        self.decode = decode
         self.lock = threading.Lock()
 
     def __call__(self, served: ServedModel, part: ImagePart, map_request: MapRequest | None) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class AttentionViewer:
             vit = require_vit(served)
             if map_request is not None:
                 check_map_request(map_request, vit)
-            pixels = self.decoder(part, preprocessing)
+            pixels, _ = self.decode(part, preprocessing)
             if map_request is not None:
                 return {"model": served.name, "map": attention_map(vit, pixels, preprocessing, map_request).tolist()}
             return {"model": served.name, **attention_data(served, vit, pixels, preprocessing)}

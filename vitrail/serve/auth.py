@@ -1,10 +1,23 @@
-"""Bearer tokens: loading, validation and constant-time comparison."""
+"""Access: bearer tokens, compared in constant time, and the host names and origins of requests.
+
+A web page can make its visitor's browser send requests to services on the visitor's machine, under the page's own host name
+(DNS rebinding) or under theirs (cross-site requests). Both are told by the headers Host and Origin, which a page cannot set.
+"""
 
 import hashlib
 import hmac
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from vitrail.serve.limits import RequestRefused
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # change nothing, and another site's page cannot read the response
 MIN_TOKEN_LENGTH = 8  # characters
 
 
@@ -29,6 +42,37 @@ class Tokens:
         digest = hash_token(token.strip().encode("latin-1", "replace"))
         matches = sum([hmac.compare_digest(digest, known) for known in self.digests])
         return scheme.lower() == "bearer" and matches > 0
+
+
+class AllowedHosts:
+    """Host names of the service: loopback names, the address that the client connected to, and given ones ("*": all)."""
+
+    def __init__(self, names: Iterable[str] = (), listening: str = "") -> None:
+        self.given = {name.lower().strip("[]") for name in names}
+        self.names = {*LOOPBACK_HOSTS, listening.lower(), *self.given}
+
+    def check(self, scope: Scope) -> None:
+        """Refuse a request for another host, and one that another site's page sends."""
+        if "*" in self.given:
+            return
+        headers = Headers(scope=scope)
+        hosts = [host.lower() for host in headers.getlist("host")]
+        name = parse_host(f"//{hosts[0]}") if len(hosts) == 1 else None
+        if name is None or (name not in self.names and name != (scope.get("server") or ("",))[0]):
+            message = f"unknown host {', '.join(hosts)[:100]!r}: start the service with --allow-host NAME"
+            raise RequestRefused(421, message)
+        for origin in map(str.lower, headers.getlist("origin") if scope["method"] not in SAFE_METHODS else ()):
+            if origin.partition("://")[2] != hosts[0] and parse_host(origin) not in self.given:
+                raise RequestRefused(403, f"requests of pages from {origin[:100]!r} are not allowed: see --allow-host")
+
+
+def parse_host(url: str) -> str | None:
+    """Return the host name of a URL without its port, None if it is invalid."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname if parts.username is None and parts.port != 0 and not parts.path.strip("/") else None
+    except ValueError:
+        return None
 
 
 def hash_token(token: bytes) -> bytes:

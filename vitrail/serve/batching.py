@@ -1,23 +1,24 @@
 """Dynamic batching: images of many clients are decoded in parallel and run through the model in batches.
 
-bytes → decoded in a thread pool → queued → taken by a worker in a batch with other queued images → outputs delivered to the event
-loop. A worker waits up to `max_wait` only while other images are being decoded, so a single client is never delayed.
+bytes → decoded in threads or processes → queued → taken by a worker in a batch with other queued images → outputs delivered to
+the event loop. A worker waits up to `max_wait` only while other images are being decoded, so a single client is never delayed.
+Requests take turns in both queues.
 """
 
 import asyncio
+import heapq
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import Runtime
 from vitrail.serve.body import ImagePart
-from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.decoding import Decode, DecodingPool, LargeImage
 from vitrail.serve.limits import RequestRefused
 
 log = logging.getLogger("vitrail.serve")
@@ -30,17 +31,38 @@ class InferenceFailed(Exception):
 class PendingImage:
     """An image in the queue. `answer` is a future of the event loop, and set only there."""
 
-    __slots__ = ("answer", "loop", "part", "pixels")
+    __slots__ = ("answer", "budget", "loop", "part", "pixels", "turn")
 
-    def __init__(self, part: ImagePart, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, part: ImagePart, loop: asyncio.AbstractEventLoop, turn: float, budget: "PixelBudget") -> None:
         self.part: ImagePart | None = part
         self.pixels: np.ndarray | None = None
-        self.loop, self.answer = loop, loop.create_future()
+        self.loop, self.turn, self.budget = loop, turn, budget
+        self.answer = loop.create_future()
+        self.answer.add_done_callback(self.release)
+
+    def __lt__(self, other: "PendingImage") -> bool:
+        return self.turn < other.turn
+
+    def release(self, _: object) -> None:
+        """Free the memory as soon as nobody waits, although the image may still be in a queue."""
+        self.part = None
 
     @property
     def is_cancelled(self) -> bool:
         """Return True if the client no longer waits."""
         return self.answer.cancelled()
+
+
+class PixelBudget:
+    """The pixels that the images of one request may still cost."""
+
+    def __init__(self, pixels: int) -> None:
+        self.pixels = self.left = pixels
+
+    def check(self) -> None:
+        """Refuse a further image if nothing is left."""
+        if self.left <= 0:
+            raise RequestRefused(413, f"the request has more than {self.pixels / 1e6:g} million pixels: split it")
 
 
 def deliver_results(pending: Sequence[PendingImage], results: Sequence[np.ndarray | Exception]) -> None:
@@ -70,24 +92,25 @@ class Batcher:
         self,
         runtimes: Sequence[Runtime],
         preprocessing: Preprocessing,
-        decoder: ImageDecoder,
-        pool: ThreadPoolExecutor,
+        pool: DecodingPool,
         *,
+        request_pixels: int = 10**12,
         max_batch_size: int = 8,
         max_wait: float = 0.005,
         on_batch: Callable[[int, float], None] = lambda n_images, seconds: None,
     ) -> None:
         """Start the workers. `max_wait` is in seconds; `on_batch` receives size and seconds of each batch."""
-        self.preprocessing, self.decoder, self.pool = preprocessing, decoder, pool
+        self.preprocessing, self.pool, self.request_pixels = preprocessing, pool, request_pixels
         self.max_batch_size, self.max_wait, self.on_batch = max_batch_size, max_wait, on_batch
-        self.queue: deque[PendingImage] = deque()
+        self.queue: list[PendingImage] = []  # a heap
+        self.running: dict[int, tuple[float, list[PendingImage]]] = {}  # begin and images of batches, by worker
         self.n_decoding = 0
         self.idle = len(runtimes)
         self.closed = False
         self.change = threading.Condition()
         self.gathering = threading.Lock()
         self.threads = [
-            threading.Thread(target=self.run_worker, args=(runtime,), name=f"model-{number}", daemon=True)
+            threading.Thread(target=self.run_worker, args=(number, runtime), name=f"model-{number}", daemon=True)
             for number, runtime in enumerate(runtimes)
         ]
         for thread in self.threads:
@@ -96,32 +119,40 @@ class Batcher:
     def submit(self, parts: Sequence[ImagePart]) -> list[asyncio.Future[np.ndarray]]:
         """Queue images and return a future for each: a row of outputs or a RequestRefused. Call it in the event loop."""
         loop = asyncio.get_running_loop()
-        images = [PendingImage(part, loop) for part in parts]
+        turn, budget = self.pool.turn, PixelBudget(self.request_pixels)
+        images = [PendingImage(part, loop, turn + number, budget) for number, part in enumerate(parts)]
         with self.change:
             self.n_decoding += len(images)
         for image in images:
-            self.pool.submit(self.decode, image)
+            self.pool.submit(image.turn, partial(self.decode, image))
         return [image.answer for image in images]
 
-    def decode(self, pending: PendingImage) -> None:
-        """Decode an image and queue it. Runs in the thread pool."""
-        part, pending.part = pending.part, None
-        assert part is not None
+    def decode(self, pending: PendingImage, decode: Decode) -> None:
+        """Decode an image and queue it. Runs in a thread of the pool."""
         refused: RequestRefused | None = None
-        if not pending.is_cancelled:
+        if (part := pending.part) is not None:  # its client still waits
             try:
-                pending.pixels = self.decoder(part, self.preprocessing)
+                pending.budget.check()
+                try:
+                    pending.pixels, n_pixels = decode(part, self.preprocessing)
+                except LargeImage:
+                    self.pool.submit(pending.turn, partial(self.decode, pending), large=True)
+                    return
+                pending.budget.left -= n_pixels
             except RequestRefused as error:
                 refused = error
+        pending.part = None
         with self.change:
             self.n_decoding -= 1
             if pending.pixels is not None:
-                self.queue.append(pending)
+                heapq.heappush(self.queue, pending)
+            else:
+                self.pool.pass_turn(pending.turn)
             self.change.notify_all()
         if refused is not None:
             deliver_results([pending], [refused])
 
-    def run_worker(self, runtime: Runtime) -> None:
+    def run_worker(self, number: int, runtime: Runtime) -> None:
         """Run batches until the queue is closed and empty."""
         while True:
             with self.gathering:
@@ -131,18 +162,22 @@ class Batcher:
             if not batch:
                 continue
             begin = time.perf_counter()
+            self.running[number] = begin, batch
             results: list[np.ndarray | Exception]
             try:
                 rows = runtime(np.stack([image.pixels for image in batch if image.pixels is not None]))
+                if len(rows) != len(batch):
+                    raise ValueError(f"the model returned {len(rows)} rows for {len(batch)} images")
                 results = [
                     row if np.isfinite(row).all() else InferenceFailed("the model's output is not finite")
                     for row in rows
                 ]
-            except Exception:
+            except BaseException:  # even one that would end the thread: nobody else serves the queue
                 log.exception("inference failed for %d images", len(batch))
                 results = [InferenceFailed("inference failed")] * len(batch)
             self.on_batch(len(batch), time.perf_counter() - begin)
             deliver_results(batch, results)
+            del self.running[number]
             with self.change:
                 self.idle += 1
             del batch, results  # free the memory while waiting
@@ -164,12 +199,20 @@ class Batcher:
             share = min(self.max_batch_size, -(-len(self.queue) // self.idle))  # equal shares for idle workers
             batch: list[PendingImage] = []
             while self.queue and len(batch) < share:
-                image = self.queue.popleft()
+                image = heapq.heappop(self.queue)
                 if not image.is_cancelled:
                     batch.append(image)
+                    self.pool.pass_turn(image.turn)
             if batch:
                 self.idle -= 1
             return batch
+
+    def fail_overdue(self, seconds: float) -> bool:
+        """Fail batches that have run for longer than this; return True if no other worker is left."""
+        overdue = [batch for begin, batch in tuple(self.running.values()) if time.perf_counter() - begin > seconds]
+        for batch in overdue:
+            deliver_results(batch, [InferenceFailed(f"inference took longer than {seconds:g} s")] * len(batch))
+        return len(overdue) == len(self.threads)
 
     def close(self) -> None:
         """Accept no more images; the workers finish the queue and end."""

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 LARGE_BYTES = 1_000_000  # pixels or bytes; memory of smaller items is reused soon
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # accepted unless others are asked for
+RESERVED_SHARE = 4  # 1/4 of queue and memory is kept for requests with one image, of at most LARGE_BYTES
 
 
 class MemoryTrimmer:
@@ -47,6 +49,7 @@ class RequestLimits:
     body: int = 32 * MEGABYTE  # bytes per request
     pixels: int = 50_000_000  # per image, from its header
     images: int = 64  # per request
+    formats: tuple[str, ...] = IMAGE_FORMATS  # names of `vitrail.data.decode.FORMATS`
     queue: int = 256  # images waiting or running, of all clients
     attention_requests: int = 8  # waiting or running
     seconds: float = 30.0  # from the last byte of a request to the response
@@ -67,6 +70,11 @@ class RequestLimits:
         """Return the limit of all bodies in memory, in bytes."""
         return 8 * self.body
 
+    @property
+    def request_pixels(self) -> int:
+        """Return the limit of the pixels of all images of a request."""
+        return 4 * self.pixels
+
 
 class QueueSlots:
     """Slots of a queue. A request that finds none free is refused with a Retry-After."""
@@ -83,8 +91,8 @@ class QueueSlots:
 
     @contextmanager
     def reserve(self, number: int) -> Iterator[None]:
-        """Hold `number` slots during the block."""
-        if self.taken + number > self.count:
+        """Hold `number` slots during the block. Several at once leave a share to requests that need only one."""
+        if self.taken + number > max(number, self.count - (self.count // RESERVED_SHARE if number > 1 else 0)):
             raise self.refuse_full()
         self.taken += number
         begin = time.monotonic()
@@ -123,8 +131,12 @@ class BodyReservation:
         self.total, self.bytes = total, 0
 
     def reserve(self, count: int) -> None:
-        """Reserve `count` more bytes; raise RequestRefused if all requests together exceed the limit."""
-        if self.total.bytes + count > self.total.max_bytes:
+        """Reserve `count` more bytes; raise RequestRefused if all requests together exceed the limit.
+
+        Large requests leave a share to small ones.
+        """
+        large = self.bytes + count > LARGE_BYTES
+        if self.total.bytes + count > self.total.max_bytes - (self.total.max_bytes // RESERVED_SHARE if large else 0):
             raise RequestRefused(503, "busy: too many large requests, try again in 1 s", 1)
         self.total.bytes += count
         self.bytes += count

@@ -1,10 +1,14 @@
-"""Prometheus metrics and the middleware that records them."""
+"""Prometheus metrics, and the middleware that checks the host of each request, counts it and completes its response."""
 
 import time
 
 from prometheus_client import CONTENT_TYPE_LATEST as KIND
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitrail.serve.auth import AllowedHosts
+from vitrail.serve.limits import RequestRefused
 
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -56,14 +60,25 @@ PAGE_PATHS = ("/", "/page.css", "/page.js", "/maps.js", "/openapi.json")
 KNOWN_PATHS = frozenset(
     (*PAGE_PATHS, "/predict", "/embed", "/attention", "/models", "/healthz", "/readyz", "/metrics", "/reload")
 )
-DEFAULT_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+# The page loads scripts and styles from this server only, and connects to no other.
+CONTENT_SECURITY_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
+    b"connect-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+DEFAULT_HEADERS = [
+    (b"content-security-policy", CONTENT_SECURITY_POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+]
 
 
-class MetricsMiddleware:
-    """ASGI middleware that records requests. Unknown paths share one label, so clients cannot create new labels."""
+class RequestMiddleware:
+    """Outermost ASGI application. Unknown paths share one metrics label, so clients cannot create new labels."""
 
-    def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: ServiceMetrics, hosts: AllowedHosts) -> None:
+        self.app, self.metrics, self.hosts = app, metrics, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,8 +92,13 @@ class MetricsMiddleware:
                 message["headers"] = [*message.get("headers", []), *DEFAULT_HEADERS]
             await send(message)
 
+        app = self.app
         try:
-            await self.app(scope, receive, counting)
+            self.hosts.check(scope)
+        except RequestRefused as error:
+            app = JSONResponse({"error": error.message}, error.status)
+        try:
+            await app(scope, receive, counting)
         finally:
             endpoint = scope["path"] if scope["path"] in KNOWN_PATHS else "other"
             self.metrics.requests.labels(endpoint, str(code)).inc()

@@ -119,10 +119,6 @@ class ServedModel:
         runtimes = [deployed.runtime, *(self.opener.clone_runtime(deployed) for _ in range(self.workers - 1))]
         self.batchers[deployed.output_kind] = self.make_batcher(self.name, runtimes, self.contract.preprocessing)
 
-    def get_batcher(self, output_kind: OutputKind) -> Batcher | None:
-        """Return the batcher of an output kind, None if it is not started."""
-        return self.batchers.get(output_kind)
-
     def add_output(self, output_kind: OutputKind) -> None:
         """Open the model for another output kind. This may take seconds."""
         with self.lock:
@@ -145,16 +141,11 @@ class ServedModel:
             "layers": vit.size.depth if vit else 0,
             "heads": vit.size.heads if vit else 0,
             "prefix": vit.prefix.count if vit else 0,
-            "attention": self.has_attention,
+            "attention": self.vit is not None,  # exported files have none
             "several": self.contract.several,
             "runtime": self.deployed.runtime.name,
             "merge": self.contract.merge,
         }
-
-    @property
-    def has_attention(self) -> bool:
-        """Return True for a Vision Transformer checkpoint; exported files have no attention maps."""
-        return self.vit is not None
 
     def close(self) -> None:
         """Finish queued images and stop."""
@@ -186,7 +177,11 @@ class ServedModels:
         self.opener, self.make_batcher, self.workers = opener, make_batcher, workers
         self.sources = {model.name: model for model in sources}
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="opening")
-        self.served = {model.name: self.open_served(model) for model in sources}
+        self.served: dict[str, ServedModel] = {}
+
+    def open_all(self) -> None:
+        """Open and test all models. Until then, `get` refuses."""
+        self.served = {name: self.open_served(source) for name, source in self.sources.items()}
 
     def open_served(self, model: ModelSource) -> ServedModel:
         """Open and test a model."""
@@ -194,6 +189,8 @@ class ServedModels:
 
     def get(self, name: str | None) -> ServedModel:
         """Return a model by name, the first for None."""
+        if not self.served:
+            raise RequestRefused(503, "the models are loading: try again in 5 s", 5)
         if name is None:
             return next(iter(self.served.values()))
         if name not in self.served:
@@ -205,7 +202,7 @@ class ServedModels:
         loop = asyncio.get_running_loop()
         while True:
             served = self.get(name)
-            if (batcher := served.get_batcher(output_kind)) is not None:
+            if (batcher := served.batchers.get(output_kind)) is not None:
                 return served, batcher
             try:
                 await loop.run_in_executor(self.pool, served.add_output, output_kind)
@@ -223,7 +220,16 @@ class ServedModels:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the entries of GET /models."""
+        self.get(None)
         return [served.describe() | {"default": number == 0} for number, served in enumerate(self.served.values())]
+
+    def find_stuck(self, seconds: float) -> list[str]:
+        """Fail batches that run for longer than this; return the models whose workers are all in such a batch."""
+        stuck = []
+        for model in self.served.values():
+            failed = [batcher.fail_overdue(seconds) for batcher in model.batchers.values()]
+            stuck += [model.name] if any(failed) else []
+        return stuck
 
     def close(self) -> None:
         """Stop all batchers. Call it when no request is left."""

@@ -7,8 +7,8 @@ import resource
 import signal
 import socket
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -18,17 +18,17 @@ import uvicorn
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import Runtime
 from vitrail.serve.app import Service, create_app
-from vitrail.serve.auth import Tokens
+from vitrail.serve.auth import AllowedHosts, Tokens
 from vitrail.serve.batching import Batcher
 from vitrail.serve.connection import make_connection_class
-from vitrail.serve.decoding import ImageDecoder
+from vitrail.serve.decoding import DecodingPool, ImageDecoder
 from vitrail.serve.limits import MemoryTrimmer, RequestLimits, RequestRefused
 from vitrail.serve.metrics import ServiceMetrics
 from vitrail.serve.models import ModelOpener, ModelSource, ServedModels
 
 log = logging.getLogger("vitrail.serve")
-TRIM_INTERVAL_SECONDS = 3  # between returns of freed memory to the system
-MAX_DECODERS = 4  # threads; a large image takes 8 bytes per pixel in each
+TIDY_INTERVAL_SECONDS = 3  # between returns of freed memory to the system and searches for stuck models
+MAX_DECODERS = 4  # threads, and processes; a large image takes 8 bytes per pixel in each
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,29 @@ class ServerOptions:
 
 
 def create_service(
-    models: Sequence[ModelSource], opener: ModelOpener, options: ServerOptions, tokens: Tokens
+    models: Sequence[ModelSource],
+    opener: ModelOpener,
+    options: ServerOptions,
+    tokens: Tokens,
+    hosts: AllowedHosts | None = None,
 ) -> Service:
-    """Open the models and return the service."""
-    metrics, decoder = ServiceMetrics(), ImageDecoder(options.limits.pixels, MemoryTrimmer())
-    pool = ThreadPoolExecutor(min(MAX_DECODERS, os.cpu_count() or 1), thread_name_prefix="decoding")
+    """Return the service; the server opens the models."""
+    metrics, decoder = ServiceMetrics(), ImageDecoder(options.limits.pixels, MemoryTrimmer(), options.limits.formats)
+    pool = DecodingPool(decoder, min(MAX_DECODERS, os.cpu_count() or 1))
 
     def make_batcher(name: str, runtimes: Sequence[Runtime], preprocessing: Preprocessing) -> Batcher:
         return Batcher(
             runtimes,
             preprocessing,
-            decoder,
             pool,
+            request_pixels=options.limits.request_pixels,
             max_batch_size=options.max_batch_size,
             max_wait=options.max_wait,
             on_batch=partial(metrics.record_batch, name),
         )
 
     served = ServedModels(models, opener, make_batcher, options.workers)
-    return Service(served, decoder, options.limits, tokens, metrics)
+    return Service(served, pool, options.limits, tokens, hosts or AllowedHosts(), metrics)
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -81,20 +85,39 @@ def format_address(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn server. SIGTERM: report not ready, drain, refuse connections, finish, exit. SIGHUP: reload the models."""
+    """uvicorn server that opens the models while it already answers /healthz.
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain: float) -> None:
+    SIGTERM: report not ready, drain, refuse connections, finish, exit. SIGHUP: reload the models.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, drain: float, on_ready: Callable[[], None] | None
+    ) -> None:
         super().__init__(config)
-        self.service, self.drain = service, drain
+        self.service, self.drain, self.on_ready = service, drain, on_ready
+        self.failure: Exception | None = None  # of opening the models; raise it after `run`
         self.loop: asyncio.AbstractEventLoop | None = None
         self.reloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        self.opening = self.loop.run_in_executor(self.service.models.pool, self.open_models)
+
+    def open_models(self) -> None:
+        """Open the models. Runs in a thread."""
+        try:
+            self.service.models.open_all()
+            if self.on_ready is not None:
+                self.on_ready()
+        except Exception as error:
+            self.failure, self.should_exit = error, True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM and SIGINT; a second signal exits at once."""
+        """Handle SIGTERM and SIGINT; a second signal exits at once, as does the first while models are opened."""
+        if not self.service.models.served:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
         again, self.service.stopping = self.service.stopping, True
         if again:
             self.force_exit = self.should_exit = True
@@ -112,10 +135,8 @@ class Server(uvicorn.Server):
             self.reloading = asyncio.ensure_future(self.reload())
 
     async def reload(self) -> None:
-        try:
+        with suppress(RequestRefused):  # logged; the old model stays
             await self.service.reload()
-        except RequestRefused:
-            return  # logged; the old model stays
 
     async def main_loop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -127,8 +148,13 @@ class Server(uvicorn.Server):
         await super().main_loop()
 
 
-def create_server(service: Service, options: ServerOptions) -> Server:
-    """Return a server; start it with `server.run([socket])`."""
+def create_server(service: Service, options: ServerOptions, on_ready: Callable[[], None] | None = None) -> Server:
+    """Return a server; start it with `server.run([socket])`. `on_ready` is called when the models are open."""
+
+    async def tidy() -> None:
+        service.find_stuck()
+        await asyncio.to_thread(service.memory.trim)
+
     warnings.filterwarnings("ignore", module=r"PIL\.")  # warnings about clients' files would fill the log
     config = uvicorn.Config(
         create_app(service),
@@ -140,11 +166,11 @@ def create_server(service: Service, options: ServerOptions) -> Server:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=30,
-        callback_notify=partial(asyncio.to_thread, service.decoder.memory.trim),
-        timeout_notify=TRIM_INTERVAL_SECONDS,
+        callback_notify=tidy,
+        timeout_notify=TIDY_INTERVAL_SECONDS,
         timeout_graceful_shutdown=int(options.limits.seconds + options.limits.body_seconds) + 5,
     )
-    return Server(config, service, options.drain_seconds)
+    return Server(config, service, options.drain_seconds, on_ready)
 
 
 def max_connections() -> int:

@@ -123,7 +123,7 @@ def _subclasses(kind: Any) -> dict[str, Any]:
 def _class_name(data: dict[str, Any]) -> Any:
     """Return the class name that JSON data gives, replaced by its name in this version."""
     name = data.get("type")
-    return ALIASES.get(name, name) if isinstance(name, str) else name
+    return ALIASES.get(name, name) if isinstance(name, str) else repr(name)
 
 
 def _type_name(kind: Any) -> str:
