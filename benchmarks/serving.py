@@ -247,7 +247,7 @@ def loaded(servers: list[Server], pictures: list[bytes], seconds: float) -> list
         found = asyncio.run(ask([server.port], pictures, 64, seconds))
         rows.append({"work": "load", "server": server.name, "clients": 64, "seconds": seconds, **found.row()})
         print(f"{server.name}, 64 clients for {seconds:g} s: {json.dumps(found.row())}")
-    short = Server("short queue", [*SERVERS["vitrail"], "--queue", "16", "--max-pictures", "16"])
+    short = Server("short queue", [*SERVERS["vitrail"], "--queue", "16", "--max-images", "16"])
     try:
         short.wait(pictures[0])
         found = asyncio.run(ask([short.port], pictures, 64, min(seconds, 20), patient=True))

@@ -50,7 +50,7 @@ def picture(seed: int = 0, size: tuple[int, int] = (40, 48), kind: str = "PNG") 
     return file.getvalue()
 
 
-def form(*files: tuple[str, bytes], field: str = "pictures") -> bytes:
+def form(*files: tuple[str, bytes], field: str = "images") -> bytes:
     """Return a multipart body of several files."""
     parts = [
         f'--between\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\n'

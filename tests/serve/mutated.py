@@ -158,7 +158,7 @@ def strange_kind(chance: random.Random) -> Upload:
 
 def broken_form(chance: random.Random) -> Upload:
     parts = [
-        b'--b\r\nContent-Disposition: form-data; name="pictures"; filename="%d.png"\r\n\r\n%s\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="images"; filename="%d.png"\r\n\r\n%s\r\n'
         % (n, files()["PNG"] if chance.random() < 0.3 else chance.randbytes(50))
         for n in range(chance.randrange(4))
     ]
@@ -168,7 +168,7 @@ def broken_form(chance: random.Random) -> Upload:
 
 
 def many_parts(chance: random.Random) -> Upload:
-    part = b'--b\r\nContent-Disposition: form-data; name="pictures"\r\n\r\n\r\n'
+    part = b'--b\r\nContent-Disposition: form-data; name="images"\r\n\r\n\r\n'
     body = part * chance.choice((65, 1000, 5000)) + b"--b--"
     return Upload("many parts", request("/predict", body, "multipart/form-data; boundary=b"))
 

@@ -119,7 +119,7 @@ def test_attention_equals_trace_image(client, path):
     rollout = np.frombuffer(base64.b64decode(said["rollout"]), np.uint8).reshape(wanted.rollout.shape)
     assert np.abs(rollout / 255 * said["rollout_scale"] - wanted.rollout).max() < 0.003
     assert said["target"] == said["answers"][0]["label"] == LABELS[int(wanted.logits.argmax())]
-    shown = Image.open(io.BytesIO(base64.b64decode(said["picture"].partition(",")[2])))
+    shown = Image.open(io.BytesIO(base64.b64decode(said["image"].partition(",")[2])))
     assert np.array_equal(
         np.asarray(shown), vitrail.load(path).preprocessing.to_pixels(Image.open(io.BytesIO(data))).permute(1, 2, 0)
     )

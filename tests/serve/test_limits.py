@@ -213,7 +213,7 @@ def test_full_queue_returns_503_with_retry_after():
         assert "busy" in said["error"]
         assert int(headers["retry-after"]) >= 1
         assert client.ask("GET", "/healthz")[0] == 200
-        assert b"vitrail_queue_pictures 3.0" in client.ask("GET", "/metrics")[1]
+        assert b"vitrail_queue_images 3.0" in client.ask("GET", "/metrics")[1]
         runtime.let.set()
         assert all(each.result() for each in waiting)
         assert client.predicted(picture())
@@ -370,8 +370,8 @@ def test_metrics_group_unknown_paths(client):
     assert "made/up" not in text
     for name in (
         "vitrail_request_seconds_bucket",
-        "vitrail_batch_pictures_bucket",
-        "vitrail_pictures_total",
+        "vitrail_batch_images_bucket",
+        "vitrail_images_total",
         "process_resident",
     ):
         assert name in text

@@ -10,7 +10,7 @@ refused at once (503 with Retry-After). SIGTERM finishes accepted requests; SIGH
 examples:
   vitrail serve runs/photos-finetune-1                        then open http://127.0.0.1:8000
   curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict
-  curl -F pictures=@cat.jpg -F pictures=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
+  curl -F images=@cat.jpg -F images=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
   vitrail serve small=deit.safetensors other=model.onnx       several: /predict?model=other
   vitrail serve model.safetensors --host 0.0.0.0 --token-file tokens.txt
   vitrail serve deit.safetensors --runtime auto --merge 8     fastest runtime, with token merging
@@ -51,7 +51,7 @@ def add_arguments(parser: CommandParser) -> None:
     limits.add_option("--max-pixels MILLIONS", "pixels of an image [50]", float, default=50.0)
     formats, known = "jpeg,png,webp,gif,bmp,tiff,avif", "accepted image formats; also ppm, jpeg2000"
     limits.add_option("--image-formats LIST", f"{known} [{formats}]", default=formats)
-    limits.add_option("--max-pictures N", "images per request [64]", int, default=64)
+    limits.add_option("--max-images N", "images per request [64]", int, default=64)
     limits.add_option("--queue N", "waiting images before requests get 503 [256]", int, default=256)
     limits.add_option("--timeout S", "seconds for a response [30]", float, default=30.0)
     limits.add_option("--body-timeout S", "seconds for a request body [30]", float, default=30.0)
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     limits = RequestLimits(
         body=int(options.max_body * MEGABYTE),
         pixels=int(options.max_pixels * 1e6),
-        images=options.max_pictures,
+        images=options.max_images,
         formats=formats,
         queue=options.queue,
         seconds=options.timeout,

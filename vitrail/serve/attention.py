@@ -106,7 +106,7 @@ def attention_data(
     return {
         "grid": list(trace.grid),
         "size": list(preprocessing.size),
-        "picture": encode_image(to_rgb(pixels)),
+        "image": encode_image(to_rgb(pixels)),
         "answers": predictions,
         "layers": layers,
         "heads": heads,

@@ -15,7 +15,7 @@ from fastapi import Request
 from vitrail.serve.limits import MEGABYTE, BodyMemory, BodyReservation, RequestLimits, RequestRefused
 
 MAX_HEADER_BYTES = 8192  # of a part
-FIELD_NAME = "pictures"
+FIELD_NAME = "images"
 MAX_NAME_LENGTH = 200  # characters of a file name; the rest is cut off
 BOUNDARY_PATTERN = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{1,70}")
 OPTION_PATTERN = re.compile(r';\s*([\w!#$&+\-^.`|~*]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s]+))')
@@ -38,7 +38,7 @@ def parse_boundary(content_type: str) -> bytes:
 
 
 def parse_header_options(header: str) -> list[tuple[str, str]]:
-    """Return the options of a header such as `form-data; name="pictures"`, with names in lower case."""
+    """Return the options of a header such as `form-data; name="images"`, with names in lower case."""
     return [
         (name.lower(), re.sub(r"\\(.)", r"\1", quoted) if quoted else bare)
         for name, quoted, bare in OPTION_PATTERN.findall(header)

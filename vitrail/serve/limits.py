@@ -63,7 +63,7 @@ class RequestLimits:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"limit {name} must be > 0 and finite, got {getattr(self, name)}")
         if self.images > self.queue:
-            raise ValueError(f"--queue must be >= --max-pictures, got {self.queue} and {self.images}")
+            raise ValueError(f"--queue must be >= --max-images, got {self.queue} and {self.images}")
 
     @property
     def body_memory(self) -> int:

@@ -33,15 +33,15 @@ class ServiceMetrics:
             registry=self.registry,
         )
         self.images = Counter(
-            "vitrail_pictures", "Images by model and outcome", ["model", "outcome"], registry=self.registry
+            "vitrail_images", "Images by model and outcome", ["model", "outcome"], registry=self.registry
         )
         self.batches = Histogram(
-            "vitrail_batch_pictures", "Images per batch", ["model"], buckets=BATCH_BUCKETS, registry=self.registry
+            "vitrail_batch_images", "Images per batch", ["model"], buckets=BATCH_BUCKETS, registry=self.registry
         )
         self.model_seconds = Counter(
             "vitrail_model_seconds", "Seconds of model time", ["model"], registry=self.registry
         )
-        self.queued = Gauge("vitrail_queue_pictures", "Images waiting or running", registry=self.registry)
+        self.queued = Gauge("vitrail_queue_images", "Images waiting or running", registry=self.registry)
         self.reloads = Counter(
             "vitrail_reloads", "Model reloads by outcome", ["model", "outcome"], registry=self.registry
         )

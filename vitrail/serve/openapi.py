@@ -57,7 +57,7 @@ class AttentionResponse(BaseModel):
     )
     grid: list[int] | None = Field(default=None, description="h, w: rows and columns of patches")
     size: list[int] | None = Field(default=None, description="height and width of the model's input")
-    picture: str | None = Field(default=None, description="the model's input as a data: URL")
+    image: str | None = Field(default=None, description="the model's input as a data: URL")
     answers: list[ClassScore] = []
     layers: int | None = None
     heads: int | None = None

@@ -134,7 +134,7 @@ function rows(codes, scale) { // the scale is base64 of float32, or numbers
 }
 
 function unpacked(told) {
-  const { grid, layers, heads, reader, picture, answers, target } = told, seen = { grid, layers, heads, reader, picture, answers, target };
+  const { grid, layers, heads, reader, image, answers, target } = told, seen = { grid, layers, heads, reader, image, answers, target };
   for (const name of ["attention", "between", "rollout", "relevance"]) {
     if (told[name]) seen[name] = rows(told[name], told[`${name}_scale`]);
   }
@@ -299,7 +299,7 @@ class Pane {
       }
       if (model.attention) {
         const seen = unpacked(await ask(`attention?${about}`, { body: picture.blob, signal, tell })), image = new Image();
-        image.src = seen.picture;
+        image.src = seen.image;
         await image.decode();
         signal.throwIfAborted();
         const largest = Math.max(...seen.grid), [h, w] = seen.grid;
