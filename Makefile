@@ -62,6 +62,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than two hours o
 	$(BIN)/python benchmarks/shipping.py
 	$(BIN)/python benchmarks/runtimes.py
 	$(BIN)/python benchmarks/uploads.py
+	$(BIN)/python benchmarks/attack.py
 
 docs: $(STAMP) ## write the pages that are pulled from the source
 	$(BIN)/python docs/annotate.py

@@ -329,7 +329,7 @@ def test_unreadable_file_is_listed_in_the_table(
     assert main(arguments) == 0
     output = capsys.readouterr().out
     assert "3 classes, 36 training images, evaluated on 12 validation images" in output
-    assert "1 images could not be read and are left out" in output
+    assert "1 file left out" in output
     assert "text.png" in output
     assert "over 2 draws" in output
     assert main([*arguments, "--json"]) == 0
