@@ -89,7 +89,7 @@ class Objective:
 
     @property
     def pairs(self) -> bool:
-        """Whether neighbours in a batch are mixed, so that both must be in the same process."""
+        """Return True if neighbours in a batch are mixed, so that both must be in the same process."""
         return False
 
     @property

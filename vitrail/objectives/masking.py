@@ -1,4 +1,4 @@
-"""What masked objectives share: checks of the encoder, and images of their input and prediction.
+"""Shared parts of masked objectives: checks of the encoder, and images of their input and prediction.
 
 B images of C channels, N patches in a grid of h×w, P pixels along each.
 """

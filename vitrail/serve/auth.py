@@ -1,7 +1,7 @@
 """Access: bearer tokens, compared in constant time, and the host names and origins of requests.
 
 A web page can make its visitor's browser send requests to services on the visitor's machine, under the page's own host name
-(DNS rebinding) or under theirs (cross-site requests). Both are told by the headers Host and Origin, which a page cannot set.
+(DNS rebinding) or under theirs (cross-site requests). Both show in the headers Host and Origin, which a page cannot set.
 """
 
 import hashlib

@@ -44,7 +44,7 @@ class PendingImage:
         return self.turn < other.turn
 
     def release(self, _: object) -> None:
-        """Free the memory as soon as nobody waits, although the image may still be in a queue."""
+        """Free the memory once no request waits for it, although the image may still be in a queue."""
         self.part = None
 
     @property
@@ -172,7 +172,7 @@ class Batcher:
                     row if np.isfinite(row).all() else InferenceFailed("the model's output is not finite")
                     for row in rows
                 ]
-            except BaseException:  # even one that would end the thread: nobody else serves the queue
+            except BaseException:  # even one that would end the thread, which is the only one that serves the queue
                 log.exception("inference failed for %d images", len(batch))
                 results = [InferenceFailed("inference failed")] * len(batch)
             self.on_batch(len(batch), time.perf_counter() - begin)

@@ -33,7 +33,7 @@ class Team:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and messages."""
+        """Return True if this process writes files and messages."""
         return self.rank == 0
 
     def wrap(self, task: nn.Module) -> nn.Module:

@@ -45,7 +45,7 @@ class Features:
 
     @property
     def cached(self) -> bool:
-        """Whether all came from the cache."""
+        """Return True if all came from the cache."""
         return not self.n_computed
 
 

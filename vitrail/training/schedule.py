@@ -1,4 +1,4 @@
-"""What follows the step: learning rate schedules, a factor from 0 to 1, and the exponential moving average of the weights."""
+"""Functions of the step: learning rate schedules, a factor from 0 to 1, and the exponential moving average of the weights."""
 
 import math
 from collections.abc import Iterator

@@ -138,7 +138,7 @@ class Trainer:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether the validation score has not improved for `plan.patience` validations."""
+        """Return True if the validation score has not improved for `plan.patience` validations."""
         return self.plan.patience is not None and self.progress.since_best >= self.plan.patience
 
     def batches(self) -> Iterator[tuple[int, int, Batch]]:

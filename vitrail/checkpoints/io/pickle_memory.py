@@ -17,7 +17,7 @@ STACK_ERROR = "its pickle takes more from the stack than it holds"
 
 @dataclass(slots=True)
 class StackValue:
-    """What is known of a value: bytes of everything in it, largest integer in it, and the name of a callable."""
+    """Known properties of a value: bytes of everything in it, largest integer in it, and the name of a callable."""
 
     nbytes: int = BYTES_PER_OBJECT
     largest: int = 0

@@ -36,7 +36,7 @@ class Prepared:
 
     @property
     def labelled(self) -> bool:
-        """Whether there is more than one class."""
+        """Return True if there is more than one class."""
         return len(self.labels) > 1
 
     def measure_facts(self) -> Facts:
