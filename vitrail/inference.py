@@ -1,4 +1,4 @@
-"""Run a model over images: preprocessing, batches, device, outputs, host. Also the conversion of logits to probabilities.
+"""Run a model over images: preprocessing, batches, device, outputs copied to the CPU. Also the conversion of logits to probabilities.
 
 B images, C channels of H×W pixels, K classes, F features.
 """
@@ -73,11 +73,11 @@ class OutputBatch(Generic[T]):
 
     indices: np.ndarray  # int64 [B], in the dataset
     outputs: T
-    seconds: float  # of the forward pass
+    seconds: float  # taken by the forward pass
 
 
 def run_batches(
-    forward: Callable[[np.ndarray], T],  # of uint8 pixels [B, C, H, W]; any Runtime
+    forward: Callable[[np.ndarray], T],  # takes uint8 pixels [B, C, H, W]; a Runtime, for example
     images: Images,
     preprocessing: Preprocessing,
     unreadable: dict[str, str],  # receives the name and the error of each image that cannot be read
@@ -87,7 +87,7 @@ def run_batches(
     device: torch.device = torch.device("cpu"),  # noqa: B008
     progress: ProgressCallback | None = None,
     stage: str = "",
-    max_unreadable: int = MAX_UNREADABLE,  # of one batch
+    max_unreadable: int = MAX_UNREADABLE,  # images of one batch; more end the run
 ) -> Iterator[OutputBatch[T]]:
     """Yield the outputs of `forward` for every readable image of a dataset, in order, batch by batch."""
     if batch_size < 1:
@@ -124,7 +124,7 @@ def load_pixels(
     images: Images, preprocessing: Preprocessing, progress: ProgressCallback | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels of the readable images, uint8 [n, C, H, W], and their indices in the dataset, int64 [n]."""
-    n, stage = len(images), "preparing"
+    n, stage = len(images), "preparing"  # the pixels themselves are the outputs
     run = run_batches(np.copy, images, preprocessing, {}, workers=0, progress=progress, stage=stage, max_unreadable=n)
     if not (batches := list(run)):
         raise ValueError(f"none of the {n:,} images can be read")

@@ -109,7 +109,7 @@ def test_auto_measures_once_and_takes_the_fastest(place, tmp_path, monkeypatch):
 
     def measured(deployed, installed, threads, tell):
         times.append(installed)
-        return {"torch": 0.04, "openvino": 0.02}, "; onnx failed: no"
+        return {"torch": 0.04, "openvino": 0.02}, "; onnx failed: no", True
 
     monkeypatch.setattr(choosing, "measure_runtimes", measured)
     monkeypatch.setattr(choosing, "find_spec", lambda name: True)
@@ -127,6 +127,23 @@ def test_auto_measures_once_and_takes_the_fastest(place, tmp_path, monkeypatch):
         == "openvino"
     )
     assert len(times) == 2, "another model is measured by itself"
+
+
+def test_auto_does_not_remember_a_failure_that_may_pass(place, tmp_path, monkeypatch):
+    """A full disk or an unreadable file is not the runtime's fault."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+
+    def fail(deployed, target, report=None):
+        asked.append(target)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(choosing, "get_or_export", fail)
+    monkeypatch.setattr(choosing, "find_spec", lambda name: True)
+    plain = open_deployed_model(place / "model.safetensors", runtime="torch")
+    for _ in range(2):
+        assert select_runtime(plain, 1, 10_000)[0] == "torch"
+    assert asked == ["onnx", "openvino"] * 2
 
 
 def test_auto_takes_pytorch_without_other_runtimes(place, monkeypatch):

@@ -42,6 +42,17 @@ class RequestRefused(Exception):
         self.status, self.message, self.retry_after = status, message, retry_after  # retry_after in seconds
 
 
+LIMIT_OPTIONS = {
+    "body": "--max-body",
+    "pixels": "--max-pixels",
+    "images": "--max-images",
+    "queue": "--queue",
+    "seconds": "--timeout",
+    "body_seconds": "--body-timeout",
+    "attention_requests": "attention_requests",
+}
+
+
 @dataclass(frozen=True)
 class RequestLimits:
     """Limits per request and for all requests together."""
@@ -56,12 +67,9 @@ class RequestLimits:
     body_seconds: float = 30.0  # from the first to the last byte of a body
 
     def __post_init__(self) -> None:
-        for name in ("body", "pixels", "images", "queue", "attention_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"limit {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("seconds", "body_seconds"):
+        for name, option in LIMIT_OPTIONS.items():
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"limit {name} must be > 0 and finite, got {getattr(self, name)}")
+                raise ValueError(f"{option} must be > 0 and finite, got {getattr(self, name)}")
         if self.images > self.queue:
             raise ValueError(f"--queue must be >= --max-images, got {self.queue} and {self.images}")
 

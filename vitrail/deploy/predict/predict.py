@@ -13,7 +13,7 @@ from vitrail.deploy.predict.inputs import ImageInputs, collect_inputs
 from vitrail.deploy.predict.parallel import BatchOutput, BatchSizeTuner, ParallelInference
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
-from vitrail.deploy.runtimes.select import Report
+from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.inference import TorchRuntime, top_classes
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
 from vitrail.utils.progress import ProgressCallback
@@ -90,7 +90,7 @@ def open_pool(
     output_kind: OutputKind,
     options: InferenceOptions,
     count: int,
-    report: Report | None = None,
+    report: MessageCallback | None = None,
 ) -> RuntimePool:
     """Open a model for `count` images; on a CPU, with one single-threaded runtime per core."""
     lanes = max(1, min(options.workers or min(available_cores(), MAX_LANES), count))

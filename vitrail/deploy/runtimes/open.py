@@ -13,7 +13,7 @@ from vitrail.checkpoints import load as checkpoints
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file
-from vitrail.deploy.runtimes.select import Report, export_cached, select_runtime
+from vitrail.deploy.runtimes.select import MessageCallback, get_or_export, select_runtime
 from vitrail.inference import TORCH_PRECISIONS, TorchRuntime
 from vitrail.models.base import Model, TokenConfig
 from vitrail.models.registry import config_from_json
@@ -33,7 +33,7 @@ def open_deployed_model(
     assume: Mapping[str, Any] | None = None,
     take: str | None = None,
     threads: int | None = None,
-    report: Report | None = None,
+    report: MessageCallback | None = None,
     precision: str = "fp32",
     n_images: int | None = None,
     batch_timeout: float = BATCH_SECONDS,
@@ -77,7 +77,7 @@ def open_deployed_model(
         opened = replace(opened, notes=(*opened.notes, why) if why else opened.notes)
         if runtime == "torch":
             return opened
-    file = export_cached(whole, runtime, report)
+    file = get_or_export(whole, runtime, report)
     running, _ = open_exported_file(file, output_kind, threads, batch_timeout)
     return replace(opened, runtime=running, file=str(file), batch_timeout=batch_timeout)
 

@@ -30,11 +30,14 @@ REQUIRED_PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": 
 MIN_IMAGES_FOR_EXPORT = 50  # fewer are done before another runtime has opened its file
 MIN_IMAGES_TO_MEASURE = 5000  # from here on, exporting and measuring may pay
 BATCH_SIZE, ROUNDS = 4, 3
-Report = Callable[[str], None]
+MessageCallback = Callable[[str], None]
 
 
 def select_runtime(
-    deployed: DeployedModel, threads: int | None = None, n_images: int | None = None, report: Report | None = None
+    deployed: DeployedModel,
+    threads: int | None = None,
+    n_images: int | None = None,
+    report: MessageCallback | None = None,
 ) -> tuple[str, str]:
     """Return the runtime for a model opened with PyTorch, and a note for the user or an empty string."""
     if n_images is not None and n_images < MIN_IMAGES_FOR_EXPORT:
@@ -47,45 +50,47 @@ def select_runtime(
         return known
     if n_images is not None and n_images < MIN_IMAGES_TO_MEASURE:
         return "torch", f"torch: not compared with {' and '.join(installed)} for only {n_images:,} images"
-    seconds, failed, final = measure_runtimes(deployed, installed, threads, report)
+    seconds, failed, is_repeatable = measure_runtimes(deployed, installed, threads, report)
     best = min(seconds, key=lambda name: seconds[name])
-    times = ", ".join(f"{name} {1e3 * time:.1f}" for name, time in sorted(seconds.items(), key=lambda item: item[1]))
+    times = ", ".join(f"{name} {1e3 * seconds[name]:.1f}" for name in sorted(seconds, key=lambda name: seconds[name]))
     why = f"{best}: the fastest here, in milliseconds per image and thread: {times}{failed}"
-    if final:
+    if is_repeatable:
         with suppress(OSError), atomic_write(path) as file:  # if it cannot be stored, it is measured again
             file.write(json.dumps({"runtime": best, "why": why}).encode())
     return best, why
 
 
 def measure_runtimes(
-    deployed: DeployedModel, installed: list[str], threads: int | None, report: Report | None
+    deployed: DeployedModel, installed: list[str], threads: int | None, report: MessageCallback | None
 ) -> tuple[dict[str, float], str, bool]:
     """Return the seconds per image of each runtime, measured in turns, the failures as text, and whether they will repeat."""
-    running: dict[str, Runtime] = {"torch": deployed.runtime}
-    failed, final = "", True
+    runtimes: dict[str, Runtime] = {"torch": deployed.runtime}
+    failed, is_repeatable = "", True
     for name in installed:
         try:
-            running[name] = open_exported_file(export_cached(deployed, name, report), deployed.output_kind, threads)[0]
+            runtimes[name] = open_exported_file(get_or_export(deployed, name, report), deployed.output_kind, threads)[0]
         except (ValueError, OSError) as error:
             failed += f"; {name} failed: {error}"
-            final = final and not isinstance(error, OSError)  # a full disk or a missing file may be mended
+            is_repeatable = is_repeatable and not isinstance(
+                error, OSError
+            )  # a full disk or a missing file may be mended
     pixels = random_pixels(deployed.contract, BATCH_SIZE)
-    seconds = dict.fromkeys(running, float("inf"))
+    seconds = dict.fromkeys(runtimes, float("inf"))
     for turn in range(ROUNDS + 1):
-        for name, runtime in running.items():
+        for name, runtime in runtimes.items():
             start = time.perf_counter()
             runtime(pixels)
             if turn:  # the first round is warm-up
                 seconds[name] = min(seconds[name], (time.perf_counter() - start) / BATCH_SIZE)
-    return seconds, failed, final
+    return seconds, failed, is_repeatable
 
 
 def read_selection(path: Path) -> tuple[str, str] | None:
     """Return the stored selection, or None if there is none or it is invalid."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        known = stored["runtime"] in ("torch", *REQUIRED_PACKAGES)
-        return (str(stored["runtime"]), str(stored["why"])) if known else None
+        is_known = stored["runtime"] in ("torch", *REQUIRED_PACKAGES)
+        return (str(stored["runtime"]), str(stored["why"])) if is_known else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -112,7 +117,7 @@ def export_cache() -> Path:
     return cache_directory() / "exported"
 
 
-def export_cached(deployed: DeployedModel, target: str, report: Report | None = None) -> Path:
+def get_or_export(deployed: DeployedModel, target: str, report: MessageCallback | None = None) -> Path:
     """Return the exported file of a model, written and compared with PyTorch if it does not exist yet."""
     from vitrail.deploy.export.export import export
 
@@ -134,7 +139,7 @@ def export_cached(deployed: DeployedModel, target: str, report: Report | None = 
     except ValueError:
         path.unlink(missing_ok=True)
         raise
-    with atomic_write(checksum_file(path)) as file:
+    with atomic_write(checksum_path(path)) as file:
         file.write(json.dumps({part.name: compute_checksum(part) for part in export_parts(path)}).encode())
     return path
 
@@ -144,14 +149,14 @@ def export_parts(path: Path) -> list[Path]:
     return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
 
 
-def checksum_file(path: Path) -> Path:
+def checksum_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256.json")
 
 
 def is_intact(path: Path) -> bool:
     """Return whether every byte of a cached export is as it was written."""
     try:
-        recorded = json.loads(checksum_file(path).read_text(encoding="utf-8"))
+        recorded = json.loads(checksum_path(path).read_text(encoding="utf-8"))
         return recorded == {part.name: compute_checksum(part) for part in export_parts(path)}
     except (OSError, ValueError):
         return False

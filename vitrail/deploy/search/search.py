@@ -17,7 +17,7 @@ from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, open_p
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import open_deployed_model
-from vitrail.deploy.runtimes.select import Report
+from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.deploy.search import index as files
 from vitrail.deploy.search.index import IndexedImage, IndexedModel, SearchIndex, VectorWriter, is_index, read_index
 from vitrail.deploy.search.neighbours import build_graph, normalise_rows, write_graph
@@ -74,7 +74,7 @@ def build_index(
     update: bool = False,
     graph: bool = False,
     progress: ProgressCallback | None = None,
-    report: Report | None = None,
+    report: MessageCallback | None = None,
 ) -> IndexingResult:
     """Write the feature vectors of all images below a folder; with `update`, compute only new and changed images."""
     check_index_directory(out, update)
@@ -139,7 +139,7 @@ class IndexBuilder:
     options: InferenceOptions
     graph: bool
     progress: ProgressCallback | None
-    report: Report | None
+    report: MessageCallback | None
 
     def build(self, directory: Path, images: list[IndexedImage], old: SearchIndex | None) -> IndexingResult:
         """Write the files of an index; vectors of unchanged images are reused."""
