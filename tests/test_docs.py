@@ -29,3 +29,12 @@ def test_make_bench_runs_every_benchmark_without_arguments():
     given = {"merging", "same_answers"}  # need weights and images as arguments, see docs/benchmarks.md
     assert run | parts | given == {path.stem for path in (root / "benchmarks").glob("*.py")}
     assert not run & given
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "README.md", "docs/security.md"])
+def test_files_that_a_page_names_exist(page):
+    root = Path(__file__).parents[1]
+    text = (root / page).read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:vitrail|tests|benchmarks|examples|docs)/[\w/.-]+)`", text))
+    missing = [path for path in sorted(paths) if not (root / path).exists() and "NAME" not in path]
+    assert missing == []
