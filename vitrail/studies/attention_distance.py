@@ -21,11 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.heads import patch_centres
-from vitrail.analysis.profile import measure_distances
+from vitrail.analysis.profile import measure_distances, uniform_distance
 from vitrail.checkpoints.load import load
 from vitrail.models.hybrid import Hybrid
-from vitrail.nn.shape import Grid
 from vitrail.studies import base, intervals
 from vitrail.studies.base import HYBRID, VIT
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed
@@ -79,12 +77,6 @@ def load_images(recipe: Recipe) -> list[Tensor]:
         with validation.open(int(index)) as image:
             images.append(recipe.preprocessing(image))
     return list(torch.stack(images).split(BATCH_SIZE))
-
-
-def uniform_distance(grid: Grid, stride: int) -> float:
-    """Return the mean attention distance of a head with uniform attention, in pixels."""
-    centres = patch_centres(grid, stride, torch.device("cpu"))
-    return float(torch.cdist(centres, centres).mean())
 
 
 def split_thirds(depth: int) -> tuple[slice, slice]:
@@ -206,29 +198,18 @@ STUDY = Study(
         "are consistently local there, and that locality is less pronounced in hybrids (shown in figures; no number is given)."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.2, "one core", seeds=2, steps=4, batch=32, sizes=base.vit_sizes(16, 3, 2, 4, image=16, stages=(1,)),
-        ),
+        "test": base.on_one_core(sizes=base.vit_sizes(16, 3, 2, 4, image=16, stages=(1,))),
         # 64 tokens at width 64, depth 6: 175 images/s on a core; with one stage of a ResNet in front about 125. 800 steps ×
         # 128 = 102,400 images: 585 s and 820 s, and 30 s to evaluate. Two tuning runs and three seeds each: 5 × 615 s + 5 ×
         # 850 s. On two cores: 61 min.
-        "laptop": StudyScale(
-            "cifar-10", 61, "two cores", seeds=3, steps=800, batch=128, lrs=(5e-4, 1.5e-3),
-            sizes=base.vit_sizes(64, 6, 4, 4, stages=(1,)),
-        ),
+        "laptop": base.on_two_cores(minutes=61, batch=128, lrs=(5e-4, 1.5e-3), sizes=base.vit_sizes(
+            64, 6, 4, 4, stages=(1,))),
         # Ti/16 at 224², 1,500 images/s with bf16, and R50+Ti/16 at 700: 30,000 steps × 256 = 1.4 h and 3 h, five of each.
-        "gpu": StudyScale(
-            "imagenet", 1_330, "one GPU", seeds=3, steps=30_000, batch=256, lrs=(5e-4, 1e-3),
-            sizes=base.vit_sizes(192, 12, 3, 16, image=224, stages=(3, 4, 9), precision="bf16", warmup=3_000),
-        ),
+        "gpu": base.on_gpu(data="imagenet", minutes=1_330, steps=30_000, lrs=(5e-4, 1e-3), sizes=base.vit_sizes(
+            192, 12, 3, 16, image=224, stages=(3, 4, 9), precision="bf16", warmup=3_000)),
         # L/16 and R50+L/16 on ImageNet-21k for 30 epochs in batches of 4,096, 102,500 steps, table 3: 2,500 and 2,000
         # images/s on eight GPUs, 47 and 58 h each, three seeds, one learning rate.
-        "cluster": StudyScale(
-            "imagenet-21k", 18_900, "8 GPUs", seeds=3, steps=102_500, batch=4096, lrs=(1e-3,),
-            sizes={**base.L16, "stages": (3, 4, 9)},
-        ),
+        "cluster": base.on_cluster(minutes=18_900, seeds=3, sizes={**base.L16, "stages": (3, 4, 9)}),
     },
-    plan=plan,
-    interpret=interpret_results,
-    measure=measure,
+    plan=plan, interpret=interpret_results, measure=measure,
 )  # fmt: skip

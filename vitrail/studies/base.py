@@ -11,7 +11,7 @@ widths and Vision Transformers many, so the ResNet of the scale sets the target.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,17 @@ from vitrail.models.flops import count
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.registry import configure, configure_tokens
 from vitrail.objectives.classification import Classification
-from vitrail.studies.study import NO_FINDING, Answer, Cell, CellResult, GridPoint, StudySetup
+from vitrail.studies.study import NO_FINDING, Answer, Cell, CellResult, GridPoint, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Recipe
 from vitrail.training.runs.prepare import prepare_data
 from vitrail.training.schedule import Linear
 
+# The scales of studies, with the settings that most studies share.
+on_one_core = partial(StudyScale, data="digits", minutes=0.2, hardware="one core", seeds=2, steps=4, batch=32)
+on_two_cores = partial(StudyScale, data="cifar-10", hardware="two cores", seeds=3, steps=800, batch=64)
+on_gpu = partial(StudyScale, data="cifar-10", hardware="one GPU", seeds=3, steps=10_000, batch=256)
+on_cluster = partial(StudyScale, data="imagenet-21k", hardware="8 GPUs", steps=102_500, batch=4096)
 SHOTS, DRAWS = 5, 5
 MAX_WHOLE_SIDE, PHOTO_SIDE, PHOTO_PATCH_FACTOR = 64, 128, 4  # pixels, pixels, times
 TRAINING_PASSES = 3  # forward, backward to the inputs, backward to the weights: the same number of multiply-adds each

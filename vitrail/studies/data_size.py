@@ -235,44 +235,32 @@ STUDY = Study(
         "and more."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.3, "one core", seeds=1, steps=3, batch=16, lrs=(0.03,),
-            sizes={"depth": 1, "heads": 2, "patch": 2, "per_class": (4, 16), "labels": 8, "base_rates": (1e-3,),
-                   "base_steps": 3, "bit": {"stages": (1,), "factor": 0.25, "root": "small"},
-                   "hybrid": {"stages": (), "patch": 1}},
-        ),
+        "test": base.on_one_core(minutes=0.3, seeds=1, steps=3, batch=16, lrs=(0.03,), sizes={
+            "depth": 1, "heads": 2, "patch": 2, "per_class": (4, 16), "labels": 8, "base_rates": (1e-3,),
+            "base_steps": 3, "bit": {"stages": (1,), "factor": 0.25, "root": "small"},
+            "hybrid": {"stages": (), "patch": 1}}),
         # R14x0.5 on Fashion-MNIST costs 6.8 M multiply-adds per image. On an idle core all three train about 450 images/s,
         # 1,300/s without training. Pre-training 400 steps × 64 = 25,600: 57 s, + 3,000 validation images 3 s + 8 s to start
         # = 68 s. Two learning rates and two more seeds at 18 points: 72 × 68 s = 4,900 s. Fine-tuning 200 steps: 28 s, + 10 s; a
         # final run + 5,000 test images, again for 5-shot: 46 s. 18 × (2 × 38 + 3 × 46) = 3,850 s. Two at a time 73 min; with
         # one seed 39 min. Each seed draws other images, so three seeds are needed to measure that effect.
-        "laptop": StudyScale(
-            "fashion-mnist", 73, "two cores", seeds=3, steps=200, batch=64, lrs=(0.05, 0.2),
-            sizes={"depth": 4, "heads": 4, "patch": 4, "per_class": (10, 40, 150, 500, 1600, 5000), "labels": 100,
-                   "base_rates": (1e-3, 3e-3), "base_steps": 400, "bit": {"stages": (1, 1, 1, 1), "factor": 0.5},
-                   "hybrid": {"stages": (), "patch": 1}},
-        ),
+        "laptop": base.on_two_cores(data="fashion-mnist", minutes=73, steps=200, lrs=(0.05, 0.2), sizes={
+            "depth": 4, "heads": 4, "patch": 4, "per_class": (10, 40, 150, 500, 1600, 5000), "labels": 100,
+            "base_rates": (1e-3, 3e-3), "base_steps": 400, "bit": {"stages": (1, 1, 1, 1), "factor": 0.5},
+            "hybrid": {"stages": (), "patch": 1}}),
         # R26x0.5 with the small root on CIFAR-10 costs 182 M multiply-adds; estimated with 1,500 images/s. Pre-training 10,000
         # steps × 256 takes 1,710 s, and 30 s more, 72 such; fine-tuning 500 steps 85 s, and 30 s more, 90 such.
-        "gpu": StudyScale(
-            "cifar-10", 2_260, "one GPU", seeds=3, steps=500, batch=256, lrs=(0.01, 0.03),
-            sizes={"depth": 12, "heads": 4, "patch": 4, "per_class": (32, 96, 256, 768, 2048, 4400), "labels": 100,
-                   "base_rates": (3e-4, 1e-3), "base_steps": 10_000, "precision": "bf16", "warmup": 1_000,
-                   "bit": {"stages": (2, 2, 2, 2), "factor": 0.5, "root": "small"},
-                   "hybrid": {"stages": (1, 1), "patch": 1}},
-        ),
+        "gpu": base.on_gpu(minutes=2_260, steps=500, lrs=(0.01, 0.03), sizes={
+            "depth": 12, "heads": 4, "patch": 4, "per_class": (32, 96, 256, 768, 2048, 4400), "labels": 100,
+            "base_rates": (3e-4, 1e-3), "base_steps": 10_000, "precision": "bf16", "warmup": 1_000,
+            "bit": {"stages": (2, 2, 2, 2), "factor": 0.5, "root": "small"}, "hybrid": {"stages": (1, 1), "patch": 1}}),
         # R50x2, and about B/16, at 224² on half of ImageNet-21k's classes: 102,500 steps of 4,096, 53 h, estimated with 2,200
         # images/s on eight GPUs. 18 such, at the paper's learning rate. A class has about 530 images to learn from. Fine-tuning
         # 2,500 steps × 512 = 10 min, three tuning runs and one final run at 18 points.
-        "cluster": StudyScale(
-            "imagenet-21k", 58_000, "8 GPUs", seeds=1, steps=2_500, batch=512, lrs=(0.003, 0.01, 0.03),
-            sizes={"depth": 12, "heads": 12, "patch": 16, "image": 224, "per_class": (2, 6, 18, 54, 162, 486),
-                   "labels": 10, "base_rates": (1e-3,), "base_steps": 102_500, "base_batch": 4096, "weight_decay": 0.03,
-                   "dropout": 0.1, "precision": "bf16", "warmup": 10_000,
-                   "bit": {"stages": (3, 4, 6, 3), "factor": 2.0}, "hybrid": {"stages": (3, 4, 9), "patch": 1}},
-        ),
+        "cluster": base.on_cluster(minutes=58_000, steps=2_500, batch=512, lrs=(0.003, 0.01, 0.03), sizes={
+            "depth": 12, "heads": 12, "patch": 16, "per_class": (2, 6, 18, 54, 162, 486), "labels": 10,
+            "base_rates": (1e-3,), "base_steps": 102_500, "base_batch": 4096, **base.TABLE_3,
+            "bit": {"stages": (3, 4, 6, 3), "factor": 2.0}, "hybrid": {"stages": (3, 4, 9), "patch": 1}}),
     },
-    plan=plan,
-    interpret=interpret_results,
-    measure=measure,
+    plan=plan, interpret=interpret_results, measure=measure,
 )  # fmt: skip

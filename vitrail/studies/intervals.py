@@ -209,6 +209,10 @@ class Scores(dict[Any, list[float]]):
         """Return the learning rate of the final runs at a grid point."""
         return f"{self._lrs[point]:g}" if point in self._lrs else NO_VALUE
 
+    def format_row(self, point: Any, reference: Any) -> tuple[str, str, str]:
+        """Return the table cells of a grid point: learning rate, accuracy, difference from a reference."""
+        return self.format_lr(point), self.format(point), self.format_change(point, reference)
+
     def series(self, label: str, points: Mapping[Any, float | str] | None = None) -> Series:
         """Return means and intervals of all grid points, or of those in `points`, which gives their x."""
         x = {point: point for point in self} if points is None else points

@@ -204,29 +204,21 @@ STUDY = Study(
         "data (Steiner et al. 2021, abstract)."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.3, "one core", seeds=1, steps=3, batch=32,
-            sizes=base.vit_sizes(16, 1, 2, 4, most=40, augmentations=(NONE, STRONG), shares=(1 / 4,), beyond=(1.0,)),
-        ),
+        "test": base.on_one_core(minutes=0.3, seeds=1, steps=3, sizes=base.vit_sizes(
+            16, 1, 2, 4, most=40, augmentations=(NONE, STRONG), shares=(1 / 4,), beyond=(1.0,))),
         # Width 64, depth 4, 16 patches: 1,000 images/s on a core; RandAugment makes 1,600/s, so 620/s with it. 1,000 steps
         # × 128 = 128,000 images: 128 s, strong 206 s, and 18 s to start and to evaluate. A seed: 14 × 146 s + 6 × 224 s =
         # 3,390 s. Two seeds, one learning rate, on two cores: 57 min. From 200 to 3,200 images per class.
-        "laptop": StudyScale(
-            "cifar-10", 57, "two cores", seeds=2, steps=1_000, batch=128, sizes=base.vit_sizes(64, 4, 4, 8, most=3_200),
-        ),
+        "laptop": base.on_two_cores(minutes=57, seeds=2, steps=1_000, batch=128, sizes=base.vit_sizes(
+            64, 4, 4, 8, most=3_200)),
         # Ti/16 at 224², 1,500 images/s with bf16: 20,000 steps × 256 = 57 min; 20 methods and sizes, two tuning runs and
         # three seeds each.
-        "gpu": StudyScale(
-            "imagenet", 5_700, "one GPU", seeds=3, steps=20_000, batch=256, lrs=(5e-4, 1e-3),
-            sizes=base.vit_sizes(192, 12, 3, 16, image=224, most=1_280, precision="bf16", warmup=2_000),
-        ),
+        "gpu": base.on_gpu(data="imagenet", minutes=5_700, steps=20_000, lrs=(5e-4, 1e-3), sizes=base.vit_sizes(
+            192, 12, 3, 16, image=224, most=1_280, precision="bf16", warmup=2_000)),
         # B/16 on ImageNet-21k, 30 epochs of 14 M images in batches of 4,096: 102,500 steps at 7,000 images/s on eight
         # GPUs, 17 h a run; 20 methods and sizes, one learning rate, two seeds.
-        "cluster": StudyScale(
-            "imagenet-21k", 40_800, "8 GPUs", seeds=2, steps=102_500, batch=4096,
-            sizes=base.vit_sizes(768, 12, 12, 16, image=224, most=1_000, precision="bf16", warmup=10_000),
-        ),
+        "cluster": base.on_cluster(minutes=40_800, seeds=2, sizes=base.vit_sizes(
+            768, 12, 12, 16, image=224, most=1_000, precision="bf16", warmup=10_000)),
     },
-    plan=plan,
-    interpret=interpret_results,
+    plan=plan, interpret=interpret_results,
 )  # fmt: skip

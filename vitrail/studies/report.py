@@ -5,15 +5,13 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
 from vitrail.reports.charts.canvas import format_tick
 from vitrail.reports.charts.figure import render_figure, render_svg
-from vitrail.reports.document import PageSection, render_document, write_html
+from vitrail.reports.document import PageSection, read_resource, render_document, write_html
 from vitrail.reports.facts import render_definitions
 from vitrail.reports.html import Markup, h, isolate, render_table
 from vitrail.reports.summary import render_tile
@@ -142,7 +140,8 @@ def render_page(record: StudyRecord) -> str:
         ("again", "Reproduce", "Command and machine", render_command(record)),
     ]
     title, seed = f"{record.name}: {record.question}", f"{record.name} {record.scale} {record.data}"
-    return render_document(title, seed, top, parts, "the study’s name, scale and data", read_style())
+    style = read_resource("vitrail.studies", "report.css")
+    return render_document(title, seed, top, parts, "the study’s name, scale and data", style)
 
 
 def render_paper_finding(record: StudyRecord) -> Markup:
@@ -269,11 +268,6 @@ def render_command(record: StudyRecord) -> list[Markup | None]:
     facts |= record.machine
     where = "The machine is the one that wrote this page. study.json holds all numbers."
     return [command, render_definitions(facts), h("p", where, class_="note after")]
-
-
-@cache
-def read_style() -> str:
-    return (files("vitrail.studies") / "report.css").read_text(encoding="utf-8").strip()
 
 
 def write_page(study_directory: str | Path, docs_directory: str | Path) -> Path:

@@ -54,6 +54,7 @@ PAPER_SCORES = {  # table 2: ViT-H/14 from JFT, ViT-L/16 from ImageNet-21k
     "pets, whole": ("97.56 ± 0.03", "94.67 ± 0.15"),
     "flowers-102, whole": ("99.68 ± 0.02", "99.61 ± 0.02"),
 }
+SMALL_NAMES = tuple(task.name for task in SMALL_TASKS)
 PAPER_VTAB_MEAN = ("77.63 ± 0.23", "72.72 ± 0.21")
 MIN_GAIN = 0.01  # one point on average
 LIMITS = (
@@ -284,39 +285,25 @@ STUDY = Study(
         "ImageNet-21k has 85.30 %, 99.15 % and 72.72 %."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.2, "one core", seeds=2, steps=4, batch=32, lrs=(0.03,),
-            sizes=base.vit_sizes(16, 1, 2, 4, base_rate=1e-3, base_steps=6, base_batch=32, tasks=("digits",)),
-        ),
+        "test": base.on_one_core(lrs=(0.03,), sizes=base.vit_sizes(
+            16, 1, 2, 4, base_rate=1e-3, base_steps=6, base_batch=32, tasks=("digits",))),
         # Without --init: width 96, depth 4, 16 patches, 550 images/s on a core. 6,000 steps × 128 on CIFAR-10: 1,400 s, while
         # nothing else can be done. Then two datasets, with the model and without, three tuning runs and three seeds: 24 runs
         # of 300 steps × 64, 35 s, and 20 s to start and to evaluate: 1,320 s, on two cores 660 s. In all 34 min.
-        "laptop": StudyScale(
-            "cifar-10", 34, "two cores", seeds=3, steps=300, batch=64, lrs=(0.003, 0.01, 0.03),
-            sizes=base.vit_sizes(96, 4, 3, 8, base_rate=1e-3, base_steps=6_000, base_batch=128,
-                            tasks=("digits", "fashion-mnist", "cifar-10")),
-        ),
+        "laptop": base.on_two_cores(minutes=34, steps=300, lrs=(0.003, 0.01, 0.03), sizes=base.vit_sizes(
+            96, 4, 3, 8, base_rate=1e-3, base_steps=6_000, base_batch=128, tasks=SMALL_NAMES)),
         # B/16 at 224², about 500 images/s with bf16. A task of VTAB: 2,500 steps × 512 = 43 min, with the model and
         # without, three seeds: 19 × 6 × 43 min = 82 h. CIFAR-10 and -100: 2.8 h a run, 14 runs each; Pets and Flowers 9 min,
         # 14 each: 83 h.
-        "gpu": StudyScale(
-            "imagenet", 9_900, "one GPU", seeds=3, steps=2_500, batch=512, lrs=(0.01,),
-            sizes=base.vit_sizes(384, 12, 6, 16, image=224, base_rate=1e-3, base_steps=100_000, base_batch=1024, side=224,
-                            lengths=PAPER_STEPS_AND_LRS, tasks=("digits", "fashion-mnist", "cifar-10"),
-                            precision="bf16"),
-        ),
+        "gpu": base.on_gpu(data="imagenet", minutes=9_900, steps=2_500, batch=512, lrs=(0.01,), sizes=base.vit_sizes(
+            384, 12, 6, 16, image=224, base_rate=1e-3, base_steps=100_000, base_batch=1024, side=224,
+            lengths=PAPER_STEPS_AND_LRS, tasks=SMALL_NAMES, precision="bf16")),
         # L/16 at 384² on eight GPUs, about 900 images/s: 24 min a task of VTAB, 114 runs, 46 h; CIFAR 1.6 h, 28 runs; Pets
         # and Flowers 5 min, 28 runs; ImageNet 3.2 h, 14 runs. Without --init L/16 is first trained: 30 epochs, 102,500 steps,
         # 47 h.
-        "cluster": StudyScale(
-            "imagenet-21k", 11_000, "8 GPUs", seeds=3, steps=2_500, batch=512, lrs=(0.01,),
-            sizes=base.vit_sizes(1024, 24, 16, 16, image=224, dropout=0.1, weight_decay=0.03, base_rate=1e-3,
-                            base_steps=102_500, base_batch=4096, warmup=10_000, side=384, lengths=PAPER_STEPS_AND_LRS,
-                            tasks=("digits", "fashion-mnist", "cifar-10"), precision="bf16"),
-        ),
+        "cluster": base.on_cluster(minutes=11_000, seeds=3, steps=2_500, batch=512, lrs=(0.01,), sizes=base.vit_sizes(
+            1024, 24, 16, 16, base_rate=1e-3, base_steps=102_500, base_batch=4096, side=384,
+            lengths=PAPER_STEPS_AND_LRS, tasks=SMALL_NAMES, **base.TABLE_3)),
     },
-    plan=plan,
-    interpret=interpret_results,
-    inspect_data=inspect_data,
-    takes_init=True,
+    plan=plan, interpret=interpret_results, inspect_data=inspect_data, takes_init=True,
 )  # fmt: skip
