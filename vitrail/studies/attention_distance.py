@@ -11,7 +11,6 @@ or no local head in the low layers; or if the hybrid's low layers attend clearly
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +26,7 @@ from vitrail.models.hybrid import Hybrid
 from vitrail.studies import base, intervals
 from vitrail.studies.base import HYBRID, VIT
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Series, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Chart, Finding, Results, Series, Study, StudyScale, StudySetup
 from vitrail.training.recipe import Recipe
 from vitrail.training.runs.prepare import prepare_data
 
@@ -44,15 +43,13 @@ NOTE = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of both models, each with its own tuning."""
     pure, sizes = base.configure_study_vit(setup), setup.scale.sizes
     hybrid = Hybrid(tuple(sizes["stages"]), sizes.get("map_patch", 1) * base.patch_factor(setup))
     if hybrid.stride != pure.embed.stride:
-        raise ValueError(
-            f"a hybrid of stages {sizes['stages']} has {hybrid.stride} pixels per token and the ViT {pure.embed.stride}: use "
-            "other stages"
-        )
+        pixels = f"{hybrid.stride} pixels per token and the ViT {pure.embed.stride}"
+        raise ValueError(f"a hybrid of stages {sizes['stages']} has {pixels}: use other stages")
     models = {VIT: pure, HYBRID: base.configure_study_vit(setup, embed=hybrid)}
     return base.plan_models(setup, results, [({"model": name}, model) for name, model in models.items()])
 
@@ -132,7 +129,7 @@ class HeadDistances:
         return intervals.build_series(name, dict(enumerate(layers, start=1)), None)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     by_model: dict[str, list[Any]] = {VIT: [], HYBRID: []}
     for result in sorted(results, key=lambda result: int(str(result.at.get("seed", 0)))):
         if result.phase == "final" and "distance" in result.numbers:
@@ -172,10 +169,8 @@ def formulate_finding(vit: HeadDistances, hybrid_difference: Difference) -> Find
     """Test four claims: distance grows with depth, some low heads are global, others local, and the hybrid is less local."""
     growth, apart = vit.growth, format_signed(hybrid_difference)
     depth = "grows" if growth.low > 0 else "falls" if growth.high < 0 else "does not clearly change"
-    some = (
-        f"of the {vit.select_third(0)[0].size} heads in its low layers {fmean(vit.global_heads):.1f} attend globally and "
-        f"{fmean(vit.local_heads):.1f} locally on average over seeds"
-    )
+    kinds = f"{fmean(vit.global_heads):.1f} attend globally and {fmean(vit.local_heads):.1f} locally"
+    some = f"of the {vit.select_third(0)[0].size} heads in its low layers {kinds} on average over seeds"
     hybrid = f"between its low layers and the hybrid's there is no clear difference at this scale ({apart})"
     if hybrid_difference.is_clear:
         hybrid = f"the hybrid's low layers look {'farther' if hybrid_difference.mean > 0 else 'nearer'} ({apart})"

@@ -7,12 +7,10 @@ ResNets of several sizes, and for each a hybrid and a Vision Transformer with th
 that backward) for every image seen. The learning rate of each model is tuned with the same number of runs.
 """
 
-from collections.abc import Sequence
-
 from vitrail.studies import base
 from vitrail.studies.base import FAMILIES, HYBRID, RESNET, VIT, size_range
 from vitrail.studies.intervals import Scores, estimate_reduction, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, Results, Study, StudyScale, StudySetup
 
 LIMITS = (
     "Small models that are trained from scratch for a short time on small data, where the paper pre-trains on JFT and averages "
@@ -21,23 +19,20 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every family at every size, each with its own tuning."""
     sizes = [base.match_cost(setup, size["bit"], size["hybrid"]) for size in setup.scale.sizes["models"]]
     n_images = setup.scale.steps * setup.scale.batch
     models = [
-        (
-            {"family": family, "size": number, "compute": base.count_training_macs(models[family], n_images)},
-            models[family],
-        )
+        ({"family": family, "size": k, "compute": base.count_training_macs(models[family], n_images)}, models[family])
         for family in FAMILIES
-        for number, models in enumerate(sizes, 1)
+        for k, models in enumerate(sizes, 1)
         if family in models
     ]
     return base.plan_models(setup, results, models)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     known = {(r.at["family"], r.at["size"]): float(r.at["compute"] or 0) for r in results if r.phase == "final"}
     spent = dict(sorted(known.items(), key=lambda item: (FAMILIES.index(str(item[0][0])), item[0][1])))
     tests = Scores(results, "family", "size", order=spent)

@@ -15,7 +15,6 @@ number of learning rates: for pre-training on validation images of the pre-train
 kept), and for fine-tuning on those of the target classes.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from vitrail.studies import base
 from vitrail.studies.base import FAMILIES, HYBRID, RESNET, VIT, select_lr, size_range
 from vitrail.studies.intervals import NO_VALUE, Difference, Scores, estimate_reduction, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
@@ -35,7 +34,7 @@ ROOT_ONLY_NOTE = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return pre-training cells of every family and size, and fine-tuning cells of those whose models are finished."""
     sizes, scale = setup.scale.sizes, setup.scale
     source, target = split_classes(setup)
@@ -75,10 +74,8 @@ def split_classes(setup: StudySetup) -> tuple[StudySetup, StudySetup]:
     """Return the setup restricted to the pre-training classes, and to the held-out classes."""
     classes = setup.facts.classes
     if classes < 4:
-        raise ValueError(
-            f"{setup.data.where} has {classes} classes, but this study pre-trains on half and transfers to the rest: use data "
-            "with 4 or more"
-        )
+        needed = "but this study pre-trains on half and transfers to the rest: use data with 4 or more"
+        raise ValueError(f"{setup.data.where} has {classes} classes, {needed}")
 
     def restrict(every: tuple[int, int]) -> StudySetup:
         facts = replace(setup.facts, classes=len(range(classes)[every[0] :: every[1]]))
@@ -101,10 +98,8 @@ def subset_sizes(setup: StudySetup) -> list[int]:
     wanted = setup.scale.sizes["per_class"]
     available = [many for many in wanted if many <= most]
     if len(available) < 2:
-        raise ValueError(
-            f"{setup.data.where} has about {most:.0f} training images per class, and this scale compares "
-            f"{', '.join(map(str, wanted))}: use data with {wanted[1]} or more"
-        )
+        needed = f"this scale compares {', '.join(map(str, wanted))}: use data with {wanted[1]} or more"
+        raise ValueError(f"{setup.data.where} has about {most:.0f} training images per class, and {needed}")
     return available
 
 
@@ -116,7 +111,7 @@ def measure(cell: Cell, run: Path) -> dict[str, Any]:
     return base.measure_five_shot_of(cell.recipe.init, cell) | base.measure_cost(cell, run)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     known = {(str(r.at["family"]), int(str(r.at["each class"]))) for r in results if r.phase == "final"}
     points = sorted(known, key=lambda point: (point[1], FAMILIES.index(point[0])))
     tests, shots = (Scores(results, "family", "each class", number=n, order=points) for n in ("test", "five-shot"))
@@ -130,6 +125,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
     )
     if size_range(tests, VIT, RESNET) is None or size_range(shots, VIT, RESNET) is None:
         return base.incomplete_answer([f"{VIT} and {RESNET} at two sizes of the set"], limits)
+    root_only = () if scale.sizes["hybrid"]["stages"] else (ROOT_ONLY_NOTE,)
     titles = (f"Fine-tuned with {scale.sizes['labels']} labels per class", "5-shot accuracy of the frozen features")
     return Answer(
         *formulate_finding(tests, shots),
@@ -155,15 +151,11 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
             for title, scores in zip(titles, (tests, shots), strict=True)
         ),
         limits=limits,
-        notes=(
-            *base.describe_parameters(results),
-            *compare_hybrids(tests),
-            *(() if scale.sizes["hybrid"]["stages"] else (ROOT_ONLY_NOTE,)),
-        ),
+        notes=(*base.describe_parameters(results), *compare_hybrids(tests), *root_only),
     )
 
 
-def format_pretraining_lr(results: Sequence[CellResult], family: str, per_class: int) -> str:
+def format_pretraining_lr(results: Results, family: str, per_class: int) -> str:
     """Return the best pre-training learning rate of a grid point, as text."""
     point = {"family": family, "each class": per_class}
     lrs = {float(str(r.at["rate"])) for r in results if r.phase == "base" and point.items() <= r.at.items()}
@@ -179,10 +171,9 @@ def formulate_finding(tests: Scores, shots: Scores) -> Finding:
         [scores.subtract((RESNET, size), (VIT, size)) for size in sizes] for scores in (tests, shots)
     )
     (lead, agreement), (_, other) = compare_ends(few, many), compare_ends(few_shot, many_shot)
-    finding = (
-        f"{lead}: pre-trained on {sizes[0]:,} images per class and fine-tuned, ResNet minus ViT is {format_points(few)}, on "
-        f"{sizes[1]:,} it is {format_points(many)}; by 5 shots {format_points(few_shot)} and {format_points(many_shot)}"
-    )
+    fine_tuned = f"ResNet minus ViT is {format_points(few)}, on {sizes[1]:,} it is {format_points(many)}"
+    by_shots = f"by 5 shots {format_points(few_shot)} and {format_points(many_shot)}"
+    finding = f"{lead}: pre-trained on {sizes[0]:,} images per class and fine-tuned, {fine_tuned}; {by_shots}"
     pairs = ((few, few_shot), (many, many_shot))
     opposed = any(a.is_clear and b.is_clear and a.mean * b.mean < 0 for a, b in pairs)
     if opposed or {agreement, other} == {"agrees", "disagrees"}:

@@ -7,13 +7,12 @@ learning rate and is compared on test images. The loss of a head at the other's 
 only, which selected the learning rates; the finding says so.
 """
 
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
 from vitrail.studies import base
 from vitrail.studies.intervals import Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, Results, Study, StudyScale, StudySetup
 
 TOKEN, MEAN = "class token", "mean of patches"
 POOLS = {TOKEN: "class", MEAN: "mean"}
@@ -29,15 +28,12 @@ NOTES = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return both heads at every learning rate, and each at its best once its tuning runs are finished."""
     scale, grid = setup.scale, group_validation(results)
     models = {head: base.configure_study_vit(setup, pool=pool) for head, pool in POOLS.items()}
-    best = {
-        head: select_best_lr(grid, head)
-        for head in POOLS
-        if all(len(grid.get((head, lr), ())) == scale.seeds for lr in scale.lrs)
-    }
+    tuned = [head for head in POOLS if all(len(grid.get((head, lr), ())) == scale.seeds for lr in scale.lrs)]
+    best = {head: select_best_lr(grid, head) for head in tuned}
 
     def make_cell(head: str, lr: float, seed: int, phase: Literal["tune", "final"]) -> Cell:
         return Cell({"head": head, "rate": lr, "seed": seed}, base.build_recipe(setup, models[head], lr, seed), phase)
@@ -47,7 +43,7 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     return cells + [make_cell(head, lr, seed, "final") for head, lr in best.items() for seed in seeds]
 
 
-def group_validation(results: Sequence[CellResult]) -> Scores:
+def group_validation(results: Results) -> Scores:
     """Return validation accuracies by head and learning rate, in ascending order of the learning rate."""
     lrs = sorted({float(str(result.at["rate"])) for result in results if result.phase == "tune"})
     order = [(head, lr) for head in POOLS for lr in lrs]
@@ -59,7 +55,7 @@ def select_best_lr(grid: Scores, head: str) -> float:
     return max((lr for name, lr in grid if name == head), key=lambda lr: (fmean(grid[head, lr]), -lr))
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     grid, tests = group_validation(results), Scores(results, "head")
     lrs = {head: [lr for name, lr in grid if name == head] for head in POOLS}
     if missing := [head for head in POOLS if not lrs[head] or head not in tests]:

@@ -7,7 +7,7 @@ colours, or its pixels by squared error, with 50 % of the patches corrupted; or 
 fine-tuned with a few labels per class, and compared with training from scratch on those labels and on all labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from vitrail.data.transforms.augment import Flip
@@ -15,7 +15,7 @@ from vitrail.data.transforms.crops import RandomResizedCrop
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.studies import base, study
 from vitrail.studies.intervals import Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
 
@@ -42,7 +42,7 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return a pre-training cell for each objective and seed, and fine-tuning cells once an objective's models are finished."""
     # Explicit fractions: training with and without labels uses the same split.
     setup = replace(setup, data=replace(setup.data, fractions=setup.data.fractions or study.DEFAULT_FRACTIONS))
@@ -92,7 +92,7 @@ def pretraining_recipe(setup: StudySetup, objective: MaskedPatches, seed: int) -
     )
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests, labels = Scores(results, "begins", order=METHODS), scale.sizes["labels"]
     if missing := tests.find_missing((SCRATCH, MEAN_COLOUR, LABELLED)):
         return base.incomplete_answer(missing, LIMITS)
@@ -147,10 +147,9 @@ STUDY = Study(
     scales={
         "test": base.on_one_core(minutes=0.3, seeds=1, steps=3, sizes=base.vit_sizes(
             16, 1, 2, 4, image=16, base_rate=1e-3, base_steps=3, labels=10)),
-        # Width 96, depth 4, 16 patches: 500 images/s on a core, 300 with 4×4 colours (8,192 answers a patch). Pre-training
-        # 1,200 steps × 128 = 153,600 images: 3 × 307 s + 512 s, × 3 seeds = 4,300 s. Fine-tuning 300 steps × 64 with 51 s
-        # each, three tuning runs and three seeds of five methods: 30 × 51 s = 1,530 s. All labels: 6 × 300 s = 1,800 s. On
-        # two cores: 64 min.
+        # Width 96, depth 4, 16 patches: 500 images/s on a core, 300 with 4×4 colours (8,192 answers a patch). Pre-training 1,200
+        # steps × 128 = 153,600 images: 3 × 307 s + 512 s, × 3 seeds = 4,300 s. Fine-tuning 300 steps × 64 with 51 s each, three
+        # tuning runs and three seeds of five methods: 30 × 51 s = 1,530 s. All labels: 6 × 300 s = 1,800 s. On two cores: 64 min.
         "laptop": base.on_two_cores(minutes=64, steps=300, lrs=(3e-4, 1e-3, 3e-3), sizes=base.vit_sizes(
             96, 4, 3, 8, weight_decay=0.05, base_rate=1e-3, base_steps=1_200, base_batch=128, labels=100)),
         # S/16 at 224², 2,000 images/s: 50,000 steps × 512 = 3.6 h, 12 such; all labels 6 × 3.6 h; fine-tuning 30 × 0.2 h.

@@ -6,7 +6,7 @@ Pre-norm, GELU and learned positions against post-norm, ReLU and fixed sinusoids
 changes reverted. The learning rate of each encoder is tuned with the same number of runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vitrail.nn.block import PostNorm, PreNorm
@@ -15,7 +15,7 @@ from vitrail.nn.position import Sinusoid1D
 from vitrail.studies import base
 from vitrail.studies.base import VIT
 from vitrail.studies.intervals import Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, Results, Study, StudyScale, StudySetup
 
 ORIGINAL = "Transformer of 2017"
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -31,14 +31,14 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every encoder, each with its own tuning."""
     names = setup.scale.sizes.get("encoders", tuple(ENCODERS))
     models = [({"encoder": name}, base.configure_study_vit(setup, **ENCODERS[name])) for name in names]
     return base.plan_models(setup, results, models)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests = Scores(results, "encoder", order=ENCODERS)
     if missing := tests.find_missing((VIT, ORIGINAL)):
         return base.incomplete_answer(missing, LIMITS)

@@ -8,7 +8,7 @@ embeddings: the cosine of every position with every other, as a grid of grids, a
 cosine of two positions in the same row or column over two others at the same distance.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from vitrail.analysis.weights import extract_positions
 from vitrail.checkpoints.load import load
 from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed, is_beyond_chance
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Series, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Chart, Finding, Results, Series, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
 
 DEFAULT = "as usual"
@@ -39,7 +39,7 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return every setting with every seed. Nothing is tuned, because hyper-parameters are what is compared."""
     scale, model = setup.scale, base.configure_study_vit(setup)
     cells = []
@@ -76,19 +76,16 @@ def measure_structure(similarity: np.ndarray) -> tuple[float, float]:
     return nearness, float(fitted[2])
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     nearness, lines = (Scores(results, "setting", number=number) for number in ("place", "lines"))
     if missing := nearness.find_missing([DEFAULT]):
         return base.incomplete_answer(missing, LIMITS)
     tests, changes = Scores(results, "setting"), nearness.compare(DEFAULT)
     shown = {str(result.at["setting"]): result for result in reversed(results)}
-    maps = tuple(
-        Series(f"{setting}: nearness {nearness.estimate(setting).mean:.2f}", maps=similarity_maps(shown[setting]))
-        for setting in SETTINGS
-        if setting in shown
-    )
+    labels = {name: f"{name}: nearness {nearness.estimate(name).mean:.2f}" for name in SETTINGS if name in shown}
+    maps = tuple(Series(label, maps=similarity_maps(shown[name].numbers)) for name, label in labels.items())
     title = "Cosine of every position with all others, as a grid of grids"
-    correlation = nearness.dots(
+    dots = nearness.dots(
         "Correlation of position similarity and nearness", "nearness", "correlation of cosine and nearness"
     )
     return Answer(
@@ -107,10 +104,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
             )
             for setting in nearness
         ),
-        charts=(
-            Chart(title, "maps", maps, y_name="cosine similarity", percent=False),
-            replace(correlation, percent=False),
-        ),
+        charts=(Chart(title, "maps", maps, y_name="cosine similarity", percent=False), replace(dots, percent=False)),
         limits=LIMITS,
         notes=(describe_lines(lines.estimate(DEFAULT)), *multiple_comparison_note(len(changes))),
     )
@@ -150,11 +144,10 @@ def multiple_comparison_note(comparisons: int) -> tuple[str, ...]:
     return (note,) if comparisons > 1 else ()
 
 
-def similarity_maps(result: CellResult) -> tuple[tuple[tuple[float, ...], ...], ...]:
+def similarity_maps(numbers: Mapping[str, Any]) -> tuple[tuple[tuple[float, ...], ...], ...]:
     """Return the similarity map of each position, in row-major order."""
-    return tuple(
-        tuple(tuple(map(float, line)) for line in grid) for row in result.numbers["similarity"] for grid in row
-    )
+    grids = [grid for row in numbers["similarity"] for grid in row]
+    return tuple(tuple(tuple(map(float, line)) for line in grid) for grid in grids)
 
 
 STUDY = Study(
@@ -171,8 +164,7 @@ STUDY = Study(
         # s to start and to evaluate. A seed: five settings of 303 s, one of 156 s, one of 595 s = 2,270 s. Three seeds on two
         # cores: 57 min.
         "laptop": base.on_two_cores(data="fashion-mnist", minutes=57, batch=128, sizes=base.vit_sizes(64, 4, 4, 4)),
-        # Ti/16 at 224²: about 1,500 images/s with bf16. 20,000 steps × 256 = 5.1 M, 57 min; 7.5 such lengths × 3 seeds = 21
-        # h.
+        # Ti/16 at 224²: about 1,500 images/s with bf16. 20,000 steps × 256 = 5.1 M, 57 min; 7.5 such lengths × 3 seeds = 21 h.
         "gpu": base.on_gpu(data="imagenet", minutes=1_280, steps=20_000, sizes=base.vit_sizes(
             192, 12, 3, 16, image=224, precision="bf16", warmup=2_000)),
         # The paper's L/16 for 7 epochs of ImageNet-21k's 14 M images in batches of 4,096: 24,000 steps, with table 3's

@@ -6,13 +6,12 @@ The same model without positions; with learned 1-D or 2-D positions, added at th
 shared weights; and with relative positions. The learning rate of each kind is tuned with the same number of runs.
 """
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from vitrail.nn.position import Learned1D, Learned2D, NoPosition, PositionSlot, Relative
 from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Scores, estimate_difference, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, Results, Study, StudyScale, StudySetup
 
 NONE = "none"
 POSITIONS: dict[str, tuple[PositionSlot, str]] = {  # and table 8: ViT-B/16 on JFT, ImageNet 5-shot linear
@@ -39,14 +38,14 @@ NOTES = (
 LARGE_SPREAD_RATIO = 0.5  # spread of the kinds relative to their gain over none; an eighth in the paper
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every kind, each with its own tuning."""
     kinds = setup.scale.sizes.get("kinds", tuple(POSITIONS))
     models = [({"positions": kind}, base.configure_study_vit(setup, position=POSITIONS[kind][0])) for kind in kinds]
     return base.plan_models(setup, results, models)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests, shots = (Scores(results, "positions", number=n, order=POSITIONS) for n in ("test", "five-shot"))
     missing = tests.find_missing([NONE])
     if missing := missing + (["two kinds of positions"] if len(tests.keys() - {NONE}) < 2 else []):

@@ -18,7 +18,7 @@ from vitrail.data.transforms.augment import AugmentSlot, Fit, Flip, PadCrop, Ran
 from vitrail.objectives.classification import Classification
 from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Recipe
 
@@ -36,7 +36,7 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every method at every size, and of plain training at larger sizes."""
     sizes = setup.scale.sizes
     most = min(sizes["most"], setup.facts.images // setup.facts.classes)
@@ -121,7 +121,7 @@ def equivalent_images(curve: Sequence[tuple[int, float]], accuracy: float) -> fl
     return math.inf
 
 
-def data_equivalents(results: Sequence[CellResult], tests: Scores) -> list[DataEquivalent]:
+def data_equivalents(results: Results, tests: Scores) -> list[DataEquivalent]:
     """Return the data equivalent of the method with the best validation accuracy, for each size with several methods."""
     validations = Scores(results, "per class", "augmentation", "regularisation", number="validation")
     counts = [count for count, *method in tests if tuple(method) == BASELINE]
@@ -142,7 +142,7 @@ def data_equivalents(results: Sequence[CellResult], tests: Scores) -> list[DataE
     return equivalents
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests = Scores(results, "per class", "augmentation", "regularisation")
     known = data_equivalents(results, tests)
     if not known:

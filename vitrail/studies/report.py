@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vitrail.reports.charts.canvas import format_tick
 from vitrail.reports.charts.figure import render_figure, render_svg
@@ -16,7 +16,7 @@ from vitrail.reports.facts import render_definitions
 from vitrail.reports.html import Markup, h, isolate, render_table
 from vitrail.reports.summary import render_tile
 from vitrail.studies.record import StudyRecord, build_record, family_key, read_record, write_record
-from vitrail.studies.study import AGREEMENT_LABELS, Answer, CellResult, Setting, Study, StudySetup, format_point
+from vitrail.studies.study import AGREEMENT_LABELS, Answer, Results, Setting, Study, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
 from vitrail.utils.text import NO_BREAK_SPACE, format_count, format_datetime, format_duration, format_percent, is_number
 
@@ -30,7 +30,7 @@ class TuningScores:
     Base models (phase "base") are tuned with the first seed only, and not in every study.
     """
 
-    def __init__(self, results: Sequence[CellResult], phase: str = "tune") -> None:
+    def __init__(self, results: Results, phase: str = "tune") -> None:
         self.families: dict[FamilyKey, dict[Setting, list[float]]] = {}
         for result in results:
             if result.phase == phase and (phase == "tune" or ("rate" in result.at and result.at.get("seed") == 0)):
@@ -106,7 +106,7 @@ class TuningScores:
 def write_report(
     study: Study,
     setup: StudySetup,
-    results: Sequence[CellResult],
+    results: Results,
     failed: Sequence[FailedCell],
     directory: Path,
     settings: Sequence[str] = (),
@@ -243,7 +243,7 @@ def render_runs(record: StudyRecord) -> Markup | None:
         [
             isolate(format_point(result.at)),
             result.phase,
-            *(format_run_score(result, split) for split in ("validation", "test")),
+            *(format_run_score(result.numbers.get(split)) for split in ("validation", "test")),
             (format_duration(result.seconds), result.seconds),
         ]
         for result in record.results
@@ -253,9 +253,8 @@ def render_runs(record: StudyRecord) -> Markup | None:
     return h("details", h("summary", f"{len(rows):,} runs"), table, open=len(rows) <= 12)
 
 
-def format_run_score(result: CellResult, split: str) -> tuple[str, float]:
+def format_run_score(value: Any) -> tuple[str, float]:
     """Return a run's accuracy as text, and its sort key."""
-    value = result.numbers.get(split)
     return (format_percent(value), float(value)) if is_number(value) else ("–", -1.0)
 
 

@@ -5,12 +5,11 @@
 One BiT ResNet, trained with SGD with momentum and with Adam. Each optimiser has its own learning rates, the same number of them.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from vitrail.studies import base
 from vitrail.studies.intervals import Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Chart, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.optim import SGD, AdamW
 from vitrail.training.recipe import Recipe
 
@@ -22,7 +21,7 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of both optimisers, each with its own learning rates."""
     scale = setup.scale
     model = base.configure_resnet(setup, scale.sizes["bit"], 1)
@@ -41,7 +40,7 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     return cells
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests, shots = (Scores(results, "optimizer", number=number) for number in ("test", "five-shot"))
     if missing := tests.find_missing((ADAM_NAME, SGD_NAME)):
         return base.incomplete_answer(missing, LIMITS)

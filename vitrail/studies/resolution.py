@@ -8,7 +8,7 @@ reinitialised. Other weights, steps and the number of learning rates are the sam
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from vitrail.models.base import TokenModel
 from vitrail.models.registry import build_from
 from vitrail.studies import base
 from vitrail.studies.intervals import NO_VALUE, Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
@@ -41,7 +41,7 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return a pre-training cell for each seed and, once all are finished, the fine-tuning cells of four methods."""
     scale, sizes, seeds, large = (
         setup.scale,
@@ -53,20 +53,14 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     # The pre-training size is about half, in whole patches and at least two per side.
     low_height, low_width = (max(2, math.floor(side / patch / 2 + 0.5)) * patch for side in large.image_size)
     if (low_height, low_width) == large.image_size:
-        raise ValueError(
-            f"{setup.data.where} gives images of {height}×{width} in patches of {patch}: too few patches to halve, use data "
-            "with larger images"
-        )
+        images = f"{setup.data.where} gives images of {height}×{width} in patches of {patch}"
+        raise ValueError(f"{images}: too few patches to halve, use data with larger images")
     small = base.configure_study_vit(setup, image_size=(low_height, low_width))
     changes = {"steps": sizes["base_steps"], "batch_size": sizes.get("base_batch", scale.batch)}
-    cells = [
-        Cell(
-            {"size": f"{low_height}×{low_width}", "height": height, "width": width, "seed": seed},
-            base.build_recipe(setup, small, sizes["base_rate"], seed, **changes),
-            "base",
-        )
-        for seed in seeds
-    ]
+    cells = []
+    for seed in seeds:
+        at = {"size": f"{low_height}×{low_width}", "height": height, "width": width, "seed": seed}
+        cells.append(Cell(at, base.build_recipe(setup, small, sizes["base_rate"], seed, **changes), "base"))
     bases = {result.at["seed"]: result for result in results if result.phase == "base"}
     if set(bases) != set(seeds):
         return cells
@@ -125,7 +119,7 @@ def reinitialise_positions(model: TokenModel, size: tuple[int, int], seed: int) 
     return torch.cat((split_positions(model)[0], split_positions(fresh)[1]), 1)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests = Scores(results, "positions", order=INIT_FILES)
     if missing := tests.find_missing(INIT_FILES):
         return base.incomplete_answer(missing, LIMITS)
@@ -146,10 +140,8 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
 def formulate_finding(gains: Mapping[str, Difference]) -> Finding:
     """Report the gain of the larger size, and of 2-D interpolation at that size."""
     by = {method: ("" if gain.is_clear else "perhaps ") + format_points(gain) for method, gain in gains.items()}
-    sentence = (
-        f"Fine-tuning at the larger size brings {by[SAME_SIZE]}; there 2-D interpolation brings {by[REINITIALISED]} against "
-        f"reinitialised positions, and {by[READING_ORDER]} against reading order"
-    )
+    there = f"{by[REINITIALISED]} against reinitialised positions, and {by[READING_ORDER]} against reading order"
+    sentence = f"Fine-tuning at the larger size brings {by[SAME_SIZE]}; there 2-D interpolation brings {there}"
     claimed = (gains[SAME_SIZE], gains[REINITIALISED])
     if any(gain.is_loss for gain in claimed):
         return f"{sentence}.", "disagrees"

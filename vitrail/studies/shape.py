@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vitrail.models.base import TokenConfig
 from vitrail.studies import base
 from vitrail.studies.intervals import NO_VALUE, Scores, estimate_difference, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 
 BASE, DEPTH, WIDTH, MLP, HEADS, PATCH, ALL = "base", "depth", "width", "MLP", "heads", "patch size", "everything"
 DIMENSIONS = (DEPTH, WIDTH, MLP, HEADS, PATCH, ALL)
@@ -54,12 +54,12 @@ def list_models(setup: StudySetup) -> list[tuple[GridPoint, TokenConfig]]:
     ]
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every model, each with its own tuning."""
     return base.plan_models(setup, results, list_models(setup))
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     known = Scores(results, "dimension", "value", "compute")
     order = (BASE, *DIMENSIONS)
     models = sorted((ScaledModel(*point) for point in known), key=lambda model: (order.index(model[0]), model.cost))
@@ -177,11 +177,10 @@ STUDY = Study(
     scales={
         "test": base.on_one_core(seeds=1, steps=3, sizes=base.vit_sizes(
             16, 1, 2, 4, depths=(2,), widths=(32,), mlps=(128,), head_counts=(4,), patches=(2,), all=((2, 24),))),
-        # 16 tokens, width 64, depth 4: 900 images/s on an idle core, 2,800/s without training; others in proportion as
-        # measured. 600 steps × 64 = 38,400 images, and validation and test cost as much as 6,000 more. Seconds for 1,000
-        # images: base and heads 1.1 each, depth 2.2 and 4.6, width 1.7 and 2.4, MLP 1.6 and 2.4, patches 0.5 and 2.8,
-        # everything 1.6 and 2.4: 25.5 for all 13. × 44.4 × (2 tuning runs + 3 seeds) = 5,660 s, and 65 × 8 s to start = 6,180 s;
-        # two at a time 52 min.
+        # 16 tokens, width 64, depth 4: 900 images/s on an idle core, 2,800/s without training; others in proportion as measured.
+        # 600 steps × 64 = 38,400 images, and validation and test cost as much as 6,000 more. Seconds for 1,000 images: base and
+        # heads 1.1 each, depth 2.2 and 4.6, width 1.7 and 2.4, MLP 1.6 and 2.4, patches 0.5 and 2.8, everything 1.6 and 2.4: 25.5
+        # for all 13. × 44.4 × (2 tuning runs + 3 seeds) = 5,660 s, and 65 × 8 s to start = 6,180 s; two at a time 52 min.
         "laptop": base.on_two_cores(data="fashion-mnist", minutes=52, steps=600, lrs=(1e-3, 3e-3), sizes=base.vit_sizes(
             64, 4, 4, 7, depths=(8, 16), widths=(96, 128), mlps=(512, 1024), head_counts=(2, 8), patches=(14, 4),
             all=((5, 80), (6, 96)))),
