@@ -16,7 +16,7 @@ from vitrail.analysis.heads import MAX_CELLS
 from vitrail.analysis.output import RECORD_FILE, OutputFolder
 from vitrail.analysis.page import page
 from vitrail.analysis.page.data import choose_cells, encode_figure, pack_image
-from vitrail.analysis.results import AttentionDistances, PositionMaps, PrincipalFilters
+from vitrail.analysis.results import AttentionDistances, ModelView, PositionMaps
 from vitrail.data.sources.files import printable_path
 from vitrail.nn.embed import PatchEmbedding
 from vitrail.reports.html import clean_text
@@ -89,7 +89,7 @@ class ModelInspector(inputs.InspectedModel):
 
     def view_model(
         self, view: str, files: Sequence[Path], skipped: list[str], on_progress: ProgressCallback | None = None
-    ) -> AttentionDistances | PositionMaps | PrincipalFilters:
+    ) -> ModelView:
         """Return a view of MODEL_VIEWS; distances over the readable files, `skipped` gets the reasons of the others."""
         if view == "positions":
             return analysis.extract_positions(self.model, self.grid)
@@ -250,7 +250,8 @@ def _write_model_figures(
         values = inspector.view_model(view, files, result.skipped, on_progress)
         arrays |= {f"{view}.{key}": array for key, array in analysis.to_arrays(values).items()}
         if isinstance(values, AttentionDistances):
-            figure = page.make_distance_figure(draw_distance(values, inspector.name, model.embed.stride))
+            png = draw_distance(values, inspector.name, model.embed.stride)
+            figure = page.ModelFigure("distance", "Mean attention distance", page.DISTANCE_CAPTION, png)
         elif isinstance(values, PositionMaps):
             figure = page.make_positions_figure(values, model.position, draw_positions(values, inspector.name))
         else:

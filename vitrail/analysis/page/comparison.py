@@ -116,9 +116,7 @@ COMPARISON_SECTIONS = (
 )
 
 
-def render_model_comparison_page(
-    comparison: ModelComparison, panels: list[MeasurePanel], figures_by_file: FigureFiles
-) -> str:
+def render_model_comparison_page(comparison: ModelComparison, panels: list[MeasurePanel], pngs: FigureFiles) -> str:
     """Return the page."""
     first, second = (side.name for side in comparison.sides)
     titles = {panel.file: f"{panel.title}: {panel.unit}" for panel in panels}
@@ -129,7 +127,7 @@ def render_model_comparison_page(
     ]
     parts = []
     for key, short, title, note, files in COMPARISON_SECTIONS:
-        figures = [_embed_figure(figures_by_file[file], titles[file]) for file in files if file in figures_by_file]
+        figures = [_embed_figure(pngs[file], titles[file]) for file in files if file in pngs]
         if not figures:
             note = f"Skipped: {comparison.no_probe_reason}."
         charts = h("div", figures, class_="charts") if figures else None

@@ -225,11 +225,6 @@ def _embed_json(value: Any) -> Markup:
     return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c"))
 
 
-def make_distance_figure(png: bytes) -> ModelFigure:
-    """Return figure 7 (right)."""
-    return ModelFigure("distance", "Mean attention distance", DISTANCE_CAPTION, png)
-
-
 def make_positions_figure(positions: PositionMaps, position: PositionEmbedding, png: bytes | None) -> ModelFigure:
     """Return figure 7 (centre), or its equivalent for other position embeddings."""
     kind = positions.kind
