@@ -92,20 +92,15 @@ class HeadDistances:
         """Return the distances in the low (0) or the high (1) layers."""
         return self.distances[:, split_thirds(self.distances.shape[1])[which]]
 
-    @property
-    def low(self) -> list[float]:
-        """Return the mean distance in the low layers."""
-        return self.select_third(0).mean((1, 2)).tolist()
-
-    @property
-    def high(self) -> list[float]:
-        """Return the mean distance in the high layers."""
-        return self.select_third(1).mean((1, 2)).tolist()
+    def mean_distance(self, which: int) -> list[float]:
+        """Return the mean distance in the low (0) or the high (1) layers for each seed."""
+        return self.select_third(which).mean((1, 2)).tolist()
 
     @property
     def growth(self) -> Estimate:
         """Return the mean distance of the high layers minus that of the low ones."""
-        return intervals.estimate_mean([high - low for low, high in zip(self.low, self.high, strict=True)])
+        thirds = zip(self.mean_distance(0), self.mean_distance(1), strict=True)
+        return intervals.estimate_mean([high - low for low, high in thirds])
 
     @property
     def global_heads(self) -> list[int]:
@@ -138,21 +133,20 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
         return base.incomplete_answer(missing, LIMITS)
     tests, models = Scores(results, "model"), {name: HeadDistances(np.array(runs)) for name, runs in by_model.items()}
     low_heads = {name: heads.select_third(0).size for name, heads in models.items()}
+    hybrid, vit = (models[name].mean_distance(0) for name in (HYBRID, VIT))
     unit = "relative to uniform attention"
     by_head = tuple(heads.series_by_head(name) for name, heads in models.items())
     by_layer = tuple(heads.series_by_layer(name) for name, heads in models.items())
     return Answer(
-        *formulate_finding(models[VIT], intervals.estimate_difference(models[HYBRID].low, models[VIT].low)),
+        *formulate_finding(models[VIT], intervals.estimate_difference(hybrid, vit)),
         columns=("model", "test", "low layers", "high layers", "growth", "global low heads", "local low heads"),
         rows=tuple(
             (
                 name,
                 tests.format(name),
-                format_estimate(intervals.estimate_mean(heads.low)),
-                format_estimate(intervals.estimate_mean(heads.high)),
+                *(format_estimate(intervals.estimate_mean(heads.mean_distance(third))) for third in (0, 1)),
                 format_estimate(heads.growth),
-                f"{sum(heads.global_heads)} of {low_heads[name]}",
-                f"{sum(heads.local_heads)} of {low_heads[name]}",
+                *(f"{sum(counts)} of {low_heads[name]}" for counts in (heads.global_heads, heads.local_heads)),
             )
             for name, heads in models.items()
         ),

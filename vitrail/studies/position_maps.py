@@ -84,6 +84,8 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     shown = {str(result.at["setting"]): result for result in reversed(results)}
     labels = {name: f"{name}: nearness {nearness.estimate(name).mean:.2f}" for name in SETTINGS if name in shown}
     maps = tuple(Series(label, maps=similarity_maps(shown[name].numbers)) for name, label in labels.items())
+    share = f"{100 * (1 - 0.95 ** len(changes)):.0f} %"
+    chance = f"Of {len(changes)} comparisons at least one is clear by chance alone in up to {share} of studies."
     title = "Cosine of every position with all others, as a grid of grids"
     dots = nearness.dots(
         "Correlation of position similarity and nearness", "nearness", "correlation of cosine and nearness"
@@ -106,7 +108,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
         ),
         charts=(Chart(title, "maps", maps, y_name="cosine similarity", percent=False), replace(dots, percent=False)),
         limits=LIMITS,
-        notes=(describe_lines(lines.estimate(DEFAULT)), *multiple_comparison_note(len(changes))),
+        notes=(describe_lines(lines.estimate(DEFAULT)), *([chance] if len(changes) > 1 else [])),
     )
 
 
@@ -135,13 +137,6 @@ def formulate_finding(default: Estimate, changes: Mapping[str, Difference]) -> F
     rest = [setting for setting, change in changes.items() if not change.is_clear]
     unchanged = f"; {', '.join(rest)}: no clear change" if rest else ""
     return f"{similar}, and how much depends on the training: {'; '.join(clear)}{unchanged}.", "agrees"
-
-
-def multiple_comparison_note(comparisons: int) -> tuple[str, ...]:
-    """Return a note on the chance that one of several comparisons is clear by accident."""
-    share = f"{100 * (1 - 0.95**comparisons):.0f} %"
-    note = f"Of {comparisons} comparisons at least one is clear by chance alone in up to {share} of studies."
-    return (note,) if comparisons > 1 else ()
 
 
 def similarity_maps(numbers: Mapping[str, Any]) -> tuple[tuple[tuple[float, ...], ...], ...]:
