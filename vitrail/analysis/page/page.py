@@ -117,6 +117,11 @@ def _render_explorer(panels: Sequence[ImagePanel]) -> Markup:
         h("div", scale, class_="scale"),
         h("p", id="told", class_="told", role="status", aria_live="polite"),
     )
+    tab, state = {"type": "button", "role": "tab"}, {"aria_controls": "panel", "aria_selected": "false"}
+    tabs = [
+        h("button", name.capitalize(), **tab, id=f"tab-{name}", data_tab=name, **state)
+        for name in ("attention", "rollout", "relevance", "tokens")
+    ]
     panel = {"class_": "panel", "id": "panel", "role": "tabpanel", "aria_labelledby": "tab-attention"}
     figures = [
         _render_image_figure(view, *caption)
@@ -127,7 +132,7 @@ def _render_explorer(panels: Sequence[ImagePanel]) -> Markup:
         "section",
         h("h2", "Explore", class_="unseen"),
         _render_chooser(panels) if len(panels) > 1 else None,
-        h("div", _render_tabs(), class_="tabs", role="tablist", aria_label="View"),
+        h("div", tabs, class_="tabs", role="tablist", aria_label="View"),
         h("div", h("div", stage, class_="stage"), h("div", _render_controls(), **panel), class_="explorer"),
         figures,
         h("p", id="files", class_="note"),
@@ -135,15 +140,6 @@ def _render_explorer(panels: Sequence[ImagePanel]) -> Markup:
         id="explore",
         aria_label="Explore",
     )
-
-
-def _render_tabs() -> list[Markup]:
-    tab = {"type": "button", "role": "tab"}
-    state = {"aria_controls": "panel", "aria_selected": "false"}
-    return [
-        h("button", name.capitalize(), **tab, id=f"tab-{name}", data_tab=name, **state)
-        for name in ("attention", "rollout", "relevance", "tokens")
-    ]
 
 
 def _render_chooser(panels: Sequence[ImagePanel]) -> Markup:
