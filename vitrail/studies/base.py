@@ -40,7 +40,7 @@ TRAINING_PASSES = 3  # forward, backward to the inputs, backward to the weights:
 RESNET, HYBRID, VIT = "ResNet", "hybrid", "ViT"
 FAMILIES = (RESNET, HYBRID, VIT)
 MAX_COST_DIFFERENCE = 0.1  # relative to the ResNet's cost
-RecipeMaker = Callable[[GridPoint, float, int], Recipe]  # of a grid point, a learning rate and a seed
+MakeRecipe = Callable[[GridPoint, float, int], Recipe]  # of a grid point, a learning rate and a seed
 
 
 def vit_sizes(width: int, depth: int, heads: int, patch: int, **others: Any) -> dict[str, Any]:
@@ -72,9 +72,7 @@ def measure_five_shot_of(model: str, cell: Cell) -> dict[str, Any]:
     return {"five-shot": report.results[0].score}
 
 
-def plan_tuned(
-    setup: StudySetup, results: Results, points: Sequence[GridPoint], make_recipe: RecipeMaker
-) -> list[Cell]:
+def plan_tuned(setup: StudySetup, results: Results, points: Sequence[GridPoint], make_recipe: MakeRecipe) -> list[Cell]:
     """Return the tuning cells of every grid point, and the final cells of the points whose tuning cells are all finished.
 
     A tuning cell is {**point, "rate": lr, "seed": 0} in the phase "tune". A scale with one learning rate has none.

@@ -43,12 +43,8 @@ LIMITS = (
 
 def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return a pre-training cell for each seed and, once all are finished, the fine-tuning cells of four methods."""
-    scale, sizes, seeds, large = (
-        setup.scale,
-        setup.scale.sizes,
-        range(setup.scale.seeds),
-        base.configure_study_vit(setup),
-    )
+    scale, sizes, seeds = setup.scale, setup.scale.sizes, range(setup.scale.seeds)
+    large = base.configure_study_vit(setup)
     patch, (height, width) = large.embed.stride, large.image_size
     # The pre-training size is about half, in whole patches and at least two per side.
     low_height, low_width = (max(2, math.floor(side / patch / 2 + 0.5)) * patch for side in large.image_size)

@@ -76,9 +76,7 @@ class ModelFigure:
     png: bytes | None
 
 
-def render_inspection_page(
-    model: str, vit: TokenModel, panels: Sequence[ImagePanel], figures: Sequence[ModelFigure]
-) -> str:
+def render_inspection_page(model: str, vit: TokenModel, panels: list[ImagePanel], figures: list[ModelFigure]) -> str:
     """Return the page of a model, its images and its own figures."""
     script = "\n".join(read_resource("vitrail.analysis.page", name) for name in ("maps.js", "page.js"))
     contents = [_render_explorer(panels) if panels else None, _render_model_figures(figures)]
