@@ -214,7 +214,7 @@ def test_torchrun_and_jobs_are_exclusive(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_job_threads_are_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("vitrail.studies.runner.available_cores", lambda: 8)
+    monkeypatch.setattr("vitrail.studies.runner.count_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert worker_environment(0, 2)["OMP_NUM_THREADS"] == "4"
     assert worker_environment(0, 16)["OMP_NUM_THREADS"] == "1"

@@ -47,7 +47,7 @@ class ComparisonData:
 
 
 def gather_images(
-    paths: list[str], limit: int | None = None, progress: parts.ProgressCallback | None = None
+    paths: list[str], limit: int | None = None, progress: ProgressCallback | None = None
 ) -> ComparisonData:
     """Return the images of one dataset, or of files and folders without labels."""
     source = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
@@ -61,7 +61,7 @@ def gather_images(
     return ComparisonData(source, measured, no_probe_reason=NO_LABELS_REASON)
 
 
-def gather_dataset(source: str, limit: int | None, progress: parts.ProgressCallback | None) -> ComparisonData:
+def gather_dataset(source: str, limit: int | None, progress: ProgressCallback | None) -> ComparisonData:
     """Return the test or validation images of a dataset, or all; and images for probes if it has labels."""
     whole = load_dataset(source, fractions=parts.TRAIN_ONLY_FRACTIONS, progress=progress)
     splits = {name: images for name, images in whole.splits.items() if len(images)}
@@ -143,9 +143,8 @@ def compare_models(
                 probes.append(probe_layers(compared, data, letter, skipped, on_progress, on_layer_progress))
     except TooFewImagesError as error:
         no_probe, probes = str(error), []
-    first, second = (
-        ModelResult(MODEL_LETTERS[k], models[k].name, profiles[k], probes[k] if probes else None) for k in range(2)
-    )
+    names = [compared.name for compared in models]
+    first, second = map(ModelResult, MODEL_LETTERS, names, profiles, probes or (None, None))
     return ModelComparison((first, second), data.source, no_probe, data.notes, list(dict.fromkeys(skipped)))
 
 

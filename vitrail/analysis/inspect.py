@@ -16,7 +16,7 @@ from vitrail.analysis.heads import MAX_CELLS
 from vitrail.analysis.output import RECORD_FILE, OutputFolder
 from vitrail.analysis.page import page
 from vitrail.analysis.page.data import choose_cells, encode_figure, pack_image
-from vitrail.analysis.results import AttentionDistances, PositionMaps, PrincipalFilters
+from vitrail.analysis.results import AttentionDistances, ModelView, PositionMaps
 from vitrail.data.sources.files import printable_path
 from vitrail.nn.embed import PatchEmbedding
 from vitrail.reports.html import clean_text
@@ -89,7 +89,7 @@ class ModelInspector(inputs.InspectedModel):
 
     def view_model(
         self, view: str, files: Sequence[Path], skipped: list[str], on_progress: ProgressCallback | None = None
-    ) -> AttentionDistances | PositionMaps | PrincipalFilters:
+    ) -> ModelView:
         """Return a view of MODEL_VIEWS; distances over the readable files, `skipped` gets the reasons of the others."""
         if view == "positions":
             return analysis.extract_positions(self.model, self.grid)
@@ -101,12 +101,76 @@ class ModelInspector(inputs.InspectedModel):
 
 
 @dataclass
-class InspectionResult:
-    """Files written by an inspection, and the skipped images."""
+class Inspection:
+    """An inspection: its output folder, the images drawn and the reasons of those skipped."""
 
+    inspector: ModelInspector
+    folder: OutputFolder
+    on_progress: ProgressCallback | None = None  # gets the number of finished images
+    on_layer_progress: ProgressCallback | None = None  # that of the layers of one image
     images: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
+
+    def write_record(self, finished: bool = False) -> None:
+        """Write the record of the files so far."""
+        views = list(self.inspector.views)
+        self.folder.write_record({"vitrail": __version__, "model": self.inspector.name, "views": views}, finished)
+
+    def write_images(self, paths: list[Path]) -> list[page.ImagePanel]:
+        """Write figures and arrays of each image, and return its part of the page."""
+        size = self.inspector.model.config.size
+        cells = choose_cells(len(paths), size.depth, size.heads, self.inspector.grid)
+        panels: list[page.ImagePanel] = []
+        for number, (path, name) in enumerate(zip(paths, make_folder_names(paths), strict=True)):
+            if self.on_progress:
+                self.on_progress("images", number, len(paths))
+
+            def report_layers(_: str, done: int, total: int, name: str = clean_text(path.name)) -> None:
+                if self.on_layer_progress:
+                    self.on_layer_progress(name, done, total)
+
+            try:
+                view = self.inspector.view_image(path, report_layers, max_cells=cells)
+            except inputs.UnusableImageError as problem:
+                self.skipped.append(str(problem))
+                continue
+            drawings = plan_figures(view, self.inspector.views, self.inspector.layers)
+            figures = {file: draw() for file, draw in drawings.items()}
+            for file, png in figures.items():
+                self.folder.write_file(f"{name}/{file}", png)
+            self.folder.save_arrays(f"{name}/arrays.npz", {**analysis.to_arrays(view.trace), "picture": view.pixels})
+            shown = [key for key in page.IMAGE_CAPTIONS if f"{key}.png" in figures]
+            on_page = {key: encode_figure(figures[f"{key}.png"]) for key in shown}
+            panels.append(page.ImagePanel(pack_image(view), [f"{name}/{file}" for file in figures], on_page))
+            self.images.append(view_to_dict(view, path, name, list(figures)))
+            self.write_record()
+        if self.on_progress:
+            self.on_progress("images", len(paths), len(paths))
+        if not panels:
+            raise inputs.make_no_images_error(self.skipped)
+        return panels
+
+    def write_model_figures(self, files: list[Path]) -> list[page.ModelFigure]:
+        """Write the figures of the model itself, and all their arrays in one file."""
+        arrays, figures, model = {}, [], self.inspector.model
+        for view in MODEL_VIEWS:
+            if view not in self.inspector.views:
+                continue
+            values = self.inspector.view_model(view, files, self.skipped, self.on_progress)
+            arrays |= {f"{view}.{key}": array for key, array in analysis.to_arrays(values).items()}
+            if isinstance(values, AttentionDistances):
+                png = draw_distance(values, self.inspector.name, model.embed.stride)
+                figure = page.ModelFigure("distance", "Mean attention distance", page.DISTANCE_CAPTION, png)
+            elif isinstance(values, PositionMaps):
+                figure = page.make_positions_figure(values, model.position, draw_positions(values, self.inspector.name))
+            else:
+                figure = page.make_filters_figure(values, draw_filters(values, self.inspector.name))
+            figures.append(figure)
+            if figure.png is not None:
+                self.folder.write_file(f"{view}.png", figure.png)
+        if arrays:
+            self.folder.save_arrays("model.npz", arrays)
+        return figures
 
 
 def inspect_images(
@@ -116,75 +180,28 @@ def inspect_images(
     limit: int,
     on_progress: ProgressCallback | None = None,
     on_layer_progress: ProgressCallback | None = None,
-) -> InspectionResult:
-    """Trace up to `limit` of the files, evenly spaced, and measure distances over up to max(128, `limit`) of them.
-
-    `on_progress` gets the number of finished images, `on_layer_progress` that of the layers of one image.
-    """
-    folder, result = OutputFolder(out), InspectionResult()
-    metadata = {"vitrail": __version__, "model": inspector.name, "views": list(inspector.views)}
+) -> Inspection:
+    """Trace up to `limit` of the files, evenly spaced, and measure distances over up to max(128, `limit`) of them."""
+    inspection = Inspection(inspector, OutputFolder(out), on_progress, on_layer_progress)
     try:
-        folder.write_record(metadata)
+        inspection.write_record()
         panels: list[page.ImagePanel] = []
         if any(view in IMAGE_VIEWS for view in inspector.views):
-            chosen = inputs.sample_evenly(files, limit)
-            panels = _write_images(inspector, chosen, folder, metadata, result, on_progress, on_layer_progress)
-        figures = _write_model_figures(inspector, select_distance_files(files, limit), folder, result, on_progress)
+            panels = inspection.write_images(inputs.sample_evenly(files, limit))
+        figures = inspection.write_model_figures(select_distance_files(files, limit))
         html = page.render_inspection_page(inspector.name, inspector.model, panels, figures)
-        folder.write_file("index.html", html.encode("utf-8"))
-        folder.write_record(metadata, finished=True)
+        inspection.folder.write_file("index.html", html.encode("utf-8"))
+        inspection.write_record(finished=True)
     except BaseException:
-        folder.discard_if_empty()
+        inspection.folder.discard_if_empty()
         raise
-    result.skipped = list(dict.fromkeys(result.skipped))
-    result.files = sorted(folder.written)
-    return result
+    inspection.skipped = list(dict.fromkeys(inspection.skipped))
+    return inspection
 
 
 def select_distance_files(files: Sequence[Path], limit: int) -> list[Path]:
     """Return the files for attention distances: 128 as in the paper, or `limit` if more."""
     return inputs.sample_evenly(files, max(DISTANCE_IMAGES, limit))
-
-
-def _write_images(
-    inspector: ModelInspector,
-    paths: list[Path],
-    folder: OutputFolder,
-    metadata: dict[str, Any],
-    result: InspectionResult,
-    on_progress: ProgressCallback | None,
-    on_layer_progress: ProgressCallback | None,
-) -> list[page.ImagePanel]:
-    """Write figures and arrays of each image, and return its part of the page."""
-    size = inspector.model.config.size
-    cells = choose_cells(len(paths), size.depth, size.heads, inspector.grid)
-    panels: list[page.ImagePanel] = []
-    for number, (path, name) in enumerate(zip(paths, make_folder_names(paths), strict=True)):
-        if on_progress:
-            on_progress("images", number, len(paths))
-
-        def report_layers(_: str, done: int, total: int, name: str = clean_text(path.name)) -> None:
-            if on_layer_progress:
-                on_layer_progress(name, done, total)
-
-        try:
-            view = inspector.view_image(path, report_layers, max_cells=cells)
-        except inputs.UnusableImageError as problem:
-            result.skipped.append(str(problem))
-            continue
-        figures = {file: draw() for file, draw in plan_figures(view, inspector.views, inspector.layers).items()}
-        for file, png in figures.items():
-            folder.write_file(f"{name}/{file}", png)
-        folder.save_arrays(f"{name}/arrays.npz", {**analysis.to_arrays(view.trace), "picture": view.pixels})
-        on_page = {key: encode_figure(figures[f"{key}.png"]) for key in page.IMAGE_CAPTIONS if f"{key}.png" in figures}
-        panels.append(page.ImagePanel(pack_image(view), [f"{name}/{file}" for file in figures], on_page))
-        result.images.append(view_to_dict(view, path, name, list(figures)))
-        folder.write_record(metadata)
-    if on_progress:
-        on_progress("images", len(paths), len(paths))
-    if not panels:
-        raise inputs.make_no_images_error(result.skipped)
-    return panels
 
 
 def plan_figures(
@@ -233,31 +250,3 @@ def view_to_dict(view: ImageView, path: Path, folder: str, files: list[str]) -> 
     if view.trace.target is not None:
         record["target"] = {"class": view.trace.target, "name": view.label(view.trace.target)}
     return record
-
-
-def _write_model_figures(
-    inspector: ModelInspector,
-    files: list[Path],
-    folder: OutputFolder,
-    result: InspectionResult,
-    on_progress: ProgressCallback | None,
-) -> list[page.ModelFigure]:
-    """Write the figures of the model itself, and all their arrays in one file."""
-    arrays, figures, model = {}, [], inspector.model
-    for view in MODEL_VIEWS:
-        if view not in inspector.views:
-            continue
-        values = inspector.view_model(view, files, result.skipped, on_progress)
-        arrays |= {f"{view}.{key}": array for key, array in analysis.to_arrays(values).items()}
-        if isinstance(values, AttentionDistances):
-            figure = page.make_distance_figure(draw_distance(values, inspector.name, model.embed.stride))
-        elif isinstance(values, PositionMaps):
-            figure = page.make_positions_figure(values, model.position, draw_positions(values, inspector.name))
-        else:
-            figure = page.make_filters_figure(values, draw_filters(values, inspector.name))
-        figures.append(figure)
-        if figure.png is not None:
-            folder.write_file(f"{view}.png", figure.png)
-    if arrays:
-        folder.save_arrays("model.npz", arrays)
-    return figures

@@ -86,10 +86,8 @@ def pool_tokens(model: nn.Module, images: Iterable[Tensor]) -> np.ndarray:
     """Return the mean of the patch tokens after each layer, [n, L+1, D] (0 is z_0), the features of linear probes by layer."""
     vit = find_unsharded_vit(model)
     with evaluation_mode(model), torch.no_grad(), record.disable_compile():
-        pooled = [
-            torch.stack([z.mean(1) for z in iter_patch_tokens(vit, batch)], 1).cpu()
-            for batch in require_one_size(images)
-        ]
+        means = ([z.mean(1) for z in iter_patch_tokens(vit, batch)] for batch in require_one_size(images))
+        pooled = [torch.stack(layers, 1).cpu() for layers in means]
     if not pooled:
         raise ValueError("no images: pooling needs at least 1")
     return torch.cat(pooled).numpy()

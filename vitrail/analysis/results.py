@@ -89,9 +89,10 @@ class ModelProfile:
     pictures: int
 
 
-def to_arrays(
-    result: ImageTrace | PositionMaps | PrincipalFilters | AttentionDistances | ModelProfile,
-) -> dict[str, np.ndarray]:
+ModelView = AttentionDistances | PositionMaps | PrincipalFilters
+
+
+def to_arrays(result: ImageTrace | ModelView | ModelProfile) -> dict[str, np.ndarray]:
     """Return every field that is not None by name; numbers, pairs and strings as small arrays."""
     values = {field.name: getattr(result, field.name) for field in fields(result)}
     return {name: np.asarray(value) for name, value in values.items() if value is not None}

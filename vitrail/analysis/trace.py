@@ -62,9 +62,7 @@ def capture_attention(msa: MSA) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def iter_layers_backward(
-    vit: TokenModel, states: list[Tensor], grid: Grid, gradient: Tensor | None
-) -> Iterator[TracedLayer]:
+def iter_backward(vit: TokenModel, states: list[Tensor], grid: Grid, gradient: Tensor | None) -> Iterator[TracedLayer]:
     """Yield layers L to 1 of one image. `states` are z_0 to z_L, [1, T, D]; `gradient`, if any, is that by z_L."""
     for number in range(len(vit.blocks), 0, -1):
         block = vit.blocks[number - 1]
@@ -170,7 +168,7 @@ class ImageTracer:
         if self.views.intersection(ATTENTION_VIEWS):
             layers: list[dict[str, np.ndarray]] = []
             rollout, relevance = Rollout(self.reader_weights()), Relevance(self.reader_weights())
-            for layer in iter_layers_backward(vit, states, self.grid, gradient):
+            for layer in iter_backward(vit, states, self.grid, gradient):
                 layers.insert(0, self.trace_layer(layer, rollout, relevance))
                 states.pop()  # not needed below this layer
                 if self.on_progress is not None:

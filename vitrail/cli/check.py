@@ -55,8 +55,7 @@ def parse_ratio(text: str) -> float:
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail check`."""
-    parser.add_shared("data DATA")
-    parser.add_shared("--json")
+    parser.add_shared("data DATA", "--json")
     parser.add_option("--quarantine FILE", "list to write of the images to leave out: path, tab, reason", Path)
     parser.add_option("--examples N", "paths shown per finding [3]", parse_count, default=3)
     parser.add_shared("--workers N", note="one per core", type=parse_count)
@@ -69,8 +68,9 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Audit the dataset and print the findings."""
-    from vitrail.data.audit import audit_dataset
+    from vitrail.data.audit import audit_dataset, format_quarantine
     from vitrail.data.sources import load_dataset
+    from vitrail.utils.files import atomic_write
 
     show = count_progress()
     audit = audit_dataset(
@@ -84,24 +84,12 @@ def run(options: argparse.Namespace) -> int:
     )
     lines = [*format_audit(audit, options.examples)]
     if options.quarantine:
-        lines.append(f"{options.quarantine}: {write_quarantine(audit, options.quarantine):,} to leave out")
+        quarantined = audit.list_quarantine()
+        with atomic_write(options.quarantine) as file:
+            file.write(format_quarantine(quarantined).encode("utf-8"))
+        lines.append(f"{options.quarantine}: {len(quarantined):,} to leave out")
     print_result(options, audit.to_dict(), lines)
     return 0 if audit.is_ok else 1
-
-
-def write_quarantine(audit: "Audit", file: Path) -> int:
-    """Write the list of images to leave out, atomically, and return its length."""
-    from vitrail.data.audit import format_quarantine
-
-    quarantined = audit.list_quarantine()
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        partial.write_text(format_quarantine(quarantined), encoding="utf-8")
-        os.replace(partial, file)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OSError(f"{file} was not written: {error.strerror or error}") from None
-    return len(quarantined)
 
 
 def format_audit(audit: "Audit", examples: int) -> list[str]:
@@ -130,10 +118,8 @@ def format_splits(audit: "Audit") -> list[str]:
     images = format_image_count(sum(map(len, splits.values())))
     heading = f"{escape_unprintable(audit.dataset.source)}: {images}, {n_classes:,} class{'es' * (n_classes != 1)}"
     rows = [("split", "images", "classes", "smallest class", "largest class")]
-    rows += [
-        (name, f"{len(split):,}", f"{len(split.classes):,}", *describe_class_range(split))
-        for name, split in splits.items()
-    ]
+    for name, split in splits.items():
+        rows.append((name, f"{len(split):,}", f"{len(split.classes):,}", *describe_class_range(split)))
     return [colourise("bold", heading), "", *format_table(rows, right=(1, 2), rules=(1,))]
 
 

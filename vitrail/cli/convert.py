@@ -86,5 +86,4 @@ def run(options: argparse.Namespace) -> int:
     ]
     if proof.as_read_by_strangers is not None:
         lines.append(f"  read without the configuration: largest difference {proof.as_read_by_strangers:.3g}")
-    print_result(options, proof.as_dict(), [*lines, *(f"  note: {note}" for note in proof.notes)])
-    return 0
+    return print_result(options, proof.as_dict(), [*lines, *(f"  note: {note}" for note in proof.notes)])

@@ -30,7 +30,7 @@ from vitrail.models.sizes import SLOT_NAMES
 from vitrail.utils.text import format_image_count, format_table
 
 if TYPE_CHECKING:
-    from vitrail.models.flops import Cost, Stage
+    from vitrail.models.flops import Cost
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
 SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
@@ -71,8 +71,7 @@ def run(options: argparse.Namespace) -> int:
     names = ("classes", "channels", *SLOT_NAMES, "registers", "layer_scale", "qk_norm", *SIZE_OPTIONS, "root")
     given = {"classes": options.classes} | given_options(options, names)
     cost = count(configure(options.model, image_size=options.size, **given), options.batch)
-    print_result(options, {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost))
-    return 0
+    return print_result(options, {"model": options.model, **cost.as_dict()}, format_cost_table(options.model, cost))
 
 
 def is_checkpoint(name: str) -> bool:
@@ -96,8 +95,9 @@ def describe_checkpoint(options: argparse.Namespace) -> int:
 def format_cost_table(name: str, cost: "Cost") -> list[str]:
     """Return the stages of a model with their cost as a table. Equal consecutive layers share a line."""
     rows = [("stage", "shape", "parameters", "multiply-adds", "kept for backward")]
-    for stages in _group_equal_layers(cost.stages):
-        first, count = stages[0], len(stages)
+    layers = groupby(cost.stages, lambda stage: replace(stage, name="") if stage.name.startswith("layer ") else stage)
+    for first, *others in (list(group) for _, group in layers):
+        count = 1 + len(others)
         label = first.name if count == 1 else first.name.replace("layer 1", f"layers 1 to {count}")
         shape = f"[{', '.join(map(str, first.shape))}]"
         macs, kept = format_count(count * first.macs), format_bytes(count * first.activation_bytes)
@@ -131,12 +131,6 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
             ("", f"{cost.attention_matrices} matrices, {total} per image, computed and never stored"),
         ]
     return facts
-
-
-def _group_equal_layers(stages: "list[Stage]") -> "list[list[Stage]]":
-    """Return the stages with equal consecutive layers grouped."""
-    groups = groupby(stages, lambda stage: replace(stage, name="") if stage.name.startswith("layer ") else stage)
-    return [list(group) for _, group in groups]
 
 
 def format_count(value: int) -> str:

@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.options import (
     CommandParser,
-    first_flag,
+    check_at_least,
     given_options,
     parse_assumptions,
     parse_names,
     parse_positive,
     print_result,
+    refuse_options,
 )
 from vitrail.cli.text.progress import clear_progress, count_progress
 
@@ -66,8 +67,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail evaluate`."""
-    parser.add_shared("model MODEL")
-    parser.add_shared("data DATA")
+    parser.add_shared("model MODEL", "data DATA")
     parser.add_option("--against MODEL", "second model on the same images (repeatable)", action="append", default=[])
     files = "directory for predictions.csv, evaluation.json and report.html: new, empty, or of an earlier evaluation"
     parser.add_option("--out DIR", files, Path)
@@ -75,27 +75,21 @@ def add_arguments(parser: CommandParser) -> None:
     data = parser.add_group("data")
     data.add_shared("--split NAME", "--map FILE")
     data.add_option("--only-present", "restrict predictions to the classes in the data")
-    data.add_shared("--label-from REGEX")
-    data.add_shared("--limit N")
+    data.add_shared("--label-from REGEX", "--limit N")
     data.add_shared("--task", default="auto")
     data.add_shared("--quarantine FILE")
     compute = parser.add_group("compute")
-    compute.add_shared("--size N|HxW")
-    compute.add_shared("--device auto|cpu|cuda|mps")
+    compute.add_shared("--size N|HxW", "--device auto|cpu|cuda|mps")
     compute.add_shared("--batch-size N", note="64")
     compute.add_shared("--workers N")
     compute.add_shared("--precision")
     compute.add_shared("--runtime", note="torch", default=None)
     compute.add_shared("--merge R", default=None)
     parser.add_checkpoint_options()
-    group = parser.add_group(
-        "probes of frozen features",
-        "the head is ignored; the features of both splits are computed once and kept in the cache directory",
-    )
-    probes = (
-        "knn (weighted, DINO's protocol), linear (logistic regression, C chosen on a part of the training images), "
-        "few-shot (least squares, as in the ViT paper)"
-    )
+    about = "the head is ignored; the features of both splits are computed once and kept in the cache directory"
+    group = parser.add_group("probes of frozen features", about)
+    linear = "logistic regression, C chosen on a part of the training images"
+    probes = f"knn (weighted, DINO's protocol), linear ({linear}), few-shot (least squares, as in the ViT paper)"
     group.add_option("--probe NAME,…", probes, partial(parse_names, known=PROBES, kind="probe"))
     group.add_option("--neighbours K", "knn: number of neighbours [20]", parse_positive)
     group.add_option("--temperature T", "knn: temperature of the weights [0.07]", float)
@@ -107,33 +101,23 @@ def add_arguments(parser: CommandParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Evaluate or probe, write the requested files and print the results."""
     if options.probe is not None:
-        check_probe_options(options)
         return run_probes(options)
-    if extra := given_options(options, PROBE_OPTIONS):
-        raise ValueError(f"{first_flag(extra)} is an option of probes: add --probe, or leave it out")
-    if options.out is None:
-        return run_evaluation(options)
+    refuse_options(options, PROBE_OPTIONS, "is an option of probes: add --probe, or leave it out")
     from vitrail.utils.files import remove_empty_directories
 
-    created = prepare_output(options.out)
+    created = [] if options.out is None else prepare_output(options.out)
     try:
         return run_evaluation(options)
     finally:
         remove_empty_directories(created)
 
 
-def check_probe_options(options: argparse.Namespace) -> None:
-    """Raise if an option was given that the requested probes do not use."""
-    if unused := given_options(options, NON_PROBE_OPTIONS):
-        raise ValueError(f"{first_flag(unused)} has no effect with --probe: leave it out")
-    for name in given_options(options, PROBE_OPTIONS):
-        if not set(PROBE_OPTIONS[name]) & set(options.probe):
-            probes = " or ".join(PROBE_OPTIONS[name])
-            raise ValueError(f"{first_flag([name])} is an option of --probe {probes}: add that, or leave it out")
-
-
 def run_probes(options: argparse.Namespace) -> int:
-    """Run the probes and print their table, or JSON."""
+    """Run the probes and print their table, or JSON. Raise if an option was given that they do not use."""
+    refuse_options(options, NON_PROBE_OPTIONS, "has no effect with --probe: leave it out")
+    for name, probes in PROBE_OPTIONS.items():
+        if not set(probes) & set(options.probe):
+            refuse_options(options, [name], f"is an option of --probe {' or '.join(probes)}: add that, or leave it out")
     from vitrail.cli.text.evaluation import format_probes
     from vitrail.evaluation.probes import ProbeSettings, probe
     from vitrail.training.recipe import Data
@@ -151,8 +135,7 @@ def run_probes(options: argparse.Namespace) -> int:
         size=options.size,
         progress=count_progress(),
     )
-    print_result(options, report.as_dict(), format_probes(report))
-    return 0
+    return print_result(options, report.as_dict(), format_probes(report))
 
 
 def run_evaluation(options: argparse.Namespace) -> int:
@@ -176,8 +159,7 @@ def run_evaluation(options: argparse.Namespace) -> int:
     from vitrail.cli.text.evaluation import format_evaluation
 
     files = result.write(options.out) if options.out is not None else []
-    print_result(options, result.as_dict(), [format_evaluation(result), *files])
-    return 0
+    return print_result(options, result.as_dict(), [format_evaluation(result), *files])
 
 
 def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallback") -> "EvaluationResult":
@@ -187,8 +169,7 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
     from vitrail.evaluation.selection import EvaluationData
     from vitrail.training.distributed import pick_device
 
-    if options.workers is not None and options.workers < 0:
-        raise ValueError(f"--workers must be >= 0, got {options.workers}")
+    check_at_least(0, options.workers, "--workers")
     return evaluate(
         options.model,
         EvaluationData(

@@ -22,15 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.describe import format_bytes
-from vitrail.cli.options import (
-    CHECKPOINT_HELP,
-    CommandParser,
-    check_at_least,
-    first_flag,
-    given_options,
-    parse_assumptions,
-    print_result,
-)
+from vitrail.cli.options import CommandParser, check_at_least, parse_assumptions, print_result, refuse_options
 from vitrail.cli.text.progress import count_progress
 from vitrail.deploy import RUNTIME_SUFFIXES
 from vitrail.utils.text import format_table
@@ -44,15 +36,14 @@ OUT_HELP = "output file: " + ", ".join(RUNTIME_SUFFIXES).replace(".xml", ".xml (
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail export`."""
-    parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
+    parser.add_checkpoint()
     parser.add_argument("out", type=Path, metavar="OUT", help=OUT_HELP)
     parser.add_option("--to", "target runtime [by the suffix of OUT]", choices=tuple(RUNTIME_SUFFIXES.values()))
     parser.add_shared("--json")
     graph = parser.add_group("graph")
     graph.add_option("--uint8", "take uint8 pixels and normalise them in the graph")
     graph.add_option("--dynamic-size", "take images of any size divisible by the patch")
-    graph.add_shared("--size N|HxW")
-    graph.add_shared("--merge R")
+    graph.add_shared("--size N|HxW", "--merge R")
     precision = graph.add_mutually_exclusive_group()
     kinds = {"int8": "8-bit integers with calibration (onnx, openvino)"}
     kinds |= {"fp16": "weights in half precision", "bf16": "weights in bfloat16"}
@@ -73,14 +64,15 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export, verify and print the verification, also if it fails."""
-    target = target_runtime(options)
-    for name, value in given_options(options, ("limit", "calibration", "threads")).items():
-        check_at_least(1, value, f"--{name}")
+    target = options.to or RUNTIME_SUFFIXES.get(options.out.suffix)
+    if target is None:
+        raise ValueError(f"{options.out}: unknown suffix, use {', '.join(RUNTIME_SUFFIXES)}, or give --to")
+    for name in ("limit", "calibration", "threads"):
+        check_at_least(1, getattr(options, name), f"--{name}")
     if options.calibrate is not None and not options.int8:
         raise ValueError("--calibrate needs --int8: add it, or leave this out")
-    needing = given_options(options, ("split", "map", "label_from"))
-    if needing and options.verify is None:
-        raise ValueError(f"{first_flag(needing)} needs --verify DATA: add it, or leave this out")
+    if options.verify is None:
+        refuse_options(options, ("split", "map", "label_from"), "needs --verify DATA: add it, or leave this out")
     from vitrail.deploy.export.verify import VerificationError
 
     try:
@@ -88,15 +80,7 @@ def run(options: argparse.Namespace) -> int:
     except VerificationError as refused:
         print_result(options, refused.report.as_dict(), format_report(options.model, refused.report))
         raise
-    print_result(options, report.as_dict(), format_report(options.model, report))
-    return 0
-
-
-def target_runtime(options: argparse.Namespace) -> str:
-    """Return the runtime of --to, or that of the suffix of OUT."""
-    if options.to is None and options.out.suffix not in RUNTIME_SUFFIXES:
-        raise ValueError(f"{options.out}: unknown suffix, use {', '.join(RUNTIME_SUFFIXES)}, or give --to")
-    return options.to or RUNTIME_SUFFIXES[options.out.suffix]
+    return print_result(options, report.as_dict(), format_report(options.model, report))
 
 
 def export_from_options(options: argparse.Namespace, target: str) -> "VerificationReport":
@@ -124,6 +108,8 @@ def export_from_options(options: argparse.Namespace, target: str) -> "Verificati
         notes = [*notes, *more]
     for note in (*deployed.notes, *notes):
         print(f"note: {note}", file=sys.stderr)
+    path = find_weights(options.model)
+    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
     return export_and_verify(
         deployed.model,
         deployed.contract,
@@ -131,14 +117,9 @@ def export_from_options(options: argparse.Namespace, target: str) -> "Verificati
         request,
         images,
         calibration=calibration,
-        bytes_before=sum(file.stat().st_size for file in weight_files(find_weights(options.model))),
+        bytes_before=sum(file.stat().st_size for file in files),
         progress=progress,
     )
-
-
-def weight_files(path: Path) -> list[Path]:
-    """Return the files of a checkpoint file or directory."""
-    return [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
 
 
 def format_report(model: str, report: "VerificationReport") -> list[str]:

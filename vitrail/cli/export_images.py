@@ -37,7 +37,7 @@ def load_verification_images(
         return load_unlabelled_images(options, pipeline, error, progress)
     pixels, read = load_pixels(selection.images, pipeline, progress)
     images, notes = selection.images.select(read), list(selection.notes)
-    targets, names = None, {images.name(index) for index in range(len(images))}
+    targets, names = None, image_names(images)
     try:
         targets = match_targets(options, deployed, images)
     except ValueError as error:

@@ -28,15 +28,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.options import (
-    CHECKPOINT_HELP,
-    CommandParser,
-    first_flag,
-    given_options,
-    parse_assumptions,
-    parse_positive,
-    print_result,
-)
+from vitrail.cli.options import CommandParser, parse_assumptions, parse_positive, print_result, refuse_options
 from vitrail.cli.text.progress import byte_progress, clear_progress, count_progress
 
 if TYPE_CHECKING:
@@ -73,7 +65,7 @@ def parse_layers(text: str) -> list[int]:
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail inspect`."""
-    parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
+    parser.add_checkpoint()
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images, or folders of images")
     parser.add_option("--compare", "compare two models: --compare MODEL MODEL IMAGE…")
     parser.add_option("--out DIR", "output directory: new, empty, or of an earlier inspection", Path)
@@ -85,11 +77,9 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--layers N,…", "layers to draw, for example 1,6,10-12 [all]", parse_layers)
     parser.add_option("--target CLASS", "class to explain, by name or index [the predicted class]")
     parser.add_shared("--size N|HxW")
-    limit = (
-        f"images to draw, evenly spaced [{DEFAULT_IMAGES}]; distances use 128, or N if larger. "
-        "With --compare: images to measure [128], and images per split for the probes [1,024]"
-    )
-    parser.add_option("--limit N", limit, parse_positive)
+    limit = f"images to draw, evenly spaced [{DEFAULT_IMAGES}]; distances use 128, or N if larger"
+    compared = "With --compare: images to measure [128], and images per split for the probes [1,024]"
+    parser.add_option("--limit N", f"{limit}. {compared}", parse_positive)
     filters = f"principal filters to draw [{DEFAULT_FILTERS}, as in the paper]"
     parser.add_option("--filters N", filters, parse_positive, default=DEFAULT_FILTERS)
     parser.add_shared("--device auto|cpu|cuda|mps", "--json")
@@ -132,30 +122,29 @@ def print_skipped(skipped: list[str]) -> int:
 def run_comparison(options: argparse.Namespace) -> int:
     """Compare two models, print the table or JSON, and write page, figures and arrays to --out."""
     first, (second, *paths) = options.model, options.images
-    if unused := given_options(options, SINGLE_MODEL_OPTIONS):
-        raise ValueError(f"{first_flag(unused)} applies to one model: leave it out with --compare")
+    refuse_options(options, SINGLE_MODEL_OPTIONS, "applies to one model: leave it out with --compare")
     if not paths:
         command = f"vitrail inspect --compare {first} {second} IMAGES"
         raise ValueError(f"no images: write {command} (files, folders or a dataset)")
     from vitrail.analysis.compare_models import write_comparison
     from vitrail.analysis.comparison import comparison_to_dict
-    from vitrail.analysis.output import OutputFolder, list_previous_files
+    from vitrail.analysis.output import OutputFolder
     from vitrail.analysis.page.comparison import format_model_comparison
 
-    if options.out is None:
-        comparison = compare_from_options(options, paths)
-        print_result(options, comparison_to_dict(comparison), format_model_comparison(comparison))
-        return print_skipped(comparison.skipped)
-    list_previous_files(options.out)  # raises before models are loaded
-    folder, page = OutputFolder(options.out), options.out / "index.html"
+    folder = OutputFolder(options.out) if options.out else None  # raises before models are loaded
     try:
         comparison = compare_from_options(options, paths)
-        write_comparison(comparison, folder)
+        if folder:
+            write_comparison(comparison, folder)
     except BaseException:
-        folder.discard_if_empty()
+        if folder:
+            folder.discard_if_empty()
         raise
-    record = comparison_to_dict(comparison) | {"directory": str(options.out), "page": str(page)}
-    print_result(options, record, [*format_model_comparison(comparison), page])
+    record, lines = comparison_to_dict(comparison), format_model_comparison(comparison)
+    if folder:
+        page = str(options.out / "index.html")
+        record, lines = record | {"directory": str(options.out), "page": page}, [*lines, page]
+    print_result(options, record, lines)
     return print_skipped(comparison.skipped)
 
 
@@ -231,7 +220,7 @@ def write_inspection(inspector: "ModelInspector", files: list[Path], options: ar
         lines.append(f"{options.limit} of {len(files):,} images are drawn: --limit {len(files)} draws all")
     page = str(options.out / "index.html")
     record = {"page": page, "directory": str(options.out), "pictures": result.images}
-    print_result(options, record | {"skipped": result.skipped, "files": result.files}, [*lines, page])
+    print_result(options, record | {"skipped": result.skipped, "files": sorted(result.folder.written)}, [*lines, page])
     return result.skipped
 
 

@@ -153,6 +153,10 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
         self._action_groups.append(group)
         return group
 
+    def add_checkpoint(self) -> None:
+        """Add the argument MODEL, a checkpoint."""
+        self.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
+
     def add_checkpoint_options(self) -> None:
         """Add --assume and --take."""
         self.add_group("checkpoint").add_shared("--assume NAME=VALUE", "--take NAME")
@@ -178,9 +182,9 @@ def inference_options(options: argparse.Namespace) -> "InferenceOptions":
     return InferenceOptions(**given, assume=parse_assumptions(options))
 
 
-def parse_assumptions(options: argparse.Namespace) -> dict[str, Any]:
+def parse_assumptions(options: argparse.Namespace) -> dict[str, str]:
     """Return the values of --assume by name."""
-    assumptions: dict[str, Any] = {}
+    assumptions: dict[str, str] = {}
     for item in options.assume:
         name, equals, value = item.partition("=")
         if not equals or not value:
@@ -189,11 +193,10 @@ def parse_assumptions(options: argparse.Namespace) -> dict[str, Any]:
     return assumptions
 
 
-def check_at_least(minimum: int, value: int, option: str) -> int:
-    """Return `value`, or raise if it is below the minimum of its option."""
-    if value < minimum:
+def check_at_least(minimum: int, value: int | None, option: str) -> None:
+    """Raise ValueError if the value of an option was given and is below the minimum."""
+    if value is not None and value < minimum:
         raise ValueError(f"{option} must be >= {minimum}, got {value}")
-    return value
 
 
 def given_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -202,16 +205,23 @@ def given_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str
     return {name: value for name, value in values.items() if value is not None and value is not False and value != []}
 
 
+def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Raise ValueError with the reason if one of the named options was given."""
+    if given := given_options(options, names):
+        raise ValueError(f"{first_flag(given)} {reason}")
+
+
 def first_flag(names: Iterable[str]) -> str:
     """Return the first of these options as it is spelt on the command line."""
     name = next(iter(names))
     return "DATA" if name == "data" else f"--{name.replace('_', '-')}"
 
 
-def print_result(options: argparse.Namespace, value: Any, lines: Iterable[Any]) -> None:
-    """Print `value` as JSON with --json, else the lines."""
+def print_result(options: argparse.Namespace, value: Any, lines: Iterable[Any]) -> int:
+    """Print `value` as JSON with --json, else the lines. Return the exit code, 0."""
     clear_progress()
     if options.json:
         print(json.dumps(value, indent=2, ensure_ascii=False))
     else:
         print(*lines, sep="\n")
+    return 0

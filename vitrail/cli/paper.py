@@ -26,7 +26,7 @@ from vitrail.cli.options import DATA_HELP, CommandParser, check_at_least, print_
 
 if TYPE_CHECKING:
     from vitrail.studies.study import Study
-    from vitrail.studies.sweep import Sweep, SweepState
+    from vitrail.studies.sweep import Sweep
 
 PROGRAM = (sys.executable, "-m", "vitrail")  # command that starts another runner
 SCALES = ("test", "laptop", "gpu", "cluster")
@@ -70,8 +70,7 @@ def list_studies(options: argparse.Namespace) -> int:
     from vitrail.cli.text.study import format_study
 
     loaded = [studies.load_study(name) for name in studies.STUDY_NAMES]
-    print_result(options, [study_as_dict(study) for study in loaded], ["\n\n".join(map(format_study, loaded))])
-    return 0
+    return print_result(options, [study_as_dict(study) for study in loaded], ["\n\n".join(map(format_study, loaded))])
 
 
 def study_as_dict(study: "Study") -> dict[str, Any]:
@@ -89,8 +88,7 @@ def show_study(options: argparse.Namespace) -> int:
     """Print the results of a study so far and write its report again."""
     from vitrail.studies.sweep import open_sweep
 
-    sweep = open_sweep(options.study)
-    return report_study(sweep, sweep.read_state(), options, "")
+    return report_study(open_sweep(options.study), options)
 
 
 def write_docs_page(options: argparse.Namespace) -> int:
@@ -98,8 +96,7 @@ def write_docs_page(options: argparse.Namespace) -> int:
     from vitrail.studies.report import write_page
 
     path = write_page(options.study, options.out)
-    print_result(options, {"page": str(path)}, [path])
-    return 0
+    return print_result(options, {"page": str(path)}, [path])
 
 
 def run_study(options: argparse.Namespace) -> int:
@@ -155,16 +152,15 @@ def run_study(options: argparse.Namespace) -> int:
     display.clear()
     failed = [code for code in codes if code]
     failure = f"{len(failed)} of {options.jobs} runners failed, the first with exit code {failed[0]}" if failed else ""
-    return report_study(sweep, sweep.read_state(), options, failure, quiet)
+    return report_study(sweep, options, failure, quiet)
 
 
-def report_study(
-    sweep: "Sweep", state: "SweepState", options: argparse.Namespace, failure: str, quiet: bool = False
-) -> int:
+def report_study(sweep: "Sweep", options: argparse.Namespace, failure: str = "", quiet: bool = False) -> int:
     """Write the report and print it. The exit code is 1 if `run` left cells without a result."""
     from vitrail.cli.text.study import format_answer, format_missing
     from vitrail.studies.report import write_report
 
+    state = sweep.read_state()
     results, failed = list(state.results.values()), list(state.failed.values())
     answer = write_report(sweep.study, sweep.setup, results, failed, sweep.directory, sweep.settings)
     problems = [*format_missing(state), *([failure] if failure else [])]

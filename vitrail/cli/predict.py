@@ -83,9 +83,11 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         raise ValueError(f"--{'json' if options.json else 'resume'} needs --out FILE")
     if options.resume and options.force:
         raise ValueError("--resume continues and --force starts again: give one of them")
-    if options.limit is not None:
-        check_at_least(1, options.limit, "--limit")
+    check_at_least(1, options.limit, "--limit")
     compute = inference_options(options)
+    # The options that determine the rows: a resumed run must have the same ones.
+    names = ("merge", "precision", "size", "take", "limit", "format")
+    identity = {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
     share = process_share()
     if options.out != "-":  # before any computation
         check_resumable(Path(options.out), share.rank, share.world, resume=options.resume, force=options.force)
@@ -105,7 +107,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
             row_format,
             top=top,
             limit=options.limit,
-            options=output_identity(options, top),
+            options=identity,
             resume=options.resume,
             force=options.force,
             progress=show,
@@ -129,12 +131,6 @@ def print_note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def output_identity(options: argparse.Namespace, top: int) -> dict[str, Any]:
-    """Return the options that determine the rows; a resumed run must have the same ones."""
-    names = ("merge", "precision", "size", "take", "limit", "format")
-    return {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
-
-
 def resume_command(options: argparse.Namespace, world: int) -> str:
     """Return the command that continues, with the same number of processes."""
     arguments = [argument for argument in options.arguments if argument not in ("--force", "--resume")]
@@ -153,10 +149,8 @@ def format_summary(options: argparse.Namespace, summary: "Summary") -> list[str]
         lines.append(f"{process}{summary.errors:,} of {count:,} images are unreadable: see the error in their rows")
     resumed = f" ({summary.resumed:,} from the earlier run)" if summary.resumed else ""
     speed = f", {summary.pictures_per_second:,.1f} images/s" if count > summary.resumed else ""
-    lines.append(
-        f"{process}{format_image_count(count)}{resumed} in {summary.seconds:,.1f} s{speed}; {summary.runtime}, "
-        f"{summary.workers} in parallel, batch size {summary.batch}"
-    )
+    compute = f"{summary.runtime}, {summary.workers} in parallel, batch size {summary.batch}"
+    lines.append(f"{process}{format_image_count(count)}{resumed} in {summary.seconds:,.1f} s{speed}; {compute}")
     if options.out != "-":
         lines.append(options.out if summary.whole else f"{options.out}: joined when the last process ends")
     return lines

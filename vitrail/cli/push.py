@@ -52,5 +52,4 @@ def run(options: argparse.Namespace) -> int:
         take=options.take,
         **about,
     )
-    print_result(options, {"url": url}, [url])
-    return 0
+    return print_result(options, {"url": url}, [url])

@@ -27,8 +27,7 @@ def run(options: argparse.Namespace) -> int:
     names = [options.name] if options.name else [*NAMES, *METHODS]
     recipes = {name: describe_recipe(name) for name in names}
     lines = [text if options.name else format_recipe(name, line, text) for name, (line, text) in recipes.items()]
-    print_result(options, [{"name": name, "text": text} for name, (_, text) in recipes.items()], lines)
-    return 0
+    return print_result(options, [{"name": name, "text": text} for name, (_, text) in recipes.items()], lines)
 
 
 def format_recipe(name: str, line: str, text: str) -> str:

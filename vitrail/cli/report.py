@@ -44,8 +44,8 @@ def report_single(options: argparse.Namespace) -> int:
     record = {"page": str(path), "headline": headline, "finished": run.is_finished, "split": run.split}
     record |= {"measures": {split: run.split_metrics(split) for split in splits}, "problems": run.problems}
     record |= {"collapse": run.collapse} if run.is_pretraining else {}
-    print_result(options, record, [headline, *(f"  note: {clean_text(problem)}" for problem in run.problems), path])
-    return 0
+    notes = [f"  note: {clean_text(problem)}" for problem in run.problems]
+    return print_result(options, record, [headline, *notes, path])
 
 
 def report_comparison(options: argparse.Namespace) -> int:
@@ -57,5 +57,4 @@ def report_comparison(options: argparse.Namespace) -> int:
     path = options.out or Path("comparison.html")
     write_html(render_comparison_page(comparison), path)
     text = format_run_comparison(comparison)
-    print_result(options, {"page": str(path)} | comparison.to_dict(), [text, "", path])
-    return 0
+    return print_result(options, {"page": str(path)} | comparison.to_dict(), [text, "", path])

@@ -36,9 +36,8 @@ MAX_NAMED_FILES = 5  # unreadable images listed in the terminal
 def add_arguments(parser: CommandParser) -> None:
     """Add the subcommands index and find."""
     parts = parser.add_subparsers(dest="part", metavar="index|find", required=True)
-    index = parts.add_parser(
-        "index", help="embed a folder", description="Compute the feature vector of every image below FOLDER."
-    )
+    about = "Compute the feature vector of every image below FOLDER."
+    index = parts.add_parser("index", help="embed a folder", description=about)
     index.add_shared("model MODEL")
     index.add_argument("folder", type=Path, metavar="FOLDER", help="folder of images (recursive)")
     index.add_option("--out DIR", "new directory; with --update an existing index", Path, required=True)
@@ -48,9 +47,8 @@ def add_arguments(parser: CommandParser) -> None:
     index.add_shared("--json")
     index.add_compute_options()
 
-    find = parts.add_parser(
-        "find", help="find the nearest images", description="Find the images that are nearest to IMAGE."
-    )
+    about = "Find the images that are nearest to IMAGE."
+    find = parts.add_parser("find", help="find the nearest images", description=about)
     find.add_argument("index", type=Path, metavar="DIR", help="directory of vitrail search index")
     find.add_argument("pictures", type=Path, nargs="+", metavar="IMAGE", help="query image")
     find.add_option("--top K", "neighbours per query [10]", int, default=10)
@@ -58,8 +56,7 @@ def add_arguments(parser: CommandParser) -> None:
     find.add_option("--exact", "compare with every image, even if there is a graph")
     find.add_shared("--json")
     find.add_option("--model MODEL", "new location of the model, or an export of it")
-    find.add_shared("--runtime")
-    find.add_shared("--device auto|cpu|cuda|mps")
+    find.add_shared("--runtime", "--device auto|cpu|cuda|mps")
     find.add_checkpoint_options()
 
 
@@ -99,8 +96,7 @@ def build_index_from_options(options: argparse.Namespace) -> int:
     lines.append(f"{len(index.images):,} images by {index.model.name}, {index.vectors.shape[1]} values each")
     if index.recall is not None:
         lines.append(f"faiss: {index.recall.describe()}")
-    print_result(options, result.as_dict(), [*lines, options.out])
-    return 0
+    return print_result(options, result.as_dict(), [*lines, options.out])
 
 
 def search_from_options(options: argparse.Namespace) -> int:
@@ -117,26 +113,23 @@ def search_from_options(options: argparse.Namespace) -> int:
         options.model,
         runtime=options.runtime,
         device=options.device,
-        assume={name: str(value) for name, value in parse_assumptions(options).items()},
+        assume=parse_assumptions(options),
         take=options.take,
         n_images=len(options.pictures),
     )
     results = find_neighbours(index, deployed, options.pictures, options.top, options.exact)
     exact = options.exact or index.recall is None
     method = "exactly" if exact else "with a faiss graph"
+    record, lines = results_as_dict(index, results, exact), format_results(index, results, method)
     if options.out is not None:
         from vitrail.deploy.search.contact_sheet import write_sheet
 
         write_sheet(index, results, method, options.out)
-    sheet = [] if options.out is None else [options.out]
-    lines = [*format_results(index, results, method), *sheet]
-    print_result(options, results_as_dict(index, results, exact, options.out), lines)
-    return 0
+        record, lines = record | {"sheet": str(options.out)}, [*lines, str(options.out)]
+    return print_result(options, record, lines)
 
 
-def results_as_dict(
-    index: "SearchIndex", results: "list[SearchResult]", exact: bool, out: Path | None
-) -> dict[str, Any]:
+def results_as_dict(index: "SearchIndex", results: "list[SearchResult]", exact: bool) -> dict[str, Any]:
     """Return the results as values for JSON."""
     from vitrail.data.sources.files import printable_path
 
@@ -155,7 +148,6 @@ def results_as_dict(
             }
             for result in results
         ],
-        **({} if out is None else {"sheet": str(out)}),
     }
 
 

@@ -39,9 +39,7 @@ def add_arguments(parser: CommandParser) -> None:
     host = "host name of the service (repeatable; * for any) [loopback names and the address it listens on]"
     access.add_option("--allow-host NAME", host, action="append", default=[])
     compute = parser.add_group("compute")
-    compute.add_shared("--runtime")
-    compute.add_shared("--device auto|cpu|cuda|mps", "--merge R")
-    compute.add_shared("--size N|HxW")
+    compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
     compute.add_option("--workers N", "model threads [on a CPU one per core, at most 4]", int)
     compute.add_option("--threads N", "cores per model thread [cores / workers]", int)
     compute.add_option("--max-batch N", "images per batch [8]", int, default=8)
@@ -87,8 +85,8 @@ def run(options: argparse.Namespace) -> int:
         body_seconds=options.body_timeout,
     )
     workers, threads = choose_workers(options)
-    max_batch = check_at_least(1, options.max_batch, "--max-batch")
-    server_options = ServerOptions(workers, max_batch, options.batch_ms / 1000, options.drain, limits)
+    check_at_least(1, options.max_batch, "--max-batch")
+    server_options = ServerOptions(workers, options.max_batch, options.batch_ms / 1000, options.drain, limits)
     models, tokens = parse_model_sources(options.models), load_tokens(options.token, options.token_file)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
@@ -120,17 +118,11 @@ def run(options: argparse.Namespace) -> int:
 
 def choose_workers(options: argparse.Namespace) -> tuple[int, int | None]:
     """Return the number of workers and the cores of each: on a CPU, several single-threaded models are the fastest."""
+    from vitrail.utils.devices import pick_device
+
     cores = os.cpu_count() or 1
-    on_cpu = options.device == "cpu" or (options.device == "auto" and not has_accelerator())
+    on_cpu = pick_device(options.device).type == "cpu"
     workers = options.workers if options.workers is not None else (min(4, cores) if on_cpu else 1)
     check_at_least(1, workers, "--workers")
-    if options.threads is not None:
-        return workers, check_at_least(1, options.threads, "--threads")
-    return workers, max(1, cores // workers) if on_cpu else None
-
-
-def has_accelerator() -> bool:
-    """Return whether PyTorch sees a GPU."""
-    import torch
-
-    return torch.cuda.is_available() or torch.backends.mps.is_available()
+    check_at_least(1, options.threads, "--threads")
+    return workers, options.threads or (max(1, cores // workers) if on_cpu else None)

@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result
+from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result, refuse_options
 from vitrail.cli.text.training import TrainingDisplay, format_outcome
 
 OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
@@ -98,9 +98,8 @@ def add_machine_options(parser: CommandParser) -> None:
 
 def data_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Return the data options that were given, by the names of the recipe's fields."""
-    return {
-        {"split": "fractions"}.get(name, name): value for name, value in given_options(options, DATA_OPTIONS).items()
-    }
+    given = given_options(options, DATA_OPTIONS)
+    return {"fractions" if name == "split" else name: value for name, value in given.items()}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -116,9 +115,8 @@ def check_run_options(options: argparse.Namespace) -> None:
     extra = given_options(options, (*NEW_RUN_OPTIONS, *RECIPE_OPTIONS))
     if options.resume and extra:
         raise ValueError(f"--resume continues a run with its own settings: leave out {first_flag(extra)}")
-    needing = given_options(options, DATA_OPTIONS)
-    if needing and not options.data:
-        raise ValueError(f"{first_flag(needing)} needs DATA: give it too")
+    if not options.data:
+        refuse_options(options, DATA_OPTIONS, "needs DATA: give it too")
 
 
 def run_training(options: argparse.Namespace, start: Callable[..., Any], **more: Any) -> int:

@@ -13,7 +13,7 @@ examples:
 import argparse
 from functools import partial
 
-from vitrail.cli.options import CHECKPOINT_HELP, CommandParser, parse_names, print_result
+from vitrail.cli.options import CommandParser, parse_names, print_result
 from vitrail.cli.text.training import TrainingDisplay
 from vitrail.cli.train import add_data_options, data_fields
 
@@ -23,7 +23,7 @@ METHODS = ("knn", "linear", "head", "lora", "full")
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail transfer`."""
-    parser.add_argument("model", metavar="MODEL", help=CHECKPOINT_HELP)
+    parser.add_checkpoint()
     parser.add_shared("data DATA")
     parser.add_option("--minutes N", "time budget of all methods [10]", float, default=10.0)
     methods = "knn, linear (probes), head, lora, full (training) [all]"
@@ -66,5 +66,4 @@ def run(options: argparse.Namespace) -> int:
         display.print_line(f"{stopped}. Continue with the same command and --out {out}")
         return 128 + stopped.number
     display.clear()
-    print_result(options, table.as_dict() | {"out": str(out)}, [*table.format_lines(), f"runs    {out}"])
-    return 0
+    return print_result(options, table.as_dict() | {"out": str(out)}, [*table.format_lines(), f"runs    {out}"])

@@ -11,7 +11,6 @@ or no local head in the low layers; or if the hybrid's low layers attend clearly
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,15 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.analysis.heads import patch_centres
-from vitrail.analysis.profile import measure_distances
+from vitrail.analysis.profile import measure_distances, uniform_distance
 from vitrail.checkpoints.load import load
 from vitrail.models.hybrid import Hybrid
-from vitrail.nn.shape import Grid
 from vitrail.studies import base, intervals
 from vitrail.studies.base import HYBRID, VIT
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Series, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Chart, Finding, Results, Series, Study, StudyScale, StudySetup
 from vitrail.training.recipe import Recipe
 from vitrail.training.runs.prepare import prepare_data
 
@@ -46,15 +43,13 @@ NOTE = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of both models, each with its own tuning."""
     pure, sizes = base.configure_study_vit(setup), setup.scale.sizes
     hybrid = Hybrid(tuple(sizes["stages"]), sizes.get("map_patch", 1) * base.patch_factor(setup))
     if hybrid.stride != pure.embed.stride:
-        raise ValueError(
-            f"a hybrid of stages {sizes['stages']} has {hybrid.stride} pixels per token and the ViT {pure.embed.stride}: use "
-            "other stages"
-        )
+        pixels = f"{hybrid.stride} pixels per token and the ViT {pure.embed.stride}"
+        raise ValueError(f"a hybrid of stages {sizes['stages']} has {pixels}: use other stages")
     models = {VIT: pure, HYBRID: base.configure_study_vit(setup, embed=hybrid)}
     return base.plan_models(setup, results, [({"model": name}, model) for name, model in models.items()])
 
@@ -81,12 +76,6 @@ def load_images(recipe: Recipe) -> list[Tensor]:
     return list(torch.stack(images).split(BATCH_SIZE))
 
 
-def uniform_distance(grid: Grid, stride: int) -> float:
-    """Return the mean attention distance of a head with uniform attention, in pixels."""
-    centres = patch_centres(grid, stride, torch.device("cpu"))
-    return float(torch.cdist(centres, centres).mean())
-
-
 def split_thirds(depth: int) -> tuple[slice, slice]:
     """Return the first and the last third of the layers, at least one layer each."""
     third = max(1, math.floor(depth / 3 + 0.5))
@@ -103,20 +92,15 @@ class HeadDistances:
         """Return the distances in the low (0) or the high (1) layers."""
         return self.distances[:, split_thirds(self.distances.shape[1])[which]]
 
-    @property
-    def low(self) -> list[float]:
-        """Return the mean distance in the low layers."""
-        return self.select_third(0).mean((1, 2)).tolist()
-
-    @property
-    def high(self) -> list[float]:
-        """Return the mean distance in the high layers."""
-        return self.select_third(1).mean((1, 2)).tolist()
+    def mean_distance(self, which: int) -> list[float]:
+        """Return the mean distance in the low (0) or the high (1) layers for each seed."""
+        return self.select_third(which).mean((1, 2)).tolist()
 
     @property
     def growth(self) -> Estimate:
         """Return the mean distance of the high layers minus that of the low ones."""
-        return intervals.estimate_mean([high - low for low, high in zip(self.low, self.high, strict=True)])
+        thirds = zip(self.mean_distance(0), self.mean_distance(1), strict=True)
+        return intervals.estimate_mean([high - low for low, high in thirds])
 
     @property
     def global_heads(self) -> list[int]:
@@ -140,7 +124,7 @@ class HeadDistances:
         return intervals.build_series(name, dict(enumerate(layers, start=1)), None)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     by_model: dict[str, list[Any]] = {VIT: [], HYBRID: []}
     for result in sorted(results, key=lambda result: int(str(result.at.get("seed", 0)))):
         if result.phase == "final" and "distance" in result.numbers:
@@ -149,21 +133,20 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
         return base.incomplete_answer(missing, LIMITS)
     tests, models = Scores(results, "model"), {name: HeadDistances(np.array(runs)) for name, runs in by_model.items()}
     low_heads = {name: heads.select_third(0).size for name, heads in models.items()}
+    hybrid, vit = (models[name].mean_distance(0) for name in (HYBRID, VIT))
     unit = "relative to uniform attention"
     by_head = tuple(heads.series_by_head(name) for name, heads in models.items())
     by_layer = tuple(heads.series_by_layer(name) for name, heads in models.items())
     return Answer(
-        *formulate_finding(models[VIT], intervals.estimate_difference(models[HYBRID].low, models[VIT].low)),
+        *formulate_finding(models[VIT], intervals.estimate_difference(hybrid, vit)),
         columns=("model", "test", "low layers", "high layers", "growth", "global low heads", "local low heads"),
         rows=tuple(
             (
                 name,
                 tests.format(name),
-                format_estimate(intervals.estimate_mean(heads.low)),
-                format_estimate(intervals.estimate_mean(heads.high)),
+                *(format_estimate(intervals.estimate_mean(heads.mean_distance(third))) for third in (0, 1)),
                 format_estimate(heads.growth),
-                f"{sum(heads.global_heads)} of {low_heads[name]}",
-                f"{sum(heads.local_heads)} of {low_heads[name]}",
+                *(f"{sum(counts)} of {low_heads[name]}" for counts in (heads.global_heads, heads.local_heads)),
             )
             for name, heads in models.items()
         ),
@@ -180,10 +163,8 @@ def formulate_finding(vit: HeadDistances, hybrid_difference: Difference) -> Find
     """Test four claims: distance grows with depth, some low heads are global, others local, and the hybrid is less local."""
     growth, apart = vit.growth, format_signed(hybrid_difference)
     depth = "grows" if growth.low > 0 else "falls" if growth.high < 0 else "does not clearly change"
-    some = (
-        f"of the {vit.select_third(0)[0].size} heads in its low layers {fmean(vit.global_heads):.1f} attend globally and "
-        f"{fmean(vit.local_heads):.1f} locally on average over seeds"
-    )
+    kinds = f"{fmean(vit.global_heads):.1f} attend globally and {fmean(vit.local_heads):.1f} locally"
+    some = f"of the {vit.select_third(0)[0].size} heads in its low layers {kinds} on average over seeds"
     hybrid = f"between its low layers and the hybrid's there is no clear difference at this scale ({apart})"
     if hybrid_difference.is_clear:
         hybrid = f"the hybrid's low layers look {'farther' if hybrid_difference.mean > 0 else 'nearer'} ({apart})"
@@ -206,29 +187,18 @@ STUDY = Study(
         "are consistently local there, and that locality is less pronounced in hybrids (shown in figures; no number is given)."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.2, "one core", seeds=2, steps=4, batch=32, sizes=base.vit_sizes(16, 3, 2, 4, image=16, stages=(1,)),
-        ),
+        "test": base.on_one_core(sizes=base.vit_sizes(16, 3, 2, 4, image=16, stages=(1,))),
         # 64 tokens at width 64, depth 6: 175 images/s on a core; with one stage of a ResNet in front about 125. 800 steps ×
         # 128 = 102,400 images: 585 s and 820 s, and 30 s to evaluate. Two tuning runs and three seeds each: 5 × 615 s + 5 ×
         # 850 s. On two cores: 61 min.
-        "laptop": StudyScale(
-            "cifar-10", 61, "two cores", seeds=3, steps=800, batch=128, lrs=(5e-4, 1.5e-3),
-            sizes=base.vit_sizes(64, 6, 4, 4, stages=(1,)),
-        ),
+        "laptop": base.on_two_cores(minutes=61, batch=128, lrs=(5e-4, 1.5e-3), sizes=base.vit_sizes(
+            64, 6, 4, 4, stages=(1,))),
         # Ti/16 at 224², 1,500 images/s with bf16, and R50+Ti/16 at 700: 30,000 steps × 256 = 1.4 h and 3 h, five of each.
-        "gpu": StudyScale(
-            "imagenet", 1_330, "one GPU", seeds=3, steps=30_000, batch=256, lrs=(5e-4, 1e-3),
-            sizes=base.vit_sizes(192, 12, 3, 16, image=224, stages=(3, 4, 9), precision="bf16", warmup=3_000),
-        ),
+        "gpu": base.on_gpu(data="imagenet", minutes=1_330, steps=30_000, lrs=(5e-4, 1e-3), sizes=base.vit_sizes(
+            192, 12, 3, 16, image=224, stages=(3, 4, 9), precision="bf16", warmup=3_000)),
         # L/16 and R50+L/16 on ImageNet-21k for 30 epochs in batches of 4,096, 102,500 steps, table 3: 2,500 and 2,000
         # images/s on eight GPUs, 47 and 58 h each, three seeds, one learning rate.
-        "cluster": StudyScale(
-            "imagenet-21k", 18_900, "8 GPUs", seeds=3, steps=102_500, batch=4096, lrs=(1e-3,),
-            sizes={**base.L16, "stages": (3, 4, 9)},
-        ),
+        "cluster": base.on_cluster(minutes=18_900, seeds=3, sizes={**base.L16, "stages": (3, 4, 9)}),
     },
-    plan=plan,
-    interpret=interpret_results,
-    measure=measure,
+    plan=plan, interpret=interpret_results, measure=measure,
 )  # fmt: skip

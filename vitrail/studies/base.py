@@ -11,7 +11,7 @@ widths and Vision Transformers many, so the ResNet of the scale sets the target.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,24 @@ from vitrail.models.flops import count
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.registry import configure, configure_tokens
 from vitrail.objectives.classification import Classification
-from vitrail.studies.study import NO_FINDING, Answer, Cell, CellResult, GridPoint, StudySetup
+from vitrail.studies.study import NO_FINDING, Answer, Cell, GridPoint, Results, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Recipe
 from vitrail.training.runs.prepare import prepare_data
 from vitrail.training.schedule import Linear
 
+# The scales of studies, with the settings that most studies share.
+on_one_core = partial(StudyScale, data="digits", minutes=0.2, hardware="one core", seeds=2, steps=4, batch=32)
+on_two_cores = partial(StudyScale, data="cifar-10", hardware="two cores", seeds=3, steps=800, batch=64)
+on_gpu = partial(StudyScale, data="cifar-10", hardware="one GPU", seeds=3, steps=10_000, batch=256)
+on_cluster = partial(StudyScale, data="imagenet-21k", hardware="8 GPUs", steps=102_500, batch=4096)
 SHOTS, DRAWS = 5, 5
 MAX_WHOLE_SIDE, PHOTO_SIDE, PHOTO_PATCH_FACTOR = 64, 128, 4  # pixels, pixels, times
 TRAINING_PASSES = 3  # forward, backward to the inputs, backward to the weights: the same number of multiply-adds each
 RESNET, HYBRID, VIT = "ResNet", "hybrid", "ViT"
 FAMILIES = (RESNET, HYBRID, VIT)
 MAX_COST_DIFFERENCE = 0.1  # relative to the ResNet's cost
+MakeRecipe = Callable[[GridPoint, float, int], Recipe]  # of a grid point, a learning rate and a seed
 
 
 def vit_sizes(width: int, depth: int, heads: int, patch: int, **others: Any) -> dict[str, Any]:
@@ -66,12 +72,7 @@ def measure_five_shot_of(model: str, cell: Cell) -> dict[str, Any]:
     return {"five-shot": report.results[0].score}
 
 
-def plan_tuned(
-    setup: StudySetup,
-    results: Sequence[CellResult],
-    points: Sequence[GridPoint],
-    make_recipe: Callable[[GridPoint, float, int], Recipe],
-) -> list[Cell]:
+def plan_tuned(setup: StudySetup, results: Results, points: Sequence[GridPoint], make_recipe: MakeRecipe) -> list[Cell]:
     """Return the tuning cells of every grid point, and the final cells of the points whose tuning cells are all finished.
 
     A tuning cell is {**point, "rate": lr, "seed": 0} in the phase "tune". A scale with one learning rate has none.
@@ -89,9 +90,7 @@ def plan_tuned(
     ]
 
 
-def select_lr(
-    point: GridPoint, lrs: Sequence[float], results: Sequence[CellResult], phase: str = "tune"
-) -> float | None:
+def select_lr(point: GridPoint, lrs: Sequence[float], results: Results, phase: str = "tune") -> float | None:
     """Return the learning rate with the best validation accuracy, the first of ties; None while a tuning run is missing."""
     if len(lrs) == 1:
         return lrs[0]
@@ -106,9 +105,7 @@ def select_lr(
     return lrs[scores.index(max(scores))]
 
 
-def plan_models(
-    setup: StudySetup, results: Sequence[CellResult], models: Sequence[tuple[GridPoint, ModelConfig]]
-) -> list[Cell]:
+def plan_models(setup: StudySetup, results: Results, models: Sequence[tuple[GridPoint, ModelConfig]]) -> list[Cell]:
     """Return the cells of models that differ in nothing else, each with its own tuning."""
     by_point = {tuple(point.values()): model for point, model in models}
 
@@ -223,10 +220,8 @@ def match_cost(setup: StudySetup, bit: Mapping[str, Any], hybrid: Mapping[str, A
     others = {HYBRID: find_width(embed=trunk), VIT: find_width()}
     near = {name: m for name, m in others.items() if abs(count_macs(m) - cost) <= MAX_COST_DIFFERENCE * cost}
     if VIT not in near:
-        raise ValueError(
-            f"no ViT width matches the ResNet's {cost / 1e6:,.1f} M multiply-adds per image (nearest "
-            f"{count_macs(others[VIT]) / 1e6:,.1f} M): use other data, or another scale"
-        )
+        costs = f"{cost / 1e6:,.1f} M multiply-adds per image (nearest {count_macs(others[VIT]) / 1e6:,.1f} M)"
+        raise ValueError(f"no ViT width matches the ResNet's {costs}: use other data, or another scale")
     return {RESNET: target, **near}
 
 
@@ -259,7 +254,7 @@ def measure_cost(cell: Cell, run: Path) -> dict[str, Any]:
     return {"parameters": cost.params, "macs": cost.macs}
 
 
-def describe_parameters(results: Sequence[CellResult]) -> tuple[str, ...]:
+def describe_parameters(results: Results) -> tuple[str, ...]:
     """Return notes with parameters and cost of the largest model of each family; parameters are not matched."""
     known = sorted((r for r in results if "macs" in r.numbers), key=lambda result: result.numbers["macs"])
     models = {str(result.at["family"]): result.numbers for result in known}

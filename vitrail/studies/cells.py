@@ -193,17 +193,13 @@ def adopt_run(home: Path, claim: CellClaim) -> Path:
 
 
 def run_training(
-    recipe: Recipe,
-    directory: Path,
-    machine: Machine,
-    listeners: tuple[Listener, ...],
-    progress: ProgressCallback | None,
+    recipe: Recipe, run: Path, machine: Machine, listeners: tuple[Listener, ...], progress: ProgressCallback | None
 ) -> dict[str, Any]:
     """Train or resume a run to its end and return its summary."""
-    if (directory / "recipe.json").is_file():
-        return resume(directory, changes=dict(vars(machine)), listeners=listeners, progress=progress)[1]
+    if (run / "recipe.json").is_file():
+        return resume(run, changes=dict(vars(machine)), listeners=listeners, progress=progress)[1]
     begin = pretrain if method_of(recipe) else train
-    return begin(recipe=recipe, out=directory, machine=machine, listeners=listeners, progress=progress)[1]
+    return begin(recipe=recipe, out=run, machine=machine, listeners=listeners, progress=progress)[1]
 
 
 def collect_numbers(study: Study, cell: Cell, directory: Path, summary: dict[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,10 @@ ResNets of several sizes, and for each a hybrid and a Vision Transformer with th
 that backward) for every image seen. The learning rate of each model is tuned with the same number of runs.
 """
 
-from collections.abc import Sequence
-
 from vitrail.studies import base
 from vitrail.studies.base import FAMILIES, HYBRID, RESNET, VIT, size_range
 from vitrail.studies.intervals import Scores, estimate_reduction, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, Results, Study, StudyScale, StudySetup
 
 LIMITS = (
     "Small models that are trained from scratch for a short time on small data, where the paper pre-trains on JFT and averages "
@@ -21,23 +19,20 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every family at every size, each with its own tuning."""
     sizes = [base.match_cost(setup, size["bit"], size["hybrid"]) for size in setup.scale.sizes["models"]]
     n_images = setup.scale.steps * setup.scale.batch
     models = [
-        (
-            {"family": family, "size": number, "compute": base.count_training_macs(models[family], n_images)},
-            models[family],
-        )
+        ({"family": family, "size": k, "compute": base.count_training_macs(models[family], n_images)}, models[family])
         for family in FAMILIES
-        for number, models in enumerate(sizes, 1)
+        for k, models in enumerate(sizes, 1)
         if family in models
     ]
     return base.plan_models(setup, results, models)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     known = {(r.at["family"], r.at["size"]): float(r.at["compute"] or 0) for r in results if r.phase == "final"}
     spent = dict(sorted(known.items(), key=lambda item: (FAMILIES.index(str(item[0][0])), item[0][1])))
     tests = Scores(results, "family", "size", order=spent)
@@ -48,14 +43,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
         *formulate_finding(tests),
         columns=("family", "size", "training compute, GMAC", "rate", "test", "against the ResNet"),
         rows=tuple(
-            (
-                family,
-                str(size),
-                f"{spent[family, size] / 1e9:,.0f}",
-                tests.format_lr((family, size)),
-                tests.format((family, size)),
-                tests.format_change((family, size), (RESNET, size)),
-            )
+            (family, str(size), f"{spent[family, size] / 1e9:,.0f}", *tests.format_row((family, size), (RESNET, size)))
             for family, size in tests
         ),
         charts=(tests.lines("Test accuracy against training compute", lines, "multiply-adds of the whole training"),),
@@ -101,60 +89,37 @@ STUDY = Study(
         "datasets); hybrids are slightly better than they are at small compute, and the difference vanishes for larger models."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.3, "one core", seeds=1, steps=3, batch=32,
-            sizes={
-                "depth": 1, "heads": 2, "patch": 2,
-                "models": (
+        "test": base.on_one_core(minutes=0.3, seeds=1, steps=3, sizes={
+            "depth": 1, "heads": 2, "patch": 2, "models": (
                     {"bit": {"stages": (1,), "factor": 0.25, "root": "small"}, "hybrid": {"stages": (), "patch": 1}},
                     {"bit": {"stages": (1, 1), "factor": 0.25, "root": "small"}, "hybrid": {"stages": (), "patch": 1}},
-                ),
-            },
-        ),
+            )}),
         # CIFAR-10, 5, 13 and 20 M multiply-adds per image. Seconds for 1,000 images on an idle core: ResNets 4.3, 6.7, 6.7;
         # hybrids 2.5, 3.3, 4.5; ViTs 2.0, 3.7, 5.3: 39 in all. 480 steps × 64 = 30,720 images, and validation and test cost
         # as much as 5,000 more: 35.7 × 39 × (2 tuning runs + 3 seeds) = 6,960 s, and 45 × 8 s to start = 7,320 s; two at a
         # time 61 min.
-        "laptop": StudyScale(
-            "cifar-10", 61, "two cores", seeds=3, steps=480, batch=64, lrs=(1e-3, 3e-3),
-            sizes={
-                "depth": 4, "heads": 4, "patch": 4,
-                "models": (
+        "laptop": base.on_two_cores(minutes=61, steps=480, lrs=(1e-3, 3e-3), sizes={
+            "depth": 4, "heads": 4, "patch": 4, "models": (
                     {"bit": {"stages": (1,), "factor": 0.25, "root": "small"}, "hybrid": {"stages": (), "patch": 2}},
                     {"bit": {"stages": (1, 1), "factor": 0.25, "root": "small"}, "hybrid": {"stages": (1,), "patch": 2}},
                     {"bit": {"stages": (1, 1, 1), "factor": 0.25, "root": "small"}, "hybrid": {"stages": (1,), "patch": 2}},
-                ),
-            },
-        ),
+            )}),
         # CIFAR-10, 28, 53 and 182 M multiply-adds per image, estimated with 6,000, 4,000 and 1,500 images/s: 10,000 steps ×
         # 256 take 430, 640 and 1,710 s. 3 families × 5 runs × 2,780 s.
-        "gpu": StudyScale(
-            "cifar-10", 695, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(3e-4, 1e-3),
-            sizes={
-                "depth": 8, "heads": 4, "patch": 4, "precision": "bf16", "warmup": 1_000,
-                "models": (
+        "gpu": base.on_gpu(minutes=695, lrs=(3e-4, 1e-3), sizes={
+            "depth": 8, "heads": 4, "patch": 4, "precision": "bf16", "warmup": 1_000, "models": (
                     {"bit": {"stages": (1, 1, 1, 1), "factor": 0.25, "root": "small"}, "hybrid": {"stages": (1,), "patch": 2}},
                     {"bit": {"stages": (2, 2, 2, 2), "factor": 0.25, "root": "small"}, "hybrid": {"stages": (1, 1), "patch": 1}},
                     {"bit": {"stages": (2, 2, 2, 2), "factor": 0.5, "root": "small"}, "hybrid": {"stages": (2, 2), "patch": 1}},
-                ),
-            },
-        ),
+            )}),
         # R50x1, R101x1 and R50x2 at 224² and what matches them, on ImageNet-21k: 30 epochs of 14 M in batches of 4,096,
         # 102,500 steps; estimated with 8,000, 4,500 and 2,200 images/s on eight GPUs: 15, 26 and 53 h. 3 families.
-        "cluster": StudyScale(
-            "imagenet-21k", 16_900, "8 GPUs", seeds=1, steps=102_500, batch=4096,
-            sizes={
-                "depth": 12, "heads": 12, "patch": 16, "image": 224, "weight_decay": 0.03, "dropout": 0.1, "precision": "bf16",
-                "warmup": 10_000,
-                "models": (
+        "cluster": base.on_cluster(minutes=16_900, sizes={
+            "depth": 12, "heads": 12, "patch": 16, **base.TABLE_3, "models": (
                     {"bit": {"stages": (3, 4, 6, 3), "factor": 1.0}, "hybrid": {"stages": (2, 2), "patch": 2}},
                     {"bit": {"stages": (3, 4, 23, 3), "factor": 1.0}, "hybrid": {"stages": (2, 2, 2), "patch": 1}},
                     {"bit": {"stages": (3, 4, 6, 3), "factor": 2.0}, "hybrid": {"stages": (3, 4, 9), "patch": 1}},
-                ),
-            },
-        ),
+            )}),
     },
-    plan=plan,
-    interpret=interpret_results,
-    measure=base.measure_cost,
+    plan=plan, interpret=interpret_results, measure=base.measure_cost,
 )  # fmt: skip

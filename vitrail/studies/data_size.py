@@ -15,7 +15,6 @@ number of learning rates: for pre-training on validation images of the pre-train
 kept), and for fine-tuning on those of the target classes.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from vitrail.studies import base
 from vitrail.studies.base import FAMILIES, HYBRID, RESNET, VIT, select_lr, size_range
 from vitrail.studies.intervals import NO_VALUE, Difference, Scores, estimate_reduction, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
@@ -35,7 +34,7 @@ ROOT_ONLY_NOTE = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return pre-training cells of every family and size, and fine-tuning cells of those whose models are finished."""
     sizes, scale = setup.scale.sizes, setup.scale
     source, target = split_classes(setup)
@@ -75,10 +74,8 @@ def split_classes(setup: StudySetup) -> tuple[StudySetup, StudySetup]:
     """Return the setup restricted to the pre-training classes, and to the held-out classes."""
     classes = setup.facts.classes
     if classes < 4:
-        raise ValueError(
-            f"{setup.data.where} has {classes} classes, but this study pre-trains on half and transfers to the rest: use data "
-            "with 4 or more"
-        )
+        needed = "but this study pre-trains on half and transfers to the rest: use data with 4 or more"
+        raise ValueError(f"{setup.data.where} has {classes} classes, {needed}")
 
     def restrict(every: tuple[int, int]) -> StudySetup:
         facts = replace(setup.facts, classes=len(range(classes)[every[0] :: every[1]]))
@@ -101,10 +98,8 @@ def subset_sizes(setup: StudySetup) -> list[int]:
     wanted = setup.scale.sizes["per_class"]
     available = [many for many in wanted if many <= most]
     if len(available) < 2:
-        raise ValueError(
-            f"{setup.data.where} has about {most:.0f} training images per class, and this scale compares "
-            f"{', '.join(map(str, wanted))}: use data with {wanted[1]} or more"
-        )
+        needed = f"this scale compares {', '.join(map(str, wanted))}: use data with {wanted[1]} or more"
+        raise ValueError(f"{setup.data.where} has about {most:.0f} training images per class, and {needed}")
     return available
 
 
@@ -116,7 +111,7 @@ def measure(cell: Cell, run: Path) -> dict[str, Any]:
     return base.measure_five_shot_of(cell.recipe.init, cell) | base.measure_cost(cell, run)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     known = {(str(r.at["family"]), int(str(r.at["each class"]))) for r in results if r.phase == "final"}
     points = sorted(known, key=lambda point: (point[1], FAMILIES.index(point[0])))
     tests, shots = (Scores(results, "family", "each class", number=n, order=points) for n in ("test", "five-shot"))
@@ -130,6 +125,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
     )
     if size_range(tests, VIT, RESNET) is None or size_range(shots, VIT, RESNET) is None:
         return base.incomplete_answer([f"{VIT} and {RESNET} at two sizes of the set"], limits)
+    root_only = () if scale.sizes["hybrid"]["stages"] else (ROOT_ONLY_NOTE,)
     titles = (f"Fine-tuned with {scale.sizes['labels']} labels per class", "5-shot accuracy of the frozen features")
     return Answer(
         *formulate_finding(tests, shots),
@@ -155,15 +151,11 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
             for title, scores in zip(titles, (tests, shots), strict=True)
         ),
         limits=limits,
-        notes=(
-            *base.describe_parameters(results),
-            *compare_hybrids(tests),
-            *(() if scale.sizes["hybrid"]["stages"] else (ROOT_ONLY_NOTE,)),
-        ),
+        notes=(*base.describe_parameters(results), *compare_hybrids(tests), *root_only),
     )
 
 
-def format_pretraining_lr(results: Sequence[CellResult], family: str, per_class: int) -> str:
+def format_pretraining_lr(results: Results, family: str, per_class: int) -> str:
     """Return the best pre-training learning rate of a grid point, as text."""
     point = {"family": family, "each class": per_class}
     lrs = {float(str(r.at["rate"])) for r in results if r.phase == "base" and point.items() <= r.at.items()}
@@ -179,10 +171,9 @@ def formulate_finding(tests: Scores, shots: Scores) -> Finding:
         [scores.subtract((RESNET, size), (VIT, size)) for size in sizes] for scores in (tests, shots)
     )
     (lead, agreement), (_, other) = compare_ends(few, many), compare_ends(few_shot, many_shot)
-    finding = (
-        f"{lead}: pre-trained on {sizes[0]:,} images per class and fine-tuned, ResNet minus ViT is {format_points(few)}, on "
-        f"{sizes[1]:,} it is {format_points(many)}; by 5 shots {format_points(few_shot)} and {format_points(many_shot)}"
-    )
+    fine_tuned = f"ResNet minus ViT is {format_points(few)}, on {sizes[1]:,} it is {format_points(many)}"
+    by_shots = f"by 5 shots {format_points(few_shot)} and {format_points(many_shot)}"
+    finding = f"{lead}: pre-trained on {sizes[0]:,} images per class and fine-tuned, {fine_tuned}; {by_shots}"
     pairs = ((few, few_shot), (many, many_shot))
     opposed = any(a.is_clear and b.is_clear and a.mean * b.mean < 0 for a, b in pairs)
     if opposed or {agreement, other} == {"agrees", "disagrees"}:
@@ -235,44 +226,32 @@ STUDY = Study(
         "and more."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.3, "one core", seeds=1, steps=3, batch=16, lrs=(0.03,),
-            sizes={"depth": 1, "heads": 2, "patch": 2, "per_class": (4, 16), "labels": 8, "base_rates": (1e-3,),
-                   "base_steps": 3, "bit": {"stages": (1,), "factor": 0.25, "root": "small"},
-                   "hybrid": {"stages": (), "patch": 1}},
-        ),
+        "test": base.on_one_core(minutes=0.3, seeds=1, steps=3, batch=16, lrs=(0.03,), sizes={
+            "depth": 1, "heads": 2, "patch": 2, "per_class": (4, 16), "labels": 8, "base_rates": (1e-3,),
+            "base_steps": 3, "bit": {"stages": (1,), "factor": 0.25, "root": "small"},
+            "hybrid": {"stages": (), "patch": 1}}),
         # R14x0.5 on Fashion-MNIST costs 6.8 M multiply-adds per image. On an idle core all three train about 450 images/s,
         # 1,300/s without training. Pre-training 400 steps × 64 = 25,600: 57 s, + 3,000 validation images 3 s + 8 s to start
         # = 68 s. Two learning rates and two more seeds at 18 points: 72 × 68 s = 4,900 s. Fine-tuning 200 steps: 28 s, + 10 s; a
         # final run + 5,000 test images, again for 5-shot: 46 s. 18 × (2 × 38 + 3 × 46) = 3,850 s. Two at a time 73 min; with
         # one seed 39 min. Each seed draws other images, so three seeds are needed to measure that effect.
-        "laptop": StudyScale(
-            "fashion-mnist", 73, "two cores", seeds=3, steps=200, batch=64, lrs=(0.05, 0.2),
-            sizes={"depth": 4, "heads": 4, "patch": 4, "per_class": (10, 40, 150, 500, 1600, 5000), "labels": 100,
-                   "base_rates": (1e-3, 3e-3), "base_steps": 400, "bit": {"stages": (1, 1, 1, 1), "factor": 0.5},
-                   "hybrid": {"stages": (), "patch": 1}},
-        ),
+        "laptop": base.on_two_cores(data="fashion-mnist", minutes=73, steps=200, lrs=(0.05, 0.2), sizes={
+            "depth": 4, "heads": 4, "patch": 4, "per_class": (10, 40, 150, 500, 1600, 5000), "labels": 100,
+            "base_rates": (1e-3, 3e-3), "base_steps": 400, "bit": {"stages": (1, 1, 1, 1), "factor": 0.5},
+            "hybrid": {"stages": (), "patch": 1}}),
         # R26x0.5 with the small root on CIFAR-10 costs 182 M multiply-adds; estimated with 1,500 images/s. Pre-training 10,000
         # steps × 256 takes 1,710 s, and 30 s more, 72 such; fine-tuning 500 steps 85 s, and 30 s more, 90 such.
-        "gpu": StudyScale(
-            "cifar-10", 2_260, "one GPU", seeds=3, steps=500, batch=256, lrs=(0.01, 0.03),
-            sizes={"depth": 12, "heads": 4, "patch": 4, "per_class": (32, 96, 256, 768, 2048, 4400), "labels": 100,
-                   "base_rates": (3e-4, 1e-3), "base_steps": 10_000, "precision": "bf16", "warmup": 1_000,
-                   "bit": {"stages": (2, 2, 2, 2), "factor": 0.5, "root": "small"},
-                   "hybrid": {"stages": (1, 1), "patch": 1}},
-        ),
+        "gpu": base.on_gpu(minutes=2_260, steps=500, lrs=(0.01, 0.03), sizes={
+            "depth": 12, "heads": 4, "patch": 4, "per_class": (32, 96, 256, 768, 2048, 4400), "labels": 100,
+            "base_rates": (3e-4, 1e-3), "base_steps": 10_000, "precision": "bf16", "warmup": 1_000,
+            "bit": {"stages": (2, 2, 2, 2), "factor": 0.5, "root": "small"}, "hybrid": {"stages": (1, 1), "patch": 1}}),
         # R50x2, and about B/16, at 224² on half of ImageNet-21k's classes: 102,500 steps of 4,096, 53 h, estimated with 2,200
         # images/s on eight GPUs. 18 such, at the paper's learning rate. A class has about 530 images to learn from. Fine-tuning
         # 2,500 steps × 512 = 10 min, three tuning runs and one final run at 18 points.
-        "cluster": StudyScale(
-            "imagenet-21k", 58_000, "8 GPUs", seeds=1, steps=2_500, batch=512, lrs=(0.003, 0.01, 0.03),
-            sizes={"depth": 12, "heads": 12, "patch": 16, "image": 224, "per_class": (2, 6, 18, 54, 162, 486),
-                   "labels": 10, "base_rates": (1e-3,), "base_steps": 102_500, "base_batch": 4096, "weight_decay": 0.03,
-                   "dropout": 0.1, "precision": "bf16", "warmup": 10_000,
-                   "bit": {"stages": (3, 4, 6, 3), "factor": 2.0}, "hybrid": {"stages": (3, 4, 9), "patch": 1}},
-        ),
+        "cluster": base.on_cluster(minutes=58_000, steps=2_500, batch=512, lrs=(0.003, 0.01, 0.03), sizes={
+            "depth": 12, "heads": 12, "patch": 16, "per_class": (2, 6, 18, 54, 162, 486), "labels": 10,
+            "base_rates": (1e-3,), "base_steps": 102_500, "base_batch": 4096, **base.TABLE_3,
+            "bit": {"stages": (3, 4, 6, 3), "factor": 2.0}, "hybrid": {"stages": (3, 4, 9), "patch": 1}}),
     },
-    plan=plan,
-    interpret=interpret_results,
-    measure=measure,
+    plan=plan, interpret=interpret_results, measure=measure,
 )  # fmt: skip

@@ -7,13 +7,12 @@ learning rate and is compared on test images. The loss of a head at the other's 
 only, which selected the learning rates; the finding says so.
 """
 
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from vitrail.studies.base import B16, TI_CIFAR, build_recipe, configure_study_vit, incomplete_answer, vit_sizes
+from vitrail.studies import base
 from vitrail.studies.intervals import Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, Results, Study, StudyScale, StudySetup
 
 TOKEN, MEAN = "class token", "mean of patches"
 POOLS = {TOKEN: "class", MEAN: "mean"}
@@ -29,25 +28,22 @@ NOTES = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return both heads at every learning rate, and each at its best once its tuning runs are finished."""
     scale, grid = setup.scale, group_validation(results)
-    models = {head: configure_study_vit(setup, pool=pool) for head, pool in POOLS.items()}
-    best = {
-        head: select_best_lr(grid, head)
-        for head in POOLS
-        if all(len(grid.get((head, lr), ())) == scale.seeds for lr in scale.lrs)
-    }
+    models = {head: base.configure_study_vit(setup, pool=pool) for head, pool in POOLS.items()}
+    tuned = [head for head in POOLS if all(len(grid.get((head, lr), ())) == scale.seeds for lr in scale.lrs)]
+    best = {head: select_best_lr(grid, head) for head in tuned}
 
     def make_cell(head: str, lr: float, seed: int, phase: Literal["tune", "final"]) -> Cell:
-        return Cell({"head": head, "rate": lr, "seed": seed}, build_recipe(setup, models[head], lr, seed), phase)
+        return Cell({"head": head, "rate": lr, "seed": seed}, base.build_recipe(setup, models[head], lr, seed), phase)
 
     seeds = range(scale.seeds)
     cells = [make_cell(head, lr, seed, "tune") for head in POOLS for lr in scale.lrs for seed in seeds]
     return cells + [make_cell(head, lr, seed, "final") for head, lr in best.items() for seed in seeds]
 
 
-def group_validation(results: Sequence[CellResult]) -> Scores:
+def group_validation(results: Results) -> Scores:
     """Return validation accuracies by head and learning rate, in ascending order of the learning rate."""
     lrs = sorted({float(str(result.at["rate"])) for result in results if result.phase == "tune"})
     order = [(head, lr) for head in POOLS for lr in lrs]
@@ -59,11 +55,11 @@ def select_best_lr(grid: Scores, head: str) -> float:
     return max((lr for name, lr in grid if name == head), key=lambda lr: (fmean(grid[head, lr]), -lr))
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     grid, tests = group_validation(results), Scores(results, "head")
     lrs = {head: [lr for name, lr in grid if name == head] for head in POOLS}
     if missing := [head for head in POOLS if not lrs[head] or head not in tests]:
-        return incomplete_answer(missing, LIMITS)
+        return base.incomplete_answer(missing, LIMITS)
     lines = {head: {(head, lr): lr for lr in lrs[head]} for head in POOLS}
     return Answer(
         *formulate_finding(grid, tests),
@@ -116,28 +112,18 @@ STUDY = Study(
         "“performed very poorly”, which the learning rate alone explains (in a figure; no number is given)."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.2, "one core", seeds=1, steps=4, batch=32, lrs=(1e-3, 1e-2), sizes=vit_sizes(16, 1, 2, 2),
-        ),
+        "test": base.on_one_core(seeds=1, lrs=(1e-3, 1e-2), sizes=base.vit_sizes(16, 1, 2, 2)),
         # 49 tokens, width 64, depth 4: 350 images/s on an idle core, 1,000/s without training. 800 steps × 64 = 51,200: 146
         # s. A tuning run: + 12,000 validation images 12 s + 8 s to start = 166 s; 2 heads × 5 rates × 3 seeds = 30 tuning
         # runs: 4,980 s. A final run: + 10,000 test images = 176 s; 6 of them: 1,056 s. 6,036 s, two at a time 50 min.
-        "laptop": StudyScale(
-            "fashion-mnist", 50, "two cores", seeds=3, steps=800, batch=64, lrs=(4e-4, 1e-3, 2.5e-3, 6e-3, 1.5e-2),
-            sizes=vit_sizes(64, 4, 4, 4),
-        ),
+        "laptop": base.on_two_cores(data="fashion-mnist", minutes=50, lrs=(4e-4, 1e-3, 2.5e-3, 6e-3, 1.5e-2),
+            sizes=base.vit_sizes(64, 4, 4, 4)),
         # 64 tokens of CIFAR-10, Ti's width and depth, estimated with 10,000 images/s: 10,000 steps × 256 take 256 s, and 30
         # s more. 36 runs × 286 s = 172 min.
-        "gpu": StudyScale(
-            "cifar-10", 172, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
-            sizes= TI_CIFAR,
-        ),
+        "gpu": base.on_gpu(minutes=172, lrs=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2), sizes=base.TI_CIFAR),
         # B/16 as in table 3 for ImageNet-21k, 30 epochs of 14 M: 102,500 steps, 19 h, estimated with 6,000 images/s. 2 × (3
         # + 1) runs.
-        "cluster": StudyScale(
-            "imagenet-21k", 9_300, "8 GPUs", seeds=1, steps=102_500, batch=4096, lrs=(3e-4, 1e-3, 3e-3), sizes=B16,
-        ),
+        "cluster": base.on_cluster(minutes=9_300, lrs=(3e-4, 1e-3, 3e-3), sizes=base.B16),
     },
-    plan=plan,
-    interpret=interpret_results,
+    plan=plan, interpret=interpret_results,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.metrics.intervals import wilson_interval
-from vitrail.studies.study import Agreement, CellResult, Chart, Series, Setting
+from vitrail.studies.study import Agreement, Chart, Results, Series, Setting
 
 MIN_SEEDS = 3  # for an interval over seeds
 TRAINING_NOISE = 0.01  # assumed effect of another seed where fewer were run: one point
@@ -146,7 +146,7 @@ def is_beyond_chance(n_clear: int, n_comparisons: int, false_positive_rate: floa
 
 
 def group_values(
-    results: Sequence[CellResult], *names: str, phase: str = "final", number: str = "test"
+    results: Results, *names: str, phase: str = "final", number: str = "test"
 ) -> dict[tuple[Setting, ...], list[float]]:
     """Return the values of a number grouped by the named settings, in order of appearance; sorted by seed in each group."""
     groups: dict[tuple[Setting, ...], list[tuple[int, float]]] = {}
@@ -166,12 +166,7 @@ class Scores(dict[Any, list[float]]):
     """
 
     def __init__(
-        self,
-        results: Sequence[CellResult],
-        *names: str,
-        number: str = "test",
-        phase: str = "final",
-        order: Iterable[Any] | None = None,
+        self, results: Results, *names: str, number: str = "test", phase: str = "final", order: Iterable | None = None
     ) -> None:
         groups = {_single(point): v for point, v in group_values(results, *names, phase=phase, number=number).items()}
         kept = groups if order is None else [point for point in order if point in groups]
@@ -209,6 +204,10 @@ class Scores(dict[Any, list[float]]):
         """Return the learning rate of the final runs at a grid point."""
         return f"{self._lrs[point]:g}" if point in self._lrs else NO_VALUE
 
+    def format_row(self, point: Any, reference: Any) -> tuple[str, str, str]:
+        """Return the table cells of a grid point: learning rate, accuracy, difference from a reference."""
+        return self.format_lr(point), self.format(point), self.format_change(point, reference)
+
     def series(self, label: str, points: Mapping[Any, float | str] | None = None) -> Series:
         """Return means and intervals of all grid points, or of those in `points`, which gives their x."""
         x = {point: point for point in self} if points is None else points
@@ -241,7 +240,7 @@ def format_points(difference: Difference, digits: int = 1) -> str:
     return _format_bounds(difference, "+", 100, digits, " points")
 
 
-def count_test_images(results: Sequence[CellResult]) -> int | None:
+def count_test_images(results: Results) -> int | None:
     """Return the number of test images; None if no result has it."""
     return min((r.numbers["pictures"] for r in results if r.phase == "final" and "pictures" in r.numbers), default=None)
 
@@ -268,9 +267,7 @@ def format_signed(difference: Difference) -> str:
     return _format_bounds(difference, "+")
 
 
-def _format_bounds(
-    estimate: Estimate | Difference, sign: str, factor: float = 1, digits: int = 2, unit: str = ""
-) -> str:
+def _format_bounds(estimate: Estimate | Difference, sign: str, factor: int = 1, digits: int = 2, unit: str = "") -> str:
     values = (estimate.mean, estimate.low, estimate.high)
     # Adding 0.0 turns -0.0 into 0.0.
     mean, low, high = (f"{round(factor * v, digits) + 0.0:{sign}.{digits}f}".replace("-", "−") for v in values)

@@ -7,7 +7,7 @@ colours, or its pixels by squared error, with 50 % of the patches corrupted; or 
 fine-tuned with a few labels per class, and compared with training from scratch on those labels and on all labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from vitrail.data.transforms.augment import Flip
@@ -15,7 +15,7 @@ from vitrail.data.transforms.crops import RandomResizedCrop
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.studies import base, study
 from vitrail.studies.intervals import Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
 
@@ -42,7 +42,7 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return a pre-training cell for each objective and seed, and fine-tuning cells once an objective's models are finished."""
     # Explicit fractions: training with and without labels uses the same split.
     setup = replace(setup, data=replace(setup.data, fractions=setup.data.fractions or study.DEFAULT_FRACTIONS))
@@ -92,7 +92,7 @@ def pretraining_recipe(setup: StudySetup, objective: MaskedPatches, seed: int) -
     )
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests, labels = Scores(results, "begins", order=METHODS), scale.sizes["labels"]
     if missing := tests.find_missing((SCRATCH, MEAN_COLOUR, LABELLED)):
         return base.incomplete_answer(missing, LIMITS)
@@ -100,10 +100,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
     return Answer(
         *formulate_finding(against[SCRATCH].negated, against[LABELLED], f"{labels} labels per class"),
         columns=("begins", "rate", "test", "against colour, 50 %"),
-        rows=tuple(
-            (method, tests.format_lr(method), tests.format(method), tests.format_change(method, MEAN_COLOUR))
-            for method in tests
-        ),
+        rows=tuple((method, *tests.format_row(method, MEAN_COLOUR)) for method in tests),
         charts=(tests.dots(f"Fine-tuned with {labels} labels per class", y_name="top-1 on test images"),),
         limits=LIMITS,
         notes=compare_targets(against),
@@ -115,10 +112,8 @@ def formulate_finding(gain: Difference, behind: Difference, few: str) -> Finding
     by, left = format_points(gain), format_points(behind)
     pretraining = "Pre-training on the mean colours of masked patches"
     if not gain.is_clear:
-        no_difference = (
-            f"makes no clear difference to training from scratch with {few}: {by}, no difference at this scale"
-        )
-        return f"{pretraining} {no_difference}.", "no difference"
+        same = f"makes no clear difference to training from scratch with {few}"
+        return f"{pretraining} {same}: {by}, no difference at this scale.", "no difference"
     if gain.is_loss:
         return f"{pretraining} costs with {few}: {by} against scratch.", "disagrees"
     brings = f"{pretraining} brings {by} over scratch with {few}"
@@ -150,33 +145,22 @@ STUDY = Study(
         "and 15 % instead of 50 % corrupted slightly worse ones (without numbers)."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.3, "one core", seeds=1, steps=3, batch=32,
-            sizes=base.vit_sizes(16, 1, 2, 4, image=16, base_rate=1e-3, base_steps=3, labels=10),
-        ),
-        # Width 96, depth 4, 16 patches: 500 images/s on a core, 300 with 4×4 colours (8,192 answers a patch). Pre-training
-        # 1,200 steps × 128 = 153,600 images: 3 × 307 s + 512 s, × 3 seeds = 4,300 s. Fine-tuning 300 steps × 64 with 51 s
-        # each, three tuning runs and three seeds of five methods: 30 × 51 s = 1,530 s. All labels: 6 × 300 s = 1,800 s. On
-        # two cores: 64 min.
-        "laptop": StudyScale(
-            "cifar-10", 64, "two cores", seeds=3, steps=300, batch=64, lrs=(3e-4, 1e-3, 3e-3),
-            sizes=base.vit_sizes(96, 4, 3, 8, weight_decay=0.05, base_rate=1e-3, base_steps=1_200, base_batch=128,
-                            labels=100),
-        ),
+        "test": base.on_one_core(minutes=0.3, seeds=1, steps=3, sizes=base.vit_sizes(
+            16, 1, 2, 4, image=16, base_rate=1e-3, base_steps=3, labels=10)),
+        # Width 96, depth 4, 16 patches: 500 images/s on a core, 300 with 4×4 colours (8,192 answers a patch). Pre-training 1,200
+        # steps × 128 = 153,600 images: 3 × 307 s + 512 s, × 3 seeds = 4,300 s. Fine-tuning 300 steps × 64 with 51 s each, three
+        # tuning runs and three seeds of five methods: 30 × 51 s = 1,530 s. All labels: 6 × 300 s = 1,800 s. On two cores: 64 min.
+        "laptop": base.on_two_cores(minutes=64, steps=300, lrs=(3e-4, 1e-3, 3e-3), sizes=base.vit_sizes(
+            96, 4, 3, 8, weight_decay=0.05, base_rate=1e-3, base_steps=1_200, base_batch=128, labels=100)),
         # S/16 at 224², 2,000 images/s: 50,000 steps × 512 = 3.6 h, 12 such; all labels 6 × 3.6 h; fine-tuning 30 × 0.2 h.
-        "gpu": StudyScale(
-            "imagenet", 4_250, "one GPU", seeds=3, steps=3_000, batch=512, lrs=(1e-4, 3e-4, 1e-3),
-            sizes=base.vit_sizes(384, 12, 6, 16, image=224, weight_decay=0.05, base_rate=5e-4, base_steps=50_000, labels=50,
-                            precision="bf16"),
-        ),
+        "gpu": base.on_gpu(data="imagenet", minutes=4_250, steps=3_000, batch=512, lrs=(1e-4, 3e-4, 1e-3),
+            sizes=base.vit_sizes(384, 12, 6, 16, image=224, weight_decay=0.05, base_rate=5e-4, base_steps=50_000,
+            labels=50, precision="bf16")),
         # B/16 for 100 epochs of ImageNet-21k's 14 M images, 342,000 steps × 4,096 at 7,000 images/s on eight GPUs: 56 h,
         # 12 such, and 6 with all labels; fine-tuning 30 × 1 h.
-        "cluster": StudyScale(
-            "imagenet-21k", 62_000, "8 GPUs", seeds=3, steps=20_000, batch=512, lrs=(1e-4, 3e-4, 1e-3),
+        "cluster": base.on_cluster(minutes=62_000, seeds=3, steps=20_000, batch=512, lrs=(1e-4, 3e-4, 1e-3),
             sizes=base.vit_sizes(768, 12, 12, 16, image=224, weight_decay=0.03, base_rate=1e-3, base_steps=342_000,
-                            base_warmup=10_000, base_batch=4096, labels=100, precision="bf16"),
-        ),
+            base_warmup=10_000, base_batch=4096, labels=100, precision="bf16")),
     },
-    plan=plan,
-    interpret=interpret_results,
+    plan=plan, interpret=interpret_results,
 )  # fmt: skip

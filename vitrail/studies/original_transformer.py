@@ -6,15 +6,16 @@ Pre-norm, GELU and learned positions against post-norm, ReLU and fixed sinusoids
 changes reverted. The learning rate of each encoder is tuned with the same number of runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vitrail.nn.block import PostNorm, PreNorm
 from vitrail.nn.mlp import GELU, ReLU
 from vitrail.nn.position import Sinusoid1D
-from vitrail.studies.base import B16, TI_CIFAR, VIT, configure_study_vit, incomplete_answer, plan_models, vit_sizes
+from vitrail.studies import base
+from vitrail.studies.base import VIT
 from vitrail.studies.intervals import Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, Results, Study, StudyScale, StudySetup
 
 ORIGINAL = "Transformer of 2017"
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -30,24 +31,24 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every encoder, each with its own tuning."""
     names = setup.scale.sizes.get("encoders", tuple(ENCODERS))
-    models = [({"encoder": name}, configure_study_vit(setup, **ENCODERS[name])) for name in names]
-    return plan_models(setup, results, models)
+    models = [({"encoder": name}, base.configure_study_vit(setup, **ENCODERS[name])) for name in names]
+    return base.plan_models(setup, results, models)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests = Scores(results, "encoder", order=ENCODERS)
     if missing := tests.find_missing((VIT, ORIGINAL)):
-        return incomplete_answer(missing, LIMITS)
+        return base.incomplete_answer(missing, LIMITS)
     changes = tests.compare(VIT)
     whole = changes.pop(ORIGINAL)
     single = {name.removeprefix("ViT, "): change for name, change in changes.items()}
     return Answer(
         *formulate_finding(whole, single),
         columns=("encoder", "rate", "test", "against ViT"),
-        rows=tuple((name, tests.format_lr(name), tests.format(name), tests.format_change(name, VIT)) for name in tests),
+        rows=tuple((name, *tests.format_row(name, VIT)) for name in tests),
         charts=(tests.dots("Test accuracy by encoder"),),
         limits=LIMITS,
         notes=(
@@ -84,28 +85,18 @@ STUDY = Study(
         "ReLU and learned positions in place of sinusoids; they publish no numbers for this choice."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.2, "one core", seeds=2, steps=4, batch=32,
-            sizes=vit_sizes(16, 2, 2, 4, encoders=(VIT, "ViT, norm after", ORIGINAL)),
-        ),
+        "test": base.on_one_core(sizes=base.vit_sizes(16, 2, 2, 4, encoders=(VIT, "ViT, norm after", ORIGINAL))),
         # 16 tokens, width 64, depth 8 (norms after each sum matter in depth): 450 images/s on an idle core, 1,300/s without
         # training. 800 steps × 64 = 51,200: 114 s. A tuning run: + 12,000 validation images 9 s + 8 s to start = 131 s. A
         # final run: + 10,000 test images = 139 s. 5 encoders × (4 × 131 + 3 × 139) = 4,705 s; two at a time 39 min.
-        "laptop": StudyScale(
-            "fashion-mnist", 39, "two cores", seeds=3, steps=800, batch=64, lrs=(3e-4, 1e-3, 2e-3, 4e-3),
-            sizes=vit_sizes(64, 8, 4, 7),
-        ),
+        "laptop": base.on_two_cores(data="fashion-mnist", minutes=39, lrs=(3e-4, 1e-3, 2e-3, 4e-3),
+            sizes=base.vit_sizes(64, 8, 4, 7)),
         # 64 tokens of CIFAR-10, Ti's width and depth, estimated with 10,000 images/s: 10,000 steps × 256 take 256 s, and 30
         # s more. 5 encoders × 7 runs × 286 s = 167 min.
-        "gpu": StudyScale(
-            "cifar-10", 167, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(1e-4, 3e-4, 1e-3, 3e-3), sizes=TI_CIFAR,
-        ),
+        "gpu": base.on_gpu(minutes=167, lrs=(1e-4, 3e-4, 1e-3, 3e-3), sizes=base.TI_CIFAR),
         # B/16 as in table 3 for ImageNet-21k, 30 epochs of 14 M: 102,500 steps, 19 h, estimated with 6,000 images/s. 5 × (2
         # + 1) runs.
-        "cluster": StudyScale(
-            "imagenet-21k", 17_500, "8 GPUs", seeds=1, steps=102_500, batch=4096, lrs=(3e-4, 1e-3), sizes=B16,
-        ),
+        "cluster": base.on_cluster(minutes=17_500, lrs=(3e-4, 1e-3), sizes=base.B16),
     },
-    plan=plan,
-    interpret=interpret_results,
+    plan=plan, interpret=interpret_results,
 )  # fmt: skip

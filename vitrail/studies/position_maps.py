@@ -8,7 +8,7 @@ embeddings: the cosine of every position with every other, as a grid of grids, a
 cosine of two positions in the same row or column over two others at the same distance.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ import numpy as np
 
 from vitrail.analysis.weights import extract_positions
 from vitrail.checkpoints.load import load
-from vitrail.studies.base import L16, build_recipe, configure_study_vit, incomplete_answer, vit_sizes
+from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_estimate, format_signed, is_beyond_chance
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, Series, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Chart, Finding, Results, Series, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
 
 DEFAULT = "as usual"
@@ -39,9 +39,9 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return every setting with every seed. Nothing is tuned, because hyper-parameters are what is compared."""
-    scale, model = setup.scale, configure_study_vit(setup)
+    scale, model = setup.scale, base.configure_study_vit(setup)
     cells = []
     for setting in scale.sizes.get("settings", SETTINGS):
         longer, faster, heavier = SETTINGS[setting]
@@ -49,7 +49,7 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
         decay = heavier * scale.sizes.get("weight_decay", 0.1)
         for seed in range(scale.seeds):
             at = {"setting": setting, "steps": steps, "rate": lr, "weight decay": decay, "seed": seed}
-            recipe = build_recipe(setup, model, lr, seed, steps=steps)
+            recipe = base.build_recipe(setup, model, lr, seed, steps=steps)
             cells.append(Cell(at, replace(recipe, optimizer=AdamW(lr=lr, weight_decay=decay))))
     return cells
 
@@ -76,19 +76,18 @@ def measure_structure(similarity: np.ndarray) -> tuple[float, float]:
     return nearness, float(fitted[2])
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     nearness, lines = (Scores(results, "setting", number=number) for number in ("place", "lines"))
     if missing := nearness.find_missing([DEFAULT]):
-        return incomplete_answer(missing, LIMITS)
+        return base.incomplete_answer(missing, LIMITS)
     tests, changes = Scores(results, "setting"), nearness.compare(DEFAULT)
     shown = {str(result.at["setting"]): result for result in reversed(results)}
-    maps = tuple(
-        Series(f"{setting}: nearness {nearness.estimate(setting).mean:.2f}", maps=similarity_maps(shown[setting]))
-        for setting in SETTINGS
-        if setting in shown
-    )
+    labels = {name: f"{name}: nearness {nearness.estimate(name).mean:.2f}" for name in SETTINGS if name in shown}
+    maps = tuple(Series(label, maps=similarity_maps(shown[name].numbers)) for name, label in labels.items())
+    share = f"{100 * (1 - 0.95 ** len(changes)):.0f} %"
+    chance = f"Of {len(changes)} comparisons at least one is clear by chance alone in up to {share} of studies."
     title = "Cosine of every position with all others, as a grid of grids"
-    correlation = nearness.dots(
+    dots = nearness.dots(
         "Correlation of position similarity and nearness", "nearness", "correlation of cosine and nearness"
     )
     return Answer(
@@ -107,12 +106,9 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
             )
             for setting in nearness
         ),
-        charts=(
-            Chart(title, "maps", maps, y_name="cosine similarity", percent=False),
-            replace(correlation, percent=False),
-        ),
+        charts=(Chart(title, "maps", maps, y_name="cosine similarity", percent=False), replace(dots, percent=False)),
         limits=LIMITS,
-        notes=(describe_lines(lines.estimate(DEFAULT)), *multiple_comparison_note(len(changes))),
+        notes=(describe_lines(lines.estimate(DEFAULT)), *([chance] if len(changes) > 1 else [])),
     )
 
 
@@ -143,18 +139,10 @@ def formulate_finding(default: Estimate, changes: Mapping[str, Difference]) -> F
     return f"{similar}, and how much depends on the training: {'; '.join(clear)}{unchanged}.", "agrees"
 
 
-def multiple_comparison_note(comparisons: int) -> tuple[str, ...]:
-    """Return a note on the chance that one of several comparisons is clear by accident."""
-    share = f"{100 * (1 - 0.95**comparisons):.0f} %"
-    note = f"Of {comparisons} comparisons at least one is clear by chance alone in up to {share} of studies."
-    return (note,) if comparisons > 1 else ()
-
-
-def similarity_maps(result: CellResult) -> tuple[tuple[tuple[float, ...], ...], ...]:
+def similarity_maps(numbers: Mapping[str, Any]) -> tuple[tuple[tuple[float, ...], ...], ...]:
     """Return the similarity map of each position, in row-major order."""
-    return tuple(
-        tuple(tuple(map(float, line)) for line in grid) for row in result.numbers["similarity"] for grid in row
-    )
+    grids = [grid for row in numbers["similarity"] for grid in row]
+    return tuple(tuple(tuple(map(float, line)) for line in grid) for grid in grids)
 
 
 STUDY = Study(
@@ -166,27 +154,17 @@ STUDY = Study(
         "pattern depends on the training's hyper-parameters (shown in figures; no number is given)."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.2, "one core", seeds=2, steps=6, batch=32,
-            sizes=vit_sizes(16, 1, 2, 2, settings=(DEFAULT, "twice as long")),
-        ),
+        "test": base.on_one_core(steps=6, sizes=base.vit_sizes(16, 1, 2, 2, settings=(DEFAULT, "twice as long"))),
         # 49 tokens at width 64, depth 4: 350 images/s on a core. As usual 800 steps × 128 = 102,400 images, 293 s, and 10
         # s to start and to evaluate. A seed: five settings of 303 s, one of 156 s, one of 595 s = 2,270 s. Three seeds on two
         # cores: 57 min.
-        "laptop": StudyScale(
-            "fashion-mnist", 57, "two cores", seeds=3, steps=800, batch=128, sizes=vit_sizes(64, 4, 4, 4),
-        ),
-        # Ti/16 at 224²: about 1,500 images/s with bf16. 20,000 steps × 256 = 5.1 M, 57 min; 7.5 such lengths × 3 seeds = 21
-        # h.
-        "gpu": StudyScale(
-            "imagenet", 1_280, "one GPU", seeds=3, steps=20_000, batch=256,
-            sizes=vit_sizes(192, 12, 3, 16, image=224, precision="bf16", warmup=2_000),
-        ),
+        "laptop": base.on_two_cores(data="fashion-mnist", minutes=57, batch=128, sizes=base.vit_sizes(64, 4, 4, 4)),
+        # Ti/16 at 224²: about 1,500 images/s with bf16. 20,000 steps × 256 = 5.1 M, 57 min; 7.5 such lengths × 3 seeds = 21 h.
+        "gpu": base.on_gpu(data="imagenet", minutes=1_280, steps=20_000, sizes=base.vit_sizes(
+            192, 12, 3, 16, image=224, precision="bf16", warmup=2_000)),
         # The paper's L/16 for 7 epochs of ImageNet-21k's 14 M images in batches of 4,096: 24,000 steps, with table 3's
         # hyper-parameters. 2,500 images/s on eight GPUs: 11 h a run; 7.5 such lengths × 3 seeds = 245 h.
-        "cluster": StudyScale("imagenet-21k", 14_700, "8 GPUs", seeds=3, steps=24_000, batch=4096, sizes=L16),
+        "cluster": base.on_cluster(minutes=14_700, seeds=3, steps=24_000, sizes=base.L16),
     },
-    plan=plan,
-    interpret=interpret_results,
-    measure=measure,
+    plan=plan, interpret=interpret_results, measure=measure,
 )  # fmt: skip

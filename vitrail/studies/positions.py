@@ -6,13 +6,12 @@ The same model without positions; with learned 1-D or 2-D positions, added at th
 shared weights; and with relative positions. The learning rate of each kind is tuned with the same number of runs.
 """
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from vitrail.nn.position import Learned1D, Learned2D, NoPosition, PositionSlot, Relative
 from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Scores, estimate_difference, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, Results, Study, StudyScale, StudySetup
 
 NONE = "none"
 POSITIONS: dict[str, tuple[PositionSlot, str]] = {  # and table 8: ViT-B/16 on JFT, ImageNet 5-shot linear
@@ -39,14 +38,14 @@ NOTES = (
 LARGE_SPREAD_RATIO = 0.5  # spread of the kinds relative to their gain over none; an eighth in the paper
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every kind, each with its own tuning."""
     kinds = setup.scale.sizes.get("kinds", tuple(POSITIONS))
     models = [({"positions": kind}, base.configure_study_vit(setup, position=POSITIONS[kind][0])) for kind in kinds]
     return base.plan_models(setup, results, models)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests, shots = (Scores(results, "positions", number=n, order=POSITIONS) for n in ("test", "five-shot"))
     missing = tests.find_missing([NONE])
     if missing := missing + (["two kinds of positions"] if len(tests.keys() - {NONE}) < 2 else []):
@@ -55,17 +54,7 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
     return Answer(
         *formulate_finding(tests),
         columns=("positions", "rate", "test", "more than none", "5-shot", "paper: 5-shot"),
-        rows=tuple(
-            (
-                kind,
-                tests.format_lr(kind),
-                tests.format(kind),
-                tests.format_change(kind, NONE),
-                shots.format(kind),
-                POSITIONS[kind][1],
-            )
-            for kind in tests
-        ),
+        rows=tuple((kind, *tests.format_row(kind, NONE), shots.format(kind), POSITIONS[kind][1]) for kind in tests),
         charts=(tests.dots("Test accuracy by kind of positions"), *shot_charts),
         limits=LIMITS,
         notes=NOTES,
@@ -108,27 +97,19 @@ STUDY = Study(
         "0.64032."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.2, "one core", seeds=2, steps=4, batch=32,
-            sizes=base.vit_sizes(16, 1, 2, 2, kinds=(NONE, "1-D, stem", "2-D, shared", "relative")),
-        ),
+        "test": base.on_one_core(sizes=base.vit_sizes(
+            16, 1, 2, 2, kinds=(NONE, "1-D, stem", "2-D, shared", "relative"))),
         # 49 tokens, width 64, depth 4: 350 images/s on an idle core, 1,000/s without training. 800 steps × 64 = 51,200: 146
         # s. A tuning run: + 12,000 validation images 12 s + 8 s to start = 166 s. A final run: + 10,000 test images, again
         # for 5-shot: 186 s. 8 kinds × (3 × 166 + 3 × 186) = 8,448 s; two at a time 70 min.
-        "laptop": StudyScale(
-            "fashion-mnist", 70, "two cores", seeds=3, steps=800, batch=64, lrs=(1e-3, 3e-3, 1e-2),
-            sizes=base.vit_sizes(64, 4, 4, 4),
-        ),
+        "laptop": base.on_two_cores(data="fashion-mnist", minutes=70, lrs=(1e-3, 3e-3, 1e-2), sizes=base.vit_sizes(
+            64, 4, 4, 4)),
         # 64 tokens of CIFAR-10, Ti's width and depth, estimated with 10,000 images/s: 10,000 steps × 256 take 256 s, and 30
         # s more. 8 kinds × 6 runs × 286 s = 229 min.
-        "gpu": StudyScale(
-            "cifar-10", 230, "one GPU", seeds=3, steps=10_000, batch=256, lrs=(3e-4, 1e-3, 3e-3), sizes=base.TI_CIFAR,
-        ),
+        "gpu": base.on_gpu(minutes=230, lrs=(3e-4, 1e-3, 3e-3), sizes=base.TI_CIFAR),
         # B/16 as in table 3 for ImageNet-21k: 90 epochs of 14 M images, 307,600 steps, 58 h, estimated with 6,000 images/s on
         # eight GPUs. 8 runs, at the paper's learning rate.
-        "cluster": StudyScale("imagenet-21k", 28_000, "8 GPUs", seeds=1, steps=307_600, batch=4096, sizes=base.B16),
+        "cluster": base.on_cluster(minutes=28_000, steps=307_600, sizes=base.B16),
     },
-    plan=plan,
-    interpret=interpret_results,
-    measure=base.measure_five_shot,
+    plan=plan, interpret=interpret_results, measure=base.measure_five_shot,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from vitrail.data.transforms.augment import AugmentSlot, Fit, Flip, PadCrop, Ran
 from vitrail.objectives.classification import Classification
 from vitrail.studies import base
 from vitrail.studies.intervals import Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Recipe
 
@@ -36,7 +36,7 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the cells of every method at every size, and of plain training at larger sizes."""
     sizes = setup.scale.sizes
     most = min(sizes["most"], setup.facts.images // setup.facts.classes)
@@ -121,7 +121,7 @@ def equivalent_images(curve: Sequence[tuple[int, float]], accuracy: float) -> fl
     return math.inf
 
 
-def data_equivalents(results: Sequence[CellResult], tests: Scores) -> list[DataEquivalent]:
+def data_equivalents(results: Results, tests: Scores) -> list[DataEquivalent]:
     """Return the data equivalent of the method with the best validation accuracy, for each size with several methods."""
     validations = Scores(results, "per class", "augmentation", "regularisation", number="validation")
     counts = [count for count, *method in tests if tuple(method) == BASELINE]
@@ -142,7 +142,7 @@ def data_equivalents(results: Sequence[CellResult], tests: Scores) -> list[DataE
     return equivalents
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests = Scores(results, "per class", "augmentation", "regularisation")
     known = data_equivalents(results, tests)
     if not known:
@@ -204,29 +204,21 @@ STUDY = Study(
         "data (Steiner et al. 2021, abstract)."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.3, "one core", seeds=1, steps=3, batch=32,
-            sizes=base.vit_sizes(16, 1, 2, 4, most=40, augmentations=(NONE, STRONG), shares=(1 / 4,), beyond=(1.0,)),
-        ),
+        "test": base.on_one_core(minutes=0.3, seeds=1, steps=3, sizes=base.vit_sizes(
+            16, 1, 2, 4, most=40, augmentations=(NONE, STRONG), shares=(1 / 4,), beyond=(1.0,))),
         # Width 64, depth 4, 16 patches: 1,000 images/s on a core; RandAugment makes 1,600/s, so 620/s with it. 1,000 steps
         # × 128 = 128,000 images: 128 s, strong 206 s, and 18 s to start and to evaluate. A seed: 14 × 146 s + 6 × 224 s =
         # 3,390 s. Two seeds, one learning rate, on two cores: 57 min. From 200 to 3,200 images per class.
-        "laptop": StudyScale(
-            "cifar-10", 57, "two cores", seeds=2, steps=1_000, batch=128, sizes=base.vit_sizes(64, 4, 4, 8, most=3_200),
-        ),
+        "laptop": base.on_two_cores(minutes=57, seeds=2, steps=1_000, batch=128, sizes=base.vit_sizes(
+            64, 4, 4, 8, most=3_200)),
         # Ti/16 at 224², 1,500 images/s with bf16: 20,000 steps × 256 = 57 min; 20 methods and sizes, two tuning runs and
         # three seeds each.
-        "gpu": StudyScale(
-            "imagenet", 5_700, "one GPU", seeds=3, steps=20_000, batch=256, lrs=(5e-4, 1e-3),
-            sizes=base.vit_sizes(192, 12, 3, 16, image=224, most=1_280, precision="bf16", warmup=2_000),
-        ),
+        "gpu": base.on_gpu(data="imagenet", minutes=5_700, steps=20_000, lrs=(5e-4, 1e-3), sizes=base.vit_sizes(
+            192, 12, 3, 16, image=224, most=1_280, precision="bf16", warmup=2_000)),
         # B/16 on ImageNet-21k, 30 epochs of 14 M images in batches of 4,096: 102,500 steps at 7,000 images/s on eight
         # GPUs, 17 h a run; 20 methods and sizes, one learning rate, two seeds.
-        "cluster": StudyScale(
-            "imagenet-21k", 40_800, "8 GPUs", seeds=2, steps=102_500, batch=4096,
-            sizes=base.vit_sizes(768, 12, 12, 16, image=224, most=1_000, precision="bf16", warmup=10_000),
-        ),
+        "cluster": base.on_cluster(minutes=40_800, seeds=2, sizes=base.vit_sizes(
+            768, 12, 12, 16, image=224, most=1_000, precision="bf16", warmup=10_000)),
     },
-    plan=plan,
-    interpret=interpret_results,
+    plan=plan, interpret=interpret_results,
 )  # fmt: skip

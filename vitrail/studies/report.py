@@ -5,20 +5,18 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vitrail.reports.charts.canvas import format_tick
 from vitrail.reports.charts.figure import render_figure, render_svg
-from vitrail.reports.document import PageSection, render_document, write_html
+from vitrail.reports.document import PageSection, read_resource, render_document, write_html
 from vitrail.reports.facts import render_definitions
 from vitrail.reports.html import Markup, h, isolate, render_table
 from vitrail.reports.summary import render_tile
 from vitrail.studies.record import StudyRecord, build_record, family_key, read_record, write_record
-from vitrail.studies.study import AGREEMENT_LABELS, Answer, CellResult, Setting, Study, StudySetup, format_point
+from vitrail.studies.study import AGREEMENT_LABELS, Answer, Results, Setting, Study, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
 from vitrail.utils.text import NO_BREAK_SPACE, format_count, format_datetime, format_duration, format_percent, is_number
 
@@ -32,7 +30,7 @@ class TuningScores:
     Base models (phase "base") are tuned with the first seed only, and not in every study.
     """
 
-    def __init__(self, results: Sequence[CellResult], phase: str = "tune") -> None:
+    def __init__(self, results: Results, phase: str = "tune") -> None:
         self.families: dict[FamilyKey, dict[Setting, list[float]]] = {}
         for result in results:
             if result.phase == phase and (phase == "tune" or ("rate" in result.at and result.at.get("seed") == 0)):
@@ -108,7 +106,7 @@ class TuningScores:
 def write_report(
     study: Study,
     setup: StudySetup,
-    results: Sequence[CellResult],
+    results: Results,
     failed: Sequence[FailedCell],
     directory: Path,
     settings: Sequence[str] = (),
@@ -142,7 +140,8 @@ def render_page(record: StudyRecord) -> str:
         ("again", "Reproduce", "Command and machine", render_command(record)),
     ]
     title, seed = f"{record.name}: {record.question}", f"{record.name} {record.scale} {record.data}"
-    return render_document(title, seed, top, parts, "the study’s name, scale and data", read_style())
+    style = read_resource("vitrail.studies", "report.css")
+    return render_document(title, seed, top, parts, "the study’s name, scale and data", style)
 
 
 def render_paper_finding(record: StudyRecord) -> Markup:
@@ -244,7 +243,7 @@ def render_runs(record: StudyRecord) -> Markup | None:
         [
             isolate(format_point(result.at)),
             result.phase,
-            *(format_run_score(result, split) for split in ("validation", "test")),
+            *(format_run_score(result.numbers.get(split)) for split in ("validation", "test")),
             (format_duration(result.seconds), result.seconds),
         ]
         for result in record.results
@@ -254,9 +253,8 @@ def render_runs(record: StudyRecord) -> Markup | None:
     return h("details", h("summary", f"{len(rows):,} runs"), table, open=len(rows) <= 12)
 
 
-def format_run_score(result: CellResult, split: str) -> tuple[str, float]:
+def format_run_score(value: Any) -> tuple[str, float]:
     """Return a run's accuracy as text, and its sort key."""
-    value = result.numbers.get(split)
     return (format_percent(value), float(value)) if is_number(value) else ("–", -1.0)
 
 
@@ -269,11 +267,6 @@ def render_command(record: StudyRecord) -> list[Markup | None]:
     facts |= record.machine
     where = "The machine is the one that wrote this page. study.json holds all numbers."
     return [command, render_definitions(facts), h("p", where, class_="note after")]
-
-
-@cache
-def read_style() -> str:
-    return (files("vitrail.studies") / "report.css").read_text(encoding="utf-8").strip()
 
 
 def write_page(study_directory: str | Path, docs_directory: str | Path) -> Path:

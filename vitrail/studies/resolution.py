@@ -8,7 +8,7 @@ reinitialised. Other weights, steps and the number of learning rates are the sam
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from torch import Tensor
 from vitrail.checkpoints.load import load, save
 from vitrail.models.base import TokenModel
 from vitrail.models.registry import build_from
-from vitrail.studies.base import build_recipe, configure_study_vit, incomplete_answer, plan_tuned, vit_sizes
+from vitrail.studies import base
 from vitrail.studies.intervals import NO_VALUE, Difference, Scores, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import Cosine
@@ -41,34 +41,29 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return a pre-training cell for each seed and, once all are finished, the fine-tuning cells of four methods."""
-    scale, sizes, seeds, large = setup.scale, setup.scale.sizes, range(setup.scale.seeds), configure_study_vit(setup)
+    scale, sizes, seeds = setup.scale, setup.scale.sizes, range(setup.scale.seeds)
+    large = base.configure_study_vit(setup)
     patch, (height, width) = large.embed.stride, large.image_size
     # The pre-training size is about half, in whole patches and at least two per side.
     low_height, low_width = (max(2, math.floor(side / patch / 2 + 0.5)) * patch for side in large.image_size)
     if (low_height, low_width) == large.image_size:
-        raise ValueError(
-            f"{setup.data.where} gives images of {height}×{width} in patches of {patch}: too few patches to halve, use data "
-            "with larger images"
-        )
-    small = configure_study_vit(setup, image_size=(low_height, low_width))
+        images = f"{setup.data.where} gives images of {height}×{width} in patches of {patch}"
+        raise ValueError(f"{images}: too few patches to halve, use data with larger images")
+    small = base.configure_study_vit(setup, image_size=(low_height, low_width))
     changes = {"steps": sizes["base_steps"], "batch_size": sizes.get("base_batch", scale.batch)}
-    cells = [
-        Cell(
-            {"size": f"{low_height}×{low_width}", "height": height, "width": width, "seed": seed},
-            build_recipe(setup, small, sizes["base_rate"], seed, **changes),
-            "base",
-        )
-        for seed in seeds
-    ]
+    cells = []
+    for seed in seeds:
+        at = {"size": f"{low_height}×{low_width}", "height": height, "width": width, "seed": seed}
+        cells.append(Cell(at, base.build_recipe(setup, small, sizes["base_rate"], seed, **changes), "base"))
     bases = {result.at["seed"]: result for result in results if result.phase == "base"}
     if set(bases) != set(seeds):
         return cells
 
     def tuning(point: GridPoint, lr: float, seed: int) -> Recipe:
         method = str(point["positions"])
-        return build_recipe(
+        return base.build_recipe(
             setup,
             small if method == SAME_SIZE else large,
             lr,
@@ -78,7 +73,7 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
             schedule=Cosine(warmup=max(1, scale.steps // 20)),
         )
 
-    return cells + plan_tuned(setup, results, [{"positions": method} for method in INIT_FILES], tuning)
+    return cells + base.plan_tuned(setup, results, [{"positions": method} for method in INIT_FILES], tuning)
 
 
 def measure(cell: Cell, run: Path) -> dict[str, Any]:
@@ -120,23 +115,18 @@ def reinitialise_positions(model: TokenModel, size: tuple[int, int], seed: int) 
     return torch.cat((split_positions(model)[0], split_positions(fresh)[1]), 1)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     tests = Scores(results, "positions", order=INIT_FILES)
     if missing := tests.find_missing(INIT_FILES):
-        return incomplete_answer(missing, LIMITS)
+        return base.incomplete_answer(missing, LIMITS)
     gains = {method: change.negated for method, change in tests.compare(INTERPOLATED_2D).items()}
+    shown = {method: format_points(gain) for method, gain in gains.items()}
     title = "Fine-tuned at the size of pre-training, and at a larger one with three kinds of positions"
     return Answer(
         *formulate_finding(gains),
         columns=("fine-tuned at", "rate", "test", "2-D interpolation is better by"),
         rows=tuple(
-            (
-                method,
-                tests.format_lr(method),
-                tests.format(method),
-                format_points(gains[method]) if method in gains else NO_VALUE,
-            )
-            for method in tests
+            (method, tests.format_lr(method), tests.format(method), shown.get(method, NO_VALUE)) for method in tests
         ),
         charts=(tests.dots(title, y_name="top-1 on test images"),),
         limits=LIMITS,
@@ -146,10 +136,8 @@ def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answe
 def formulate_finding(gains: Mapping[str, Difference]) -> Finding:
     """Report the gain of the larger size, and of 2-D interpolation at that size."""
     by = {method: ("" if gain.is_clear else "perhaps ") + format_points(gain) for method, gain in gains.items()}
-    sentence = (
-        f"Fine-tuning at the larger size brings {by[SAME_SIZE]}; there 2-D interpolation brings {by[REINITIALISED]} against "
-        f"reinitialised positions, and {by[READING_ORDER]} against reading order"
-    )
+    there = f"{by[REINITIALISED]} against reinitialised positions, and {by[READING_ORDER]} against reading order"
+    sentence = f"Fine-tuning at the larger size brings {by[SAME_SIZE]}; there 2-D interpolation brings {there}"
     claimed = (gains[SAME_SIZE], gains[REINITIALISED])
     if any(gain.is_loss for gain in claimed):
         return f"{sentence}.", "disagrees"
@@ -167,34 +155,25 @@ STUDY = Study(
         "2-D interpolated by their place in the image (no number is given for leaving that out)."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.3, "one core", seeds=1, steps=4, batch=32, lrs=(0.03,),
-            sizes=vit_sizes(16, 1, 2, 2, base_rate=1e-3, base_steps=8),
-        ),
+        "test": base.on_one_core(minutes=0.3, seeds=1, lrs=(0.03,), sizes=base.vit_sizes(
+            16, 1, 2, 2, base_rate=1e-3, base_steps=8)),
         # Width 64, depth 4: 900 images/s of 16 patches on a core, 350 of 49. Pre-training 3,000 steps × 128: 430 s, and 10 s
         # to evaluate, × 3 seeds = 1,320 s. Fine-tuning 500 steps × 128, three tuning runs and three seeds: at the same size 6
         # × 85 s = 510 s, at the larger one 3 methods × 6 × 210 s = 3,780 s. On two cores: 47 min.
-        "laptop": StudyScale(
-            "fashion-mnist", 47, "two cores", seeds=3, steps=500, batch=128, lrs=(0.01, 0.03, 0.1),
-            sizes=vit_sizes(64, 4, 4, 4, base_rate=1e-3, base_steps=3_000),
-        ),
+        "laptop": base.on_two_cores(data="fashion-mnist", minutes=47, steps=500, batch=128, lrs=(0.01, 0.03, 0.1),
+            sizes=base.vit_sizes(64, 4, 4, 4, base_rate=1e-3, base_steps=3_000)),
         # S/16 from 192² (patches are whole) to 384²: pre-training 50,000 steps × 512 at 2,000 images/s: 3.6 h; fine-tuning
         # 5,000 steps × 512 at 450: 1.6 h, six runs of each of four methods (a quarter of that at the same size). 3 × 3.6 + 18 ×
         # 1.6 + 6 × 0.4 h.
-        "gpu": StudyScale(
-            "imagenet", 2_500, "one GPU", seeds=3, steps=5_000, batch=512, lrs=(0.003, 0.01, 0.03),
-            sizes=vit_sizes(384, 12, 6, 16, image=384, base_rate=1e-3, base_steps=50_000, precision="bf16"),
-        ),
+        "gpu": base.on_gpu(data="imagenet", minutes=2_500, steps=5_000, batch=512, lrs=(0.003, 0.01, 0.03),
+            sizes=base.vit_sizes(384, 12, 6, 16, image=384, base_rate=1e-3, base_steps=50_000, precision="bf16")),
         # B/16 on ImageNet for 300 epochs at batch 4,096 with 3e-3, table 3; then 20,000 steps of 512 at 384², table 4. 10,000
         # images/s on eight GPUs at 192²: 10.7 h a model; 1.1 h each fine-tuning at 2,500 images/s. 3 × 10.7 + 21 × 1.1 +
         # 7 × 0.3 h.
-        "cluster": StudyScale(
-            "imagenet", 3_450, "8 GPUs", seeds=3, steps=20_000, batch=512, lrs=(0.003, 0.01, 0.03, 0.06),
-            sizes=vit_sizes(768, 12, 12, 16, image=384, dropout=0.1, weight_decay=0.3, base_rate=3e-3,
-                            base_steps=93_600, base_batch=4096, precision="bf16"),
-        ),
+        "cluster": base.on_cluster(
+            data="imagenet", minutes=3_450, seeds=3, steps=20_000, batch=512, lrs=(0.003, 0.01, 0.03, 0.06),
+            sizes=base.vit_sizes(768, 12, 12, 16, image=384, dropout=0.1, weight_decay=0.3, base_rate=3e-3,
+            base_steps=93_600, base_batch=4096, precision="bf16")),
     },
-    plan=plan,
-    interpret=interpret_results,
-    measure=measure,
+    plan=plan, interpret=interpret_results, measure=measure,
 )  # fmt: skip

@@ -26,6 +26,7 @@ from vitrail.training.logging import Listener
 from vitrail.training.recipe import Machine
 from vitrail.training.runs.record import write_json
 from vitrail.training.trainer import Diverged, Stopped
+from vitrail.utils.devices import count_cores
 
 # A cell runs in one process, even under torchrun.
 DISTRIBUTED_VARIABLES = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
@@ -37,15 +38,10 @@ def leave_process_group() -> None:
         os.environ.pop(name, None)
 
 
-def available_cores() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def worker_environment(number: int, jobs: int) -> dict[str, str]:
     """Return the environment of worker `number` of `jobs`: its share of the cores and, if there are any, a GPU."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    share = max(1, available_cores() // jobs)
+    share = max(1, count_cores() // jobs)
     threads = str(min(share, int(limit)) if limit.isdecimal() and int(limit) else share)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpu = {"LOCAL_RANK": str(number % gpus)} if gpus else {}
@@ -201,11 +197,8 @@ class Runner:
                     numbers = cells.collect_numbers(self.sweep.study, cell, directory, summary)
                     seconds = max(time.monotonic() - began, summary["seconds"])
                 except Diverged as error:
-                    if (
-                        cell.phase == "final"
-                        or "rate" not in cell.at
-                        or (cell.phase == "base" and cell.at["seed"] != 0)
-                    ):
+                    is_trial = cell.phase == "tune" or (cell.phase == "base" and cell.at["seed"] == 0)
+                    if not is_trial or "rate" not in cell.at:
                         raise
                     # A tuning run whose learning rate is too high counts with accuracy 0.
                     numbers = {"validation": 0.0, "diverged": str(error)}

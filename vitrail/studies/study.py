@@ -72,6 +72,9 @@ class CellResult:
     run: str = ""  # the run directory, within the study's
 
 
+Results = Sequence[CellResult]
+
+
 @dataclass(frozen=True)
 class StudyScale:
     """Size of a study: everything a plan needs besides the facts of the data."""
@@ -120,8 +123,8 @@ class Study:
     reference: str  # in the paper: "table 8, appendix D.4"
     paper_finding: str  # one sentence with the authors' numbers
     scales: Mapping[str, StudyScale]  # "test", "laptop", "gpu", "cluster"
-    plan: Callable[[StudySetup, Sequence[CellResult]], list[Cell]]
-    interpret: Callable[[Sequence[CellResult], StudyScale], Answer]
+    plan: Callable[[StudySetup, Results], list[Cell]]
+    interpret: Callable[[Results, StudyScale], Answer]
     measure: Callable[[Cell, Path], dict[str, Any]] | None = None  # further numbers of a finished run
     inspect_data: Callable[[Data], Facts | None] | None = None  # facts of a directory of datasets; None for one dataset
     takes_init: bool = False  # True if --init may give the initial model

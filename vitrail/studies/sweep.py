@@ -15,7 +15,7 @@ from typing import Any
 
 import vitrail
 from vitrail.studies import load_study
-from vitrail.studies.study import DEFAULT_FRACTIONS, Cell, CellResult, Setting, Study, StudySetup, format_point
+from vitrail.studies.study import DEFAULT_FRACTIONS, Cell, CellResult, Results, Setting, Study, StudySetup, format_point
 from vitrail.training.recipe import Data, Facts, with_settings
 from vitrail.training.runs.prepare import prepare_data
 from vitrail.training.runs.record import absolute_path, write_json
@@ -98,7 +98,7 @@ class Sweep:
                 return SweepState(cells, finished, failed)
             results = finished
 
-    def plan_cells(self, results: Sequence[CellResult]) -> dict[str, Cell]:
+    def plan_cells(self, results: Results) -> dict[str, Cell]:
         """Return the plan's cells by name, with the user's settings. Only final cells see test images."""
         cells: dict[str, Cell] = {}
         planned = self.study.plan(self.setup, results)
@@ -131,11 +131,8 @@ class Sweep:
 
     def read_result(self, name: str, cell: Cell) -> CellResult | None:
         """Return the result of a cell; None if it is not finished."""
-        if (
-            name not in self._results
-            and (data := read_json_object(self.cell_directory(name) / "result.json")) is not None
-        ):
-            run = f"cells/{name}/run"
+        path, run = self.cell_directory(name) / "result.json", f"cells/{name}/run"
+        if name not in self._results and (data := read_json_object(path)) is not None:
             self._results[name] = CellResult(cell.at, cell.phase, data["numbers"], data["seconds"], run)
         return self._results.get(name)
 
@@ -220,10 +217,8 @@ def begin_sweep(
         write_plan(where, about | {"data": to_json(source), "facts": saved_facts})
     before = read_json_object(where / PLAN_FILE) or {}
     if (begun := before.get("vitrail")) != vitrail.__version__:
-        raise ValueError(
-            f"{where} was started with vitrail {begun}, not {vitrail.__version__}: use {begun}, or choose another directory "
-            "with --out"
-        )
+        versions = f"vitrail {begun}, not {vitrail.__version__}"
+        raise ValueError(f"{where} was started with {versions}: use {begun}, or choose another directory with --out")
     for name in ("asked", "data"):  # fields missing in older plans have their defaults
         before[name] = to_json(dataclass_from_json(before.get(name), Data, f"{where / PLAN_FILE}: {name}"))
     if before["data"] == about["asked"]:  # default fractions, now given explicitly
@@ -233,9 +228,8 @@ def begin_sweep(
     for name in ("study", "scale", *labels):
         if before.get(name) != about[name] and not (name == "seeds" and more):
             values = f"{format_plan_value(before.get(name))}, not {format_plan_value(about[name])}"
-            raise ValueError(
-                f"{where} holds a study with a different {labels.get(name, name)}: {values}; choose another directory with --out"
-            )
+            different = f"{where} holds a study with a different {labels.get(name, name)}"
+            raise ValueError(f"{different}: {values}; choose another directory with --out")
     if more:
         write_json(where / PLAN_FILE, (read_json_object(where / PLAN_FILE) or {}) | {"seeds": about["seeds"]})
     return open_sweep(where)
@@ -260,10 +254,8 @@ def inspect_data(data: Data, progress: ProgressCallback | None) -> tuple[Data, F
         data = replace(data, fractions=DEFAULT_FRACTIONS)
         prepared = prepare_data(data, progress)
     if "test" not in prepared.splits:
-        raise ValueError(
-            f"{data.where} has no test images, which a study needs: add a test folder, or use --split 0.8,0.1,0.1 for data "
-            "without splits"
-        )
+        remedy = "add a test folder, or use --split 0.8,0.1,0.1 for data without splits"
+        raise ValueError(f"{data.where} has no test images, which a study needs: {remedy}")
     return data, prepared.measure_facts()
 
 

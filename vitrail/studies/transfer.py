@@ -29,7 +29,7 @@ from vitrail.data.transforms.crops import Fit
 from vitrail.models.base import TokenConfig
 from vitrail.studies import base, intervals, study
 from vitrail.studies.intervals import Difference, Estimate, Scores, format_percent, format_points
-from vitrail.studies.study import Answer, Cell, CellResult, Chart, Finding, GridPoint, Study, StudyScale, StudySetup
+from vitrail.studies.study import Answer, Cell, Chart, Finding, GridPoint, Results, Study, StudyScale, StudySetup
 from vitrail.studies.vtab import GROUPS, SMALL_TASKS, VTAB_TASKS, TransferTask, describe_missing_tasks, locate_tasks
 from vitrail.training.optim import SGD
 from vitrail.training.recipe import Data, Facts, Recipe
@@ -37,6 +37,7 @@ from vitrail.training.recipes import paper_finetune
 from vitrail.training.schedule import Cosine
 
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"
+PretrainedModel = tuple[str, TokenConfig, Preprocessing]  # file, configuration, preprocessing
 StepsAndLRs = tuple[int, tuple[float, ...]]  # steps, and the learning rates that are tried
 DEFAULT_LRS = (0.001, 0.003, 0.01, 0.03)
 PAPER_STEPS_AND_LRS: dict[str, StepsAndLRs] = {
@@ -54,6 +55,7 @@ PAPER_SCORES = {  # table 2: ViT-H/14 from JFT, ViT-L/16 from ImageNet-21k
     "pets, whole": ("97.56 ± 0.03", "94.67 ± 0.15"),
     "flowers-102, whole": ("99.68 ± 0.02", "99.61 ± 0.02"),
 }
+SMALL_NAMES = tuple(task.name for task in SMALL_TASKS)
 PAPER_VTAB_MEAN = ("77.63 ± 0.23", "72.72 ± 0.21")
 MIN_GAIN = 0.01  # one point on average
 LIMITS = (
@@ -64,12 +66,11 @@ LIMITS = (
 )
 
 
-def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
+def plan(setup: StudySetup, results: Results) -> list[Cell]:
     """Return the training cell of the model unless one is given, then fine-tuning on every dataset with and without it."""
     targets = list_tasks(setup)
     if setup.init is not None:
-        model, pipeline = read_checkpoint_config(setup.init)
-        return plan_fine_tuning(setup, results, targets, setup.init, model, pipeline)
+        return plan_fine_tuning(setup, results, targets, (setup.init, *read_checkpoint_config(setup.init)))
     sizes, model = setup.scale.sizes, base.configure_study_vit(setup)
     changes = {"steps": sizes["base_steps"], "batch_size": sizes["base_batch"]}
     first = base.build_recipe(setup, model, sizes["base_rate"], 0, **changes)
@@ -78,22 +79,20 @@ def plan(setup: StudySetup, results: Sequence[CellResult]) -> list[Cell]:
     if not done:
         return [cell]
     file = str(setup.directory / done[0].run / "model.safetensors")
-    return [cell, *plan_fine_tuning(setup, results, targets, file, model, first.preprocessing)]
+    return [cell, *plan_fine_tuning(setup, results, targets, (file, model, first.preprocessing))]
 
 
 def list_tasks(setup: StudySetup) -> dict[TransferTask, Data]:
     """Return the tasks to transfer to, each with its data."""
-    where = setup.data.where
+    data, where = setup.data, setup.data.where
     if there := locate_tasks(where):
         if setup.init is None:
             raise ValueError(f"{where} holds datasets to transfer to: give the model with --init FILE")
-        divided = replace(setup.data, fractions=setup.data.fractions or study.DEFAULT_FRACTIONS)
+        divided = replace(data, fractions=data.fractions or study.DEFAULT_FRACTIONS)
         # Data without published splits is split as in VTAB.
-        return {
-            task: replace(setup.data if parse_source(where) else divided, where=where) for task, where in there.items()
-        }
+        return {task: replace(data if parse_source(where) else divided, where=where) for task, where in there.items()}
     if setup.init is not None and where != setup.scale.data:
-        return {TransferTask(Path(where).name, "whole", setup.facts.classes): setup.data}
+        return {TransferTask(Path(where).name, "whole", setup.facts.classes): data}
     known = [task for task in SMALL_TASKS if task.name in setup.scale.sizes["tasks"]]
     # The data that the model was trained on is left out, unless there is no other.
     others = [task for task in known if setup.init is not None or task.name != where] or known
@@ -111,14 +110,10 @@ def read_checkpoint_config(init: str) -> tuple[TokenConfig, Preprocessing]:
 
 
 def plan_fine_tuning(
-    setup: StudySetup,
-    results: Sequence[CellResult],
-    targets: Mapping[TransferTask, Data],
-    init: str,
-    model: TokenConfig,
-    pipeline: Preprocessing,
+    setup: StudySetup, results: Results, targets: Mapping[TransferTask, Data], pretrained: PretrainedModel
 ) -> list[Cell]:
     """Return the fine-tuning cells of every dataset, with the scale's steps and learning rates for it."""
+    init, model, pipeline = pretrained
     lengths: Mapping[str, StepsAndLRs] = setup.scale.sizes.get("lengths", {})
     cells = []
     for task, data in targets.items():
@@ -126,22 +121,12 @@ def plan_fine_tuning(
         at_length = replace(setup, scale=replace(setup.scale, steps=steps, lrs=lrs))
         source = replace(data, per_class=task.per_class, examples=task.examples)
         families = [{"task": task.name, "group": task.group, "begins": begins} for begins in (PRETRAINED, SCRATCH)]
+        recipe = fine_tuning_recipe(at_length, task, source, model, pipeline)
 
-        def make_recipe(
-            point: GridPoint,
-            lr: float,
-            seed: int,
-            setup: StudySetup = at_length,
-            task: TransferTask = task,
-            data: Data = source,
-        ) -> Recipe:
-            recipe = fine_tuning_recipe(setup, task, replace(data, drawn=seed), model, pipeline)
-            return replace(
-                recipe,
-                init=init if point["begins"] == PRETRAINED else None,
-                optimizer=SGD(lr=lr, momentum=0.9, weight_decay=0.0, clip=1.0),
-                seed=seed,
-            )
+        def make_recipe(point: GridPoint, lr: float, seed: int, recipe: Recipe = recipe) -> Recipe:
+            start = init if point["begins"] == PRETRAINED else None
+            optimizer = SGD(lr=lr, momentum=0.9, weight_decay=0.0, clip=1.0)
+            return replace(recipe, data=replace(recipe.data, drawn=seed), init=start, optimizer=optimizer, seed=seed)
 
         cells += base.plan_tuned(at_length, results, families, make_recipe)
     return cells
@@ -182,7 +167,7 @@ def inspect_data(data: Data) -> Facts | None:
     return Facts(images=1_000, classes=2, several=False, side=(224, 224), channels=3, several_sizes=True)
 
 
-def interpret_results(results: Sequence[CellResult], scale: StudyScale) -> Answer:
+def interpret_results(results: Results, scale: StudyScale) -> Answer:
     groups = {str(r.at["task"]): str(r.at["group"]) for r in results if r.phase == "final"}
     tasks = {name: Scores([r for r in results if r.at.get("task") == name], "begins") for name in groups}
     tasks = {name: scores for name, scores in tasks.items() if not scores.find_missing((PRETRAINED, SCRATCH))}
@@ -284,39 +269,24 @@ STUDY = Study(
         "ImageNet-21k has 85.30 %, 99.15 % and 72.72 %."
     ),
     scales={
-        "test": StudyScale(
-            "digits", 0.2, "one core", seeds=2, steps=4, batch=32, lrs=(0.03,),
-            sizes=base.vit_sizes(16, 1, 2, 4, base_rate=1e-3, base_steps=6, base_batch=32, tasks=("digits",)),
-        ),
+        "test": base.on_one_core(lrs=(0.03,), sizes=base.vit_sizes(
+            16, 1, 2, 4, base_rate=1e-3, base_steps=6, base_batch=32, tasks=("digits",))),
         # Without --init: width 96, depth 4, 16 patches, 550 images/s on a core. 6,000 steps × 128 on CIFAR-10: 1,400 s, while
         # nothing else can be done. Then two datasets, with the model and without, three tuning runs and three seeds: 24 runs
         # of 300 steps × 64, 35 s, and 20 s to start and to evaluate: 1,320 s, on two cores 660 s. In all 34 min.
-        "laptop": StudyScale(
-            "cifar-10", 34, "two cores", seeds=3, steps=300, batch=64, lrs=(0.003, 0.01, 0.03),
-            sizes=base.vit_sizes(96, 4, 3, 8, base_rate=1e-3, base_steps=6_000, base_batch=128,
-                            tasks=("digits", "fashion-mnist", "cifar-10")),
-        ),
+        "laptop": base.on_two_cores(minutes=34, steps=300, lrs=(0.003, 0.01, 0.03), sizes=base.vit_sizes(
+            96, 4, 3, 8, base_rate=1e-3, base_steps=6_000, base_batch=128, tasks=SMALL_NAMES)),
         # B/16 at 224², about 500 images/s with bf16. A task of VTAB: 2,500 steps × 512 = 43 min, with the model and
         # without, three seeds: 19 × 6 × 43 min = 82 h. CIFAR-10 and -100: 2.8 h a run, 14 runs each; Pets and Flowers 9 min,
         # 14 each: 83 h.
-        "gpu": StudyScale(
-            "imagenet", 9_900, "one GPU", seeds=3, steps=2_500, batch=512, lrs=(0.01,),
-            sizes=base.vit_sizes(384, 12, 6, 16, image=224, base_rate=1e-3, base_steps=100_000, base_batch=1024, side=224,
-                            lengths=PAPER_STEPS_AND_LRS, tasks=("digits", "fashion-mnist", "cifar-10"),
-                            precision="bf16"),
-        ),
-        # L/16 at 384² on eight GPUs, about 900 images/s: 24 min a task of VTAB, 114 runs, 46 h; CIFAR 1.6 h, 28 runs; Pets
-        # and Flowers 5 min, 28 runs; ImageNet 3.2 h, 14 runs. Without --init L/16 is first trained: 30 epochs, 102,500 steps,
-        # 47 h.
-        "cluster": StudyScale(
-            "imagenet-21k", 11_000, "8 GPUs", seeds=3, steps=2_500, batch=512, lrs=(0.01,),
-            sizes=base.vit_sizes(1024, 24, 16, 16, image=224, dropout=0.1, weight_decay=0.03, base_rate=1e-3,
-                            base_steps=102_500, base_batch=4096, warmup=10_000, side=384, lengths=PAPER_STEPS_AND_LRS,
-                            tasks=("digits", "fashion-mnist", "cifar-10"), precision="bf16"),
-        ),
+        "gpu": base.on_gpu(data="imagenet", minutes=9_900, steps=2_500, batch=512, lrs=(0.01,), sizes=base.vit_sizes(
+            384, 12, 6, 16, image=224, base_rate=1e-3, base_steps=100_000, base_batch=1024, side=224,
+            lengths=PAPER_STEPS_AND_LRS, tasks=SMALL_NAMES, precision="bf16")),
+        # L/16 at 384² on eight GPUs, about 900 images/s: 24 min a task of VTAB, 114 runs, 46 h; CIFAR 1.6 h, 28 runs; Pets and
+        # Flowers 5 min, 28 runs; ImageNet 3.2 h, 14 runs. Without --init L/16 is first trained: 30 epochs, 102,500 steps, 47 h.
+        "cluster": base.on_cluster(minutes=11_000, seeds=3, steps=2_500, batch=512, lrs=(0.01,), sizes=base.vit_sizes(
+            1024, 24, 16, 16, base_rate=1e-3, base_steps=102_500, base_batch=4096, side=384,
+            lengths=PAPER_STEPS_AND_LRS, tasks=SMALL_NAMES, **base.TABLE_3)),
     },
-    plan=plan,
-    interpret=interpret_results,
-    inspect_data=inspect_data,
-    takes_init=True,
+    plan=plan, interpret=interpret_results, inspect_data=inspect_data, takes_init=True,
 )  # fmt: skip

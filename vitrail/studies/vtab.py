@@ -101,16 +101,12 @@ def locate_tasks(root: str | Path) -> dict[TransferTask, str]:
             folder = folders.get(normalise_name(name))
             if folder is None or task in located:
                 continue
+            n_tasks = sum(name in (other.folder_name, *other.aliases) for other in VTAB_TASKS)
             if published.find_root(task.folder_name, folder) is not None:
                 located[task] = f"{task.folder_name}:{folder}"
-            elif count_tasks_in_folder(name) == 1:  # class folders cannot serve two tasks
+            elif n_tasks < 2:  # class folders cannot serve two tasks
                 located[task] = str(folder)
     return located
-
-
-def count_tasks_in_folder(name: str) -> int:
-    """Return the number of VTAB tasks that a folder of this name serves."""
-    return sum(name in (task.folder_name, *task.aliases) for task in VTAB_TASKS) or 1
 
 
 def describe_missing_tasks(names: Sequence[str]) -> list[str]:

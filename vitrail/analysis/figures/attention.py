@@ -23,13 +23,9 @@ def draw_attention(view: ImageView, layers: Sequence[int] | None = None, at: boo
     left, top = MARGIN + IMAGE_WIDTH + 0.35 + LABEL_WIDTH, HEADING_HEIGHT + 0.32
     width, height = tiles.inches
     beside = IMAGE_WIDTH * view.pixels.shape[0] / view.pixels.shape[1] + 1.5
-    sheet = Sheet(
-        left + width + MARGIN,
-        HEADING_HEIGHT + max(height + 0.78, beside),
-        f"Attention of the {format_query(view, at)}",
-        *describe_input(view),
-        "each map from 0 to its own maximum",
-    )
+    size = left + width + MARGIN, HEADING_HEIGHT + max(height + 0.78, beside)
+    title, note = f"Attention of the {format_query(view, at)}", "each map from 0 to its own maximum"
+    sheet = Sheet(*size, title, *describe_input(view), note)
     end = draw_side_image(sheet, MARGIN, top, view, mark=at)
     sheet.draw_colour_bar(MARGIN, end + 0.3, IMAGE_WIDTH, HEAT_CMAP, "0", "maximum", "attention weight in each map")
     rows = ["mean", *(f"head {head}" for head in range(1, heads + 1))]

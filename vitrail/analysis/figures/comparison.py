@@ -92,7 +92,9 @@ def draw_comparison(comparison: ModelComparison) -> bytes:
     across, down = before + plot[0] + gap, plot[1] + 1.4
     sheet = Sheet(2 * MARGIN + columns * across - gap, head + 2 * down + 0.05, "Two models by layer")
     _draw_names(sheet, comparison, MARGIN, 0.72)
-    counts = format_counts(comparison)
+    counts = format_image_count(comparison.image_count)
+    if (probe := comparison.sides[0].probe) is not None:
+        counts += f"  ·  probes: {probe.train_images:,} training, {probe.test_images:,} test images"
     sheet.draw_label(sheet.width - MARGIN, 0.36, counts, size=9, align="right", baseline="center")
     for index in range(2 * columns):
         left, top = MARGIN + index % columns * across, head + index // columns * down + 0.25
@@ -104,15 +106,6 @@ def draw_comparison(comparison: ModelComparison) -> bytes:
             for row, line in enumerate(wrap(f"Skipped: {clean_text(comparison.no_probe_reason)}.", 46)):
                 sheet.draw_label(left, top + 0.3 + 0.19 * row, line, size=9)
     return sheet.to_png()
-
-
-def format_counts(comparison: ModelComparison) -> str:
-    """Return the number of images, and those of the probes."""
-    images = format_image_count(comparison.image_count)
-    probe = comparison.sides[0].probe
-    if probe is None:
-        return images
-    return f"{images}  ·  probes: {probe.train_images:,} training, {probe.test_images:,} test images"
 
 
 def _draw_names(sheet: Sheet, comparison: ModelComparison, left: float, top: float) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+from PIL.Image import Resampling
 
 from vitrail.reports.colours import HEAT_CMAP, MARK_COLOUR, apply_cmap
 
@@ -55,21 +56,19 @@ def resize_image(pixels: np.ndarray, size: PixelSize) -> np.ndarray:
     """Return an image, uint8 [H, W, 3], at another size."""
     if pixels.shape[:2] == size:
         return pixels
-    return np.asarray(Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.LANCZOS))
+    return np.asarray(Image.fromarray(pixels).resize((size[1], size[0]), Resampling.LANCZOS))
 
 
 def resize_blocks(values: np.ndarray, size: PixelSize) -> np.ndarray:
     """Return a map [h, w, …] at another size, each patch a uniform block; patches smaller than a pixel are averaged."""
     h, w = values.shape[:2]
     if size[0] < h or size[1] < w:
-        return resize_smooth(values, size, Image.Resampling.BOX)
+        return resize_smooth(values, size, Resampling.BOX)
     rows, columns = np.arange(size[0]) * h // size[0], np.arange(size[1]) * w // size[1]
     return values[rows][:, columns]
 
 
-def resize_smooth(
-    values: np.ndarray, size: PixelSize, resampling: Image.Resampling = Image.Resampling.BICUBIC
-) -> np.ndarray:
+def resize_smooth(values: np.ndarray, size: PixelSize, resampling: Resampling = Resampling.BICUBIC) -> np.ndarray:
     """Return a map [h, w] or [h, w, C] at another size, interpolated."""
     if values.ndim == 3:
         return np.stack([resize_smooth(values[..., k], size, resampling) for k in range(values.shape[2])], -1)

@@ -12,7 +12,7 @@ from vitrail.analysis.figures import attention, tokens
 from vitrail.analysis.figures.image_view import ImageView
 from vitrail.analysis.figures.overlay import build_mosaic, outline_patch, resize_image
 from vitrail.analysis.figures.weights import tile_filters, tile_positions
-from vitrail.analysis.results import AttentionDistances, PositionMaps, PrincipalFilters, space_evenly
+from vitrail.analysis.results import AttentionDistances, ModelView, PrincipalFilters, space_evenly
 from vitrail.utils.text import format_image_count
 
 ColourDepth = Literal["true", "256", "none"]
@@ -124,9 +124,7 @@ def _place_side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return build_mosaic([[left, right]], gap=1, background=DARK_BACKGROUND).pixels
 
 
-def render_model_view(
-    result: AttentionDistances | PositionMaps | PrincipalFilters, columns: int, depth: ColourDepth
-) -> list[str]:
+def render_model_view(result: ModelView, columns: int, depth: ColourDepth) -> list[str]:
     """Return a view of the model itself with its legend."""
     if isinstance(result, AttentionDistances):
         legend = f"mean attention distance over {format_image_count(result.pictures)}: one dot per head"

@@ -8,7 +8,7 @@ import torch
 
 from vitrail.analysis.figures import overlay
 from vitrail.analysis.figures.image_view import IMAGE_WIDTH, ImageView, describe_input, draw_side_image
-from vitrail.analysis.figures.overlay import Mosaic, build_mosaic, outline_patch, resize_blocks, resize_image
+from vitrail.analysis.figures.overlay import Mosaic, PixelSize, build_mosaic, outline_patch, resize_blocks, resize_image
 from vitrail.analysis.figures.sheet import DPI, HEADING_HEIGHT, MARGIN, Sheet, draw_legend
 from vitrail.analysis.tokens import token_colours
 from vitrail.reports import colours
@@ -29,9 +29,8 @@ def draw_patches(view: ImageView) -> bytes:
         return resize_blocks(colour_by_components(vectors), size)
 
     # Convolutions see beyond the edges of a patch.
-    patch = (
-        f"{side}×{side}×{channels} = {channels * side**2:,}" if linear else f"{side}×{side} pixels, with surroundings"
-    )
+    area, values = f"{side}×{side}", channels * side**2
+    patch = f"{area}×{channels} = {values:,}" if linear else f"{area} pixels, with surroundings"
     tokens = f"{patches:,}×{trace.embedded.shape[2]:,} values"
     projected = "tokens xₚ E" if linear else "tokens, by convolutions"
     steps = [  # sign before the panel, pixels, name, shape
@@ -45,13 +44,10 @@ def draw_patches(view: ImageView) -> bytes:
         steps.append(("+", draw_vectors(trace.positions), "positions Eₚₒₛ", tokens))
         steps.append(("=", draw_vectors(trace.embedded + trace.positions), "z₀", shape))
     top, under = HEADING_HEIGHT, HEADING_HEIGHT + STEP_WIDTH * height / width
-    sheet = Sheet(
-        2 * MARGIN + len(steps) * STEP_WIDTH + (len(steps) - 1) * STEP_GAP,
-        under + (1.0 if trace.positions is None else 0.78),
-        "Patch embedding",
-        *describe_input(view),
-        "tokens, positions and sums by three principal components, as red, green and blue",
-    )
+    sheet_width = 2 * MARGIN + len(steps) * STEP_WIDTH + (len(steps) - 1) * STEP_GAP
+    sheet_height = under + (1.0 if trace.positions is None else 0.78)
+    facts = *describe_input(view), "tokens, positions and sums by three principal components, as red, green and blue"
+    sheet = Sheet(sheet_width, sheet_height, "Patch embedding", *facts)
     for index, (sign, pixels, name, shape) in enumerate(steps):
         left = MARGIN + index * (STEP_WIDTH + STEP_GAP)
         sheet.draw_image(left, top, STEP_WIDTH, pixels)
@@ -64,9 +60,7 @@ def draw_patches(view: ImageView) -> bytes:
     return sheet.to_png()
 
 
-def cut_patches(
-    view: ImageView, size: tuple[int, int], background: tuple[int, int, int] = (255, 255, 255)
-) -> np.ndarray:
+def cut_patches(view: ImageView, size: PixelSize, background: tuple[int, int, int] = (255, 255, 255)) -> np.ndarray:
     """Return the image cut into its patches, with gaps, at this size."""
     h, w = view.trace.grid
     side = max(2, min(size[0] // h, size[1] // w) * 4 // 5)
@@ -93,13 +87,8 @@ def draw_tokens(view: ImageView, layers: Sequence[int] | None = None) -> bytes:
     width, height = max(3.2, tiles.inches[0]), tiles.inches[1]
     left, top = MARGIN + IMAGE_WIDTH + 0.35 + LABEL_WIDTH, HEADING_HEIGHT + 0.32
     beside = IMAGE_WIDTH * view.pixels.shape[0] / view.pixels.shape[1] + 1.9
-    sheet = Sheet(
-        left + width + MARGIN,
-        top + max(height + 0.65 + PLOT_HEIGHT + 0.6, beside),
-        "Patch tokens by layer",
-        *describe_input(view),
-        "layer 0 is the embedding with positions",
-    )
+    size = left + width + MARGIN, top + max(height + 0.65 + PLOT_HEIGHT + 0.6, beside)
+    sheet = Sheet(*size, "Patch tokens by layer", *describe_input(view), "layer 0 is the embedding with positions")
     end = draw_side_image(sheet, MARGIN, top, view, mark=trace.at is not None)
     if trace.similar is not None:
         low, label = f"{similarity_floor(trace.similar):.1f}", "cosine similarity with the outlined patch"

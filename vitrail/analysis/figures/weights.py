@@ -17,14 +17,9 @@ def draw_filters(filters: PrincipalFilters, model: str) -> bytes:
     tiles = tile_filters(filters, round(DPI * 0.62), gap=9)
     left, height = MARGIN + tiles.inches[0] + 0.9, max(tiles.inches[1], 2.2)
     plot_width, count, patch = 3.1, len(filters.tiles), filters.tiles.shape[1]
-    sheet = Sheet(
-        left + plot_width + MARGIN + 0.05,
-        HEADING_HEIGHT + height + 0.75,
-        f"The first {count} principal filters",
-        shorten_name(model, 48),
-        f"{filters.source}, {patch}×{patch} pixels",
-        f"{100 * float(filters.explained.sum()):.0f} % of its variance",
-    )
+    size = left + plot_width + MARGIN + 0.05, HEADING_HEIGHT + height + 0.75
+    facts = f"{filters.source}, {patch}×{patch} pixels", f"{100 * float(filters.explained.sum()):.0f} % of its variance"
+    sheet = Sheet(*size, f"The first {count} principal filters", shorten_name(model, 48), *facts)
     sheet.draw_mosaic(MARGIN, HEADING_HEIGHT, tiles)
     axes = sheet.add_axes(left, HEADING_HEIGHT, plot_width, height, x="component", y="variance, %", x_grid=False)
     number = np.arange(1, count + 1)
@@ -83,14 +78,9 @@ def _draw_added(positions: PositionMaps, model: str) -> bytes:
     rows, columns = (space_evenly(side, MAX_POSITIONS) for side in positions.grid)
     tiles = tile_positions(positions, round(DPI * 6.6 / max(len(rows), len(columns))))
     left, top, (width, height) = MARGIN + LABEL_WIDTH, HEADING_HEIGHT, tiles.inches
-    sheet = Sheet(
-        left + width + 0.95 + MARGIN,
-        top + height + 0.95,
-        "Similarity of position embeddings",
-        shorten_name(model, 48),
-        f"a grid of {positions.grid[0]}×{positions.grid[1]} positions",
-        "" if (len(rows), len(columns)) == positions.grid else f"{len(rows)}×{len(columns)} of them are drawn",
-    )
+    drawn = "" if (len(rows), len(columns)) == positions.grid else f"{len(rows)}×{len(columns)} of them are drawn"
+    facts = shorten_name(model, 48), f"a grid of {positions.grid[0]}×{positions.grid[1]} positions", drawn
+    sheet = Sheet(left + width + 0.95 + MARGIN, top + height + 0.95, "Similarity of position embeddings", *facts)
     sheet.draw_mosaic(left, top, tiles, [str(k + 1) for k in rows], [str(k + 1) for k in columns], below=True)
     _label_sides(sheet, tiles, "row of the patch", "column of the patch")
     marks = "−1", "0", "1"

@@ -116,9 +116,7 @@ COMPARISON_SECTIONS = (
 )
 
 
-def render_model_comparison_page(
-    comparison: ModelComparison, panels: list[MeasurePanel], figures_by_file: FigureFiles
-) -> str:
+def render_model_comparison_page(comparison: ModelComparison, panels: list[MeasurePanel], pngs: FigureFiles) -> str:
     """Return the page."""
     first, second = (side.name for side in comparison.sides)
     titles = {panel.file: f"{panel.title}: {panel.unit}" for panel in panels}
@@ -129,12 +127,14 @@ def render_model_comparison_page(
     ]
     parts = []
     for key, short, title, note, files in COMPARISON_SECTIONS:
-        figures = [_embed_figure(figures_by_file[file], titles[file]) for file in files if file in figures_by_file]
+        figures = [_embed_figure(pngs[file], titles[file]) for file in files if file in pngs]
         if not figures:
             note = f"Skipped: {comparison.no_probe_reason}."
         charts = h("div", figures, class_="charts") if figures else None
         parts.append((key, short, title, [h("p", note), charts]))
-    parts.append(("numbers", "Numbers", "Values by layer", [_render_numbers(comparison), *_render_notes(comparison)]))
+    files = "The values of all heads are in comparison.json and comparison.npz beside this page."
+    notes = [h("p", line, class_="note") for line in (*format_notes(comparison), files)]
+    parts.append(("numbers", "Numbers", "Values by layer", [_render_numbers(comparison), *notes]))
     return render_document(f"{first} and {second} by layer", f"{first} {second}", top, parts, "the models’ names")
 
 
@@ -147,10 +147,4 @@ def _render_numbers(comparison: ModelComparison) -> Markup:
     """Return the means over heads and the probe accuracies as a table."""
     head = ["layer" if comparison.has_same_depth else "depth"]
     head += [f"{title} {side.letter}" for title, *_ in build_columns(comparison) for side in comparison.sides]
-    rows = [list(row) for row in build_rows(comparison)]
-    return render_table(head, rows, caption="Both models by layer", numeric_from=1)
-
-
-def _render_notes(comparison: ModelComparison) -> list[Markup]:
-    files = "The values of all heads are in comparison.json and comparison.npz beside this page."
-    return [h("p", line, class_="note") for line in (*format_notes(comparison), files)]
+    return render_table(head, [*build_rows(comparison)], caption="Both models by layer", numeric_from=1)

@@ -76,9 +76,7 @@ class ModelFigure:
     png: bytes | None
 
 
-def render_inspection_page(
-    model: str, vit: TokenModel, panels: Sequence[ImagePanel], figures: Sequence[ModelFigure]
-) -> str:
+def render_inspection_page(model: str, vit: TokenModel, panels: list[ImagePanel], figures: list[ModelFigure]) -> str:
     """Return the page of a model, its images and its own figures."""
     script = "\n".join(read_resource("vitrail.analysis.page", name) for name in ("maps.js", "page.js"))
     contents = [_render_explorer(panels) if panels else None, _render_model_figures(figures)]
@@ -117,6 +115,11 @@ def _render_explorer(panels: Sequence[ImagePanel]) -> Markup:
         h("div", scale, class_="scale"),
         h("p", id="told", class_="told", role="status", aria_live="polite"),
     )
+    tab, state = {"type": "button", "role": "tab"}, {"aria_controls": "panel", "aria_selected": "false"}
+    tabs = [
+        h("button", name.capitalize(), **tab, id=f"tab-{name}", data_tab=name, **state)
+        for name in ("attention", "rollout", "relevance", "tokens")
+    ]
     panel = {"class_": "panel", "id": "panel", "role": "tabpanel", "aria_labelledby": "tab-attention"}
     figures = [
         _render_image_figure(view, *caption)
@@ -127,7 +130,7 @@ def _render_explorer(panels: Sequence[ImagePanel]) -> Markup:
         "section",
         h("h2", "Explore", class_="unseen"),
         _render_chooser(panels) if len(panels) > 1 else None,
-        h("div", _render_tabs(), class_="tabs", role="tablist", aria_label="View"),
+        h("div", tabs, class_="tabs", role="tablist", aria_label="View"),
         h("div", h("div", stage, class_="stage"), h("div", _render_controls(), **panel), class_="explorer"),
         figures,
         h("p", id="files", class_="note"),
@@ -135,15 +138,6 @@ def _render_explorer(panels: Sequence[ImagePanel]) -> Markup:
         id="explore",
         aria_label="Explore",
     )
-
-
-def _render_tabs() -> list[Markup]:
-    tab = {"type": "button", "role": "tab"}
-    state = {"aria_controls": "panel", "aria_selected": "false"}
-    return [
-        h("button", name.capitalize(), **tab, id=f"tab-{name}", data_tab=name, **state)
-        for name in ("attention", "rollout", "relevance", "tokens")
-    ]
 
 
 def _render_chooser(panels: Sequence[ImagePanel]) -> Markup:
@@ -223,11 +217,6 @@ def _render_data(vit: TokenModel, panels: Sequence[ImagePanel]) -> Markup:
 def _embed_json(value: Any) -> Markup:
     """Return JSON that cannot close its script element, whatever names are in it."""
     return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c"))
-
-
-def make_distance_figure(png: bytes) -> ModelFigure:
-    """Return figure 7 (right)."""
-    return ModelFigure("distance", "Mean attention distance", DISTANCE_CAPTION, png)
 
 
 def make_positions_figure(positions: PositionMaps, position: PositionEmbedding, png: bytes | None) -> ModelFigure:

@@ -5,14 +5,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.reports.html import clean_text
 from vitrail.reports.summary import format_metrics
-from vitrail.utils.text import (
-    format_count,
-    format_image_count,
-    format_interval,
-    format_number,
-    format_percent,
-    format_table,
-)
+from vitrail.utils import text
 
 if TYPE_CHECKING:
     from vitrail.evaluation.evaluate import EvaluationResult
@@ -35,9 +28,9 @@ def format_probes(report: "ProbeReport") -> list[str]:
     metric = "Top-1 accuracy" if report.measure == "top1" else "mAP"
     rows = [("probe", "", metric, "95 % interval", "seconds")]
     for row in report.results:
-        interval = " ".join(filter(None, (format_interval(row.interval), row.spread)))
+        interval = " ".join(filter(None, (text.format_interval(row.interval), row.spread)))
         rows.append((row.probe, row.description, f"{100 * row.score:.2f} %", interval, f"{row.seconds:.1f}"))
-    lines += format_table(rows, right=(2, 4))
+    lines += text.format_table(rows, right=(2, 4))
     for row in report.results:
         lines += [f"{row.probe}: {note}" for note in row.notes]
     return lines + format_unreadable(report.unreadable, "", "; --json lists them all")
@@ -65,7 +58,7 @@ def format_header(result: "EvaluationResult") -> list[str]:
     selection, matching = first.selection, first.matching
     split = "all" if selection.split == "all" else f"the {selection.split} split"
     lines = [f"{' and '.join(map(clean_text, result.names))} on {clean_text(selection.where)}, {split}: "]
-    lines[0] += format_image_count(first.measures["images"])
+    lines[0] += text.format_image_count(first.measures["images"])
     for name, evaluation in zip(result.names, result.evaluations, strict=True):
         present, outputs = len(evaluation.matching.present), len(evaluation.matching.labels)
         prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
@@ -83,7 +76,7 @@ def format_metric_table(result: "EvaluationResult") -> list[str]:
     rows = [["", *(cell for name in names for cell in (name, "95 %"))]]
     for label, pairs in format_metrics([evaluation.measures for evaluation in result.evaluations]):
         rows.append([label, *(cell for pair in pairs for cell in pair)])
-    return format_table(rows, right=range(1, len(rows[0])))
+    return text.format_table(rows, right=range(1, len(rows[0])))
 
 
 def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:
@@ -96,9 +89,10 @@ def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:
         return []
     table = [["weakest classes", title, *([] if multilabel else ["95 %"]), "images"]]
     for row in rows[:MAX_CLASSES]:
-        interval = [] if multilabel else [format_interval(row["interval"], 0)]
-        table.append([shorten_name(row["class"]), format_percent(row[key]), *interval, format_count(row["n"])])
-    return format_table(table, right=range(1, len(table[0])))
+        interval = [] if multilabel else [text.format_interval(row["interval"], 0)]
+        name, score = shorten_name(row["class"]), text.format_percent(row[key])
+        table.append([name, score, *interval, text.format_count(row["n"])])
+    return text.format_table(table, right=range(1, len(table[0])))
 
 
 def format_confident_mistakes(evaluation: "ModelEvaluation") -> list[str]:
@@ -111,9 +105,9 @@ def format_confident_mistakes(evaluation: "ModelEvaluation") -> list[str]:
             kind = "predicted" if name not in row["labels"] else "missed"
         else:
             label, name, kind = row["label"], row["predicted"], "predicted"
-        prediction = f"{kind} {shorten_name(name)}, {format_percent(row['probability'])}"
+        prediction = f"{kind} {shorten_name(name)}, {text.format_percent(row['probability'])}"
         rows.append([path, prediction, f"label {shorten_name(label)}"])
-    return format_table(rows) if len(rows) > 1 else []
+    return text.format_table(rows) if len(rows) > 1 else []
 
 
 def format_unreadable(unreadable: Mapping[str, str], root: str, all_listed: str) -> list[str]:
@@ -133,7 +127,7 @@ def format_speeds(result: "EvaluationResult") -> list[str]:
     for name, evaluation in zip(result.names, result.evaluations, strict=True):
         speed = evaluation.speed_dict()
         prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
-        whole, alone = (format_number(speed[key]) for key in ("images_per_second", "model_images_per_second"))
+        whole, alone = (text.format_number(speed[key]) for key in ("images_per_second", "model_images_per_second"))
         lines.append(f"{prefix}{whole} images/s with decoding; the model alone {alone}")
     return lines
 

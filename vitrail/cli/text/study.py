@@ -2,6 +2,7 @@
 
 import textwrap
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.text.progress import StatusDisplay, format_clock
@@ -65,18 +66,15 @@ class SweepDisplay(StatusDisplay):
         else:
             self.print_line(f"skipped  {label}: taken by another runner")
 
-    def status_lines(self) -> list[str]:
-        """Return the status lines."""
+    def draw(self) -> None:
+        """Show the status lines; where standard error is not a terminal, at long intervals."""
+        if time.monotonic() - self.last_shown < (0.1 if self.terminal else PLAIN_INTERVAL_SECONDS):
+            return
         state, left = self.state, self.state["seconds_left"]
         heading = f"{state['done']} of {state['known']} known cells"
         heading += f", {state['failed']} failed" if state["failed"] else ""
         heading += f", about {format_clock(left / self.runners)} left" if left else ""
-        return [heading, *(f"  {describe_activity(record)}" for record in self.running.values())]
-
-    def draw(self) -> None:
-        """Show the status lines; where standard error is not a terminal, at long intervals."""
-        if time.monotonic() - self.last_shown >= (0.1 if self.terminal else PLAIN_INTERVAL_SECONDS):
-            self.show_status(*self.status_lines())
+        self.show_status(heading, *(f"  {describe_activity(record)}" for record in self.running.values()))
 
 
 def describe_activity(record: Record) -> str:
@@ -104,11 +102,10 @@ def fill_paragraph(name: str, text: str) -> str:
 
 def format_study(study: "Study") -> str:
     """Return a study as a few lines."""
-    lines = [study.name, fill_paragraph("  question", study.question), fill_paragraph("  reference", study.reference)]
-    lines.append(fill_paragraph("  paper", study.paper_finding))
+    facts = {"question": study.question, "reference": study.reference, "paper": study.paper_finding}
     for name, scale in study.scales.items():
-        lines.append(fill_paragraph(f"  {name}", f"{format_scale_time(scale)}; {scale.data}, seeds: {scale.seeds}"))
-    return "\n".join(lines)
+        facts[name] = f"{format_scale_time(scale)}; {scale.data}, seeds: {scale.seeds}"
+    return "\n".join([study.name, *(fill_paragraph(f"  {name}", text) for name, text in facts.items())])
 
 
 def format_scale_time(scale: "StudyScale") -> str:
@@ -126,18 +123,16 @@ def format_minutes(minutes: float) -> str:
 
 def format_plan(sweep: "Sweep", state: "SweepState") -> list[str]:
     """Return the plan of a study: its cells, the missing ones and the duration."""
-    phases: dict[str, int] = {}
-    for name in state.missing:
-        phases[state.cells[name].phase] = phases.get(state.cells[name].phase, 0) + 1
+    phases = Counter(state.cells[name].phase for name in state.missing)
     parts = ", ".join(f"{count} {PHASE_NAMES[phase][count > 1]}" for phase, count in phases.items())
     done = f", {len(state.results)} of them finished" if state.results else ""
     more = "; further cells depend on their results" if phases.keys() - {"final"} else ""
     scale = sweep.setup.scale
+    data = "" if sweep.setup.data.where == scale.data else f" with {scale.data}"
     return [
         f"{sweep.study.name} at {sweep.scale} scale on {sweep.setup.data.where}: {sweep.study.question}",
         f"{len(state.cells)} known cells{done}; to run: {parts or 'none'}{more}",
-        f"the study takes {format_scale_time(scale)}"
-        + ("" if sweep.setup.data.where == scale.data else f" with {scale.data}"),
+        f"the study takes {format_scale_time(scale)}{data}",
     ]
 
 
@@ -145,13 +140,10 @@ def format_answer(study: "Study", answer: "Answer | None") -> list[str]:
     """Return the table, our finding, the paper's, the agreement and the limits."""
     if answer is None:
         return ["no finding yet: too few cells are finished"]
-    lines = [*format_table([answer.columns, *answer.rows]), "", fill_paragraph("finding", answer.finding)]
-    lines += [
-        fill_paragraph("paper", f"{study.paper_finding} ({study.reference})"),
-        fill_paragraph("agreement", answer.agreement),
-    ]
-    lines.append(fill_paragraph("limits", answer.limits))
-    return lines + [fill_paragraph("note", note) for note in answer.notes]
+    paragraphs = [("finding", answer.finding), ("paper", f"{study.paper_finding} ({study.reference})")]
+    paragraphs += [("agreement", answer.agreement), ("limits", answer.limits), *(("note", n) for n in answer.notes)]
+    table = format_table([answer.columns, *answer.rows])
+    return [*table, "", *(fill_paragraph(name, text) for name, text in paragraphs)]
 
 
 def format_missing(state: "SweepState") -> list[str]:

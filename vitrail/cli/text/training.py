@@ -41,11 +41,9 @@ class TrainingDisplay(StatusDisplay):
         step, speed, train = timing["step"], timing["images_per_second"], self.train
         if train and (self.terminal or time.monotonic() - self.last_shown > 10 or step == self.steps):
             left = format_clock((self.steps - step) * timing["seconds"] / max(1, step))
-            epochs = self.steps / max(1, self.per_epoch)
-            self.show_status(
-                f"epoch {train['epoch']:.2f}/{epochs:g}  step {step:,}/{self.steps:,}  loss {train['loss']:.4f}  "
-                f"lr {train['lr']:.3g}  {speed:,.0f} images/s  {left} left"
-            )
+            epoch = f"epoch {train['epoch']:.2f}/{self.steps / max(1, self.per_epoch):g}  step {step:,}/{self.steps:,}"
+            values = f"loss {train['loss']:.4f}  lr {train['lr']:.3g}  {speed:,.0f} images/s"
+            self.show_status(f"{epoch}  {values}  {left} left")
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Show the progress of a stage outside training, such as listing, checking or decoding."""
@@ -68,10 +66,8 @@ SIGNAL_FORMATS = {  # name and format of the signals of self-supervised training
 def format_validation(record: Record) -> str:
     """Return the line of a validation: the score, or without labels the signals that were measured."""
     if "rank" in record:
-        signals = [
-            f"{name} {form.format(record[key])}" for key, (name, form) in SIGNAL_FORMATS.items() if key in record
-        ]
-        result = "  ".join(signals).replace("%", " %")
+        signals = [(name, form.format(record[key])) for key, (name, form) in SIGNAL_FORMATS.items() if key in record]
+        result = "  ".join(map(" ".join, signals)).replace("%", " %")
     else:
         score = f"mAP {100 * record['map']:.2f} %" if "map" in record else f"top-1 {100 * record.get('top1', 0):.2f} %"
         result = f"validation {score}  loss {record['loss']:.4f}"
