@@ -78,10 +78,10 @@ def probe_linear(train: Features, test: Features, classes: int, settings: ProbeS
 
 def probe_few_shot(train: Features, test: Features, classes: int, settings: ProbeSettings) -> Iterator[ProbeResult]:
     """Yield the result of a linear classifier for each number of shots."""
-    images, draws, seed = (train.values, train.targets, test.values, test.targets), settings.draws, settings.seed
+    draws, seed = settings.draws, settings.seed
     for shots in settings.shots:
         start = time.monotonic()
-        result = evaluate_few_shot(*images, classes, shots, draws, seed)
+        result = evaluate_few_shot(train.values, train.targets, test.values, test.targets, classes, shots, draws, seed)
         scarce = f", all images of {len(result.scarce_classes)} smaller classes" if result.scarce_classes else ""
         details = {"shots": shots, "draws": len(result.accuracies), "accuracies": list(result.accuracies)}
         details |= {"pictures": result.images, "scarce_classes": len(result.scarce_classes)}
