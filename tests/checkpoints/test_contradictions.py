@@ -59,6 +59,11 @@ def timm_directory(folder, settings, **slots):
         ({"prefix": "class+distillation", "classes": None}, "hf", "two heads"),
         ({"position": SinCos2D(end=False), "pool": "mean"}, "big_vision", "the frequencies of end=True"),
         ({"head_width": 48}, "timm", "its heads divide the width evenly"),
+        (
+            {"pool": MAP(), "heads": 3, "head_width": 16},
+            "big_vision",
+            "heads of its attention pooling divide the width",
+        ),
         ({"block": "post"}, "timm", "it has no ReLU"),
         ({"block": "parallel"}, "timm", "norm2"),
     ],
@@ -69,6 +74,18 @@ def test_unsupported_conversion_is_refused_before_writing(slots, to, reason, tmp
     with pytest.raises(ValueError, match=f"cannot express this model: .*{reason}"):
         convert(tmp_path / "m.safetensors", out, to)
     assert not out.exists()
+
+
+def test_attention_pooling_has_its_own_head_width(tmp_path):
+    """Heads of the layers may be wider than width / heads; those of the pooling are not."""
+    model = tiny(pool=MAP(), heads=2, head_width=48)
+    vitrail.save(model, tmp_path / "m.safetensors")
+    convert(tmp_path / "m.safetensors", tmp_path / "b.npz", "big_vision")
+    with inspect_checkpoint(tmp_path / "b.npz") as checkpoint:
+        assert checkpoint.source.specs["MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"].shape == (64, 2, 32)
+    images = torch.rand(2, 3, 32, 32)
+    loaded = vitrail.load(tmp_path / "b.npz", assume={"gelu": "exact"})
+    torch.testing.assert_close(loaded(images), model.eval()(images))
 
 
 def test_failed_verification_raises_and_leaves_no_file(tmp_path, monkeypatch):

@@ -103,13 +103,6 @@ def test_duplicate_or_no_names_raise():
         LabelMap(())
 
 
-def test_find_index_by_name():
-    labels = LabelMap(("cat", "dog"))
-    assert (labels.find_index("dog"), len(labels)) == (1, 2)
-    with pytest.raises(ValueError, match=r"'Dog' \(like 'dog'\?\): not one of the 2 classes"):
-        labels.find_index("Dog")
-
-
 def test_an_empty_split_is_an_error():
     with pytest.raises(ValueError, match="no images"):
         LabelMap.from_images(split([], classes=["cat"], name="train"))

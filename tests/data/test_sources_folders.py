@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.data.making import encoded, table, tree
 from vitrail.data.sources import load_dataset
-from vitrail.data.sources.folders import SKIP_HIDDEN, SKIP_LOOP, SKIP_NOT_AN_IMAGE
+from vitrail.data.sources.files import SKIP_HIDDEN, SKIP_LOOP, SKIP_NOT_AN_IMAGE
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 

@@ -16,7 +16,6 @@ from scipy.io import savemat
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import load_dataset, vtab
 from vitrail.data.sources.vtab import arrays
-from vitrail.data.sources.vtab import files as scenes
 
 
 def jpeg(path: Path, shade: int = 0) -> None:
@@ -359,7 +358,7 @@ def test_kitti_distance_labels(tmp_path):
     lines = [f"2011_09_26 2011_09_26_drive_{drive}_sync {n:010d}\n" for n, drive in enumerate(drives)]
     (tmp_path / "mapping" / "train_mapping.txt").write_text("".join(lines))
     (tmp_path / "mapping" / "train_rand.txt").write_text("3,1,4,2")
-    sides = scenes.read_drive_splits(tmp_path)
+    sides = vtab.read_drive_splits(tmp_path)
     assert sides is not None
     assert sides[1] == sides[3]  # frames of one drive
     assert sorted(set(sides)) == ["test", "train", "validation"]

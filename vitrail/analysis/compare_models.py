@@ -21,8 +21,7 @@ from vitrail.data.decode import IMAGE_SUFFIXES
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileStore
-from vitrail.data.sources.folders import NoClassFoldersError
+from vitrail.data.sources.files import FileStore, NoClassFoldersError
 from vitrail.metrics.linear import fit_linear_probe
 from vitrail.utils.progress import ProgressCallback
 

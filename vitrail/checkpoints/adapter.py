@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from vitrail.checkpoints.artifact import parse_labels_and_preprocessing
+from vitrail.checkpoints.formats import LabelsAndPreprocessing
 from vitrail.checkpoints.formats.transformers import choose_family
 from vitrail.checkpoints.io import safetensors
 from vitrail.checkpoints.io.source import checkpoint_error, parse_json, read_json
@@ -232,9 +233,7 @@ def check_settings(settings: Mapping[str, Any], path: Path) -> None:
             raise checkpoint_error(path, f"unsupported setting {name}={str(value)[:60]!r}: merge the adapter with PEFT")
 
 
-def _read_metadata(
-    source: safetensors.SafetensorsFile, config: TokenConfig
-) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
+def _read_metadata(source: safetensors.SafetensorsFile, config: TokenConfig) -> LabelsAndPreprocessing:
     """Return the labels and preprocessing of an adapter that vitrail wrote."""
     if METADATA_KEY not in source.metadata:
         return None, None
@@ -301,9 +300,7 @@ def _check_head(head: Mapping[str, Tensor], heads: Mapping[str, str], path: Path
     weights = [shapes[f"{ours}.weight"] for ours in heads.values()]
     biases = [shapes[f"{ours}.bias"] for ours in heads.values()]
     classes = weights[0][:1]
-    fit = all(len(shape) == 2 and shape[:1] == classes for shape in weights) and all(
-        shape == classes for shape in biases
-    )
+    fit = all(len(shape) == 2 and shape[:1] == classes for shape in weights) and biases == [classes] * len(biases)
     if classes in ([], [0]) or not fit:
         text = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise checkpoint_error(path, f"the head must have weights [classes, width] and biases [classes], got {text}")
@@ -320,11 +317,9 @@ def _compute_deltas(pairs: LoRAPairs, settings: Mapping[str, Any], config: Token
         name = f"{part.ours}.weight"
         shape = build_meta_state(config)[name].shape
         if a.ndim != 2 or b.ndim != 2 or (b.shape[0], a.shape[1]) != (part.rows, shape[1]) or a.shape[0] != b.shape[1]:
-            raise checkpoint_error(
-                path,
-                f"{module} has A {list(a.shape)} and B {list(b.shape)}; this model's matrix is {part.rows}×{shape[1]}: "
-                "is the adapter for another size?",
-            )
+            found, matrix = f"A {list(a.shape)} and B {list(b.shape)}", f"{part.rows}×{shape[1]}"
+            hint = "is the adapter for another size?"
+            raise checkpoint_error(path, f"{module} has {found}; this model's matrix is {matrix}: {hint}")
         if not len(a):
             raise checkpoint_error(path, f"{module} has A and B of rank 0")
         whole = deltas.setdefault(name, torch.zeros(shape, dtype=torch.float64))

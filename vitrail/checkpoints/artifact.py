@@ -15,14 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoints.formats import MAX_LAYERS
-from vitrail.checkpoints.io.safetensors import (
-    SafetensorsFile,
-    build_header,
-    sort_tensors,
-    tensor_bytes,
-    write_with_header,
-)
+from vitrail.checkpoints.formats import MAX_LAYERS, LabelsAndPreprocessing
+from vitrail.checkpoints.io import safetensors
 from vitrail.checkpoints.io.source import parse_json
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import ModelConfig
@@ -51,7 +45,7 @@ def is_artifact(metadata: Mapping[str, str]) -> bool:
 
 def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: CheckpointContract) -> None:
     """Write the file atomically."""
-    tensors = sort_tensors(tensors)
+    tensors = safetensors.sort_tensors(tensors)
     about = {
         "version": ARTIFACT_VERSION,
         "config": to_json(contract.config),
@@ -65,13 +59,14 @@ def save_artifact(path: Path, tensors: Mapping[str, Tensor], contract: Checkpoin
         "vitrail.tensors": json.dumps({name: hash_tensor(tensor) for name, tensor in tensors.items()}),
         "vitrail.checksum": ZERO_CHECKSUM,
     }
-    header = build_header(tensors, metadata)
+    header = safetensors.build_header(tensors, metadata)
     (match,) = CHECKSUM_PATTERN.finditer(header)
     start, end = match.span(1)
-    write_with_header(path, header[:start] + hashlib.sha256(header).hexdigest().encode() + header[end:], tensors)
+    checksum = hashlib.sha256(header).hexdigest().encode()
+    safetensors.write_with_header(path, header[:start] + checksum + header[end:], tensors)
 
 
-def read_contract(source: SafetensorsFile) -> tuple[CheckpointContract, dict[str, str]]:
+def read_contract(source: safetensors.SafetensorsFile) -> tuple[CheckpointContract, dict[str, str]]:
     """Return the contract and the tensors' digests after verifying the header's checksum."""
     matches = list(CHECKSUM_PATTERN.finditer(source.header))
     start, end = matches[0].span(1) if len(matches) == 1 else (0, 0)
@@ -103,9 +98,7 @@ def _parse_contract(about: dict[str, Any]) -> CheckpointContract:
     return CheckpointContract(config, labels, pipeline, about["card"])
 
 
-def parse_labels_and_preprocessing(
-    about: Mapping[str, Any], config: ModelConfig
-) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
+def parse_labels_and_preprocessing(about: Mapping[str, Any], config: ModelConfig) -> LabelsAndPreprocessing:
     """Return the labels and preprocessing in a file's metadata; either may be None."""
     labels, pipeline = about["labels"], about["preprocessing"]
     if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
@@ -133,4 +126,4 @@ def check_bounds(data: Any, name: str = "config") -> None:
 
 def hash_tensor(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bytes."""
-    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
+    return hashlib.sha256(safetensors.tensor_bytes(tensor)).hexdigest()

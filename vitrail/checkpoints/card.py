@@ -32,6 +32,8 @@ def build_report(checkpoint: Checkpoint, progress: ByteProgress | None) -> dict[
     """Return all facts of a checkpoint; without `progress`, from its header only."""
     source, detection, contract = checkpoint.source, checkpoint.detection, checkpoint.contract
     not_finite = None if progress is None else checkpoint.find_nonfinite(progress)
+    assumed = {name: {"value": value, "from": why} for name, (value, why) in detection.assumptions.items()}
+    odd = {name: {"found": list(shape), "expected": list(want)} for name, (shape, want) in detection.mismatched.items()}
     dtypes = Counter(str(source.specs[name].dtype).removeprefix("torch.") for name in detection.loaded)
     return {
         "path": str(source.path),
@@ -46,18 +48,13 @@ def build_report(checkpoint: Checkpoint, progress: ByteProgress | None) -> dict[
         "architecture": describe_architecture(contract.config),
         "parameters": sum(math.prod(tensor.shape) for tensor in build_meta_state(contract.config).values()),
         "config": to_json(contract.config),
-        "not_told_by_tensors": {
-            name: {"value": value, "from": why} for name, (value, why) in detection.assumptions.items()
-        },
+        "not_told_by_tensors": assumed,
         "coverage": {
             "loaded": len(detection.loaded),
             "left_out": detection.ignored,
             "missing": {name: list(shape) for name, shape in detection.missing.items()},
             "unexpected": {name: list(shape) for name, shape in detection.unexpected.items()},
-            "wrong_shape": {
-                name: {"found": list(shape), "expected": list(expected)}
-                for name, (shape, expected) in detection.mismatched.items()
-            },
+            "wrong_shape": odd,
         },
         "differences": detection.list_differences(),
         "dtype": dict(dtypes),
@@ -75,9 +72,8 @@ def format_report(report: dict[str, Any], limit: int = 12) -> str:
     """Return the report as text."""
     coverage = report["coverage"]
     kinds = ", ".join(f"{kind}" if len(report["dtype"]) == 1 else f"{n} {kind}" for kind, n in report["dtype"].items())
-    rows: list[tuple[str, str]] = [
-        ("file", f"{report['container']}, {report['bytes'] / 2**20:,.1f} MB, {report['tensors']} tensors, {kinds}")
-    ]
+    file = f"{report['container']}, {report['bytes'] / 2**20:,.1f} MB, {report['tensors']} tensors, {kinds}"
+    rows: list[tuple[str, str]] = [("file", file)]
     if report["taken"] or report["others"]:
         others = f"; also there: {', '.join(map(repr, report['others']))}" if report["others"] else ""
         rows.append(("taken", f"{report['taken'] or 'the file itself'!r}{others}"))
@@ -85,9 +81,8 @@ def format_report(report: dict[str, Any], limit: int = 12) -> str:
     slots = dict(report["architecture"])
     rows.append(("model", f"{slots.pop('model')}, {report['parameters']:,} parameters"))
     rows += [(f"  {name}", value) for name, value in slots.items()]
-    counts = [f"{coverage['loaded']} loaded"]
-    for key in ("left_out", "missing", "unexpected", "wrong_shape"):
-        counts.append(f"{len(coverage[key])} {key.replace('_', ' ')}")
+    others = ("left_out", "missing", "unexpected", "wrong_shape")
+    counts = [f"{coverage['loaded']} loaded", *(f"{len(coverage[key])} {key.replace('_', ' ')}" for key in others)]
     rows.append(("coverage", ", ".join(counts)))
     for reason in dict.fromkeys(coverage["left_out"].values()):
         names = [name for name, why in coverage["left_out"].items() if why == reason]
@@ -99,12 +94,8 @@ def format_report(report: dict[str, Any], limit: int = 12) -> str:
     values = "not read" if bad is None else f"not finite in {len(bad)}: {format_names(bad)}" if bad else "all finite"
     labels = report["labels"]
     shown = f"{format_names(labels, 4)} (from {report['labels_from']})" if labels else f"none ({report['labels_from']})"
-    rows += [
-        ("values", values),
-        ("labels", shown),
-        ("preprocessing", report["preprocessing_in_words"] or "none"),
-        ("  from", report["preprocessing_from"]),
-    ]
+    rows += [("values", values), ("labels", shown), ("preprocessing", report["preprocessing_in_words"] or "none")]
+    rows.append(("  from", report["preprocessing_from"]))
     if report["not_told_by_tensors"]:
         rows.append(("assumed", "not determined by the tensors; --assume NAME=VALUE to change"))
     for name, fact in report["not_told_by_tensors"].items():
@@ -137,10 +128,7 @@ def render_model_card(contract: CheckpointContract, repo: str, params: int) -> s
         _render_table("Architecture", rows),
         "## Preprocessing\n\n" + (contract.preprocessing.describe() if contract.preprocessing else "Not recorded."),
         _render_labels(contract),
-        _render_section("Data", about.get("data")),
-        _render_section("Recipe", about.get("recipe")),
-        _render_section("Metrics", about.get("metrics")),
-        _render_section("Provenance", about.get("provenance")),
+        *(_render_section(name.capitalize(), about.get(name)) for name in ("data", "recipe", "metrics", "provenance")),
         "## Licence\n\n" + (licence or "Not recorded. Ask the author before using the model."),
         render_usage(contract, repo),
     ]
@@ -249,12 +237,8 @@ def push(
         try:
             api = library.HfApi()
             api.create_repo(repo, private=private, exist_ok=True)
-            done = api.upload_folder(
-                repo_id=repo,
-                folder_path=folder,
-                revision=revision,
-                commit_message=message or "Model and card, written by vitrail",
-            )
+            note = message or "Model and card, written by vitrail"
+            done = api.upload_folder(repo_id=repo, folder_path=folder, revision=revision, commit_message=note)
         except (OSError, ValueError) as error:
             raise OSError(f"hf://{repo} was not written: {format_error(error)}") from None
     return str(getattr(done, "commit_url", done))

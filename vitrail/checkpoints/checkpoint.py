@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -48,7 +47,7 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.source.close()
 
     @property
@@ -211,9 +210,7 @@ def find_labels(source: TensorFile, detection: Detection) -> tuple[tuple[str, ..
     return labels, "config.json"
 
 
-def find_preprocessing(
-    source: TensorFile, detection: Detection, assume: dict[str, Any]
-) -> tuple[Preprocessing | None, str]:
+def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[str, Any]) -> tuple[Preprocessing, str]:
     """Return the pipeline of the format's settings or its published default, and its source; `assume` overrides both."""
     form = next(form for form in FORMATS if form.name == detection.format)
     config, size = detection.config, detection.config.image_size
@@ -244,14 +241,8 @@ def find_preprocessing(
 
 def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parsed assumptions, from text or values: heads=6, gelu=tanh, size=224x224, mean=imagenet, crop=0.9…"""
-    parsers: dict[str, Callable[[Any], Any]] = {
-        "heads": int,
-        "channels": int,
-        "eps": float,
-        "crop": float,
-        "size": _parse_size,
-    }
-    parsers |= {"mean": _parse_numbers, "std": _parse_numbers}
+    parsers: dict[str, Callable[[Any], Any]] = {"heads": int, "channels": int, "eps": float, "crop": float}
+    parsers |= {"size": _parse_size, "mean": _parse_numbers, "std": _parse_numbers}
     parsed: dict[str, Any] = {}
     for name, value in given.items():
         if name not in (known := (*ARCHITECTURE_KEYS, *PREPROCESSING_KEYS)):

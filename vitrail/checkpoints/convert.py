@@ -22,10 +22,9 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.vit_config import POOLS
-from vitrail.nn.head import PreLogits
 from vitrail.nn.mlp import SwiGLU
-from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean
-from vitrail.nn.position import Learned1D, Relative
+from vitrail.nn.pool import MAP, Mean
+from vitrail.nn.position import Learned1D
 from vitrail.utils.files import stage_output
 
 SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
@@ -91,39 +90,12 @@ class ConversionReport:
         return {**self.__dict__, "path": str(self.path), "bit_for_bit": True}
 
 
-def list_timm_limits(config: TokenConfig) -> Reasons:
-    """Return why timm cannot express a model, apart from its tensor names."""
-    position = config.position
-    fits = isinstance(position, Relative) or (isinstance(position, Learned1D) and position.at == "stem")
-    return {
-        "it only has learned 1-D positions at the stem, or relative ones": not fits,
-        "it has no pooling of class token and mean together": isinstance(config.pool, ClassAndMean),
-        "it has no pre-logits layer": isinstance(config.head, PreLogits),
-        "its heads divide the width evenly": config.size.head is not None,
-    }
-
-
-def list_dinov2_limits(config: TokenConfig) -> Reasons:
-    """Return why DINOv2's release cannot express a model, apart from its tensor names."""
-    return {
-        "its models have no classes: --classes none": config.classes is not None,
-        "its models have LayerScale and a class token": config.block.layer_scale is None or config.prefix.outputs != 1,
-        "its models read their class token": not isinstance(config.pool, ClassToken),
-    }
-
-
-def _timm_position_prefix(config: TokenConfig) -> str:
-    """Return timm's prefix tokens with positions: with registers, all of them or none."""
-    assert isinstance(config.position, Learned1D)
-    return "none" if config.prefix.registers and config.position.prefix == "outputs" else config.position.prefix
-
-
 TARGETS: dict[str, ConversionTarget] = {
     "timm": ConversionTarget(
         "timm",
-        list_timm_limits,
+        timm.list_limits,
         timm.build_table,
-        position_prefix=_timm_position_prefix,
+        position_prefix=timm.choose_position_prefix,
         families=frozenset({"vit", "bit"}),
         supports_swiglu=True,
         supports_projections=False,
@@ -154,7 +126,7 @@ TARGETS: dict[str, ConversionTarget] = {
     "clip": ConversionTarget("CLIP", clip.list_limits, clip.map_vit),
     "dinov2": ConversionTarget(
         "DINOv2",
-        list_dinov2_limits,
+        timm.list_dinov2_limits,
         lambda config: timm.map_vit(config, timm.DINOV2),
         supports_swiglu=True,
         list_unused_tensors=lambda config: {"mask_token": (1, config.size.width)},
@@ -356,8 +328,7 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
-        facts |= {"gelu": gelu} if gelu else {}
-        facts |= {"pool": pool} if pool else {}
+        facts |= {name: value for name, value in {"gelu": gelu, "pool": pool}.items() if value}
     return facts
 
 

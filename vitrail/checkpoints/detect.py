@@ -12,14 +12,8 @@ from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, fi
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
-FORMATS: tuple[formats.CheckpointFormat, ...] = (
-    *timm.FORMATS,
-    *transformers.FORMATS,
-    *google.FORMATS,
-    *torchvision.FORMATS,
-    *clip.FORMATS,
-    *vit_pytorch.FORMATS,
-)
+PROJECTS = (timm, transformers, google, torchvision, clip, vit_pytorch)  # in the order in which they are tried
+FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")  # that training adds to every name
 
 
@@ -72,15 +66,10 @@ def detect_format(shapes: formats.Shapes, settings: dict[str, Any], assume: Mapp
                 continue
             telling = " and ".join(root + name for name in form.required_keys[:2])
             wanted = keys.compute_expected_shapes(table, config)
-            detection = Detection(
-                format=form.name,
-                reason=f"{form.title}: it has {telling}" + (f", after {wrapper!r}" if wrapper else ""),
-                config=config,
-                table=keys.add_root(table, wrapper),
-                root=wrapper + root,
-                assumptions=facts.used,
-                **account_tensors(wanted, inner, find_ignored(table, inner), wrapper),
-            )
+            reason = f"{form.title}: it has {telling}" + (f", after {wrapper!r}" if wrapper else "")
+            tensors = account_tensors(wanted, inner, find_ignored(table, inner), wrapper)
+            table = keys.add_root(table, wrapper)
+            detection = Detection(form.name, reason, config, table, wrapper + root, facts.used, **tensors)
             if detection.is_complete:
                 return detection
             if best is None or len(detection.list_differences()) < len(best.list_differences()):
@@ -95,16 +84,14 @@ def account_tensors(
 ) -> dict[str, Any]:
     """Return the fields of `Detection` that account for every tensor; `prefix` is added to the names."""
     ignored, common = ignored or {}, [name for name in wanted if name in shapes]
+    extra = [name for name in shapes if name not in wanted and name not in ignored]
+    differ = [name for name in common if tuple(shapes[name]) != wanted[name]]
     return {
         "loaded": tuple(prefix + name for name in common if tuple(shapes[name]) == wanted[name]),
         "ignored": {prefix + name: reason for name, reason in ignored.items()},
         "missing": {prefix + name: shape for name, shape in wanted.items() if name not in shapes},
-        "unexpected": {
-            prefix + name: tuple(shape) for name, shape in shapes.items() if name not in wanted and name not in ignored
-        },
-        "mismatched": {
-            prefix + name: (tuple(shapes[name]), wanted[name]) for name in common if tuple(shapes[name]) != wanted[name]
-        },
+        "unexpected": {prefix + name: tuple(shapes[name]) for name in extra},
+        "mismatched": {prefix + name: (tuple(shapes[name]), wanted[name]) for name in differ},
     }
 
 
@@ -112,13 +99,8 @@ def match_artifact(config: ModelConfig, shapes: formats.Shapes) -> Detection:
     """Match the tensors of an artifact, whose configuration is known."""
     wanted = {name: tuple(tensor.shape) for name, tensor in build_meta_state(config).items()}
     table: KeyTable = [*(keys.map_key(name, name) for name in wanted), IgnoredKeys("decoder.*", "MAE decoder")]
-    return Detection(
-        format="vitrail",
-        reason="vitrail's artifact: its header holds the configuration",
-        config=config,
-        table=table,
-        **account_tensors(wanted, shapes, find_ignored(table, shapes)),
-    )
+    reason = "vitrail's artifact: its header holds the configuration"
+    return Detection("vitrail", reason, config, table, **account_tensors(wanted, shapes, find_ignored(table, shapes)))
 
 
 def strip_wrappers(shapes: formats.Shapes) -> tuple[str, formats.Shapes]:
@@ -144,10 +126,9 @@ def describe_unknown_format(shapes: formats.Shapes) -> str:
     names = examples[nearest]
     lacking = sorted(name for name in names if not _has_name(masked, name))
     strange = sorted(name for name in masked if not any(name.endswith(known) for known in names))
-    return (
-        f"{text}. The closest format is {nearest}, with {len(names) - len(lacking)} of its {len(names)} kinds of names; "
-        f"missing: {format_names(lacking, 6) or 'none'}; unknown: {format_names(strange, 6) or 'none'}"
-    )
+    found = f"{len(names) - len(lacking)} of its {len(names)} kinds of names"
+    differ = f"missing: {format_names(lacking, 6) or 'none'}; unknown: {format_names(strange, 6) or 'none'}"
+    return f"{text}. The closest format is {nearest}, with {found}; {differ}"
 
 
 def mask_numbers(name: str) -> str:

@@ -17,6 +17,7 @@ from vitrail.models.registry import build_from
 
 Tensors = list[Tensor]
 State = Mapping[str, Tensor]
+Names = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,6 @@ class KeyMapping:
         """Return the mapping with a part of all names replaced."""
         ours, theirs = (tuple(name.replace(old, new) for name in names) for names in (self.ours, self.theirs))
         return KeyMapping(ours, theirs, self.transform)
-
-
-Names = str | tuple[str, ...]
 
 
 def map_key(ours: Names, theirs: Names, transform: TensorTransform = IDENTITY) -> KeyMapping:

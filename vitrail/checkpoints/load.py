@@ -19,11 +19,10 @@ from vitrail.checkpoints.io import FILES_BY_SAFETY
 from vitrail.checkpoints.io.source import read_json
 from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.data.preprocessing import PIL_MODES, Preprocessing
-from vitrail.models.adapt import with_channels, with_classes, with_size
+from vitrail.models.adapt import KEEP, with_channels, with_classes, with_size
 from vitrail.models.base import Model, ModelConfig, State, image_sides
 from vitrail.models.registry import lay_out
 
-KEEP: Any = object()  # leave unchanged, where None means none
 MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
 
 
@@ -153,26 +152,24 @@ def adapt_state(
     return replace(contract, config=config, labels=labels, preprocessing=pipeline), state
 
 
-def merge_adapter(
-    contract: CheckpointContract, state: State, directory: str | Path
-) -> tuple[CheckpointContract, State]:
+def merge_adapter(contract: CheckpointContract, state: State, folder: str | Path) -> tuple[CheckpointContract, State]:
     """Return a contract and its tensors with PEFT's low-rank additions merged, and the adapter's head if it has one."""
-    adapter = read_adapter(directory, contract.config)
+    adapter = read_adapter(folder, contract.config)
     size = contract.config.image_size if adapter.preprocessing is None else adapter.preprocessing.size
     classes = contract.config.classes if adapter.classes is None else adapter.classes
     contract, state = adapt_state(contract, state, classes, size)
     state = dict(state)
     for name, tensor in adapter.head.items():
         if name not in state or state[name].shape != tensor.shape:
-            raise ValueError(f"{directory} has a head of another shape than the model: {name} {list(tensor.shape)}")
+            raise ValueError(f"{folder} has a head of another shape than the model: {name} {list(tensor.shape)}")
         state[name] = tensor.to(state[name].dtype)
     for name, difference in adapter.deltas.items():
         state[name] = (state[name].double() + difference).to(state[name].dtype)
     for name in (*adapter.head, *adapter.deltas):
         if not torch.isfinite(state[name].double()).all():
-            raise ValueError(f"{directory} makes {name} too large for {state[name].dtype}: check its lora_alpha")
+            raise ValueError(f"{folder} makes {name} too large for {state[name].dtype}: check its lora_alpha")
     if adapter.labels is not None and len(adapter.labels) != contract.config.classes:
-        raise ValueError(f"{directory} has {len(adapter.labels)} labels for {contract.config.classes} classes")
+        raise ValueError(f"{folder} has {len(adapter.labels)} labels for {contract.config.classes} classes")
     labels = adapter.labels if adapter.head else contract.labels  # a new head has other classes
     pipeline = adapter.preprocessing or contract.preprocessing
     return replace(contract, labels=labels, preprocessing=pipeline), state
@@ -236,9 +233,8 @@ def require_preprocessing(source: str | Path, model: Model) -> Preprocessing:
     if not isinstance(pipeline, Preprocessing):
         raise ValueError(f"{source} has no preprocessing: save it again with vitrail.save(…, preprocessing=…)")
     if pipeline.channels not in PIL_MODES:
-        raise ValueError(
-            f"{source} takes {pipeline.channels} channels, images have 1, 3 or 4: use vitrail.load and pass it tensors"
-        )
+        takes = f"{source} takes {pipeline.channels} channels, images have 1, 3 or 4"
+        raise ValueError(f"{takes}: use vitrail.load and pass it tensors")
     return pipeline
 
 

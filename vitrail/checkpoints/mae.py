@@ -98,15 +98,13 @@ def map_autoencoder(config: TokenConfig, spec: Decoder, naming: DecoderNaming) -
     ]
     pixels = keys.reorder_patches(config.channels, config.embed.stride, dim=0)
     names = [f"{layer}.{part}" for layer in ("embed", "norm", "pred") for part in ("weight", "bias")]
+    transforms = {"pred.weight": pixels, "pred.bias": pixels}
     return [
         *map_encoder(config, "vit."),
         keys.map_key(f"{DECODER_PREFIX}mask_token", naming.mask_token),
         keys.map_key(f"{DECODER_PREFIX}position", f"{naming.root}pos_embed"),
         *layers,
-        *(
-            keys.map_key(f"{DECODER_PREFIX}{n}", naming.root + n, pixels if "pred" in n else keys.IDENTITY)
-            for n in names
-        ),
+        *(keys.map_key(DECODER_PREFIX + n, naming.root + n, transforms.get(n, keys.IDENTITY)) for n in names),
     ]
 
 
@@ -144,29 +142,17 @@ def read_mae(
     Facebook's files record neither the decoder's heads (default: 32 values each) nor `norm_pix` (default: True).
     """
     with open_and_detect(resolve_path(path), assume, take) as checkpoint:
-        detected = detect_decoder(checkpoint, decoder_heads)
-        if norm_pix is not None:
-            detected = replace(detected, norm_pix=norm_pix)
-        state = replace(checkpoint, detection=detected.detection).read_state(progress=progress)
+        spec, mask, recorded_norm_pix, detection = detect_decoder(checkpoint, decoder_heads)
+        state = replace(checkpoint, detection=detection).read_state(progress=progress)
     contract, (encoder, ours) = checkpoint.contract, split_state(state)
-    decoder = build_meta_decoder(contract.config.tokens_for("a masked autoencoder"), detected.decoder)
+    decoder = build_meta_decoder(contract.config.tokens_for("a masked autoencoder"), spec)
     decoder.load_state_dict({n.removeprefix(DECODER_PREFIX): t.float() for n, t in ours.items()}, assign=True)
     model = assemble_model(contract, encoder, torch.float32).tokens_for("a masked autoencoder")
-    return Autoencoder(model, decoder.eval(), detected.mask_ratio, detected.norm_pix)
+    return Autoencoder(model, decoder.eval(), mask, recorded_norm_pix if norm_pix is None else norm_pix)
 
 
-@dataclass(frozen=True)
-class DecoderDetection:
-    """A detected checkpoint with a decoder, with every tensor accounted for."""
-
-    decoder: Decoder
-    mask_ratio: float
-    norm_pix: bool
-    detection: Detection
-
-
-def detect_decoder(checkpoint: Checkpoint, decoder_heads: int | None = None) -> DecoderDetection:
-    """Detect the decoder of a checkpoint; raise if it has none."""
+def detect_decoder(checkpoint: Checkpoint, decoder_heads: int | None = None) -> tuple[Decoder, float, bool, Detection]:
+    """Return the decoder of a checkpoint, its mask ratio and norm_pix, and every tensor accounted for; raise if it has none."""
     detection, path = checkpoint.detection, checkpoint.source.path
     shapes = {name: spec.shape for name, spec in checkpoint.source.specs.items()}
     if not has_decoder(checkpoint) or not isinstance(detection.config, ViTConfig):
@@ -193,8 +179,7 @@ def detect_decoder(checkpoint: Checkpoint, decoder_heads: int | None = None) -> 
             wanted = {name: tuple(tensor.shape) for name, tensor in exported.items()}
     except (ValueError, TypeError, KeyError) as error:
         raise checkpoint_error(path, f"cannot read its decoder: {error}") from None
-    detection = replace(detection, table=table, **account_tensors(wanted, shapes))
-    return DecoderDetection(decoder, mask, norm_pix, detection)
+    return decoder, mask, norm_pix, replace(detection, table=table, **account_tensors(wanted, shapes))
 
 
 def has_decoder(checkpoint: Checkpoint) -> bool:
@@ -329,10 +314,9 @@ def list_unrecorded(before: TokenConfig, after: TokenConfig, autoencoder: Autoen
         notes.append("the format does not store mean pooling")
     if to == "timm":
         spec = autoencoder.decoder.spec
-        notes.append(
-            f"the file does not record {before.size.heads} heads, the decoder's {spec.heads}, "
-            f"mask {autoencoder.mask_ratio:g} and norm_pix {autoencoder.norm_pix}: give them when loading"
-        )
+        heads = f"{before.size.heads} heads, the decoder's {spec.heads}"
+        settings = f"mask {autoencoder.mask_ratio:g} and norm_pix {autoencoder.norm_pix}"
+        notes.append(f"the file does not record {heads}, {settings}: give them when loading")
     return notes
 
 
@@ -389,7 +373,7 @@ def explain_unreadable_decoder(checkpoint: Checkpoint) -> str | None:
     if checkpoint.detection.format == "vitrail":
         return None
     try:
-        detection = detect_decoder(checkpoint).detection
+        *_, detection = detect_decoder(checkpoint)
     except ValueError as error:
         return str(error).removeprefix(f"{checkpoint.source.path}: ")
     odd = sorted({*detection.missing, *detection.unexpected, *detection.mismatched})

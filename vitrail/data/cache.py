@@ -23,6 +23,7 @@ from vitrail.utils.files import lock_file
 HEADER_BYTES = 1024
 KEY_BYTES, CHECKSUM_BYTES = 16, 8  # bytes
 RECORD_PREFIX = [("key", f"V{KEY_BYTES}"), ("seal", f"V{CHECKSUM_BYTES}")]  # first fields of every record
+TRANSFORM_VALUES = 6  # elements of a 2 × 3 affine transform
 
 
 def compute_image_key(images: Images, index: int) -> bytes:
@@ -114,9 +115,6 @@ def find_rows(records: np.ndarray, keys: Sequence[bytes | None]) -> np.ndarray:
     return np.array([known.get(key, -1) for key in keys], dtype=np.int64)
 
 
-TRANSFORM_VALUES = 6  # elements of a 2 × 3 affine transform
-
-
 @dataclass(frozen=True)
 class MapShape:
     """The shape of a score map: its grid, the number of classes kept per cell, and the number of classes."""
@@ -202,8 +200,7 @@ class ScoreMapFile(RecordFile):
     def load_maps(self, images: Images) -> ScoreMaps:
         """Return the maps of these images, or raise an error if any is missing."""
         maps = self.find_maps(images)
-        missing = np.flatnonzero(maps.rows < 0)
-        if len(missing):
+        if len(missing := np.flatnonzero(maps.rows < 0)):
             count = f"{len(missing):,} images, first {images.name(int(missing[0]))}"
             raise OSError(f"{self.path} has no map of {count}: unreadable or changed since")
         return maps

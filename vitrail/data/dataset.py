@@ -80,13 +80,9 @@ class Images:
     def select(self, selection: np.ndarray | Sequence[int], split: str | None = None) -> "Images":
         """Return the images at these indices, or under this mask."""
         selection = np.asarray(selection, dtype=None if len(selection) else np.int64)
-        return replace(
-            self,
-            items=self.items[selection],
-            targets=self.targets[selection],
-            split=split or self.split,
-            shards=None if self.shards is None else self.shards[selection],
-        )
+        items, targets = self.items[selection], self.targets[selection]
+        shards = None if self.shards is None else self.shards[selection]
+        return replace(self, items=items, targets=targets, split=split or self.split, shards=shards)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in
 # Exceptions that Pillow's decoders raise on corrupt files.
 DECODER_ERRORS = (SyntaxError, struct.error, zlib.error, EOFError, IndexError, KeyError, TypeError, AttributeError)
 DECODER_ERRORS += (OverflowError, ZeroDivisionError, NotImplementedError, RuntimeError, AssertionError)
+# Errors of an image inside `name_image_errors`.
+IMAGE_ERRORS = (OSError, ValueError, MemoryError, Image.DecompressionBombError)
+EXIF_ORIENTATION = 0x0112  # EXIF tag
+DRAFT_SCALES = (8, 4, 2)
 
 
 @cache
@@ -78,12 +82,6 @@ def format_image_error(error: BaseException, name: str) -> str:
     """Return the error in one line without the image's name."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.removeprefix(f"{name}: ")
-
-
-# Errors of an image inside `name_image_errors`.
-IMAGE_ERRORS = (OSError, ValueError, MemoryError, Image.DecompressionBombError)
-EXIF_ORIENTATION = 0x0112  # EXIF tag
-DRAFT_SCALES = (8, 4, 2)
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,6 @@ class LabelMap:
     def __len__(self) -> int:
         return len(self.names)
 
-    def find_index(self, name: str) -> int:
-        """Return the index of a class."""
-        if name not in self.names:
-            raise ValueError(f"unknown class {self.format_unknown(name)}: not one of the {len(self)} classes")
-        return self.names.index(name)
-
     def apply(self, images: Images, *, allow_mismatch: bool = False) -> MappedImages:
         """Return the split with its targets in this map's indices, matched by name.
 

@@ -76,8 +76,7 @@ class Loader:
             raise ValueError(f"got {len(maps)} score maps for {len(images)} images")
         if maps is not None and targets_array.ndim != 1:
             raise ValueError("score maps require one label per image: the targets are multi-label")
-        self.maps = maps
-        self.images, self.batch_size, self.rank, self.world_size = images, batch_size, rank, world_size
+        self.images, self.batch_size, self.maps = images, batch_size, maps
         self.targets = torch.from_numpy(targets_array.astype(np.int64 if targets_array.ndim == 1 else np.float32))
         self.unreadable: dict[str, str] = {}
         if cache_bytes is None:

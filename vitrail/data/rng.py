@@ -17,6 +17,7 @@ _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _UNIT = 2.0**-53
+SHARD_WINDOW = 8  # shards whose images are mixed with each other
 
 
 def _mix_int(z: int) -> int:
@@ -121,9 +122,6 @@ class StepRandom:
         return torch.from_numpy(rows[self.first : self.first + self.count]).to(self.device)
 
 
-SHARD_WINDOW = 8  # shards whose images are mixed with each other
-
-
 def shuffle_indices(count: int, seed: int, epoch: int, shards: np.ndarray | None = None) -> np.ndarray:
     """Return a permutation of the images, int64 [n]. With shards: shuffle the shards, then images within a window."""
     draws = random_uniform(seed, epoch, np.arange(count), 1, ORDER_STREAM)[:, 0]
@@ -173,6 +171,4 @@ def resolve_weights(weights: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return weights
     if len(weights) < classes or (len(weights) > classes and targets.ndim == 2):
         raise ValueError(f"{len(weights)} sampling weights for {count} images of {classes} classes: give one each")
-    if targets.ndim == 1:
-        return weights[targets]
-    return (targets * weights).max(1)
+    return weights[targets] if targets.ndim == 1 else (targets * weights).max(1)

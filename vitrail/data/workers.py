@@ -29,6 +29,12 @@ from vitrail.data.transforms.pipeline import Pipeline, convert_channels
 Weights = np.ndarray | None  # of the images, [n]
 MAX_TRIES = 50  # consecutive unreadable images after which the data is considered lost
 MAX_UNREADABLE = 4  # per batch; an error is raised above this and above half of the batch
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+DEFAULT_MAX_BYTES = 2 * 2**30  # bytes
+NOT_CACHED = -1  # start offset of images that are read from the store every time
+
+CacheProgress = Callable[[int, int], None]  # images done, total
+WORKER_GRACE_SECONDS = 30  # time for the parent process to save before a terminated worker exits
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,6 @@ class PreparedBatch:
     unreadable: tuple[tuple[str, str], ...] = ()
     failure: str | None = None
     rng: BatchRandom | None = None  # random numbers of the training samples
-
-
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-DEFAULT_MAX_BYTES = 2 * 2**30  # bytes
-NOT_CACHED = -1  # start offset of images that are read from the store every time
-
-CacheProgress = Callable[[int, int], None]  # images done, total
 
 
 @dataclass(frozen=True)
@@ -193,9 +192,6 @@ class BatchPreparer:
             self._order = (epoch, order)
         return self._order[1]
 
-    def __getitem__(self, request: BatchRequest) -> PreparedBatch:
-        return self.make_batch(request)
-
     def make_batch_single_threaded(self, request: BatchRequest) -> PreparedBatch:
         """Prepare a batch in the main process with one thread: PyTorch's threads slow down small operations."""
         threads = torch.get_num_threads()
@@ -245,6 +241,8 @@ class BatchPreparer:
             pixels = pipeline.augment_batch(pixels, rng)
         return PreparedBatch(pixels, indices, tuple(unreadable.items()), failure, rng)
 
+    __getitem__ = make_batch  # the DataLoader of the workers calls it
+
     def _gather(self, indices: np.ndarray) -> Tensor:
         """Return whole images of the array, [B, H, W, C]."""
         assert self.array is not None
@@ -283,9 +281,6 @@ class BatchPreparer:
         if self.array is not None:
             return DecodedImage(self._gather(np.array([index]))[0])
         return self.cache.get(index) if self.cache is not None else None
-
-
-WORKER_GRACE_SECONDS = 30  # time for the parent process to save before a terminated worker exits
 
 
 class WorkerPool:

@@ -24,6 +24,10 @@ from vitrail.utils.text import suggest_closest
 SYNSET = re.compile(r"(n\d{8})[\s,]+(\S.*)")
 HEADER_WORDS = {"class", "label", "name", "data", "model", "index", "id", "wnid", "synset", "folder"}
 HEADER_WORDS |= {"from", "to", "target"}
+ClassPairs = list[tuple[str, Any]]  # data class, and model class by name or index
+ClassNames = list[tuple[int, list[str]]]  # model index and class names, the display name first
+MAP_FILES = "imagenet_class_index.json, LOC_synset_mapping.txt, a list of names in order"
+MAP_HINT = f"give --map FILE: {MAP_FILES}, or two columns of data and model"
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,6 @@ class ClassMap:
     file: str
     indices: dict[str, tuple[int, ...]]  # data class to model indices; several if a name is ambiguous
     labels: dict[int, str]  # names of the model's classes in the file
-
-
-ClassPairs = list[tuple[str, Any]]  # data class, and model class by name or index
-ClassNames = list[tuple[int, list[str]]]  # model index and class names, the display name first
 
 
 def read_class_map(file: str | Path, names: Sequence[str] | None, outputs: int) -> ClassMap:
@@ -214,12 +214,6 @@ def _find_duplicates(values: Iterable[Any]) -> list[Any]:
     return [value for value, count in Counter(values).items() if count > 1]
 
 
-MAP_HINT = (
-    "give --map FILE: imagenet_class_index.json, LOC_synset_mapping.txt, a list of names in order, "
-    "or two columns of data and model"
-)
-
-
 @dataclass(frozen=True)
 class ClassMatching:
     """Position of each data class among the model's outputs."""
@@ -268,17 +262,14 @@ def match_by_index(classes: list[str], outputs: int, nameless: bool) -> list[int
     """Return the class names as indices; raise ValueError if they are not indices of the model."""
     if words := [name for name in classes if not is_index(name)]:
         shown = f"{format_names(words, limit=3)} is not an index"
-        raise ValueError(
-            f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"--map index: {shown}"
-        )
+        text = f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"--map index: {shown}"
+        raise ValueError(text)
     if beyond := [name for name in classes if int(name) >= outputs]:
         raise ValueError(f"class {beyond[0]} is out of range: the model's classes are 0 to {outputs - 1:,}")
     return [int(name) for name in classes]
 
 
-def match_by_name(
-    classes: list[str], names: tuple[str, ...] | None, class_map: ClassMap | None
-) -> tuple[list[int], str]:
+def match_by_name(classes: list[str], names: Sequence[str] | None, class_map: ClassMap | None) -> tuple[list[int], str]:
     """Return the indices of classes by the mapping file, else by the model's names, and the method."""
     known = _group_by_name(names or ())
     if class_map is not None:

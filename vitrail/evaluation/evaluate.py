@@ -74,6 +74,7 @@ class EvaluationResult:
         first = self.evaluations[0]
         root = first.selection.where.rstrip("/") + "/"
         names = [name.removeprefix(root) for name in first.evaluation.names]
+        pairs = zip(self.pairs, self.verdicts, strict=True)
         return EvaluationReport(
             names=self.names,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -85,9 +86,7 @@ class EvaluationResult:
             data=first.data_dict(),
             unreadable=first.unreadable,
             environment=first.environment,
-            comparisons=[
-                (verdict, pair.is_significant) for pair, verdict in zip(self.pairs, self.verdicts, strict=True)
-            ],
+            comparisons=[(verdict, pair.is_significant) for pair, verdict in pairs],
             caution=self.caution,
             command=self.command,
         )
@@ -142,10 +141,8 @@ def evaluate(
         raise ValueError("--only-present leaves a single class, so accuracy is always 1: omit it")
     machine = describe_environment(Team(0, 1, compute.device), compute.precision) | {"batch size": compute.batch_size}
     outputs = (compute_logits(item, selection.images, compute, progress) for item in models)
-    evaluations = [
-        ModelEvaluation(item, selection, matching, output, only_present, machine)
-        for item, matching, output in zip(models, matchings, outputs, strict=True)
-    ]
+    parts = zip(models, matchings, outputs, strict=True)
+    evaluations = [ModelEvaluation(item, selection, found, out, only_present, machine) for item, found, out in parts]
     pairs = [compare_pair(evaluations, index) for index in range(1, len(evaluations))]
     return EvaluationResult(evaluations, names, pairs, tuple(command))
 

@@ -72,19 +72,16 @@ def probe_linear(train: Features, test: Features, classes: int, settings: ProbeS
     fitted = fit_linear_probe(train.values, train.targets, test.values, classes, seed=settings.seed)
     score, interval, details = score_logits(fitted.logits, test.targets)
     details |= {"c": fitted.c, "tried": {f"{c:g}": value for c, value in fitted.score_by_c.items()}}
-    seconds = time.monotonic() - start
-    yield ProbeResult(
-        ("linear",), f"C {fitted.c:g}", score, interval, seconds, fitted.parameters, details, notes=fitted.notes
-    )
+    key, about, seconds = ("linear",), f"C {fitted.c:g}", time.monotonic() - start
+    yield ProbeResult(key, about, score, interval, seconds, fitted.parameters, details, notes=fitted.notes)
 
 
 def probe_few_shot(train: Features, test: Features, classes: int, settings: ProbeSettings) -> Iterator[ProbeResult]:
     """Yield the result of a linear classifier for each number of shots."""
+    draws, seed = settings.draws, settings.seed
     for shots in settings.shots:
         start = time.monotonic()
-        result = evaluate_few_shot(
-            train.values, train.targets, test.values, test.targets, classes, shots, settings.draws, settings.seed
-        )
+        result = evaluate_few_shot(train.values, train.targets, test.values, test.targets, classes, shots, draws, seed)
         scarce = f", all images of {len(result.scarce_classes)} smaller classes" if result.scarce_classes else ""
         details = {"shots": shots, "draws": len(result.accuracies), "accuracies": list(result.accuracies)}
         details |= {"pictures": result.images, "scarce_classes": len(result.scarce_classes)}

@@ -28,6 +28,8 @@ from vitrail.utils.files import atomic_write
 
 MAX_CONFUSION_CLASSES = 100  # with more classes, only the most confused pairs are written
 MAX_CONFUSED_PAIRS = 20
+TOP_K = 5
+ROWS_PER_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,8 @@ class ModelEvaluation:
             return {}
         predictions, labels = self.evaluation.predictions, self.labels
         pairs = accuracy.find_confused_pairs(predictions, MAX_CONFUSED_PAIRS)
-        confusion: dict[str, Any] = {
-            "confused": [{"label": labels[true], "predicted": labels[wrong], "n": n} for true, wrong, n in pairs]
-        }
+        confused = [{"label": labels[true], "predicted": labels[wrong], "n": n} for true, wrong, n in pairs]
+        confusion: dict[str, Any] = {"confused": confused}
         if predictions.classes <= MAX_CONFUSION_CLASSES:
             confusion["confusion"] = {"labels": labels, "matrix": accuracy.confusion_matrix(predictions).tolist()}
         return confusion
@@ -216,10 +217,6 @@ def top_k_accuracy(logits: np.ndarray, targets: np.ndarray, count: int) -> dict[
 def nan_to_none(value: Any) -> float | None:
     """Return a float, or None for NaN."""
     return None if math.isnan(value) else float(value)
-
-
-TOP_K = 5
-ROWS_PER_BLOCK = 1024
 
 
 def write_predictions(evaluation: ModelEvaluation, path: Path) -> None:

@@ -13,10 +13,13 @@ from vitrail.data.audit import UNUSABLE_KINDS, audit_dataset, exclude_images, re
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.sources import downloads, load_dataset
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import printable_path
-from vitrail.data.sources.folders import FolderWalker, NoClassFoldersError
+from vitrail.data.sources.files import FolderWalker, NoClassFoldersError, printable_path
 from vitrail.data.sources.manifest import build_dataset
 from vitrail.utils.progress import ProgressCallback
+
+TrainingData = Mapping[str, Any]  # `data` of a model's recipe
+TASKS = {"auto": None, "single": False, "multi": True}
+WHOLE_SPLIT = "all"  # if the data has no splits
 
 
 def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback | None = None) -> Dataset:
@@ -41,10 +44,6 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
     notes, splits = (f"classes are matches of '{pattern}' in file names",), [None] * len(labels)
     options = parts.ReadOptions(parts.TRAIN_ONLY_FRACTIONS)
     return build_dataset(folder, "file names", store, labels, splits, options, notes=notes, skipped=walk.skipped)
-
-
-TASKS = {"auto": None, "single": False, "multi": True}
-WHOLE_SPLIT = "all"  # if the data has no splits
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class SelectedData:
 
 def select_images(
     request: EvaluationData,
-    trained: Mapping[str, Mapping[str, Any] | None] | None = None,
+    trained: Mapping[str, TrainingData | None] | None = None,
     progress: ProgressCallback | None = None,
     check: Callable[[Images], object] | None = None,
 ) -> SelectedData:
@@ -103,9 +102,7 @@ def select_images(
     return drop_unreadable(request, replace(dataset, splits={images.split: images}), split, notes, progress)
 
 
-def read_dataset(
-    request: EvaluationData, trained: Mapping[str, Any] | None, progress: ProgressCallback | None
-) -> Dataset:
+def read_dataset(request: EvaluationData, trained: TrainingData | None, progress: ProgressCallback | None) -> Dataset:
     """Read the dataset; split it as for training only if a split is requested."""
     if request.label_from is not None:
         return read_labels_from_names(request.where, request.label_from, progress)
@@ -151,7 +148,7 @@ def drop_unreadable(
     return SelectedData(request.where, dataset.kind, split, images, skipped, tuple(notes))
 
 
-def warn_trained_on(known: Mapping[str, Mapping[str, Any]], where: str, split: str) -> Iterator[str]:
+def warn_trained_on(known: Mapping[str, TrainingData], where: str, split: str) -> Iterator[str]:
     """Yield warnings about models trained on this data."""
     divided = [data.get("fractions") for data in known.values()]
     for (name, _), fractions in zip(known.items(), divided, strict=True):
@@ -162,7 +159,7 @@ def warn_trained_on(known: Mapping[str, Mapping[str, Any]], where: str, split: s
             yield f"{name} was trained on another split of {where}: some of these images may be its training images"
 
 
-def is_same_data(data: Mapping[str, Any], where: str) -> bool:
+def is_same_data(data: TrainingData, where: str) -> bool:
     """Return True if a model was trained on this data, by the path recorded in its run or its recipe."""
     trained_on = data.get("path") or data.get("where")
     if not isinstance(trained_on, str):

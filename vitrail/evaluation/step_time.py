@@ -46,8 +46,8 @@ def measure_step_time(recipe: Recipe, prepared: Prepared, machine: Machine) -> S
         model = run.prepare_model()
         tune(model, recipe.tune)
         loader = run.loaders.training()
-        how = {"accumulate": recipe.accumulate, "precision": recipe.precision, "seed": recipe.seed}
-        plan = Plan(MEASURED_STEPS, MEASURED_STEPS, **how)
+        steps, accumulate = MEASURED_STEPS, recipe.accumulate
+        plan = Plan(steps, steps, accumulate=accumulate, precision=recipe.precision, seed=recipe.seed)
         training = Trainer(
             task=run.build_task(model, MEASURED_STEPS),
             loader=loader,

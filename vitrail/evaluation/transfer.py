@@ -27,6 +27,8 @@ from vitrail.utils.text import format_table
 
 METHODS = ("knn", "linear", "head", "lora", "full")
 TABLE_FILE = "table.json"
+PROBES, TRAININGS = ("knn", "linear"), ("head", "lora", "full")
+MIN_STEPS = 50  # or one epoch; shorter trainings are skipped
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,6 @@ def read_table(directory: Path) -> TransferTable | None:
         return TransferTable(**{**data, "rows": rows})
     except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise ValueError(f"{path} is not a valid table ({error}): give another --out") from None
-
-
-PROBES, TRAININGS = ("knn", "linear"), ("head", "lora", "full")
-MIN_STEPS = 50  # or one epoch; shorter trainings are skipped
 
 
 @dataclass

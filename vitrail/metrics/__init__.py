@@ -8,6 +8,8 @@ from vitrail.metrics.accuracy import iter_single_label_metrics, predict_classes,
 from vitrail.metrics.calibration import sigmoid
 from vitrail.metrics.multilabel import iter_multilabel_metrics
 
+__all__ = ["compute_metrics", "find_confident_mistakes", "find_worst_label", "score_name"]
+
 
 def compute_metrics(logits: np.ndarray, targets: np.ndarray, *, intervals: bool = True) -> dict[str, Any]:
     """Return name and value of every metric, ready for JSON.
@@ -24,9 +26,6 @@ def compute_metrics(logits: np.ndarray, targets: np.ndarray, *, intervals: bool 
 def score_name(multilabel: bool) -> str:
     """Return the name of the metric that a run is selected by."""
     return "map" if multilabel else "top1"
-
-
-__all__ = ["compute_metrics", "find_confident_mistakes", "score_name"]
 
 
 def find_confident_mistakes(logits: np.ndarray, targets: np.ndarray, count: int) -> np.ndarray:

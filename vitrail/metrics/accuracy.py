@@ -96,14 +96,9 @@ def compute_class_metrics(predictions: ClassPredictions) -> dict[str, np.ndarray
 def compute_rates(support: np.ndarray, predicted: np.ndarray, correct: np.ndarray) -> dict[str, np.ndarray]:
     """Return these counts of each class, [K], under their stored names, with recall, precision and F1."""
     with np.errstate(invalid="ignore"):
+        counts = {"support": support, "said": predicted, "right": correct}
         rates = {"recall": correct / support, "precision": correct / predicted}
-        return {
-            "support": support,
-            "said": predicted,
-            "right": correct,
-            **rates,
-            "f1": 2 * correct / (support + predicted),
-        }
+        return counts | rates | {"f1": 2 * correct / (support + predicted)}
 
 
 def iter_single_label_metrics(predictions: ClassPredictions, with_intervals: bool) -> Iterator[tuple[str, Any]]:
@@ -129,10 +124,8 @@ def iter_single_label_metrics(predictions: ClassPredictions, with_intervals: boo
         yield "calibration_error_interval", calibration_interval(error, np.abs(means[:, 1:]).sum(1))
     yield "balanced_accuracy", float(classes["recall"][present].mean())
     if with_intervals:
-        yield (
-            "balanced_accuracy_interval",
-            intervals.recall_interval(classes["support"][present], classes["right"][present]),
-        )
+        counts = (classes[name][present] for name in ("support", "right"))
+        yield "balanced_accuracy_interval", intervals.recall_interval(*counts)
     yield "f1", float(classes["f1"][present].mean())
     if with_intervals:
         yield "f1_interval", intervals.f1_interval(classes["support"], classes["right"], classes["said"])

@@ -17,7 +17,9 @@ from typing import Any
 from vitrail.metrics.intervals import wilson_interval
 
 Record = Mapping[str, Any]
-Finding = tuple[str, str]  # cause, advice
+Settings = Mapping[str, Any]
+History = Sequence[Record]
+Finding = tuple[str, str] | None  # cause and advice; None if a condition does not hold
 SIGNALS = ("loss", "spread", "rank", "teacher_entropy", "teacher_diversity")
 
 DIVERGENCE = "divergence"
@@ -68,11 +70,11 @@ class Collapse:
 
 
 def detect_collapse(
-    history: Sequence[Record],
+    history: History,
     method: str,
     *,
     lr: float | None = None,
-    objective: Mapping[str, Any] | None = None,
+    objective: Settings | None = None,
     images: int | None = None,
     untrained: bool = True,
 ) -> Collapse | None:
@@ -93,15 +95,13 @@ def detect_collapse(
         if method == "dino":
             condition, found = OUTPUT_COLLAPSE, detect_output_collapse(start, later, settings, lr)
         if found is None:
-            condition, found = FEATURE_COLLAPSE, detect_feature_collapse(start, later, method, lr, images)
+            condition, found = FEATURE_COLLAPSE, detect_feature_collapse(start, later, method == "dino", lr, images)
         if found is None and untrained:
             condition, found = WORSE_THAN_UNTRAINED, detect_worse_than_untrained(start, later, lr, images)
     return Collapse(condition, *found, int(later[-1]["step"])) if found else None
 
 
-def detect_divergence(
-    start: Record, later: Sequence[Record], method: str, settings: Mapping[str, Any], lr: float | None
-) -> Finding | None:
+def detect_divergence(start: Record, later: History, method: str, settings: Settings, lr: float | None) -> Finding:
     """Detect signals that are not finite, at once, or a loss above DIVERGED times its start that does not fall.
 
     DINO's loss is a cross-entropy that a healthy run may move up to log K, the loss of a uniform output: where that is
@@ -119,9 +119,7 @@ def detect_divergence(
     return None
 
 
-def detect_output_collapse(
-    start: Record, later: Sequence[Record], settings: Mapping[str, Any], lr: float | None
-) -> Finding | None:
+def detect_output_collapse(start: Record, later: History, settings: Settings, lr: float | None) -> Finding:
     """Detect outputs of DINO's teacher that hold no information about the image, and name the setting to change.
 
     `teacher_entropy` is the mean entropy of an output and `teacher_diversity` the entropy of the mean output, both over log K.
@@ -148,9 +146,7 @@ def detect_output_collapse(
     return HIGH_TEMPERATURE, f"lower it, --set objective.teacher_temperature={SHARP}"
 
 
-def detect_feature_collapse(
-    start: Record, later: Sequence[Record], method: str, lr: float | None, images: int | None
-) -> Finding | None:
+def detect_feature_collapse(start: Record, later: History, dino: bool, lr: float | None, images: int | None) -> Finding:
     """Detect features whose spread is below LOW_SPREAD, or whose rank is below LOW_RANK, of the untrained model's.
 
     Fewer directions alone are no collapse where features spread further in them, as DINO's do. A model with a fixed target
@@ -162,7 +158,7 @@ def detect_feature_collapse(
     if not (stays_below(spread, LOW_SPREAD * first_spread) or (closer and stays_below(rank, LOW_RANK * first_rank))):
         return None
     loss = [read_number(record, "loss") for record in later[-AGREEMENT:]]
-    if method != "dino" and loss[-1] < (1 - LOSS_FALLS) * loss[0]:
+    if not dino and loss[-1] < (1 - LOSS_FALLS) * loss[0]:
         return None
     ours, theirs = read_interval(later[-1], images), read_interval(start, images)
     if ours and theirs and ours[0] > theirs[1]:
@@ -170,9 +166,7 @@ def detect_feature_collapse(
     return COLLAPSED_FEATURES, advise_lower_lr(lr)
 
 
-def detect_worse_than_untrained(
-    start: Record, later: Sequence[Record], lr: float | None, images: int | None
-) -> Finding | None:
+def detect_worse_than_untrained(start: Record, later: History, lr: float | None, images: int | None) -> Finding:
     """Detect a k-NN accuracy whose 95 % interval lies below that of the untrained model, and that does not rise again."""
     untrained = read_interval(start, images)
     recent = [read_interval(record, images) for record in later[-2 * AGREEMENT :]]

@@ -44,9 +44,8 @@ def recall_interval(support: np.ndarray, correct: np.ndarray) -> list[float]:
     share, classes = shrink_recall(support, correct), len(support)
     # Correct the variance for the shrinkage: exact if all classes are equally hard.
     spread = share * (1 - share) / (1 - support / (support + PRIOR_COUNT) ** 2)
-    return wilson_interval_from_std(
-        float((correct / support).mean()), math.sqrt((spread / support).sum()) / classes, effective_sample_size(support)
-    )
+    value, std = float((correct / support).mean()), math.sqrt((spread / support).sum()) / classes
+    return wilson_interval_from_std(value, std, effective_sample_size(support))
 
 
 def f1_interval(
@@ -72,11 +71,9 @@ def effective_sample_size(support: np.ndarray) -> float:
     return len(support) ** 2 / float((1 / support).sum())
 
 
-def bootstrap(
-    statistic: Callable[[np.ndarray], np.ndarray], count: int, resamples: int = RESAMPLES, seed: int = 0
-) -> np.ndarray:
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], count: int, resamples: int = RESAMPLES) -> np.ndarray:
     """Return the statistic of each resample, [resamples, …]; it gets counts [b, n] of each image and returns b values."""
-    generator, values = np.random.default_rng(seed), []
+    generator, values = np.random.default_rng(0), []
     for start in range(0, resamples, 50):
         samples = (generator.integers(count, size=count) for _ in range(min(50, resamples - start)))
         values.append(statistic(np.stack([np.bincount(sample, minlength=count) for sample in samples])))

@@ -13,7 +13,7 @@ from vitrail.models.registry import build_from, lay_out
 from vitrail.nn.head import Linear, Projection
 from vitrail.nn.position import AddedPositionEmbedding, Learned1D, SinCos2D, Sinusoid1D, count_covered
 
-KEEP: Any = object()  # leave unchanged
+KEEP: Any = object()  # leave unchanged, where None means none
 
 
 def with_classes(config: ModelConfig, state: State, classes: int | None) -> tuple[ModelConfig, State]:

@@ -18,6 +18,8 @@ from vitrail.models.tracing import fold_convolutions
 from vitrail.nn.resnet import PreActBottleneck, StdConv, build_stages, group_norm
 from vitrail.nn.shape import Grid
 
+BIT_NAME = re.compile(r"(?:BiT-)?R(?P<resnet>\d+)x(?P<factor>\d+(?:\.\d+)?)")
+
 
 @dataclass(frozen=True)
 class BiTConfig(ModelConfig):
@@ -155,9 +157,6 @@ def concatenate_zeros(x: Tensor) -> Tensor:
     x = torch.cat((row, x, row), 2)
     column = torch.zeros_like(x[:, :, :, :1])
     return torch.cat((column, x, column), 3)
-
-
-BIT_NAME = re.compile(r"(?:BiT-)?R(?P<resnet>\d+)x(?P<factor>\d+(?:\.\d+)?)")
 
 
 def configure_bit(

@@ -25,7 +25,7 @@ class Family:
     config: type[ModelConfig]
     layout: Callable[[Any], Model]  # returns a model whose weights are not initialised
     configure: Callable[..., ModelConfig]  # from a model's name and its options
-    matches: Callable[[str], bool]  # whether a model's name belongs to this family
+    matches: Callable[[str], object]  # true if a model's name belongs to this family
     options: frozenset[str] | None = None  # options of `configure`; None: `configure` checks them
     example: str = ""  # a model's name, for messages
 
@@ -102,7 +102,5 @@ def config_from_json(data: Any) -> ModelConfig:
 
 
 BIT_OPTIONS = frozenset({"classes", "image_size", "channels", "root"})
-register(Family("vit", ViTConfig, ViT, configure_vit, lambda name: bool(VIT_NAME.fullmatch(name)), None, "S/16"))
-register(
-    Family("bit", BiTConfig, BiT, configure_bit, lambda name: bool(BIT_NAME.fullmatch(name)), BIT_OPTIONS, "R50x1")
-)
+register(Family("vit", ViTConfig, ViT, configure_vit, VIT_NAME.fullmatch, None, "S/16"))
+register(Family("bit", BiTConfig, BiT, configure_bit, BIT_NAME.fullmatch, BIT_OPTIONS, "R50x1"))

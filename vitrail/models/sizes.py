@@ -25,16 +25,12 @@ SIZES = {
     "G": Size(48, 1664, 8192, 16),
 }
 
-RESNETS = {  # blocks in each stage
-    14: (1, 1, 1, 1),
-    26: (2, 2, 2, 2),
-    50: (3, 4, 6, 3),
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
-}
+# Blocks in each stage.
+RESNETS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 # The names of each slot of a Vision Transformer, and what the slot decides. `vit_config.py` gives each name its object;
 # the help texts of the command line read the names without importing PyTorch.
+POSITION_NAMES = ("none", "learned1d", "learned2d", "relative", "sincos2d", "sinusoid1d", "rotary2d")
 SLOT_NAMES = {
     "embed": (("patches", "conv-stem"), "patch embedding"),
     "prefix": (("none", "class", "class+distillation"), "tokens before the patch tokens"),
@@ -42,10 +38,7 @@ SLOT_NAMES = {
     "block": (("pre", "post", "parallel"), "order of norm, attention and MLP in a block"),
     "mlp": (("gelu", "gelu-tanh", "gelu-quick", "relu", "swiglu"), "MLP and its activation"),
     "head": (("linear", "pre-logits"), "classifier after the pooling"),
-    "position": (
-        ("none", "learned1d", "learned2d", "relative", "sincos2d", "sinusoid1d", "rotary2d"),
-        "position embedding",
-    ),
+    "position": (POSITION_NAMES, "position embedding"),
 }
 
 
@@ -54,10 +47,3 @@ def closest(name: str, known: list[str]) -> str:
     likely = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     likely = likely or [k for k in known if k.lower() == name.lower()]
     return (f"did you mean {likely[0]!r}? " if likely else "") + f"Known: {', '.join(known)}"
-
-
-def get_size(name: str) -> Size:
-    """Return a row of the table; raise ValueError for an unknown name."""
-    if name not in SIZES:
-        raise ValueError(f"unknown size {name!r}: {closest(name, list(SIZES))}")
-    return SIZES[name]

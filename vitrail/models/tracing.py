@@ -8,21 +8,14 @@ T tokens, D width, h×w the table's grid, n cells along one side of the image's 
 """
 
 from collections.abc import Iterator
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.nn.position import (
-    AddedPositionEmbedding,
-    LayerPosition,
-    Learned1DTable,
-    Learned2DTable,
-    PositionEmbedding,
-    PositionScope,
-    RelativePositionBias,
-)
+from vitrail.nn import position as positions
+from vitrail.nn.position import LayerPosition, PositionEmbedding
 from vitrail.nn.resnet import StdConv, pad_same
 from vitrail.nn.shape import Grid
 
@@ -68,11 +61,8 @@ class ConstantPositions(PositionEmbedding):
         self.tables: list[Tensor] = []
         with torch.no_grad():
             self.stem_name = self.store_table(of.stem_embedding(grid, None))
-            store = self.store_table
-            self.layer_names = [
-                (store(position.embedding), store(position.bias), tuple(map(store, position.rotation or ())))
-                for position in of.layer_positions(grid, None)
-            ]
+            store, layers = self.store_table, of.layer_positions(grid, None)
+            self.layers = [(store(p.embedding), store(p.bias), tuple(map(store, p.rotation or ()))) for p in layers]
         self.tables.clear()
 
     def store_table(self, table: Tensor | None) -> str | None:
@@ -92,7 +82,7 @@ class ConstantPositions(PositionEmbedding):
         return self.get_table(self.stem_name)
 
     def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
-        for embedding, bias, rotation in self.layer_names:
+        for embedding, bias, rotation in self.layers:
             pair = tuple(self.get_buffer(name) for name in rotation if name is not None)
             yield LayerPosition(self.get_table(embedding), self.get_table(bias), (pair[0], pair[1]) if pair else None)
 
@@ -103,22 +93,26 @@ class ConstantPositions(PositionEmbedding):
 def resample_in_graph(position: PositionEmbedding) -> PositionEmbedding:
     """Return the same positions with tables resampled inside the graph; computed positions are returned unchanged."""
     match position:
-        case Learned1DTable():
+        case positions.Learned1DTable():
             return TracedLearned1D(position)
-        case Learned2DTable():
+        case positions.Learned2DTable():
             return TracedLearned2D(position)
-        case RelativePositionBias():
+        case positions.RelativePositionBias():
             return TracedRelative(position)
         case _:
             return position
 
 
-class TracedLearned1D(AddedPositionEmbedding):
-    """A vector per token, resampled to the grid of the image."""
+class TracedLearned(positions.AddedPositionEmbedding):
+    """A learned table that is resampled inside the graph."""
 
-    def __init__(self, of: Learned1DTable) -> None:
-        super().__init__(of.shape, cast(PositionScope, of.at))
+    def __init__(self, of: Any) -> None:
+        super().__init__(of.shape, of.at)
         self.of = of
+
+
+class TracedLearned1D(TracedLearned):
+    """A vector per token, resampled to the grid of the image."""
 
     def table(self, index: int, grid: Grid) -> Tensor:
         covered, table = self.of.covered, self.of.weight[index]
@@ -126,12 +120,8 @@ class TracedLearned1D(AddedPositionEmbedding):
         return torch.cat((table[:covered], patches.flatten(0, 1)))
 
 
-class TracedLearned2D(AddedPositionEmbedding):
+class TracedLearned2D(TracedLearned):
     """A vector per row and one per column, both resampled."""
-
-    def __init__(self, of: Learned2DTable) -> None:
-        super().__init__(of.shape, cast(PositionScope, of.at))
-        self.of = of
 
     def table(self, index: int, grid: Grid) -> Tensor:
         (h, w), of = grid, self.of
@@ -141,10 +131,10 @@ class TracedLearned2D(AddedPositionEmbedding):
         return torch.cat((of.prefix[index], patches))
 
 
-class TracedRelative(RelativePositionBias):
+class TracedRelative(positions.RelativePositionBias):
     """A bias per offset, with the table of offsets resampled."""
 
-    def __init__(self, of: RelativePositionBias) -> None:
+    def __init__(self, of: positions.RelativePositionBias) -> None:
         PositionEmbedding.__init__(self, of.shape)
         self.at, self.offsets, self.prefix = of.at, of.offsets, of.prefix
 

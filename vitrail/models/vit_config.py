@@ -5,28 +5,18 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from vitrail.models.base import State, TokenConfig, Unsupported, check_common, image_sides
 from vitrail.models.hybrid import Hybrid, configure_hybrid
 from vitrail.models.init import SCHEMES
-from vitrail.models.sizes import SIZES, SLOT_NAMES, Size, closest, get_size
+from vitrail.models.sizes import SIZES, SLOT_NAMES, Size, closest
 from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm
 from vitrail.nn.embed import ConvStem, Patches, Prefix
 from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
-from vitrail.nn.position import (
-    Learned1D,
-    Learned2D,
-    NoPosition,
-    PositionSlot,
-    Relative,
-    Rotary2D,
-    SinCos2D,
-    Sinusoid1D,
-    resize_positions,
-)
+from vitrail.nn.position import Learned1D, NoPosition, PositionSlot, Rotary2D, resize_positions
 from vitrail.nn.shape import Grid
 
 EmbedSlot = Patches | ConvStem | Hybrid
@@ -86,37 +76,33 @@ class ViTConfig(TokenConfig):
         size, patch = self.size, self.embed.stride
         name = next((name for name, known in SIZES.items() if known == size), None)
         kind = "" if isinstance(self.embed, Patches) else f"{type(self.embed).__name__} + "
-        if name:
-            return f"{kind}{name}/{patch}"
-        return f"ViT of width {size.width}, depth {size.depth}, patch {patch}"
+        return f"{kind}{name}/{patch}" if name else f"ViT of width {size.width}, depth {size.depth}, patch {patch}"
 
     def facts(self) -> dict[str, str]:
         block = self.block
         tokens = {0: "none", 1: "class", 2: "class and distillation"}[self.prefix.outputs]
         registers = f", {self.prefix.registers} registers" if self.prefix.registers else ""
-        options = [
-            type(block.mlp).__name__,
-            *(["LayerScale"] if block.layer_scale is not None else []),
-            *(["q/k norm"] if block.qk_norm else []),
-            *(["no q/k/v bias"] if not block.qkv_bias else []),
-            *(["a norm on z_0"] if self.token_norm else []),
-        ]
+        options = {
+            type(block.mlp).__name__: True,
+            "LayerScale": block.layer_scale is not None,
+            "q/k norm": block.qk_norm,
+        }
+        options |= {"no q/k/v bias": not block.qkv_bias, "a norm on z_0": self.token_norm}
         size = self.size
         return {
             "size": f"width {size.width}, depth {size.depth}, {size.heads} heads, MLP {size.mlp}",
             "patches": "×".join(map(str, self.shape.grid)),
             "positions": str(self.position),
             "prefix tokens": tokens + registers,
-            "blocks": f"{type(block).__name__}, {', '.join(options)}",
+            "blocks": f"{type(block).__name__}, {', '.join(name for name, present in options.items() if present)}",
             "pooling": str(self.pool),
             "head": str(self.head),
         }
 
     def check_any_size(self) -> None:
         if not isinstance(self.embed, Patches):
-            raise Unsupported(
-                f"--dynamic-size does not support {type(self.embed).__name__}: its padding depends on the size, use --size"
-            )
+            name = type(self.embed).__name__
+            raise Unsupported(f"--dynamic-size does not support {name}: its padding depends on the size, use --size")
 
     def matches_option(self, name: str, value: Any) -> bool:
         if name == "gelu":
@@ -147,7 +133,7 @@ def name_slot(slot: str, *objects: Any) -> dict[str, Any]:
 
 
 EMBEDS = name_slot("embed", Patches, ConvStem)
-POSITIONS = name_slot("position", NoPosition, Learned1D, Learned2D, Relative, SinCos2D, Sinusoid1D, Rotary2D)
+POSITIONS = name_slot("position", *get_args(PositionSlot))  # the union has the order of the names
 PREFIXES: dict[str, Prefix] = name_slot("prefix", Prefix(0), Prefix(1), Prefix(2))
 POOLS: dict[str, PoolSlot] = name_slot("pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP())
 BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel())
@@ -159,7 +145,7 @@ GELUS: dict[str, MLPSlot] = {"exact": GELU(), "tanh": TanhGELU(), "quick": Quick
 
 
 def get_slot(slot: str, name: str, known: dict[str, T]) -> T:
-    """Return the object that a short string names in a slot; raise ValueError with the known names."""
+    """Return the object that a short string names; raise ValueError with the known names."""
     if name not in known:
         raise ValueError(f"unknown {slot} {name!r}: {closest(name, list(known))}")
     return known[name]
@@ -217,7 +203,7 @@ def configure_vit(
         match = VIT_NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"unknown model {name!r}: use a name like 'B/16' or 'R50+B/16'. Sizes: {', '.join(SIZES)}")
-        base, slot = get_size(match["size"]), embed
+        base, slot = get_slot("size", match["size"], SIZES), embed
         patch = int(match["patch"]) if patch is None else patch
         if match["resnet"] is not None:
             if embed != "patches":

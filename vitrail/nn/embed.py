@@ -50,10 +50,8 @@ def compute_grid(size: tuple[int, ...], stride: int, overlap: int = 0) -> Grid:
             below, above = (((side - overlap) // stride + step) * stride + overlap for step in (0, 1))
             above = max(stride + overlap, above)
             remedy = f"{below} or {above}" if below > overlap else f"{above}"
-            raise ValueError(
-                f"image size {'×'.join(map(str, size))} is not divisible by the patch size {stride + overlap}: "
-                f"use {remedy} for {side}"
-            )
+            problem = f"image size {'×'.join(map(str, size))} is not divisible by the patch size {stride + overlap}"
+            raise ValueError(f"{problem}: use {remedy} for {side}")
     return tuple((side - overlap) // stride for side in size)
 
 

@@ -34,9 +34,8 @@ class LayerPosition(NamedTuple):
         tables = (self.embedding, self.bias, None if self.rotation is None else self.rotation[0])
         for length in (table.shape[-2] for table in tables if table is not None):
             if length != z.shape[1]:
-                raise ValueError(
-                    f"got {z.shape[1]} tokens and positions of {length}: pass encode the image's grid and the keep of its patches"
-                )
+                got = f"{z.shape[1]} tokens and positions of {length}"
+                raise ValueError(f"got {got}: pass encode the image's grid and the keep of its patches")
         return z if self.embedding is None else z + self.embedding
 
 
@@ -363,7 +362,7 @@ class Rotary2D:
         return RotaryEmbedding(shape, self.theta)
 
 
-PositionSlot = NoPosition | Learned1D | Learned2D | SinCos2D | Sinusoid1D | Relative | Rotary2D
+PositionSlot = NoPosition | Learned1D | Learned2D | Relative | SinCos2D | Sinusoid1D | Rotary2D
 
 
 def count_covered(slot: PositionSlot, prefix: Prefix) -> int:

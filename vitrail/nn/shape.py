@@ -30,10 +30,9 @@ class EncoderShape:
         if self.head is None and self.width % self.heads:
             small = [h for h in range(1, math.isqrt(self.width) + 1) if self.width % h == 0]
             near = sorted({*small, *(self.width // h for h in small)}, key=lambda h: abs(h - self.heads))
-            raise ValueError(
-                f"{self.heads} heads do not divide the width {self.width}: use {' or '.join(map(str, near[:2]))} heads, "
-                f"or the width {self.heads * max(1, round(self.width / self.heads))}"
-            )
+            heads, width = " or ".join(map(str, near[:2])), self.heads * max(1, round(self.width / self.heads))
+            problem = f"{self.heads} heads do not divide the width {self.width}"
+            raise ValueError(f"{problem}: use {heads} heads, or the width {width}")
 
     @property
     def head_width(self) -> int:

@@ -15,7 +15,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import StepRandom
 from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import Model, ModelConfig, TokenConfig
-from vitrail.objectives.teacher import Teacher
+from vitrail.objectives.teacher import ChannelValues, Teacher
 
 TeacherOutput = Literal["logits", "features", "maps"]
 Parts = dict[str, dict[str, Tensor]]  # tensors of the modules beside the model, by module
@@ -55,9 +55,7 @@ class Task(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no validation signals")
 
-    def reconstruct(
-        self, images: Tensor, draw: StepRandom, mean: tuple[float, ...], std: tuple[float, ...]
-    ) -> Reconstruction:
+    def reconstruct(self, images: Tensor, draw: StepRandom, mean: ChannelValues, std: ChannelValues) -> Reconstruction:
         """Return the original, masked and reconstructed images of a normalised batch."""
         raise NotImplementedError(f"{type(self).__name__} does not reconstruct images")
 

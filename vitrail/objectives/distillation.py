@@ -72,7 +72,7 @@ class TeacherObjective(Classification):
         if teacher is None or preprocessing is None:
             raise ValueError(f"{type(self).__name__} needs a teacher: give --teacher MODEL")
         self.check_student(model, teacher)
-        return self.task_class(model, self, weights, teacher, preprocessing, cached)
+        return self.task_class(model, self, TaskInputs(0, preprocessing, weights, teacher, cached))
 
     def build_task(self, model: Model, inputs: TaskInputs) -> Task:
         return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
@@ -81,17 +81,10 @@ class TeacherObjective(Classification):
 class TeacherTask(Classifier):
     """A student that learns labels and the outputs of a teacher. The teacher is in no state, gradient or shard of the task."""
 
-    def __init__(
-        self,
-        model: Model,
-        spec: TeacherObjective,
-        weights: Tensor | None,
-        teacher: Teacher,
-        preprocessing: Preprocessing,
-        cached: bool,
-    ) -> None:
-        super().__init__(model, spec, weights)
-        self.teacher, self.preprocessing, self.cached = teacher, preprocessing, cached
+    def __init__(self, model: Model, spec: TeacherObjective, inputs: TaskInputs) -> None:
+        super().__init__(model, spec, inputs.class_weights)
+        assert inputs.teacher is not None
+        self.teacher, self.preprocessing, self.cached = inputs.teacher, inputs.preprocessing, inputs.cached
 
     def mix_targets(
         self, images: Tensor, labels: Tensor, outputs: Tensor | None, draw: StepRandom

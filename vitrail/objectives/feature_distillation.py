@@ -17,7 +17,7 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig
 from vitrail.nn.head import DistilledHead, Linear
 from vitrail.nn.pool import ClassToken
-from vitrail.objectives.base import Losses, TeacherOutput
+from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput
 from vitrail.objectives.distillation import TeacherObjective, TeacherTask, split_targets
 from vitrail.objectives.teacher import Teacher
 from vitrail.utils.json import check_fields
@@ -58,10 +58,10 @@ class FeatureDistiller(TeacherTask):
 
     spec: FeatureDistillation
 
-    def __init__(self, model: Model, spec: FeatureDistillation, weights: Tensor | None, teacher: Teacher, *rest: Any):
-        super().__init__(model, spec, weights, teacher, *rest)
+    def __init__(self, model: Model, spec: FeatureDistillation, inputs: TaskInputs) -> None:
+        super().__init__(model, spec, inputs)
         width = model.feature_dim // (2 if isinstance(model.head, DistilledHead) else 1)
-        self.projection = nn.Linear(width, teacher.width)
+        self.projection = nn.Linear(width, self.teacher.width)
         # A seed of its own: the same on every process, whatever was drawn before.
         nn.init.normal_(self.projection.weight, std=width**-0.5, generator=torch.Generator().manual_seed(0))
         nn.init.zeros_(self.projection.bias)

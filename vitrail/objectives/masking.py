@@ -3,7 +3,6 @@
 B images of C channels, N patches in a grid of h×w, P pixels along each.
 """
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from vitrail.nn.head import Linear
 from vitrail.nn.pool import MAP
 from vitrail.nn.shape import Grid
 from vitrail.objectives.base import Losses, Reconstruction, Task
+from vitrail.objectives.teacher import ChannelValues
 
 
 def check_encoder(config: ModelConfig, method: str) -> TokenConfig:
@@ -51,9 +51,7 @@ class PatchTask(Task):
     def signals(self, images: Any, draw: StepRandom, memo: dict[str, Tensor] | None = None) -> Losses:
         return self(images, None, draw)
 
-    def reconstruct(
-        self, images: Tensor, draw: StepRandom, mean: Sequence[float], std: Sequence[float]
-    ) -> Reconstruction:
+    def reconstruct(self, images: Tensor, draw: StepRandom, mean: ChannelValues, std: ChannelValues) -> Reconstruction:
         """Return normalised images [B, C, H, W] with their masked and predicted versions, in evaluation mode."""
         prediction, (_, c, height, width) = self.predict_patches(images, draw), images.shape
         patch = round((prediction.input.shape[2] // c) ** 0.5)

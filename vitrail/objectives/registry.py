@@ -13,10 +13,9 @@ from vitrail.objectives.token_labelling import TokenLabelling
 
 ObjectiveSlot = Classification | Distillation | FeatureDistillation | TokenLabelling | MaskedPatches | MAE | DINO
 OBJECTIVES: dict[str, type[Objective]] = {kind.__name__: kind for kind in get_args(ObjectiveSlot)}
-PRETRAINING: dict[str, type[Objective]] = {
-    kind.method: kind for kind in OBJECTIVES.values() if kind.method
-}  # by --method
-DISTILLATION: dict[str, ObjectiveSlot] = {  # by --distil
+# By --method, and by --distil.
+PRETRAINING: dict[str, type[Objective]] = {kind.method: kind for kind in OBJECTIVES.values() if kind.method}
+DISTILLATION: dict[str, ObjectiveSlot] = {
     "hard": Distillation(kind="hard"),
     "soft": Distillation(kind="soft"),
     "features": FeatureDistillation(),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.data.cache import MapShape
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.pipeline import IDENTITY_TRANSFORM
+from vitrail.data.transforms.pipeline import IDENTITY_TRANSFORM, convert_channels
 from vitrail.models.base import Model
 from vitrail.nn.shape import Grid
 
@@ -70,7 +70,7 @@ class Teacher:
         if (tuple(images.shape[-2:]), tuple(mean), tuple(std)) == (pipeline.size, pipeline.mean, pipeline.std):
             return images
         values = images.float() * channel_column(std, images) + channel_column(mean, images)
-        values = convert_channels(values, pipeline.channels)
+        values = convert_channels(values, pipeline.channels, weigh_colours, opaque=1)
         if tuple(values.shape[-2:]) != pipeline.size:
             # No crop: the images are crops already. Clamped, because bicubic overshoots at sharp edges.
             mode = "bicubic" if pipeline.interpolation in ("bicubic", "lanczos") else "bilinear"
@@ -83,15 +83,9 @@ def channel_column(values: ChannelValues, like: Tensor) -> Tensor:
     return torch.tensor(list(values), device=like.device).view(-1, 1, 1)
 
 
-def convert_channels(pixels: Tensor, channels: int) -> Tensor:
-    """Return images of 1, 3 or 4 channels with another of these numbers, as Pillow converts them; values are 0 to 1."""
-    present = pixels.shape[1]
-    if present == channels:
-        return pixels
-    colours = pixels.expand(-1, 3, -1, -1) if present == 1 else pixels[:, :3]
-    if channels == 1:
-        return (colours * channel_column(LUMA, pixels)).sum(1, keepdim=True)
-    return colours if channels == 3 else torch.cat((colours, torch.ones_like(colours[:, :1])), 1)  # opaque
+def weigh_colours(colours: Tensor) -> Tensor:
+    """Return the luma of colours [B, 3, H, W], [B, 1, H, W]."""
+    return (colours * channel_column(LUMA, colours)).sum(1, keepdim=True)
 
 
 # --- score maps ---
@@ -141,9 +135,8 @@ def align_labels(classes: Tensor, scores: Tensor, transforms: Tensor, grid: Grid
 
 def sample_coordinates(transforms: Tensor, axis: int, grid: Grid, points: tuple[int, ...]) -> Tensor:
     """Return the image coordinates along an axis (0 for x, 1 for y) of the points of each patch, 0 to 1, [B, N, points]."""
-    height, width = (
-        (torch.arange(n * p, device=transforms.device) + 0.5) / (n * p) for n, p in zip(grid, points, strict=True)
-    )
+    counts = (patches * inside for patches, inside in zip(grid, points, strict=True))
+    height, width = ((torch.arange(n, device=transforms.device) + 0.5) / n for n in counts)
     y, x = torch.meshgrid(height, width, indexing="ij")
     a, b, c = transforms[:, axis, :, None, None].unbind(1)  # [B, 1, 1] each
     coordinates = a * x + b * y + c  # [B, h·points, w·points]

@@ -6,7 +6,7 @@ B images, N patches, D width, K classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenModel
 from vitrail.nn.shape import Grid
-from vitrail.objectives.base import Losses, TeacherOutput
+from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput
 from vitrail.objectives.classification import cut_boxes, pair_indices
 from vitrail.objectives.distillation import TeacherObjective, TeacherTask
 from vitrail.objectives.teacher import Teacher, align_labels, identity_transforms, map_shape, top_scores
@@ -103,9 +103,9 @@ class TokenLabeller(TeacherTask):
     spec: TokenLabelling
     model: TokenModel
 
-    def __init__(self, model: TokenModel, spec: TokenLabelling, weights: Tensor | None, teacher: Teacher, *rest: Any):
-        super().__init__(model, spec, weights, teacher, *rest)
-        self.shape = shape = map_shape(teacher, spec.top)
+    def __init__(self, model: TokenModel, spec: TokenLabelling, inputs: TaskInputs) -> None:
+        super().__init__(model, spec, inputs)
+        self.shape = shape = map_shape(self.teacher, spec.top)
         self.head = nn.Linear(model.config.size.width, shape.classes)
         nn.init.zeros_(self.head.weight)  # like the classifier in the paper, and without random numbers
         nn.init.zeros_(self.head.bias)
@@ -138,11 +138,9 @@ class TokenLabeller(TeacherTask):
         shape, grid = self.shape, self.model.embed.grid(images)
         if self.cached:
             if targets.ndim != 2 or targets.shape[1] != 1 + shape.n_columns:
-                (h, w), expected = shape.grid, f"{1 + shape.n_columns}: label and map of"
-                columns = list(targets.shape[1:])
-                raise ValueError(
-                    f"targets have columns {columns}, expected {expected} {h}×{w} cells with {shape.top} classes"
-                )
+                columns, (h, w) = list(targets.shape[1:]), shape.grid
+                expected = f"{1 + shape.n_columns}: label and map of {h}×{w} cells with {shape.top} classes"
+                raise ValueError(f"targets have columns {columns}, expected {expected}")
             labels = targets[:, 0].long()
             transforms, classes, scores = shape.split_columns(targets[:, 1:])
         else:

@@ -25,6 +25,9 @@ HEADS_BY_WIDTH = {size.width: size.heads for size in SIZES.values()} | {1152: 16
 MAX_LAYERS = 1_000  # more than any trained model has
 FILE_NAME_KEY = "the file's name"  # among a source's settings: the file name without its extension
 Shapes = Mapping[str, tuple[int, ...]]
+LabelsAndPreprocessing = tuple[tuple[str, ...] | None, Preprocessing | None]
+SIN_COS_LIMIT = "its sin-cos positions have the frequencies of end=True"
+Reasons = dict[str, bool]  # why a format cannot express a model, and whether that is so
 
 
 class TensorNames:
@@ -112,9 +115,8 @@ class Assumptions:
         if "size" in self.given:
             height, width = self.resolve("size", None, "")
             if height % stride or width % stride or (height // stride) * (width // stride) != patches:
-                raise ValueError(
-                    f"an image of {height}×{width} does not have the checkpoint's {patches} patches of {stride}×{stride}"
-                )
+                checkpoint = f"the checkpoint's {patches} patches of {stride}×{stride}"
+                raise ValueError(f"an image of {height}×{width} does not have {checkpoint}")
             return height, width
         side = math.isqrt(patches)
         if side * side != patches or not side:
@@ -124,8 +126,7 @@ class Assumptions:
     def resolve_image_size(self, stride: int, why: str) -> tuple[int, int]:
         """Return the image size of a model without a position table."""
         default = (224, 224) if 224 % stride == 0 else (stride * 16, stride * 16)
-        height, width = self.resolve("size", default, why)
-        return height, width
+        return self.resolve("size", default, why)
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,6 @@ class CheckpointFormat:
     roots: tuple[str, ...] = ("",)
     parse_settings: Callable[[dict[str, Any]], dict[str, tuple[Any, str]]] = lambda settings: {}
     example: Mapping[str, Any] = field(default_factory=dict)  # options of a model in this format
-
-
-SIN_COS_LIMIT = "its sin-cos positions have the frequencies of end=True"
-Reasons = dict[str, bool]  # why a format cannot express a model, and whether that is so
 
 
 def list_common_limits(config: TokenConfig) -> Reasons:

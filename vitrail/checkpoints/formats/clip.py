@@ -14,6 +14,10 @@ from vitrail.nn.embed import Patches
 from vitrail.nn.head import Linear, Projection
 from vitrail.nn.pool import ClassToken
 
+TEXT_TOWER_KEYS = ("transformer.*", "token_embedding.*", "positional_embedding", "ln_final.*", "text_projection*")
+TEXT_TOWER_KEYS += ("text.*", "logit_scale", "logit_bias", "attn_mask")
+TEXT_TOWER_KEYS += ("input_resolution", "context_length", "vocab_size")
+
 
 def map_vit(config: TokenConfig) -> KeyTable:
     """Return the table of the `VisionTransformer` of CLIP and OpenCLIP."""
@@ -97,17 +101,6 @@ def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Prep
     if mode not in fits:
         raise ValueError(f"unsupported resize_mode {mode!r} in open_clip_config.json")
     return Preprocessing(size, size, fits[mode], steps.get("interpolation") or "bicubic", mean=mean, std=std)
-
-
-TEXT_TOWER_KEYS = (
-    "transformer.*",
-    "token_embedding.*",
-    "positional_embedding",
-    "ln_final.*",
-    "text_projection*",
-    "text.*",
-)
-TEXT_TOWER_KEYS += ("logit_scale", "logit_bias", "attn_mask", "input_resolution", "context_length", "vocab_size")
 
 
 def _build_table(config: TokenConfig, root: str) -> KeyTable:

@@ -94,20 +94,18 @@ def _embed(config: TokenConfig) -> Rules:
                 rules |= _norm(f"?{ours}.shortcut_norm", f"{theirs}/gn_proj")
     else:
         patch = formats.require_patches("Google's .npz", config)
-    projection = TensorTransform(
+    patches = TensorTransform(
         read=lambda t: [t[0].permute(3, 2, 0, 1).flatten(1).contiguous()],
         write=lambda o: [o[0].unflatten(1, (channels, patch, patch)).permute(2, 3, 1, 0).contiguous()],
     )
-    return rules | {
-        "embed.projection.weight": ("embedding/kernel", projection),
-        "embed.projection.bias": "embedding/bias",
-    }
+    return rules | {"embed.projection.weight": ("embedding/kernel", patches), "embed.projection.bias": "embedding/bias"}
 
 
 def map_vit(config: TokenConfig, naming: GoogleNaming) -> KeyTable:
     """Return the table of a Flax Vision Transformer."""
     heads, head = config.size.heads, config.shape.head_width
     layer, pool = f"Transformer/encoderblock{'' if naming.scanned else '_#'}", "MAPHead_0"
+    pool_attention, pool_head = f"{pool}/MultiHeadDotProductAttention_0", config.size.width // heads
     attention = f"{layer}/MultiHeadDotProductAttention_{naming.attention}"
     rules: Rules = {
         **_embed(config),
@@ -120,9 +118,9 @@ def map_vit(config: TokenConfig, naming: GoogleNaming) -> KeyTable:
         **_dense("blocks.#.mlp.fc2", f"{layer}/MlpBlock_{naming.mlp}/Dense_1"),
         **_norm("pool.norm", "Transformer/encoder_norm"),
         "?pool.probe": f"{pool}/probe",
-        **_heads_in("?pool.q", f"{pool}/MultiHeadDotProductAttention_0", ("query",), heads, head),
-        **_heads_in("?pool.kv", f"{pool}/MultiHeadDotProductAttention_0", ("key", "value"), heads, head),
-        **_heads_out("?pool.out", f"{pool}/MultiHeadDotProductAttention_0", heads, head),
+        **_heads_in("?pool.q", pool_attention, ("query",), heads, pool_head),
+        **_heads_in("?pool.kv", pool_attention, ("key", "value"), heads, pool_head),
+        **_heads_out("?pool.out", pool_attention, heads, pool_head),
         **_norm("?pool.norm2", f"{pool}/LayerNorm_0"),
         **_dense("?pool.mlp.fc1", f"{pool}/MlpBlock_0/Dense_0"),
         **_dense("?pool.mlp.fc2", f"{pool}/MlpBlock_0/Dense_1"),
@@ -226,7 +224,7 @@ def choose_naming(config: TokenConfig) -> GoogleNaming:
 
 def list_limits(config: TokenConfig) -> Reasons:
     """Return why Google's code cannot express a model, apart from its tensor names."""
-    position, prefix, pool = config.position, config.prefix, config.pool
+    position, prefix, pool, width = config.position, config.prefix, config.pool, config.size.width
     at_stem = isinstance(position, Learned1D | SinCos2D) and position.at == "stem"
     mean = isinstance(pool, Mean)
     return {
@@ -236,5 +234,6 @@ def list_limits(config: TokenConfig) -> Reasons:
         "it applies the norm before the mean": mean and pool.norm_after,
         "it has no pooling of class token and mean together": isinstance(pool, ClassAndMean),
         "its models with mean pooling have no class token": mean and prefix.outputs > 0,
+        "the heads of its attention pooling divide the width": isinstance(pool, MAP) and width % config.size.heads > 0,
         "its patches have a bias": isinstance(config.embed, Patches) and not config.embed.bias,
     }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints import formats, keys
-from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, TensorNames
+from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, Reasons, TensorNames
 from vitrail.checkpoints.keys import IgnoredKeys, KeyMapping, KeyTable, Rules, Tensors, TensorTransform
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, NormalisationStats, Preprocessing
 from vitrail.models.base import ModelConfig, TokenConfig
@@ -20,10 +20,28 @@ from vitrail.models.sizes import Size
 from vitrail.models.vit_config import POOLS, ViTConfig
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches, Prefix
-from vitrail.nn.head import Linear
+from vitrail.nn.head import Linear, PreLogits
 from vitrail.nn.mlp import SwiGLU
-from vitrail.nn.pool import MAP, ClassToken, Mean
+from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean
 from vitrail.nn.position import Learned1D, Relative
+
+# Architectures with the same tensor names but other computations.
+UNSUPPORTED_ARCHITECTURES = re.compile(r"_rpn_|_rope|^vit_pe_|^eva\d*_|_parallel_|_xp_|naflex|^beit")
+# Architectures whose number of heads is not the usual one for their width.
+UNUSUAL_HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_": 16}
+IGNORED = {
+    **{f"decoder_{name}": "MAE decoder" for name in ("embed.*", "blocks.*", "norm.*", "pred.*", "pos_embed")},
+    "mask_token": "used in pre-training only",
+    "blocks.*.attn.rel_pos.relative_position_index": "computed, not learned",
+    "shared_rel_pos.relative_position_index": "computed, not learned",
+}
+IGNORED_OUTSIDE_ROOT = {
+    **dict.fromkeys(("head.mlp.*", "head.last_layer.*", "dino_head.*"), "DINO head"),
+    "ibot_head.*": "iBOT head",
+    **dict.fromkeys(("text.*", "logit_scale", "logit_bias"), "text tower"),
+}
+ROOTS = ("", "backbone.", "encoder.", "visual.trunk.")
+REQUIRED_KEYS = ("patch_embed.proj.weight", "blocks.*.attn.qkv.weight")
 
 
 @dataclass(frozen=True)
@@ -290,10 +308,8 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
         return imagenet, "timm's default for fc_norm (MAE)"
     if release := re.search(r"(?<![a-z])(deit3?|dino(?:v2)?|mae)(?![a-z])", name.lower()):
         return imagenet, f"timm's default for {release[1]}, from the file name"
-    return (
-        _make_center_crop(size, fraction, "bicubic", INCEPTION_STATS),
-        "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use --assume mean=imagenet",
-    )
+    why = "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use --assume mean=imagenet"
+    return _make_center_crop(size, fraction, "bicubic", INCEPTION_STATS), why
 
 
 def _make_center_crop(
@@ -311,12 +327,6 @@ def release_preprocessing(config: TokenConfig, name: str, project: str) -> tuple
         return _make_center_crop(config.image_size, 1.0, "bicubic", IMAGENET_STATS), f"{project}'s default"
     pipeline = Preprocessing(config.image_size, config.image_size, **IMAGENET_STATS)
     return pipeline.with_resize_factor(256 / 224), f"{project}'s default"
-
-
-# Architectures with the same tensor names but other computations.
-UNSUPPORTED_ARCHITECTURES = re.compile(r"_rpn_|_rope|^vit_pe_|^eva\d*_|_parallel_|_xp_|naflex|^beit")
-# Architectures whose number of heads is not the usual one for their width.
-UNUSUAL_HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_": 16}
 
 
 def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -367,19 +377,31 @@ def build_table(config: ModelConfig, root: str = "", naming: TimmNaming = TIMM) 
     return [*keys.add_root(table, root), *ignored, *outside]
 
 
-IGNORED = {
-    **{f"decoder_{name}": "MAE decoder" for name in ("embed.*", "blocks.*", "norm.*", "pred.*", "pos_embed")},
-    "mask_token": "used in pre-training only",
-    "blocks.*.attn.rel_pos.relative_position_index": "computed, not learned",
-    "shared_rel_pos.relative_position_index": "computed, not learned",
-}
-IGNORED_OUTSIDE_ROOT = {
-    **dict.fromkeys(("head.mlp.*", "head.last_layer.*", "dino_head.*"), "DINO head"),
-    "ibot_head.*": "iBOT head",
-    **dict.fromkeys(("text.*", "logit_scale", "logit_bias"), "text tower"),
-}
-ROOTS = ("", "backbone.", "encoder.", "visual.trunk.")
-REQUIRED_KEYS = ("patch_embed.proj.weight", "blocks.*.attn.qkv.weight")
+def list_limits(config: TokenConfig) -> Reasons:
+    """Return why timm cannot express a model, apart from its tensor names."""
+    position = config.position
+    fits = isinstance(position, Relative) or (isinstance(position, Learned1D) and position.at == "stem")
+    return {
+        "it only has learned 1-D positions at the stem, or relative ones": not fits,
+        "it has no pooling of class token and mean together": isinstance(config.pool, ClassAndMean),
+        "it has no pre-logits layer": isinstance(config.head, PreLogits),
+        "its heads divide the width evenly": config.size.head is not None,
+    }
+
+
+def list_dinov2_limits(config: TokenConfig) -> Reasons:
+    """Return why DINOv2's release cannot express a model, apart from its tensor names."""
+    return {
+        "its models have no classes: --classes none": config.classes is not None,
+        "its models have LayerScale and a class token": config.block.layer_scale is None or config.prefix.outputs != 1,
+        "its models read their class token": not isinstance(config.pool, ClassToken),
+    }
+
+
+def choose_position_prefix(config: TokenConfig) -> str:
+    """Return timm's prefix tokens with positions: with registers, all of them or none."""
+    assert isinstance(config.position, Learned1D)
+    return "none" if config.prefix.registers and config.position.prefix == "outputs" else config.position.prefix
 
 
 def _make_format(name: str, title: str, naming: TimmNaming, keys: tuple[str, ...], **example: Any) -> CheckpointFormat:
@@ -415,9 +437,7 @@ FORMATS = (
 )
 
 
-def parse_labels_and_preprocessing(
-    settings: dict[str, Any], size: tuple[int, int]
-) -> tuple[tuple[str, ...] | None, Preprocessing | None]:
+def parse_labels_and_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> formats.LabelsAndPreprocessing:
     """Return the class names and the pipeline in timm's config.json."""
     config = formats.get_object(settings, "config.json")
     cfg = formats.get_object(config, "pretrained_cfg") or config

@@ -22,6 +22,7 @@ from vitrail.nn.position import Learned1D
 
 Family = Literal["vit", "deit", "dinov2", "dinov2_with_registers"]
 FAMILIES: tuple[Family, ...] = ("vit", "deit", "dinov2", "dinov2_with_registers")
+RESAMPLE_NAMES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
 def map_vit(config: TokenConfig, family: Family, root: str | None = None, layers: str | None = None) -> KeyTable:
@@ -34,15 +35,13 @@ def map_vit(config: TokenConfig, family: Family, root: str | None = None, layers
         root = f"{family}." if config.classes is not None else ""
     embeddings, layer = f"{root}embeddings", f"{root if layers is None else layers}encoder.layer.#"
     tokens = (f"{embeddings}.cls_token", f"{embeddings}.distillation_token")
+    patches = f"{embeddings}.patch_embeddings.projection"
     projections = tuple(f"{layer}.attention.attention.{name}." for name in ("query", "key", "value"))
     rows = concatenate(0, [config.size.heads * config.shape.head_width] * 3)
     pooler = (f"{root}pooler.*", "pooler, not used for classification")
     rules: Rules = {
-        "embed.projection.weight": (
-            f"{embeddings}.patch_embeddings.projection.weight",
-            flatten_patches(config.channels, patch),
-        ),
-        "embed.projection.bias": f"{embeddings}.patch_embeddings.projection.bias",
+        "embed.projection.weight": (f"{patches}.weight", flatten_patches(config.channels, patch)),
+        "embed.projection.bias": f"{patches}.bias",
         "position.weight": f"{embeddings}.position_embeddings",
         "?prefix.outputs": (tokens, concatenate(1, [1, 1])) if config.prefix.outputs == 2 else tokens[0],
         # without a teacher's head, the distillation token is read by no head
@@ -156,9 +155,6 @@ def parse_labels(settings: dict[str, Any]) -> tuple[str, ...] | None:
     return None if labels == tuple(f"LABEL_{i}" for i in range(len(labels))) else labels
 
 
-RESAMPLE_NAMES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-
-
 def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Preprocessing | None:
     """Return the pipeline of preprocessor_config.json."""
     if not isinstance(config := settings.get("preprocessor_config.json"), dict):
@@ -210,14 +206,11 @@ def default_preprocessing(config: ModelConfig, name: str, family: Family) -> tup
 def _make_format(family: Family, layers: str | None = None, name: str | None = None) -> CheckpointFormat:
     """Return the format of a family; `layers` is the prefix of the names of its layers if it is not that of the body."""
     telling = "layer_scale1.lambda1" if family.startswith("dinov2") else "layernorm_before.weight"
+    inside = (f"encoder.layer.*.{telling}",) if layers is None else ()
     return CheckpointFormat(
         name or f"transformers {family}",
         f"transformers' {family}",
-        (
-            "embeddings.patch_embeddings.projection.weight",
-            *((f"encoder.layer.*.{telling}",) if layers is None else ()),
-            *REQUIRED_KEYS.get(family, ()),
-        ),
+        ("embeddings.patch_embeddings.projection.weight", *inside, *REQUIRED_KEYS.get(family, ())),
         partial(read_config, family=family, layers=layers),
         lambda config, root: map_vit(config, family, root, layers),
         partial(default_preprocessing, family=family),
@@ -234,13 +227,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "dinov2_with_registers": {"layer_scale": 1.0, "pool": "class+mean", "registers": 4},
 }
 REQUIRED_KEYS = {"deit": ("embeddings.distillation_token",), "dinov2_with_registers": ("embeddings.register_tokens",)}
-FORMATS = (
-    _make_format("dinov2_with_registers"),
-    _make_format("dinov2"),
-    _make_format("deit"),
-    _make_format("vit"),
-    _make_format("vit", layers="", name="transformers vit_msn"),  # as version 5 writes ViTMSN
-)
+# The most specific family first. The last is ViTMSN as version 5 writes it.
+FORMATS = (*map(_make_format, reversed(FAMILIES)), _make_format("vit", layers="", name="transformers vit_msn"))
 
 
 # --- writing ---
@@ -258,24 +246,19 @@ def list_limits(config: TokenConfig) -> Reasons:
     family, mlp, prefix, head = choose_family(config), config.size.mlp, config.prefix, config.head
     dino, gated, classes = family.startswith("dinov2"), isinstance(config.block.mlp, SwiGLU), config.classes is not None
     pool, pooling = (ClassAndMean, "class token and mean") if dino and classes else (ClassToken, "class token")
-    swiglu_width = compute_swiglu_width(config.size.width)
+    # DINOv2's SwiGLU: two thirds of four times the width, rounded up to a multiple of eight
+    swiglu_width = (int(4 * config.size.width * 2 / 3) + 7) // 8 * 8
+    odd_prefix = family == "deit" and (prefix.registers > 1 or prefix.count != 2)
     return {
         **formats.list_common_limits(config),
         f"{family} pools by {pooling}": not isinstance(config.pool, pool),
-        "only DINOv2 has registers, and it has LayerScale": (
-            family == "deit" and (prefix.registers > 1 or prefix.count != 2)
-        ),
+        "only DINOv2 has registers, and it has LayerScale": odd_prefix,
         f"{family}'s classifier is one linear layer": classes and not isinstance(head, Linear),
         f"{family} has no projection": not (classes or dino or isinstance(head, PreLogits | Linear)),
         "its patches have a bias": isinstance(config.embed, Patches) and not config.embed.bias,
         f"its SwiGLU has the width {swiglu_width}": gated and (not dino or mlp != swiglu_width),
         "DINOv2's MLP width is a multiple of the width": dino and not gated and mlp % config.size.width > 0,
     }
-
-
-def compute_swiglu_width(width: int) -> int:
-    """Return DINOv2's SwiGLU width: two thirds of four times the width, rounded up to a multiple of eight."""
-    return (int(4 * width * 2 / 3) + 7) // 8 * 8
 
 
 def build_settings(
@@ -313,10 +296,8 @@ def build_settings(
             settings |= {"pooler_output_size": config.head.hidden or size.width, "pooler_act": "tanh"}
     if config.classes is not None:
         labels = class_names or tuple(f"LABEL_{i}" for i in range(config.classes))
-        settings |= {
-            "id2label": {str(i): name for i, name in enumerate(labels)},
-            "label2id": {name: i for i, name in enumerate(labels)},
-        }
+        settings["id2label"] = {str(i): name for i, name in enumerate(labels)}
+        settings["label2id"] = {name: i for i, name in enumerate(labels)}
     files = {"config.json": settings}
     if pipeline is not None:
         files["preprocessor_config.json"] = build_processor_config(pipeline)

@@ -73,9 +73,8 @@ def read_config(names: TensorNames, facts: Assumptions) -> ViTConfig:
     if patch * patch * channels != values:
         raise ValueError(f"{values} values are no square patch of {channels} channels")
     inner = names.layer_shape("transformer.layers.*.0.to_qkv.weight", 2)[0] // 3
-    heads = facts.resolve(
-        "heads", inner // 64 if inner % 64 == 0 else None, "vit-pytorch's default, 64 values per head"
-    )
+    usual = inner // 64 if inner % 64 == 0 else None
+    heads = facts.resolve("heads", usual, "vit-pytorch's default, 64 values per head")
     if inner % heads:
         raise ValueError(f"{heads} heads do not divide {inner} values")
     simple = names.find("transformer.layers.*.0.to_out.weight") is not None
@@ -123,12 +122,10 @@ def _make_format(name: str, title: str, required_key: str, example: dict[str, An
     return CheckpointFormat(name, title, required, read_config, build_table, default_preprocessing, example=example)
 
 
-SIMPLE_EXAMPLE = {"block": PreNorm(qkv_bias=False, out_bias=False), "position": "sincos2d", "pool": "mean"}
+SIMPLE_VIT = {"block": PreNorm(qkv_bias=False, out_bias=False), "position": "sincos2d", "pool": "mean"}
 FORMATS = (
     _make_format("vit-pytorch", "vit-pytorch's ViT", "pos_embedding", {}),
-    _make_format(
-        "vit-pytorch simple", "vit-pytorch's SimpleViT", "transformer.layers.*.0.to_out.weight", SIMPLE_EXAMPLE
-    ),
+    _make_format("vit-pytorch simple", "vit-pytorch's SimpleViT", "transformer.layers.*.0.to_out.weight", SIMPLE_VIT),
 )
 
 

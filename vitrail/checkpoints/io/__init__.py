@@ -1,7 +1,7 @@
 """Opening of a checkpoint, file or directory, by its first bytes, whatever its name."""
 
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -22,8 +22,9 @@ class ShardedFile(TensorFile):
     def __init__(self, index: Path) -> None:
         super().__init__(index)
         data = read_json(index)
-        files = data.get("weight_map") if isinstance(data, dict) else None
-        if not isinstance(files, dict) or not files or not all(map(is_plain_name, files.values())):
+        found = data.get("weight_map") if isinstance(data, dict) else None
+        files = found if isinstance(found, dict) else {}
+        if not files or not all(isinstance(name, str) and name == Path(name).name for name in files.values()):
             raise self.error("not an index of shards: it has no weight_map of names to files beside it")
         self.shards: dict[str, TensorFile] = {}
         try:
@@ -57,11 +58,6 @@ class ShardedFile(TensorFile):
     def close(self) -> None:
         for part in self.shards.values():
             part.close()
-
-
-def is_plain_name(value: Any) -> bool:
-    """Return whether a value is a file name without a directory."""
-    return isinstance(value, str) and value == Path(value).name
 
 
 def open_checkpoint(path: Path, take: str | None = None) -> TensorFile:
@@ -116,13 +112,9 @@ def read_front_matter(readme: Path) -> dict[str, str]:
     if not readme.is_file():
         return {}
     with readme.open(encoding="utf-8", errors="replace") as file:
-        lines = file.read(20_000).splitlines()
-    if not lines or lines[0].strip() != "---":
-        return {}
-    for line in lines[1:]:
-        if line.strip() == "---":
-            break
-        key, colon, value = line.partition(":")
-        if colon and key.strip() == "license" and value.strip():
+        first, *lines = [line.strip() for line in file.read(20_000).splitlines()] or [""]
+    for line in takewhile(lambda line: line != "---", lines if first == "---" else []):
+        key, _, value = line.partition(":")
+        if key.strip() == "license" and value.strip():
             return {"license": value.strip().strip("'\"")}
     return {}

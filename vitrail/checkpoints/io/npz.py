@@ -15,18 +15,9 @@ from torch import Tensor
 from vitrail.checkpoints.io.source import MAX_TENSORS, TensorFile, TensorSpec, checkpoint_error, view_bytes
 from vitrail.utils.files import atomic_write
 
-DTYPES = {
-    "f8": torch.float64,
-    "f4": torch.float32,
-    "f2": torch.float16,
-    "V2": torch.bfloat16,  # NumPy has no bfloat16: JAX saves it as two raw bytes
-    "i8": torch.int64,
-    "i4": torch.int32,
-    "i2": torch.int16,
-    "i1": torch.int8,
-    "u1": torch.uint8,
-    "b1": torch.bool,
-}
+# NumPy has no bfloat16: JAX saves it as two raw bytes.
+DTYPES = {"f8": torch.float64, "f4": torch.float32, "f2": torch.float16, "V2": torch.bfloat16, "i8": torch.int64}
+DTYPES |= {"i4": torch.int32, "i2": torch.int16, "i1": torch.int8, "u1": torch.uint8, "b1": torch.bool}
 # Google's older GroupNorm arrays have three leading dimensions of 1.
 GROUP_NORM_PATTERN = re.compile(r"(^|/)gn\w*/(scale|bias)\.npy$")
 MAX_EXPANSION = 20  # times the file: weights hardly compress

@@ -20,17 +20,8 @@ from vitrail.checkpoints.io.source import MAX_TENSORS, TensorFile, TensorSpec, c
 from vitrail.utils.files import atomic_write
 
 # Of several models in one file, the one that its authors evaluate comes first.
-PREFERRED_KEYS = (
-    "teacher",
-    "state_dict_ema",
-    "model",
-    "state_dict",
-    "model_ema",
-    "ema",
-    "student",
-    "encoder",
-    "module",
-)
+PREFERRED_KEYS = ("teacher", "state_dict_ema", "model", "state_dict", "model_ema", "ema")
+PREFERRED_KEYS += ("student", "encoder", "module")
 NON_WEIGHT_KEYS = ("optimizer", "optim", "scaler", "lr_scheduler", "scheduler", "dino_loss", "loss_scaler", "rng_state")
 LEGACY_PICKLES = 5  # magic number, protocol, machine, content, keys of storages: PyTorch's format before version 1.6
 MEMORY_FACTOR, MEMORY_ALLOWANCE = 32, 2**26  # an ordinary pickle takes a few MB

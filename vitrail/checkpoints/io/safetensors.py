@@ -15,20 +15,9 @@ from torch import Tensor
 from vitrail.checkpoints.io.source import MAX_TENSORS, TensorFile, TensorSpec, parse_integers, parse_json, view_bytes
 from vitrail.utils.files import atomic_write
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32}
+DTYPES |= {"I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER_BYTES = 25_000_000  # real headers have a few hundred thousand
 
@@ -56,9 +45,8 @@ class SafetensorsFile(TensorFile):
             raise self.error(f"{self.size} bytes are too few for a safetensors file")
         (length,) = struct.unpack("<Q", begin)
         if length > MAX_HEADER_BYTES or length > self.size - 8:
-            raise self.error(
-                f"not a safetensors file, or a truncated one: its header would have {length:,} bytes of {self.size:,}"
-            )
+            header = f"its header would have {length:,} bytes of {self.size:,}"
+            raise self.error(f"not a safetensors file, or a truncated one: {header}")
         return self.file.read(length)
 
     def _parse_header(self) -> dict[str, tuple[int, int]]:

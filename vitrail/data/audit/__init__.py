@@ -24,16 +24,8 @@ from vitrail.data.audit.scan import scan_dataset
 from vitrail.data.dataset import Dataset
 from vitrail.utils.progress import ProgressCallback
 
-__all__ = [
-    "FINDING_KINDS",
-    "MAX_HASH_DISTANCE",
-    "UNUSABLE_KINDS",
-    "Audit",
-    "Finding",
-    "audit_dataset",
-    "exclude_images",
-]
-__all__ += ["format_quarantine", "read_quarantine"]
+__all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
+__all__ += ["exclude_images", "format_quarantine", "read_quarantine"]
 
 
 @dataclass(frozen=True)
@@ -85,15 +77,14 @@ class Audit:
         """Return the audit as JSON values."""
         splits = self.dataset.splits
         names = dict.fromkeys(name for images in splits.values() for name in images.classes)
+        counts = {name: {"images": len(images), "classes": images.class_counts} for name, images in splits.items()}
         return {
             "data": self.dataset.source,
             "kind": self.dataset.kind,
             "ok": self.is_ok,
             "images": sum(map(len, splits.values())),
             "classes": list(names),
-            "splits": {
-                split: {"images": len(images), "classes": images.class_counts} for split, images in splits.items()
-            },
+            "splits": counts,
             "notes": list(self.dataset.notes),
             "problems": [finding.to_dict() for finding in self.findings],
         }

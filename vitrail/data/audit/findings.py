@@ -10,10 +10,15 @@ from PIL import Image
 from vitrail.data.audit.image import ImageInspection
 from vitrail.data.audit.scan import Scans, SplitScan, is_in_memory
 from vitrail.data.dataset import Dataset
-from vitrail.data.sources.folders import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, is_ignored_name
+from vitrail.data.sources.files import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, is_ignored_name
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # most severe first
+MIN_SIDE = 8  # pixels
+MODE_NAMES = {"RGB": "colour", "L": "grey", "1": "black and white, 1 bit", "P": "a palette", "LAB": "CIELAB"}
+MODE_NAMES |= {"RGBA": "with transparency", "LA": "grey with transparency", "CMYK": "CMYK, made for printing"}
+MODE_NAMES |= {"I;16": "16 bits of grey", "I;16B": "16 bits of grey", "I": "32 bits of grey", "F": "floating point"}
+MAX_IMBALANCE = 10.0  # ratio of the largest to the smallest class
 
 
 class Kind(NamedTuple):
@@ -76,24 +81,6 @@ class Finding:
         return {"kind": self.kind, "path": self.path, "detail": self.detail, "severity": self.severity}
 
 
-MIN_SIDE = 8  # pixels
-MODE_NAMES = {
-    "RGB": "colour",
-    "L": "grey",
-    "1": "black and white, 1 bit",
-    "P": "a palette",
-    "RGBA": "with transparency",
-    "LA": "grey with transparency",
-    "CMYK": "CMYK, made for printing",
-    "YCbCr": "YCbCr",
-    "LAB": "CIELAB",
-    "I;16": "16 bits of grey",
-    "I;16B": "16 bits of grey",
-    "I": "32 bits of grey",
-    "F": "floating point",
-}
-
-
 def find_image_problems(split: str, scan: SplitScan, min_side: int) -> Iterator[Finding]:
     """Yield the findings about single images of a split."""
     images = scan.images
@@ -104,14 +91,12 @@ def find_image_problems(split: str, scan: SplitScan, min_side: int) -> Iterator[
             yield Finding(kind, images.name(index), detail, (split, index))
     for index, name in sorted(scan.wrong_suffix.items()):
         yield Finding("wrong-suffix", images.name(index), f"is {name}", (split, index))
-    for index in np.flatnonzero(scan.has_thumb & (scan.sizes.min(1) < min_side)).tolist():
-        width, height = scan.sizes[index].tolist()
-        yield Finding("tiny", images.name(index), f"{width}×{height} pixels", (split, index))
     pixels, limit = scan.sizes.astype(np.int64).prod(1), Image.MAX_IMAGE_PIXELS or np.inf
-    for index in np.flatnonzero(scan.has_thumb & (pixels > limit)).tolist():
-        width, height = scan.sizes[index].tolist()
-        detail = f"{width}×{height}, {width * height / 1e6:,.0f} megapixels"
-        yield Finding("large", images.name(index), detail, (split, index))
+    for kind, found in {"tiny": scan.sizes.min(1) < min_side, "large": pixels > limit}.items():
+        for index in np.flatnonzero(scan.has_thumb & found).tolist():
+            width, height = scan.sizes[index].tolist()
+            unit = " pixels" if kind == "tiny" else f", {width * height / 1e6:,.0f} megapixels"
+            yield Finding(kind, images.name(index), f"{width}×{height}{unit}", (split, index))
 
 
 def classify_skipped(reason: str) -> str:
@@ -135,9 +120,6 @@ def _iter_problems(inspection: ImageInspection) -> Iterator[tuple[str, str]]:
         yield "turned", f"{inspection.width}×{inspection.height} as stored"
     if inspection.animated:
         yield "animated", inspection.format
-
-
-MAX_IMBALANCE = 10.0  # ratio of the largest to the smallest class
 
 
 def find_class_problems(dataset: Dataset, scans: Scans, max_imbalance: float) -> Iterator[Finding]:

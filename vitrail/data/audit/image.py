@@ -18,30 +18,12 @@ THUMB_SIDE = 9  # side of the grey thumbnail that images are compared by
 MAX_FILE_BYTES = 2**30  # larger files are not read
 
 # First bytes of image formats, and of files that are often found in their place.
-IMAGE_SIGNATURES = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG\r\n\x1a\n": "PNG",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"\0\0\0\x0cjP  ": "JPEG2000",
-    b"\xffO\xffQ": "JPEG2000",
-}
-OTHER_SIGNATURES = {
-    b"%PDF": "a PDF",
-    b"PK\x03\x04": "a ZIP archive",
-    b"\x1f\x8b": "gzipped data",
-    b"<svg": "an SVG drawing",
-    b"<!DOCTYPE html": "a web page",
-    b"<!doctype html": "a web page",
-    b"<html": "a web page",
-    b"<?xml": "XML",
-    b"%!PS": "PostScript",
-    b"8BPS": "a Photoshop document",
-    b"\x1aE\xdf\xa3": "a video",
-    b"version https://git-lfs": "a Git LFS pointer: run git lfs pull",
-}
+IMAGE_SIGNATURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF8": "GIF", b"BM": "BMP"}
+IMAGE_SIGNATURES |= {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"\0\0\0\x0cjP  ": "JPEG2000", b"\xffO\xffQ": "JPEG2000"}
+OTHER_SIGNATURES = {b"%PDF": "a PDF", b"PK\x03\x04": "a ZIP archive", b"\x1f\x8b": "gzipped data", b"<?xml": "XML"}
+OTHER_SIGNATURES |= dict.fromkeys((b"<!DOCTYPE html", b"<!doctype html", b"<html"), "a web page")
+OTHER_SIGNATURES |= {b"<svg": "an SVG drawing", b"%!PS": "PostScript", b"8BPS": "a Photoshop document"}
+OTHER_SIGNATURES |= {b"\x1aE\xdf\xa3": "a video", b"version https://git-lfs": "a Git LFS pointer: run git lfs pull"}
 
 
 @dataclass(frozen=True)

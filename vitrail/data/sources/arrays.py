@@ -18,6 +18,20 @@ from PIL import Image
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.sources import splits as parts
 
+DIGITS_FRACTIONS: parts.Fractions = (0.7, 0.15, 0.15)
+DIGIT_SIDE, DIGITS_PER_ROW = 8, 40
+IDX_NAME = re.compile(r"(?P<before>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx\d-ubyte(?P<gz>\.gz)?")
+UNSIGNED_BYTE = 8  # IDX type code
+MAX_IDX_BYTES = 2**34  # limit for the size in a file's header
+FASHION_MNIST_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat")
+FASHION_MNIST_CLASSES += ("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+# SHA-256 of the labels without header, independent of the compression: train, test.
+FASHION_MNIST_LABEL_HASHES = {
+    "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+    "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+}
+CIFAR_IMAGE_BYTES = 3 * 32 * 32
+
 
 class PixelStore:
     """Base of stores of decoded pixels. `origins` has the first image of each file, and the file."""
@@ -82,12 +96,7 @@ def build_dataset(
     for split, values in targets.items():
         splits[split] = Images(store, np.arange(start, start + len(values)), values, classes, split)
         start += len(values)
-    splits = parts.add_validation_split(splits, options, parts.HOLDOUT_FRACTIONS, notes)
-    return Dataset(root, kind, splits, tuple(notes))
-
-
-DIGITS_FRACTIONS: parts.Fractions = (0.7, 0.15, 0.15)
-DIGIT_SIDE, DIGITS_PER_ROW = 8, 40
+    return parts.add_validation_split(Dataset(root, kind, splits, tuple(notes)), options, parts.HOLDOUT_FRACTIONS)
 
 
 def read_digits(source: str, options: parts.ReadOptions) -> Dataset:
@@ -103,21 +112,6 @@ def read_digits(source: str, options: parts.ReadOptions) -> Dataset:
     fractions = parts.check_fractions(options.fractions or DIGITS_FRACTIONS)
     splits = parts.split_by_content(images, fractions, options.progress)
     return Dataset(source, "digits", splits, (parts.describe_fractions(fractions),))
-
-
-IDX_NAME = re.compile(r"(?P<before>.*?)(?P<split>train|t10k|test)-(?P<what>images|labels)[-.]idx\d-ubyte(?P<gz>\.gz)?")
-UNSIGNED_BYTE = 8  # IDX type code
-MAX_IDX_BYTES = 2**34  # limit for the size in a file's header
-
-FASHION_MNIST_CLASSES = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
-# SHA-256 of the labels without header, independent of the compression: train, test.
-FASHION_MNIST_LABEL_HASHES = {
-    "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
-    "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
-}
 
 
 def find_idx_files(names: list[str]) -> dict[tuple[str, str], str]:
@@ -196,9 +190,6 @@ def read_idx_array(path: str, dimensions: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-CIFAR_IMAGE_BYTES = 3 * 32 * 32
-
-
 @dataclass(frozen=True)
 class CifarLayout:
     """The layout of CIFAR-10 or CIFAR-100."""
@@ -226,9 +217,9 @@ def read_cifar(source: str, options: parts.ReadOptions) -> Dataset:
     """Read a folder, or a .tar.gz, of CIFAR's binary files."""
     if os.path.isdir(source):
         files = {name: os.path.join(source, name) for name in os.listdir(source)}
-        return build_cifar(source, files, lambda name: Path(files[name]).read_bytes(), options)
+        return make_cifar(source, files, lambda name: Path(files[name]).read_bytes(), options)
     contents = read_archive(source)
-    return build_cifar(source, {name: f"{source}:{name}" for name in contents}, contents.__getitem__, options)
+    return make_cifar(source, {name: f"{source}:{name}" for name in contents}, contents.__getitem__, options)
 
 
 def read_archive(archive: str) -> dict[str, bytes]:
@@ -248,22 +239,20 @@ def read_archive(archive: str) -> dict[str, bytes]:
     return contents
 
 
-def build_cifar(
-    source: str, files: dict[str, str], load: Callable[[str], bytes], options: parts.ReadOptions
-) -> Dataset:
-    """Build the dataset of CIFAR files; `files` are their names in messages."""
+def make_cifar(source: str, files: dict[str, str], read: Callable[[str], bytes], options: parts.ReadOptions) -> Dataset:
+    """Build the dataset of CIFAR files; `files` are their names in messages, `read` returns the bytes of one."""
     layout = detect_cifar(files)
     assert layout is not None
     if layout.names_file not in files:
         raise ValueError(f"{source} has no {layout.names_file}, the names of the classes")
-    lines = load(layout.names_file).decode("utf-8", "replace").splitlines()
+    lines = read(layout.names_file).decode("utf-8", "replace").splitlines()
     classes = tuple(line.strip() for line in lines if line.strip())
     if len(classes) != layout.n_classes or len(set(classes)) != layout.n_classes:
         raise ValueError(f"{files[layout.names_file]} has {len(set(classes))} class names, expected {layout.n_classes}")
     test_files = [layout.test_file] if layout.test_file in files else []
     arrays, targets = [], {}
     for split, batches in (("train", sorted(filter(layout.train_pattern.fullmatch, files))), ("test", test_files)):
-        parsed = [parse_cifar_batch(load(name), files[name], layout) for name in batches]
+        parsed = [parse_cifar_batch(read(name), files[name], layout) for name in batches]
         arrays += [(files[name], pixels) for name, (_, pixels) in zip(batches, parsed, strict=True)]
         if parsed:
             targets[split] = np.concatenate([labels for labels, _ in parsed])

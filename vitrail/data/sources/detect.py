@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from vitrail.data.dataset import Dataset, Images
-from vitrail.data.sources import downloads, folders, manifest, parquet, tar, vtab
+from vitrail.data.sources import downloads, manifest, parquet, tar, vtab
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.arrays import IDX_NAME, detect_cifar, read_cifar, read_digits, read_idx
+from vitrail.data.sources.files import is_ignored_name, read_class_folders
 
 BRACE_PATTERN = re.compile(r"\{([^{}]*)\}")
 RANGE_PATTERN = re.compile(r"(\d+)\.\.(\d+)")
@@ -110,7 +111,7 @@ def read_directory(folder: str, options: parts.ReadOptions) -> Dataset:
     shards = find_shards(folder, names, ".tar")
     if shards and not has_class_folders(folder, names, shards):
         return read_files(folder, shards, options)
-    return folders.read_class_folders(folder, options)
+    return read_class_folders(folder, options)
 
 
 def find_shards(folder: str, names: Sequence[str], suffix: str) -> list[str]:
@@ -118,7 +119,7 @@ def find_shards(folder: str, names: Sequence[str], suffix: str) -> list[str]:
     paths: list[str] = []
     for name in names:
         path = os.path.join(folder, name)
-        if name.lower().endswith(suffix) and not folders.is_ignored_name(name):
+        if name.lower().endswith(suffix) and not is_ignored_name(name):
             paths.append(path)
         elif (name == "data" or parts.parse_split_name(name)) and os.path.isdir(path):
             below = sorted(os.listdir(path))
@@ -130,7 +131,7 @@ def find_shards(folder: str, names: Sequence[str], suffix: str) -> list[str]:
 
 def has_class_folders(folder: str, names: Sequence[str], shards: Sequence[str]) -> bool:
     """Return True if there are folders without shards."""
-    below = [os.path.join(folder, name) for name in names if not folders.is_ignored_name(name)]
+    below = [os.path.join(folder, name) for name in names if not is_ignored_name(name)]
     return any(os.path.isdir(path) and not any(shard.startswith(path + os.sep) for shard in shards) for path in below)
 
 
@@ -152,10 +153,8 @@ def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) ->
             raise ValueError(f"{files[0]} is one of four IDX files: give their folder")
         case "csv" | "archive":
             raise ValueError(f"{source} matches {len(files)} files: give one of them")
-    raise ValueError(
-        f"{files[0]} is not a supported data file: give a folder, a CSV or Parquet file, tar shards, "
-        f"or a name ({', '.join(downloads.DATASET_NAMES)})"
-    )
+    known = f"a folder, a CSV or Parquet file, tar shards, or a name ({', '.join(downloads.DATASET_NAMES)})"
+    raise ValueError(f"{files[0]} is not a supported data file: give {known}")
 
 
 def detect_file_kind(file: str) -> str:

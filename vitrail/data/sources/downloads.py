@@ -20,6 +20,8 @@ MAX_ATTEMPTS = 5  # without progress, after data has arrived; 2 if none ever did
 RETRY_PAUSE_SECONDS = 1.0  # before the second attempt; doubled for each one after it
 TIMEOUT_SECONDS = 30.0  # without data
 BLOCK_BYTES = 2**18
+BUILTIN = "digits"
+SYSTEM_DIRECTORY = Path("/usr/share/datasets")  # used by Debian's packages
 
 
 def download(url: str, path: Path, md5: str, progress: ProgressCallback | None = None) -> None:
@@ -107,10 +109,6 @@ def _compute_md5(file: io.BufferedRandom) -> str:
     file.flush()
     file.seek(0)
     return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-BUILTIN = "digits"
-SYSTEM_DIRECTORY = Path("/usr/share/datasets")  # used by Debian's packages
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,14 @@ import numpy as np
 from vitrail.data.dataset import SPLITS, Dataset, Images, Store
 from vitrail.data.labels import normalise_class_name, sort_class_names
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileStore
-from vitrail.data.sources.folders import is_image_name
+from vitrail.data.sources.files import FileStore, is_image_name
 
 Label = str | tuple[str, ...]
+PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "file_path", "image_path")
+LABEL_COLUMNS = ("label", "labels", "class", "classes", "class_name", "target", "targets", "category")
+SPLIT_COLUMNS = ("split", "subset", "set", "fold")
+MANIFEST_NAME = re.compile(r"(metadata|labels|manifest)\.(csv|parquet)")
+LABEL_SEPARATOR = "|"  # between the labels of an image
 
 
 def build_dataset(
@@ -50,9 +54,7 @@ def build_dataset(
             chosen_items = chosen if items is None else items[chosen]
             chosen_shards = None if shards is None else shards[chosen]
             built[split] = Images(store, chosen_items, targets, classes, split, chosen_shards)
-    all_notes = list(notes)
-    built = parts.add_validation_split(built, options, parts.DEFAULT_FRACTIONS, all_notes)
-    return Dataset(source, kind, built, tuple(all_notes), tuple(skipped))
+    return parts.add_validation_split(Dataset(source, kind, built, tuple(notes), tuple(skipped)), options)
 
 
 def encode_labels(labels: Sequence[Label], class_order: Sequence[str] | None) -> tuple[tuple[str, ...], np.ndarray]:
@@ -75,13 +77,6 @@ def split_from_path(path: str) -> str | None:
     folder, _, name = path.replace("\\", "/").rpartition("/")
     word = "".join(takewhile(str.isalpha, name))
     return parts.parse_split_name(word) or parts.parse_split_name(folder.rpartition("/")[2])
-
-
-PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "file_path", "image_path")
-LABEL_COLUMNS = ("label", "labels", "class", "classes", "class_name", "target", "targets", "category")
-SPLIT_COLUMNS = ("split", "subset", "set", "fold")
-MANIFEST_NAME = re.compile(r"(metadata|labels|manifest)\.(csv|parquet)")
-LABEL_SEPARATOR = "|"  # between the labels of an image
 
 
 def find_column(names: Sequence[str], candidates: Sequence[str]) -> int | None:

@@ -166,28 +166,18 @@ def read_embedded(source: str, files: Sequence[str], column: str, options: parts
     starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
     starts = starts[np.diff(starts[:, 0], append=len(labels)) > 0]  # row groups may be empty
     store = ParquetStore(files, column, starts, len(labels))
-    shards = np.searchsorted(starts[:, 0], np.arange(len(labels)), side="right") - 1
     if not options.needs_labels and None in labels:
         labels[:], order = [parts.UNLABELLED_CLASS] * len(labels), None
-    kept = [row for row, label in enumerate(labels) if label is not None]
+    kept = np.array([row for row, label in enumerate(labels) if label is not None], dtype=np.int64)
     notes = [f"{len(labels) - len(kept):,} rows without a label are not used"] if len(kept) < len(labels) else []
     known = [label for label in labels if label is not None]
     multi_label = options.multi_label
     if multi_label in (None, parts.UNLABELLED) and order and not any(isinstance(label, tuple) for label in known):
         multi_label = False  # with class names in the schema, | in a name is not a separator
-    split_labels, splits = manifest.split_labels(source, known, multi_label), [splits[row] for row in kept]
-    items = np.array(kept, dtype=np.int64)
+    names, splits = manifest.split_labels(source, known, multi_label), [splits[row] for row in kept]
+    shards = np.searchsorted(starts[:, 0], kept, side="right") - 1
     return build_dataset(
-        source,
-        "parquet",
-        store,
-        split_labels,
-        splits,
-        options,
-        items=items,
-        class_order=order,
-        shards=shards[kept],
-        notes=notes,
+        source, "parquet", store, names, splits, options, items=kept, class_order=order, shards=shards, notes=notes
     )
 
 
@@ -219,10 +209,8 @@ def read_class_names(schema: Any, column: str) -> tuple[str, ...] | None:
     if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
         feature = feature["feature"]
     names: Any = feature.get("names") if isinstance(feature, dict) else None
-    is_valid = (
-        isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-    )
-    return tuple(names) or None if is_valid else None
+    valid = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return tuple(names) or None if valid else None
 
 
 def read_path_manifest(

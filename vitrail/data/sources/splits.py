@@ -8,12 +8,12 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from vitrail.data.dataset import SPLITS, Images, Store
+from vitrail.data.dataset import SPLITS, Dataset, Images, Store
 from vitrail.utils.progress import ProgressCallback
 
 Fractions = tuple[float, float, float]  # train, validation, test
@@ -55,24 +55,24 @@ def check_fractions(fractions: Fractions) -> Fractions:
     return fractions
 
 
-def add_validation_split(
-    splits: dict[str, Images], options: ReadOptions, default_fractions: Fractions, notes: list[str]
-) -> dict[str, Images]:
-    """Return the splits with a validation split; if there is none, it is taken from the training split by content."""
+def add_validation_split(dataset: Dataset, options: ReadOptions, default: Fractions = DEFAULT_FRACTIONS) -> Dataset:
+    """Return the dataset with a validation split; if there is none, it is taken from the training split by content."""
+    splits = dataset.splits
     if "train" not in splits or "validation" in splits:
-        if options.fractions and options.fractions != TRAIN_ONLY_FRACTIONS:
-            notes.append("the data has its own splits: the fractions are ignored")
-        return splits
-    fractions = options.fractions or (default_fractions if len(splits) == 1 else HOLDOUT_FRACTIONS)
+        note = "the data has its own splits: the fractions are ignored"
+        ignored = options.fractions and options.fractions != TRAIN_ONLY_FRACTIONS
+        return replace(dataset, notes=(*dataset.notes, note)) if ignored else dataset
+    fractions = options.fractions or (default if len(splits) == 1 else HOLDOUT_FRACTIONS)
     train, validation, test = check_fractions(fractions)
     if "test" in splits:
         train, validation, test = train / (train + validation), validation / (train + validation), 0.0
     if not validation + test:
-        return splits
+        return dataset
     fractions = (train, validation, test)
-    notes.append(describe_fractions(fractions, "split" if len(splits) == 1 else "training split divided"))
+    note = describe_fractions(fractions, "split" if len(splits) == 1 else "training split divided")
     held_out = {split: images for split, images in splits.items() if split != "train"}
-    return split_by_content(splits["train"], fractions, options.progress) | held_out
+    splits = split_by_content(splits["train"], fractions, options.progress) | held_out
+    return replace(dataset, splits=splits, notes=(*dataset.notes, note))
 
 
 def split_by_content(images: Images, fractions: Fractions, progress: ProgressCallback | None) -> dict[str, Images]:

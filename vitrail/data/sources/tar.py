@@ -9,7 +9,7 @@ import json
 import os
 import tarfile
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -101,22 +101,31 @@ def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) ->
     if options.multi_label is False and any(isinstance(label, tuple) for label in labels):
         raise ValueError(f"{source} has samples with several labels, but one label per image is expected")
     shard_splits = [split_from_path(shard) for shard in shards]
-    image_splits, image_shards = [shard_splits[shard] for shard in store.shard], np.array(store.shard, dtype=np.int64)
-    return build_dataset(
-        source, "tar", store, labels, image_splits, options, class_order=order, shards=image_shards, skipped=skipped
-    )
+    parts, shard = [shard_splits[number] for number in store.shard], np.array(store.shard, dtype=np.int64)
+    return build_dataset(source, "tar", store, labels, parts, options, class_order=order, shards=shard, skipped=skipped)
 
 
 def read_samples(shard: str) -> dict[str, TarSample]:
     """Return the samples of one shard by key: headers of the images, contents of the labels."""
     samples: dict[str, TarSample] = {}
+    for member, file in iter_members(shard):
+        add_member(samples, member, file, shard)
+    return samples
+
+
+def iter_members(shard: str) -> Iterator[tuple[tarfile.TarInfo, BinaryIO]]:
+    """Yield the header of every regular file of a shard, with the open shard; raise an error if it is not complete."""
     with open(shard, "rb") as file:
-        reject_compressed(file, shard)
+        begin = file.read(2)
+        if begin in UNPACK_COMMANDS:
+            hint = f"decompress it ({UNPACK_COMMANDS[begin]})"
+            raise ValueError(f"{printable_path(shard)} is compressed, which prevents random access: {hint}")
+        file.seek(0)
         try:
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 for member in tar:
                     if member.isreg() and not member.issparse():
-                        add_member(samples, member, file, shard)
+                        yield member, file
                     tar.members = []  # pyright: ignore[reportAttributeAccessIssue] drops headers that tarfile would keep
                 end = tar.offset
         except (tarfile.TarError, EOFError) as error:
@@ -126,16 +135,6 @@ def read_samples(shard: str) -> dict[str, TarSample]:
         if len(mark) < 512 or mark.strip(b"\0"):
             problem = "has no end marker" if len(mark) < 512 else "is damaged"
             raise ValueError(f"{printable_path(shard)} {problem} at byte {end:,}: download it again")
-    return samples
-
-
-def reject_compressed(file: BinaryIO, shard: str) -> None:
-    """Raise an error for a compressed shard, which has no random access."""
-    begin = file.read(2)
-    if begin in UNPACK_COMMANDS:
-        hint = f"decompress it ({UNPACK_COMMANDS[begin]})"
-        raise ValueError(f"{printable_path(shard)} is compressed, which prevents random access: {hint}")
-    file.seek(0)
 
 
 def add_member(samples: dict[str, TarSample], member: tarfile.TarInfo, file: BinaryIO, shard: str) -> None:

@@ -17,8 +17,11 @@ from vitrail.data.preprocessing import ImageSize
 from vitrail.data.rng import BatchRandom, SampleRandom, random_bits
 from vitrail.data.transforms import crops, operations
 from vitrail.data.transforms.crops import Fit, RandomResizedCrop, SimpleCrop, check_limits, check_range, reflect_pad
-from vitrail.data.transforms.operations import identity_matrices
+from vitrail.data.transforms.operations import adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation
 from vitrail.data.transforms.randaugment import RandAugment
+
+SUBSTREAM_OFFSET = 2**16  # offset of the streams within a slot
+JITTER_OPERATIONS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
 
 
 class BatchStep:
@@ -35,6 +38,9 @@ class RandomStep:
     """Base of steps that change a fraction `rate` of the images, without further random numbers."""
 
     rate: float
+
+    def __post_init__(self) -> None:
+        check_limits(type(self).__name__.lower(), self, rate=1)
 
     def change(self, pixels: Tensor) -> Tensor:
         """Return one changed image or a batch of them."""
@@ -71,9 +77,6 @@ class Grey(RandomStep):
 
     rate: float = 0.2
 
-    def __post_init__(self) -> None:
-        check_limits("grey", self, rate=1)
-
     def change(self, pixels: Tensor) -> Tensor:
         return operations.convert_to_grey(pixels)
 
@@ -98,15 +101,12 @@ class Flip(RandomStep):
 
     rate: float = 0.5
 
-    def __post_init__(self) -> None:
-        check_limits("flip", self, rate=1)
-
     def change(self, pixels: Tensor) -> Tensor:
         return pixels.flip(-1)
 
     def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
         """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
-        matrices = identity_matrices(len(rng.indices))
+        matrices = operations.identity_matrices(len(rng.indices))
         matrices[rng.uniform(1)[:, 0] < self.rate, 0] = (-1, 0, 1)
         return matrices
 
@@ -118,9 +118,6 @@ def apply_to_selected(pixels: Tensor, selected: np.ndarray, operation: Callable[
     rows, out = torch.from_numpy(np.flatnonzero(selected)), pixels.clone()
     out[rows] = operation(pixels[rows])
     return out
-
-
-SUBSTREAM_OFFSET = 2**16  # offset of the streams within a slot
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ class PadCrop(BatchStep):
 
     def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
         """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
-        matrices = identity_matrices(len(rng.indices))
+        matrices = operations.identity_matrices(len(rng.indices))
         matrices[:, 1::-1, 2] = (self._sample_corners(rng) - self.padding) / size
         return matrices
 
@@ -185,7 +182,7 @@ class Warp(BatchStep):
         """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
         turn, zoom, shear, across, down = self._sample_parameters(rng).T
         cos, sin = np.cos(turn) * (1 + zoom), np.sin(turn) * (1 + zoom)
-        matrices = identity_matrices(len(rng.indices))
+        matrices = operations.identity_matrices(len(rng.indices))
         for row, (along_x, along_y, shift) in enumerate(((cos, shear - sin, across), (sin, cos, down))):
             # Parameters are for coordinates in [-1, 1]; the matrix is for [0, 1].
             matrices[:, row] = np.stack((along_x, along_y, (shift + 1 - along_x - along_y) / 2), 1)
@@ -246,12 +243,6 @@ class ColourJitter:
                     index = torch.from_numpy(rows)
                     out[index] = operation(out[index], factor)
         return out
-
-
-JITTER_OPERATIONS = (
-    *(operations.adjust_brightness, operations.adjust_contrast),
-    *(operations.adjust_saturation, operations.adjust_hue),
-)
 
 
 @dataclass(frozen=True)

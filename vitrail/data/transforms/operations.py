@@ -16,6 +16,9 @@ from vitrail.data.preprocessing import FILTERS
 
 Factor = float | Tensor
 BYTE_VALUES = torch.arange(256, dtype=torch.uint8)
+# Source of an output pixel: x' = a x + b y + c, y' = d x + e y + f.
+AffineMatrix = tuple[float, float, float, float, float, float]
+ROUNDING_MARGIN = 2e-4  # tolerance for float32 results just below an integer, before truncation
 
 
 def luma(pixels: Tensor) -> Tensor:
@@ -207,11 +210,6 @@ def plane_to_image(plane: Tensor) -> Image.Image:
     plane = plane.contiguous()
     size = (plane.shape[1], plane.shape[0])
     return Image.frombuffer("L", size, plane.numpy(), "raw", "L", 0, 1)  # pyright: ignore[reportArgumentType]
-
-
-# Source of an output pixel: x' = a x + b y + c, y' = d x + e y + f.
-AffineMatrix = tuple[float, float, float, float, float, float]
-ROUNDING_MARGIN = 2e-4  # tolerance for float32 results just below an integer, before truncation
 
 
 def identity_matrices(count: int) -> np.ndarray:

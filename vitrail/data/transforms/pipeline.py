@@ -1,7 +1,7 @@
 """Pipelines from an image to uint8 model inputs for training, with one crop or, as in DINO, several (Caron et al. 2020)."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,9 @@ Steps = tuple[AugmentSlot, ...]
 CROP_TYPES = (RandomResizedCrop, SimpleCrop, Fit)
 MAX_BATCHED_BYTES = 3 * 64 * 64  # per image; larger images are augmented one by one
 VIEW_STRIDE = 2**40  # offset between the sample indices of two views, above every draw
+MAX_LOCAL_CROPS = 64  # per image
+SHARED_STEPS = (Flip(), ColourJitter(0.4, 0.4, 0.2, 0.1, rate=0.8), Grey(0.2))  # of all crops
+IDENTITY_TRANSFORM = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))  # transform of a sample that shows the whole image
 
 
 @dataclass(frozen=True)
@@ -212,10 +215,6 @@ def split_crops(rows: Tensor, channels: int, large: ImageSize, small: ImageSize)
     return large_crops, rows[:, n_large:].unflatten(1, (-1, channels, *small))
 
 
-MAX_LOCAL_CROPS = 64  # per image
-SHARED_STEPS = (Flip(), ColourJitter(0.4, 0.4, 0.2, 0.1, rate=0.8), Grey(0.2))  # of all crops
-
-
 @dataclass(frozen=True)
 class Views:
     """Crops of an image in addition to the first large one, which uses the recipe's augmentation.
@@ -223,12 +222,7 @@ class Views:
     The defaults are the published ones for large crops of 224 pixels.
     """
 
-    second: Steps = (
-        RandomResizedCrop((224, 224), (0.4, 1.0)),
-        *SHARED_STEPS,
-        Blur(0.1, (0.1, 2.0)),
-        Solarise(0.2, 128),
-    )
+    second: Steps = (RandomResizedCrop((224, 224), (0.4, 1.0)), *SHARED_STEPS, Blur(0.1, (0.1, 2.0)), Solarise(0.2))
     local: Steps = (RandomResizedCrop((96, 96), (0.05, 0.4)), *SHARED_STEPS, Blur(0.5, (0.1, 2.0)))
     count: int = 8  # small crops
     size: tuple[int, int] = (96, 96)  # of a small crop
@@ -270,20 +264,17 @@ class Views:
 Pipeline = TrainPipeline | MultiCropPipeline | Preprocessing  # the last for evaluation
 
 
-def convert_channels(pixels: Tensor, channels: int) -> Tensor:
+def convert_channels(
+    pixels: Tensor, channels: int, to_grey: Callable[[Tensor], Tensor] = luma, opaque: int = 255
+) -> Tensor:
     """Convert grey, RGB or RGBA pixels [..., c, H, W] to another number of channels, as `convert_image` does."""
     have = pixels.shape[-3]
     if have == channels:
         return pixels
     rgb = pixels[..., :3, :, :] if have >= 3 else pixels.expand(*pixels.shape[:-3], 3, *pixels.shape[-2:])
     if channels == 1:
-        return luma(rgb)
-    if channels == 4:
-        return torch.cat((rgb, torch.full_like(rgb[..., :1, :, :], 255)), dim=-3)
-    return rgb
-
-
-IDENTITY_TRANSFORM = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))  # transform of a sample that shows the whole image
+        return to_grey(rgb)
+    return rgb if channels == 3 else torch.cat((rgb, torch.full_like(rgb[..., :1, :, :], opaque)), dim=-3)
 
 
 def compute_crop_transforms(pipeline: TrainPipeline, sizes: np.ndarray, rng: BatchRandom) -> np.ndarray:

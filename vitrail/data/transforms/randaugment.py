@@ -15,10 +15,8 @@ from vitrail.data.transforms import operations
 from vitrail.data.transforms.crops import check_limits
 from vitrail.data.transforms.operations import AffineMatrix, apply_affine, identity_matrices, rotation_matrix
 
-OPERATIONS = (
-    *("autocontrast", "equalise", "invert", "rotate", "posterise", "solarise", "solarise-add", "colour", "contrast"),
-    *("brightness", "sharpness", "shear-x", "shear-y", "translate-x", "translate-y"),
-)
+OPERATIONS = ("autocontrast", "equalise", "invert", "rotate", "posterise", "solarise", "solarise-add", "colour")
+OPERATIONS += ("contrast", "brightness", "sharpness", "shear-x", "shear-y", "translate-x", "translate-y")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import json
 import os
-import tarfile
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
@@ -18,8 +17,7 @@ from PIL import Image
 from vitrail.data.dataset import Images, Store
 from vitrail.data.sources import detect, downloads, load_dataset, manifest, parquet, tar
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileStore, printable_path
-from vitrail.data.sources.folders import FolderWalker, is_image_name
+from vitrail.data.sources.files import FileStore, FolderWalker, is_image_name, printable_path
 from vitrail.utils.progress import ProgressCallback
 
 INPUT_KINDS = {".csv": "csv", ".tsv": "csv", ".jsonl": "lines", ".ndjson": "lines"}  # other files are images
@@ -226,23 +224,9 @@ def open_parquet(path: str) -> Store:
 def open_tar(shard: str) -> Store:
     """Return the images in a tar file, each as a separate sample."""
     store = tar.TarStore([shard])
-    with open(shard, "rb") as file:
-        tar.reject_compressed(file, shard)
-        try:
-            with tarfile.open(fileobj=file, mode="r:") as archive:
-                for member in archive:
-                    plain = member.isreg() and not member.issparse() and os.path.basename(member.name)[:1] != "."
-                    if plain and is_image_name(member.name):
-                        store.add(0, member.name, member.offset_data, member.size)
-                    archive.members = []  # pyright: ignore[reportAttributeAccessIssue] else it keeps every header
-                end = archive.offset
-        except (tarfile.TarError, EOFError) as error:
-            message = f"{printable_path(shard)} is an incomplete tar file ({error}): download it again"
-            raise ValueError(message) from None
-        file.seek(end)
-        mark = file.read(512)
-        if len(mark) < 512 or mark.strip(b"\0"):
-            raise ValueError(f"{printable_path(shard)} is truncated or changed at byte {end:,}: download it again")
+    for member, _ in tar.iter_members(shard):
+        if os.path.basename(member.name)[:1] != "." and is_image_name(member.name):
+            store.add(0, member.name, member.offset_data, member.size)
     if not len(store):
         raise ValueError(f"no images in {printable_path(shard)}")
     return store

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
-from vitrail.data.sources.files import FileStore, printable_path
-from vitrail.data.sources.folders import FolderWalker
+from vitrail.data.sources.files import FileStore, FolderWalker, printable_path
 from vitrail.deploy.predict.inputs import ImageInputs
 from vitrail.deploy.predict.predict import InferenceOptions, RuntimePool, open_pool, predict_rows
 from vitrail.deploy.runtimes.base import DeployedModel

@@ -1,17 +1,20 @@
-"""VTAB datasets published as arrays: SVHN (.mat), dSprites (.npz), smallNORB (binary matrices), PatchCamelyon (HDF5)."""
+"""VTAB's published files and records; datasets in arrays: SVHN (.mat), dSprites (.npz), smallNORB, PatchCamelyon (HDF5)."""
 
+import gzip
 import os
 import struct
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitrail.data.dataset import Store
 from vitrail.data.sources.arrays import ArrayStore, PixelStore
-from vitrail.data.sources.vtab.files import VtabRecords, number_classes, open_unpacked, require_published
+from vitrail.data.sources.splits import Fractions
 
 DSPRITES_FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 NORB_FILES = {"train": "smallnorb-5x46789x9x18x6x2x96x96-training", "test": "smallnorb-5x01235x9x18x6x2x96x96-testing"}
@@ -19,6 +22,35 @@ NORB_DTYPES = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}  # small
 CAMELYON_FILE = "camelyonpatch_level_2_split_{}_{}.h5"
 CAMELYON_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 IMAGES_PER_CHUNK = 4096  # images packed at a time
+
+
+class VtabRecords(NamedTuple):
+    """Images of a store with their labels and splits; the splits are None if the publisher has none."""
+
+    store: Store
+    labels: Sequence[str]
+    splits: Sequence[str | None]
+    class_order: tuple[str, ...]
+    fractions: Fractions | None = None  # VTAB's, where the publisher has no splits
+    notes: tuple[str, ...] = ()
+
+
+def find_published(folder: Path, name: str) -> Path | None:
+    """Return the path of a published file or folder, compressed or not, or None."""
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
+
+
+def require_published(folder: Path, name: str) -> Path:
+    """Return the path of a published file or folder, or raise an error."""
+    path = find_published(folder, name)
+    if path is None:
+        raise ValueError(f"{folder} has no {name}: add it as published, or use class folders")
+    return path
+
+
+def number_classes(classes: int) -> tuple[str, ...]:
+    """Return the class names 0, 1, 2 …"""
+    return tuple(map(str, range(classes)))
 
 
 def read_svhn(folder: Path) -> VtabRecords:
@@ -109,7 +141,7 @@ def read_smallnorb(folder: Path, column: int, step: int) -> VtabRecords:
 
 def read_norb_matrix(path: Path) -> np.ndarray:
     """Read a smallNORB matrix: type code, number of dimensions, sizes (at least three), data."""
-    with open_unpacked(path) as file:
+    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
         data = file.read()
     kind, dimensions = struct.unpack_from("<II", data) if len(data) >= 8 else (0, 0)
     start = 8 + 4 * max(3, dimensions)
