@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 import numpy as np
 
@@ -33,10 +33,10 @@ class DataRecord(TypedDict, total=False):
 
     where: str
     kind: str
-    splits: dict[str, SplitRecord]
+    splits: Required[dict[str, SplitRecord]]
     skipped: list[dict[str, str]]
     notes: list[str]
-    fingerprints: dict[str, str]
+    fingerprints: Required[dict[str, str]]
 
 
 class ModelRecord(TypedDict, total=False):
@@ -44,6 +44,7 @@ class ModelRecord(TypedDict, total=False):
 
     name: str
     parameters: int
+    trained: int
     init: str | None
     image_size: list[int]
 
@@ -65,12 +66,12 @@ class RunRecord(TypedDict, total=False):
     recipe: dict[str, Any]
     task: str
     method: str
-    labels: list[str]
-    data: DataRecord
+    labels: Required[list[str]]
+    data: Required[DataRecord]
     model: ModelRecord
     teacher: TeacherRecord
     environment: dict[str, Any]
-    machine: dict[str, Any]
+    machine: Required[dict[str, Any]]
     id: str
     chosen: list[str]
 
@@ -78,10 +79,8 @@ class RunRecord(TypedDict, total=False):
 class ScoreRecord(TypedDict, total=False):
     """Metrics of a split in summary.json."""
 
-    images: int
-    top1: float
-    map: float
-    interval: tuple[float, float]
+    images: Required[int]
+    top1: Required[float]
 
 
 class CollapseRecord(TypedDict, total=False):
@@ -92,14 +91,18 @@ class CollapseRecord(TypedDict, total=False):
     step: int
 
 
-class SummaryRecord(ScoreRecord, total=False):
+class SummaryRecord(TypedDict, total=False):
     """The values of summary.json that are used again."""
 
+    seconds: Required[Finite]
+    steps: Required[int]
+    images_per_second: Required[Finite]
+    stopped: Required[str]
     split: str
-    seconds: Finite
-    steps: int
-    images_per_second: Finite
-    stopped: str
+    images: int
+    top1: float
+    map: float
+    interval: tuple[float, float]
     validation: ScoreRecord
     test: ScoreRecord
     method: str

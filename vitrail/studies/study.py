@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from vitrail.models.sizes import closest
 from vitrail.reports.charts.canvas import Chart as Chart
 from vitrail.reports.charts.canvas import Series as Series
 from vitrail.training.recipe import Data, Facts, Recipe
-from vitrail.utils.json import to_json
+from vitrail.utils.json import Finite, to_json
 
 Setting = str | int | float | bool | None
 GridPoint = Mapping[str, Setting]  # settings without learning rate and seed: {"positions": "2-D"}
@@ -70,6 +70,28 @@ class CellResult:
     numbers: Mapping[str, Any]  # "validation" and "test" are top-1, 0 to 1; others as the study names them
     seconds: float
     run: str = ""  # the run directory, within the study's
+
+
+Numbers = TypedDict(
+    "Numbers",
+    {
+        "steps": int,
+        "stopped": str,
+        "diverged": str,
+        "validation": float,
+        "test": Finite,
+        "pictures": int,  # test images
+        "five-shot": Finite,
+        "parameters": Finite,
+        "macs": Finite,
+        "distance": list[list[float]],
+        "evenly": float,
+        "place": float,
+        "lines": float,
+        "similarity": list[list[list[list[float]]]],
+    },
+    total=False,
+)
 
 
 @dataclass(frozen=True)

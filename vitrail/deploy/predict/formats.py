@@ -240,7 +240,7 @@ def format_cell(value: Any) -> str:
 
 def concatenate_files(parts: Sequence[Path], out: Path) -> None:
     """Concatenate streams."""
-    with atomic_write(out) as file:
+    with atomic_write(out, sum(part.stat().st_size for part in parts)) as file:
         for part in parts:
             with part.open("rb") as source:
                 shutil.copyfileobj(source, file, 2**22)
