@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.measured import Finished
-from tests.hostile.measured import run_vitrail as run
+from tests.hostile.measured import run_forked as run
 
 TINY = (
     "--set",

@@ -8,12 +8,21 @@ from pathlib import Path
 import pytest
 
 import vitrail
-from tests.hostile.measured import run_vitrail
+from tests.hostile.measured import run_forked
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.training.checkpointing import find_damage
 
 FIXTURES = Path(__file__).parent.parent / "compatibility" / "fixtures"
-WIDE = ("--set", "model.size.heads=8", "--set", "model.size.width=512", "--set", "model.size.mlp=2048")
+WIDE = (
+    "--set",
+    "model.size.heads=8",
+    "--set",
+    "model.size.width=512",
+    "--set",
+    "model.size.mlp=2048",
+    "--set",
+    "model.size.depth=1",
+)
 
 
 @pytest.fixture
@@ -41,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("target", ["timm", "hf", "big_vision"])
 def test_convert(target: str, model: Path, disk: Path) -> None:
     suffix = {"timm": ".pth", "hf": "", "big_vision": ".npz"}[target]
-    refused = run_vitrail("convert", model, disk / f"converted{suffix}", "--to", target)
+    refused = run_forked("convert", model, disk / f"converted{suffix}", "--to", target)
     refused.assert_refused("no space left on", "needs about", "MB")
     assert refused.code == 1
     assert list(disk.iterdir()) == []
@@ -49,20 +58,8 @@ def test_convert(target: str, model: Path, disk: Path) -> None:
 
 @pytest.mark.parametrize("command", [("train",), ("pretrain", "--method", "mae")])
 def test_training_stops_with_one_line_and_keeps_what_it_has(command: tuple[str, ...], disk: Path) -> None:
-    refused = run_vitrail(
-        *command,
-        "digits",
-        *WIDE,
-        "--steps",
-        "4",
-        "--save-seconds",
-        "0",
-        "--workers",
-        "0",
-        "--out",
-        disk / "run",
-        timeout=300,
-    )
+    length = ("--steps", "4", "--save-seconds", "0", "--workers", "0")
+    refused = run_forked(*command, "digits", *WIDE, *length, "--out", disk / "run")
     refused.assert_refused("no space left on")
     assert refused.code == 1
     assert "inline_container" not in refused.err
@@ -73,7 +70,7 @@ def test_training_stops_with_one_line_and_keeps_what_it_has(command: tuple[str, 
 def test_a_full_disk_leaves_earlier_checkpoints(disk: Path) -> None:
     small = ("--set", "model.size.heads=2", "--set", "model.size.width=64", "--set", "model.size.depth=2")
     length = ("--steps", "40", "--save-seconds", "0", "--keep-checkpoints", "100", "--workers", "0")
-    refused = run_vitrail("train", "digits", *small, *length, "--out", disk / "run", timeout=300)
+    refused = run_forked("train", "digits", *small, *length, "--out", disk / "run")
     refused.assert_refused("no space left on", "step-", "needs about", "earlier checkpoints are intact")
     assert refused.code == 1
     assert not [path for path in disk.rglob("*") if ".partial" in path.name]
@@ -87,12 +84,12 @@ def test_embed_stops_with_one_line_and_resumes(pages: int, disk: Path, tmp_path:
     """Rows, paths and journal need four pages while the journal is replaced."""
     embed = ("embed", FIXTURES / "finished" / "vit" / "model.safetensors", FIXTURES / "images", "--out")
     (disk / "filler").write_bytes(bytes(8 * 2**20 - pages * 4096))
-    refused = run_vitrail(*embed, disk / "features.npy")
+    refused = run_forked(*embed, disk / "features.npy")
     refused.assert_refused("no space left on", "features.npy")
     assert refused.code == 1
     (disk / "filler").unlink()
     for out, more in ((disk, ("--resume",)), (tmp_path, ())):
-        done = run_vitrail(*embed, out / "features.npy", *more)
+        done = run_forked(*embed, out / "features.npy", *more)
         assert done.code == 0, done.err
     assert (disk / "features.npy").read_bytes() == (tmp_path / "features.npy").read_bytes()
     assert [path.name for path in disk.iterdir() if ".partial" in path.name] == []

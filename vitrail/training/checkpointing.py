@@ -108,7 +108,8 @@ class Checkpoints:
         nbytes, full = sum(tensor.nbytes for tensor in tensors.values()), None
         if self.team.is_main:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self.remove_partials()
+            for stale in self.directory.glob(f"*{PARTIAL_SUFFIX}"):  # left by a killed process
+                shutil.rmtree(stale, ignore_errors=True)
             free = shutil.disk_usage(self.directory).free
             full = disk_full_error(final, nbytes, free) if free < nbytes else None
         full = self.team.broadcast_object(full)  # the other processes wait here
@@ -141,11 +142,6 @@ class Checkpoints:
             raise OSError(f"{where}: {reason}; {INTACT}") from error
         self.team.barrier()
         return final
-
-    def remove_partials(self) -> None:
-        """Remove what killed processes left of their checkpoints."""
-        for stale in self.directory.glob(f"*{PARTIAL_SUFFIX}"):
-            shutil.rmtree(stale, ignore_errors=True)
 
     def steps(self) -> list[Path]:
         """Return the existing checkpoints, oldest first."""

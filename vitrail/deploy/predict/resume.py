@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypedDict
 
 from vitrail.deploy.predict.formats import PredictionRow, RowFormat, concatenate_files
-from vitrail.utils.files import DiskFullError, atomic_write, disk_full_error, is_disk_full, lock_file, try_lock
+from vitrail.utils.files import (
+    DiskFullError,
+    atomic_write,
+    disk_full_error,
+    is_disk_full,
+    lock_file,
+    remove_stale_partials,
+    try_lock,
+)
 from vitrail.utils.json import read_json_file
 
 COMMIT_INTERVAL_SECONDS = 1.0  # work that a killed process loses, at most
@@ -114,6 +122,7 @@ class PartialOutput(RowOutput):
         with self.explain_disk_errors():
             self.files = [open(file, "ab", buffering=0) for file in self.stream_paths(self.base)]  # noqa: SIM115
             claim_file(self.files[0], self.out)
+            remove_stale_partials(self.base.parent, self.journal.name)
             if resuming:
                 self.read_journal()  # again, now that the file is locked
             for file, size in zip(self.files, self.sizes, strict=True):
