@@ -156,7 +156,7 @@ def agree_on_group_name(store: Store, rank: int, world: int) -> str:
 
 def stop_with_parent() -> None:
     """Let Linux send SIGTERM to this process when torchrun dies: it saves and stops instead of training on unattended."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
