@@ -79,6 +79,13 @@ def test_a_full_disk_leaves_earlier_checkpoints(disk: Path) -> None:
     assert [find_damage(path) for path in checkpoints] == [None] * len(checkpoints)
 
 
+def test_embed_names_the_space_that_all_rows_need(model: Path, disk: Path) -> None:
+    (disk / "filler").write_bytes(bytes(8 * 2**20 - 3 * 4096))
+    refused = run_forked("embed", model, FIXTURES / "images", "--out", disk / "features.npy")
+    refused.assert_refused("no space left on", "features.npy", "needs about 1 MB, 0 MB are free")
+    assert refused.code == 1
+
+
 @pytest.mark.parametrize("pages", [1, 2, 3])
 def test_embed_stops_with_one_line_and_resumes(pages: int, disk: Path, tmp_path: Path) -> None:
     """Rows, paths and journal need four pages while the journal is replaced."""

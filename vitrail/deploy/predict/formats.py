@@ -46,6 +46,7 @@ class RowFormat:
 
     streams: ClassVar[tuple[str, ...]] = ("",)
     needs_width: ClassVar[bool] = False  # True if the header needs the number of features
+    feature_bytes: ClassVar[int] = 0  # of one feature, if all have the same size
 
     def encode_header(self, total: int, width: int) -> list[bytes]:
         """Return the header of each stream."""
@@ -133,6 +134,7 @@ class FeaturesNPY(RowFormat):
 
     streams: ClassVar[tuple[str, ...]] = ("", ".paths.csv")
     needs_width: ClassVar[bool] = True
+    feature_bytes: ClassVar[int] = 4
 
     def encode_header(self, total: int, width: int) -> list[bytes]:
         head = io.BytesIO()

@@ -20,6 +20,7 @@ from vitrail.deploy.predict.formats import PredictionRow, RowFormat, concatenate
 from vitrail.utils.files import (
     DiskFullError,
     atomic_write,
+    check_free_space,
     disk_full_error,
     is_disk_full,
     lock_file,
@@ -166,8 +167,10 @@ class PartialOutput(RowOutput):
             return
         self.saving = True
         with self.explain_disk_errors():
-            first = not self.rows and not self.rank
-            for file, data in zip(self.files, self.encode_pending(with_header=first), strict=True):
+            encoded = self.encode_pending(with_header=not self.rows and not self.rank)
+            if not self.rows:
+                check_free_space(self.base, self.count * self.width * self.row_format.feature_bytes)
+            for file, data in zip(self.files, encoded, strict=True):
                 rest = memoryview(data)
                 while rest:
                     rest = rest[file.write(rest) :]
@@ -243,7 +246,8 @@ class PartialOutput(RowOutput):
         except OSError as error:
             saved = f"; {self.rows:,} rows are saved: free disk space and use --resume" if self.rows else ""
             if isinstance(error, DiskFullError) or is_disk_full(error):
-                raise DiskFullError(f"{disk_full_error(self.out)}{saved}") from error
+                full = error if isinstance(error, DiskFullError) else disk_full_error(self.out)
+                raise DiskFullError(f"{full}{saved}") from error
             reason = error.strerror or str(error).split(" was not written: ")[-1]
             raise OSError(f"{self.out} was not written: {reason}{saved}") from error
 
