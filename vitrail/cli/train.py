@@ -51,6 +51,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
     parser.add_shared("--init FILE")
     parser.add_option("--out RUN", f"run directory [runs/{default_run}]")
     parser.add_option("--resume RUN", "run directory to continue")
+    parser.add_option("--accept-changes", "with --resume: continue with a recipe.json that was edited since the start")
     parser.add_shared("--set NAME=VALUE")
     group = parser.add_group("overrides of the recipe")
     group.add_option("--epochs N", "epochs of training", float)
@@ -115,6 +116,8 @@ def check_run_options(options: argparse.Namespace) -> None:
     extra = given_options(options, (*NEW_RUN_OPTIONS, *RECIPE_OPTIONS))
     if options.resume and extra:
         raise ValueError(f"--resume continues a run with its own settings: leave out {first_flag(extra)}")
+    if options.accept_changes and not options.resume:
+        raise ValueError("--accept-changes is for --resume RUN: leave it out")
     if not options.data:
         refuse_options(options, DATA_OPTIONS, "needs DATA: give it too")
 
@@ -132,7 +135,8 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
     settings = [f"{name}={value}" for name, value in given_options(options, RECIPE_OPTIONS).items()]
     try:
         if options.resume:
-            directory, summary = resume(options.resume, changes=machine, **connected)
+            accept = options.accept_changes
+            directory, summary = resume(options.resume, changes=machine, accept_changes=accept, **connected)
         else:
             directory, summary = start(
                 options.data and Data(options.data, **data_fields(options)),

@@ -17,9 +17,9 @@ from vitrail.metrics import score_name
 from vitrail.models.sizes import closest
 from vitrail.training.features import hash_model
 from vitrail.training.logging import Listener
-from vitrail.training.recipe import Data, Facts, Machine, Recipe
+from vitrail.training.recipe import Data, Facts, Machine, Recipe, read_recipe
 from vitrail.training.runs.prepare import Prepared, prepare_data
-from vitrail.training.runs.record import fingerprint_splits, read_json
+from vitrail.training.runs.record import fingerprint_splits, read_run_record
 from vitrail.training.train import build_named_recipe, resume, train
 from vitrail.utils.files import atomic_write
 from vitrail.utils.progress import ProgressCallback
@@ -234,8 +234,8 @@ class TransferComparison:
 
     def build_row(self, method: str, directory: Path, summary: dict[str, Any], seconds: float) -> TransferRow:
         """Return the row of a finished run."""
-        run = read_json(directory / "run.json")
-        n_images = summary["steps"] * read_json(directory / "recipe.json")["batch_size"]
+        run = read_run_record(directory)
+        n_images = summary["steps"] * read_recipe(directory / "recipe.json").batch_size
         epochs = n_images / max(1, run["data"]["splits"]["train"]["images"])
         (low, high), trained = summary["interval"], run["model"]["trained"]
         about = f"{summary['steps']:,} steps, {epochs:.1f} epochs"

@@ -1,21 +1,127 @@
 """Reader of run directories. Unfinished and interrupted runs are read as far as their files go."""
 
-import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Required, TypedDict
 
 import numpy as np
 
 from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.accuracy import ClassPredictions, predict_classes
+from vitrail.utils.json import Finite, parse_json, remove_invalid
 
 SPLIT_ORDER = ("test", "validation", "train")
 RUN_FILES = ("run.json", "recipe.json", "metrics.jsonl", "summary.json")
+
+
+Number = float | Literal["nan", "inf", "-inf"]  # JSON has no names for numbers that are not finite
+
+
+class SplitRecord(TypedDict, total=False):
+    """A split of the data in run.json."""
+
+    images: int
+    classes: dict[str, int]  # images of each
+
+
+class DataRecord(TypedDict, total=False):
+    """The data in run.json."""
+
+    where: str
+    kind: str
+    splits: Required[dict[str, SplitRecord]]
+    skipped: list[dict[str, str]]
+    notes: list[str]
+    fingerprints: Required[dict[str, str]]
+
+
+class ModelRecord(TypedDict, total=False):
+    """The model in run.json."""
+
+    name: str
+    parameters: int
+    trained: int
+    init: str | None
+    image_size: list[int]
+
+
+class TeacherRecord(TypedDict, total=False):
+    """The teacher in run.json."""
+
+    where: str
+    content: str
+    parameters: int
+
+
+class RunRecord(TypedDict, total=False):
+    """The values of run.json that are used again."""
+
+    command: list[str]
+    started: str
+    recipe_name: str
+    recipe: dict[str, Any]
+    task: str
+    method: str
+    labels: Required[list[str]]
+    data: Required[DataRecord]
+    model: ModelRecord
+    teacher: TeacherRecord
+    environment: dict[str, Any]
+    machine: Required[dict[str, Any]]
+    id: str
+    chosen: list[str]
+
+
+class ScoreRecord(TypedDict, total=False):
+    """Metrics of a split in summary.json."""
+
+    images: Required[int]
+    top1: Required[float]
+
+
+class CollapseRecord(TypedDict, total=False):
+    """The alarm of pretraining in summary.json."""
+
+    cause: str
+    advice: str
+    step: int
+
+
+class SummaryRecord(TypedDict, total=False):
+    """The values of summary.json that are used again."""
+
+    seconds: Required[Finite]
+    steps: Required[int]
+    images_per_second: Required[Finite]
+    stopped: Required[str]
+    split: str
+    images: int
+    top1: float
+    map: float
+    interval: tuple[float, float]
+    validation: ScoreRecord
+    test: ScoreRecord
+    method: str
+    loss: Number
+    rank: Number
+    cosine: Number
+    knn: Number
+    knn_interval: tuple[float, float]
+    knn_pixels: Number
+    knn_random: Number
+    collapse: CollapseRecord
+
+
+class LogRecord(TypedDict, total=False):
+    """A line of metrics.jsonl or timing.jsonl."""
+
+    kind: str
+    step: int
+    epoch: Finite
 
 
 @dataclass(frozen=True)
@@ -147,26 +253,29 @@ def read_run(directory: str | Path) -> RunDirectory:
     metrics = _read_jsonl(directory / "metrics.jsonl", problems)
     return RunDirectory(
         directory,
-        _read_json(directory / "run.json", problems) or {},
+        _read_json(directory / "run.json", problems, RunRecord) or {},
         _read_json(directory / "recipe.json", problems),
         _sort_by_step(row for row in metrics if row.get("kind") == "train"),
         _sort_by_step(row for row in metrics if row.get("kind") == "validation"),
         _sort_by_step(_read_jsonl(directory / "timing.jsonl", problems)),
-        _read_json(directory / "summary.json", problems),
+        _read_json(directory / "summary.json", problems, SummaryRecord),
         _load_evaluations(directory / "evaluation", problems),
         problems,
     )
 
 
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any] | None:
+def _read_json(path: Path, problems: list[str], kind: Any = None) -> dict[str, Any] | None:
+    """Return the object in a file, without values of another type than `kind`, a TypedDict, gives them."""
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_bytes())
         if isinstance(data, dict):
+            invalid = remove_invalid(data, kind, path.name) if kind else []
+            problems += [f"{problem}: it is not used" for problem in invalid]
             return data
         problems.append(f"{path.name} could not be used: it is not a JSON object")
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError) as error:
         problems.append(f"{path.name} could not be read: {error}")
     return None
 
@@ -188,10 +297,10 @@ def _read_jsonl(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = parse_json(line)
+    except ValueError:
         return None
-    return row if isinstance(row, dict) else None
+    return row if isinstance(row, dict) and not remove_invalid(row, LogRecord, "") else None
 
 
 def _sort_by_step(rows: Any) -> list[dict[str, Any]]:

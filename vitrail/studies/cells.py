@@ -23,6 +23,7 @@ from vitrail.training.logging import Listener
 from vitrail.training.recipe import Machine, Recipe, method_of
 from vitrail.training.runs.record import write_json
 from vitrail.training.train import pretrain, resume, train
+from vitrail.utils.json import parse_json, untyped_from_json
 from vitrail.utils.progress import ProgressCallback
 
 HEARTBEAT_SECONDS = 5.0  # between touches
@@ -164,7 +165,7 @@ def is_dead(owner: ClaimOwner) -> bool:
     try:
         with suppress(PermissionError):  # alive, owned by another user
             os.kill(owner.pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return True
     return False
 
@@ -172,8 +173,8 @@ def is_dead(owner: ClaimOwner) -> bool:
 def _read_owner(text: str) -> ClaimOwner | None:
     """Return the owner of a claim; None while the file is being written."""
     try:
-        return ClaimOwner(**json.loads(text))
-    except (ValueError, TypeError):
+        return untyped_from_json(parse_json(text), ClaimOwner, "claim")
+    except ValueError:
         return None
 
 

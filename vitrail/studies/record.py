@@ -1,6 +1,5 @@
 """The record of a study in study.json: question, results, answer, and how they were computed."""
 
-import json
 import math
 import os
 import platform
@@ -18,7 +17,7 @@ from vitrail.studies.intervals import MIN_SEEDS, TRAINING_NOISE
 from vitrail.studies.study import NO_FINDING, Answer, CellResult, Setting, Study, StudyScale, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
 from vitrail.training.runs.record import processor_name, write_json
-from vitrail.utils.json import dataclass_from_json, to_json
+from vitrail.utils.json import read_json_file, to_json, untyped_from_json
 
 RECORD_FILE = "study.json"
 
@@ -222,7 +221,7 @@ def read_record(directory: Path) -> StudyRecord:
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no {RECORD_FILE}: write it with vitrail paper show {directory}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json_file(path, dict[str, Any])
         answer = data["answer"]
         read = {field.name: data[field.name] for field in fields(StudyRecord) if field.name in data}
         read |= {
@@ -230,14 +229,13 @@ def read_record(directory: Path) -> StudyRecord:
             "train": data["pictures"]["train"],
             "test": data["pictures"]["test"],
             "trained": data.get("trained", ""),
-            "command": tuple(data["command"]),
             "known": data["runs"]["known"],
-            "results": tuple(CellResult(**result) for result in data["results"]),
-            "failed": tuple(FailedCell(**failed) for failed in data["failed"]),
-            "answer": None if answer is None else dataclass_from_json(_restore_nan(answer), Answer, "answer"),
+            "results": [result | {"type": "CellResult"} for result in data["results"]],
+            "failed": [failed | {"type": "FailedCell"} for failed in data["failed"]],
+            "answer": None if answer is None else _restore_nan(answer),
         }
-        return StudyRecord(**read)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return untyped_from_json(read, StudyRecord, "study")
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"cannot read {path} ({error}): rewrite it with vitrail paper show {directory}") from None
 
 

@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from vitrail.models.sizes import closest
 from vitrail.reports.charts.canvas import Chart as Chart
 from vitrail.reports.charts.canvas import Series as Series
 from vitrail.training.recipe import Data, Facts, Recipe
-from vitrail.utils.json import to_json
+from vitrail.utils.json import Finite, to_json
 
 Setting = str | int | float | bool | None
 GridPoint = Mapping[str, Setting]  # settings without learning rate and seed: {"positions": "2-D"}
@@ -73,6 +73,26 @@ class CellResult:
 
 
 Results = Sequence[CellResult]
+Numbers = TypedDict(
+    "Numbers",
+    {
+        "steps": int,
+        "stopped": str,
+        "diverged": str,
+        "validation": float,
+        "test": Finite,
+        "pictures": int,  # test images
+        "five-shot": Finite,
+        "parameters": Finite,
+        "macs": Finite,
+        "distance": list[list[float]],
+        "evenly": float,
+        "place": float,
+        "lines": float,
+        "similarity": list[list[list[list[float]]]],
+    },
+    total=False,
+)
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,69 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import vitrail
 from vitrail.studies import load_study
-from vitrail.studies.study import DEFAULT_FRACTIONS, Cell, CellResult, Results, Setting, Study, StudySetup, format_point
+from vitrail.studies.study import (
+    DEFAULT_FRACTIONS,
+    Cell,
+    CellResult,
+    Numbers,
+    Results,
+    Setting,
+    Study,
+    StudySetup,
+    format_point,
+)
 from vitrail.training.recipe import Data, Facts, with_settings
 from vitrail.training.runs.prepare import prepare_data
 from vitrail.training.runs.record import absolute_path, write_json
 from vitrail.utils.files import stage_output
-from vitrail.utils.json import dataclass_from_json, to_json
+from vitrail.utils.json import Finite, dataclass_from_json, read_json_file, to_json
 from vitrail.utils.progress import ProgressCallback
 
 PLAN_FILE = "plan.json"
 FACT_FIELDS = ("images", "classes", "several", "side", "channels", "several_sizes")
+
+
+class FactRecord(TypedDict):
+    """The facts of the data in plan.json."""
+
+    images: int
+    classes: int
+    several: bool
+    side: tuple[int, int]
+    channels: int
+    several_sizes: bool
+
+
+class PlanRecord(TypedDict, total=False):
+    """The content of plan.json."""
+
+    vitrail: str
+    study: Required[str]
+    scale: Required[str]
+    seeds: Required[int]
+    set: Required[list[str]]
+    init: str | None
+    asked: dict[str, Any]
+    data: Required[dict[str, Any]]
+    facts: Required[FactRecord]
+
+
+class ResultRecord(TypedDict):
+    """The content of result.json that is read."""
+
+    numbers: Numbers
+    seconds: Finite
+
+
+class FailureRecord(TypedDict):
+    """The content of failed.json that is read."""
+
+    line: str
+    id: str
 
 
 @dataclass(frozen=True)
@@ -132,7 +181,7 @@ class Sweep:
     def read_result(self, name: str, cell: Cell) -> CellResult | None:
         """Return the result of a cell; None if it is not finished."""
         path, run = self.cell_directory(name) / "result.json", f"cells/{name}/run"
-        if name not in self._results and (data := read_json_object(path)) is not None:
+        if name not in self._results and (data := read_json_object(path, ResultRecord)) is not None:
             self._results[name] = CellResult(cell.at, cell.phase, data["numbers"], data["seconds"], run)
         return self._results.get(name)
 
@@ -144,34 +193,29 @@ class Sweep:
 
     def read_failure(self, name: str, cell: Cell) -> FailedCell | None:
         """Return the failure of a cell; None if it did not fail."""
-        data = read_json_object(self.cell_directory(name) / "failed.json")
+        data = read_json_object(self.cell_directory(name) / "failed.json", FailureRecord)
         return None if data is None else FailedCell(name, cell.at, cell.phase, data["line"], data["id"])
 
 
-def read_json_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if there is no file."""
+def read_json_object(path: Path, kind: Any) -> dict[str, Any] | None:
+    """Return the JSON object in a file, of this TypedDict; None if there is no file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return read_json_file(path, kind)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path} ({error}): delete it to compute it again") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} does not hold a JSON object: delete it to compute it again")
-    return data
+        raise ValueError(f"cannot read {error}: delete it to compute it again") from None
 
 
 def open_sweep(directory: str | Path) -> Sweep:
     """Return the study in a directory."""
     path = Path(directory).resolve()
-    data = read_json_object(path / PLAN_FILE)
+    data = read_json_object(path / PLAN_FILE, PlanRecord)
     if data is None:
         raise ValueError(f"{directory} is not a study: it has no {PLAN_FILE}")
     study = load_study(data["study"])
     scale = replace(study.get_scale(data["scale"]), seeds=data["seeds"])
-    known: dict[str, Any] = {name: data["facts"][name] for name in FACT_FIELDS}
-    known["side"] = tuple(known["side"])
-    facts = Facts(**known)
+    facts = Facts(**{name: data["facts"][name] for name in FACT_FIELDS})
     source = dataclass_from_json(data["data"], Data, f"{path / PLAN_FILE}: data")
     return Sweep(study, data["scale"], StudySetup(scale, source, facts, path, data.get("init")), tuple(data["set"]))
 
@@ -215,7 +259,7 @@ def begin_sweep(
         Sweep(study, scale, StudySetup(chosen, source, facts, where, about["init"]), tuple(settings)).plan_cells([])
         saved_facts = {name: getattr(facts, name) for name in FACT_FIELDS}
         write_plan(where, about | {"data": to_json(source), "facts": saved_facts})
-    before = read_json_object(where / PLAN_FILE) or {}
+    before = read_json_object(where / PLAN_FILE, PlanRecord) or {}
     if (begun := before.get("vitrail")) != vitrail.__version__:
         versions = f"vitrail {begun}, not {vitrail.__version__}"
         raise ValueError(f"{where} was started with {versions}: use {begun}, or choose another directory with --out")
@@ -231,7 +275,9 @@ def begin_sweep(
             different = f"{where} holds a study with a different {labels.get(name, name)}"
             raise ValueError(f"{different}: {values}; choose another directory with --out")
     if more:
-        write_json(where / PLAN_FILE, (read_json_object(where / PLAN_FILE) or {}) | {"seeds": about["seeds"]})
+        write_json(
+            where / PLAN_FILE, (read_json_object(where / PLAN_FILE, PlanRecord) or {}) | {"seeds": about["seeds"]}
+        )
     return open_sweep(where)
 
 

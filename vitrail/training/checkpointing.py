@@ -26,8 +26,11 @@ from torch.optim import Optimizer
 
 from vitrail.training.distributed import Team
 from vitrail.training.schedule import WeightAverage
+from vitrail.utils.files import MIN_FREE_BYTES, DiskFullError, disk_full_error, is_disk_full
+from vitrail.utils.json import read_json_file, untyped_from_json
 
 PARTIAL_SUFFIX = ".partial"
+INTACT = "earlier checkpoints are intact"
 
 
 @dataclass
@@ -102,11 +105,16 @@ class Checkpoints:
         """Write a checkpoint and remove old ones. A full disk leaves earlier checkpoints intact."""
         final = self.directory / f"step-{progress.step:08d}"
         partial = final.with_name(final.name + PARTIAL_SUFFIX)
+        nbytes, full = sum(tensor.nbytes for tensor in tensors.values()), None
         if self.team.is_main:
             self.directory.mkdir(parents=True, exist_ok=True)
             for stale in self.directory.glob(f"*{PARTIAL_SUFFIX}"):  # left by a killed process
                 shutil.rmtree(stale, ignore_errors=True)
-        self.team.barrier()
+            free = shutil.disk_usage(self.directory).free
+            full = disk_full_error(final, nbytes, free) if free < nbytes else None
+        full = self.team.broadcast_object(full)  # the other processes wait here
+        if full is not None:
+            raise DiskFullError(f"{full}; {INTACT}")
         try:
             detached = {name: tensor.detach() for name, tensor in tensors.items()}
             with warnings.catch_warnings(action="ignore"):  # about running without a process group
@@ -124,12 +132,14 @@ class Checkpoints:
                 for old in self.steps()[: -self.keep]:
                     shutil.rmtree(old, ignore_errors=True)
         except (Exception, CheckpointException) as error:  # CheckpointException is not an Exception
+            free, cause = shutil.disk_usage(self.directory).free, find_cause(error)
             if self.team.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
-            raise OSError(
-                f"cannot write the checkpoint of step {progress.step} to {self.directory}: {root_cause(error)}; "
-                "earlier checkpoints are intact"
-            ) from error
+            if is_disk_full(cause) or free < MIN_FREE_BYTES:
+                raise DiskFullError(f"{disk_full_error(final, nbytes, free)}; {INTACT}") from error
+            reason = (getattr(cause, "strerror", None) or str(cause) or type(cause).__name__).strip().splitlines()[-1]
+            where = f"cannot write the checkpoint of step {progress.step} to {self.directory}"
+            raise OSError(f"{where}: {reason}; {INTACT}") from error
         self.team.barrier()
         return final
 
@@ -189,9 +199,9 @@ def load_checkpoint(
 def find_damage(path: Path) -> str | None:
     """Return the damage of a checkpoint; None if every byte matches its checksum."""
     try:
-        sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
+        sums = read_json_file(path / "checksums.json", dict[str, str])
         there = {file.name for file in path.iterdir()} - {"checksums.json"}
-        if not isinstance(sums, dict) or set(sums) != there or not {".metadata", "progress.json"} <= there:
+        if set(sums) != there or not {".metadata", "progress.json"} <= there:
             return "its files do not match its list of checksums"
         for name, expected in sums.items():
             if hash_file(path / name) != expected:
@@ -205,7 +215,11 @@ def find_damage(path: Path) -> str | None:
 
 def read_progress(path: Path) -> Progress:
     """Read progress.json of a checkpoint."""
-    return Progress(**json.loads((path / "progress.json").read_text(encoding="utf-8")))
+    data = read_json_file(path / "progress.json", dict[str, Any])
+    progress = untyped_from_json(data, Progress, "progress.json")
+    if path.name.removesuffix(PARTIAL_SUFFIX) != f"step-{progress.step:08d}":
+        raise ValueError(f"progress.json is of step {progress.step}")
+    return progress
 
 
 def hash_file(path: Path) -> str:
@@ -222,10 +236,7 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def root_cause(error: BaseException) -> str:
-    """Return the innermost error as one line: PyTorch wraps those of its workers."""
+def find_cause(error: BaseException) -> BaseException:
+    """Return the innermost error: PyTorch wraps those of its workers."""
     failures = getattr(error, "failures", None)
-    if failures:
-        return root_cause(next(iter(failures.values()))[0])
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return text.strip().splitlines()[-1]
+    return find_cause(next(iter(failures.values()))[0]) if failures else error

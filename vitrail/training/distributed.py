@@ -1,6 +1,9 @@
 """Process groups, DDP and FSDP2: the only module that knows of them."""
 
+import ctypes
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -151,6 +154,13 @@ def agree_on_group_name(store: Store, rank: int, world: int) -> str:
             time.sleep(0.05)
 
 
+def stop_with_parent() -> None:
+    """Let Linux send SIGTERM to this process when torchrun dies: it saves and stops instead of training on unattended."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
 @contextmanager
 def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iterator[Team]:
     """Join the process group of `torchrun`; a team of one without it."""
@@ -163,6 +173,7 @@ def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iter
         raise ValueError("PyTorch does not support several processes on Metal: use --device cpu")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
+    stop_with_parent()
     store, rank, world = next(rendezvous("env://", timeout=GROUP_TIMEOUT))
     dist.init_process_group(
         "nccl" if chosen.type == "cuda" else "gloo",
@@ -173,5 +184,6 @@ def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iter
     )
     try:
         yield Team(dist.get_rank(), world, chosen, parallel)
+        dist.barrier()  # no process leaves while another still writes
     finally:
         dist.destroy_process_group()

@@ -8,6 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vitrail.utils.json import parse_json
+from vitrail.utils.text import is_number
+
 Record = dict[str, Any]
 Listener = Callable[[Record], None]
 LogNumbers = Callable[[int, dict[str, float]], None]  # of a step
@@ -29,7 +32,7 @@ class MetricsLog:
         metrics, timing = self.directory / "metrics.jsonl", self.directory / "timing.jsonl"
         metrics.touch()
         os.truncate(metrics, min(logged, metrics.stat().st_size))
-        kept = [line for line in read_json_lines(timing) if line.get("step", 0) <= step]
+        kept = [line for line in read_json_lines(timing) if is_number(line.get("step")) and line["step"] <= step]
         timing.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
     def write(self, record: Record) -> None:
@@ -66,7 +69,7 @@ def read_json_lines(path: Path) -> list[Record]:
         return values
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             break
         if isinstance(record, Mapping):

@@ -15,7 +15,7 @@ from vitrail.models.sizes import closest
 from vitrail.objectives.registry import ObjectiveSlot
 from vitrail.training.optim import OptimizerSlot
 from vitrail.training.schedule import EMA, ScheduleSlot
-from vitrail.utils.json import check_fields, dataclass_from_json, to_json, value_from_json
+from vitrail.utils.json import check_fields, dataclass_from_json, parse_json, to_json, value_from_json
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ def write_recipe(recipe: Recipe, path: Path) -> None:
 def read_recipe(path: Path) -> Recipe:
     """Read a recipe; raise ValueError with the field that is wrong."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a recipe ({error})") from None
     try:
         return dataclass_from_json(data, Recipe, "recipe")

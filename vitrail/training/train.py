@@ -20,7 +20,7 @@ from vitrail.training.logging import Listener, import_tracker
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, Teacher, method_of, read_recipe, with_settings
 from vitrail.training.recipes import METHODS, build_recipe, check_name
 from vitrail.training.runs.prepare import Prepared, prepare_data
-from vitrail.training.runs.record import read_json
+from vitrail.training.runs.record import check_recipe, read_run_record, read_summary
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunSetup
 from vitrail.training.runs.teaching import with_teacher
@@ -203,28 +203,31 @@ def resume(
     directory: str | Path,
     *,
     changes: Mapping[str, Any] | None = None,
+    accept_changes: bool = False,
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
     progress: ProgressCallback | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Resume a run that was stopped or killed; the weights are those of an uninterrupted run.
 
-    The machine's settings are those of the start; `changes` replace some of them: {"workers": 2}.
+    The machine's settings are those of the start; `changes` replace some of them: {"workers": 2}. A recipe.json that was edited
+    since is refused; `accept_changes` continues with it.
     """
     directory = Path(directory)
     for tracker in trackers:
         import_tracker(tracker)
     if not (directory / "recipe.json").is_file():
         raise ValueError(f"{directory} is not a run directory: it has no recipe.json")
-    started_with = read_json(directory / "run.json").get("machine")
-    machine = dataclass_from_json(started_with, Machine, f"{directory / 'run.json'}: machine")
+    machine = dataclass_from_json(read_run_record(directory)["machine"], Machine, f"{directory / 'run.json'}: machine")
     machine = replace(machine, **(changes or {}))
     with join_process_group(machine.device, machine.parallel) as team:
         connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
-        return resume_run(directory, machine, team, connected)
+        return resume_run(directory, machine, team, connected, accept_changes)
 
 
-def resume_run(directory: Path, machine: Machine, team: Team, connected: Connected) -> tuple[Path, dict[str, Any]]:
+def resume_run(
+    directory: Path, machine: Machine, team: Team, connected: Connected, accept_changes: bool = False
+) -> tuple[Path, dict[str, Any]]:
     """Resume a run on this team; return at once where it is finished."""
     if (directory / "summary.json").is_file():
         if team.is_main:
@@ -232,11 +235,14 @@ def resume_run(directory: Path, machine: Machine, team: Team, connected: Connect
                 listener({"kind": "note", "text": f"{directory} is finished already"})
             if not (directory / "report.html").is_file():  # killed before the report was written
                 write_report(directory)
-        return directory, read_json(directory / "summary.json")
+        return directory, read_summary(directory)
     recipe = read_recipe(directory / "recipe.json")
+    changes = check_recipe(directory, recipe, accept_changes)
     check_labels(recipe)
     prepared = prepare_on_all(team, recipe.data, connected["progress"])
     setup = RunSetup(recipe, prepared, directory, machine, team, **connected)
+    for change in changes:
+        setup.note(f"the recipe changed: {change}")
     return write_run_report(setup, Run(setup).resume())
 
 

@@ -73,7 +73,7 @@ def disk_full_error(path: Path, nbytes: int = 0, free: int | None = None) -> Dis
     """Return the error of a full disk, with the size of the file if it is known."""
     mount = next(parent for parent in path.absolute().parents if os.path.ismount(parent))
     free = shutil.disk_usage(path.parent).free if free is None else free
-    needs = f"needs about {max(1, round(nbytes / 1e6)):,} MB, " if nbytes else ""
+    needs = f"needs about {max(1, round(nbytes / 1e6)):,} MB, " if nbytes else "was not written, "
     return DiskFullError(f"no space left on {mount}: {path.name} {needs}{free / 1e6:,.0f} MB are free")
 
 

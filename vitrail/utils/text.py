@@ -1,18 +1,19 @@
 """Formatting of numbers, durations and dates, and suggestions for misspelt names."""
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, TypeGuard
 
+MAX_FLOAT = sys.float_info.max
 NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
 
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a finite number and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_FLOAT
 
 
 def format_percent(value: Any, digits: int = 1) -> str:

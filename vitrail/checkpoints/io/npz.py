@@ -127,7 +127,8 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 def save_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the archive atomically."""
-    with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    with atomic_write(path, nbytes) as file, zipfile.ZipFile(file, "w") as archive:
         for name, tensor in tensors.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 npy.write_array(member, to_numpy(tensor), allow_pickle=False)

@@ -150,7 +150,7 @@ def is_usable_tensor(value: Any) -> bool:
 
 def save_pytorch(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the file atomically."""
-    with atomic_write(path) as file:
+    with atomic_write(path, sum(tensor.nbytes for tensor in tensors.values())) as file:
         try:
             torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
         except RuntimeError as error:  # PyTorch's error for a full disk

@@ -147,7 +147,7 @@ def write_with_header(path: Path, header: bytes, tensors: Mapping[str, Tensor]) 
     """Write the file atomically with a given header."""
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(f"the header has {len(header):,} bytes, readers accept at most {MAX_HEADER_BYTES:,}")
-    with atomic_write(path) as file:
+    with atomic_write(path, 8 + len(header) + sum(tensor.nbytes for tensor in tensors.values())) as file:
         file.write(struct.pack("<Q", len(header)))
         file.write(header)
         for tensor in tensors.values():

@@ -1,6 +1,8 @@
 """Terminal output of a training run: one status line on a terminal, plain lines elsewhere."""
 
+import math
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def format_validation(record: Record) -> str:
 
 def format_outcome(summary: dict[str, Any], directory: Path) -> str:
     """Return the result with its interval, the time, and the paths of model and report."""
+    summary = defaultdict(lambda: math.nan, summary)  # a run whose weights are not finite lacks some
     duration = f"after {format_clock(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"
     result = format_self_supervised(summary) if "method" in summary else format_supervised(summary)
     return f"{result}, {duration}\nmodel   {directory / 'model.safetensors'}\nreport  {directory / 'report.html'}"
@@ -94,7 +97,7 @@ def format_self_supervised(summary: dict[str, Any]) -> str:
     if "knn" not in summary:
         similarity = f"cosine {summary['cosine']:.3f} with the teacher's features" if "cosine" in summary else None
         return f"{summary['method']}: {similarity or 'loss {loss:.4f}'.format(**summary)}, rank {summary['rank']:.1f}"
-    low, high = summary["knn_interval"]
+    low, high = summary.get("knn_interval", (0.0, 1.0))
     return (
         f"{summary['method']}: k-NN accuracy {100 * summary['knn']:.2f} % ({100 * low:.1f}–{100 * high:.1f}) on "
         f"{summary['images']:,} held-out images (raw pixels {100 * summary['knn_pixels']:.1f} %, "

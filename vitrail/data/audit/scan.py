@@ -38,6 +38,7 @@ FileStamp = tuple[int, int]  # size and time
 COLUMNS = [field.name for field in fields(ImageInspection)]
 # The name has a hash of the fields: a changed ImageInspection uses a new table.
 TABLE = "looks_1_" + hashlib.blake2b(" ".join(COLUMNS).encode(), digest_size=4).hexdigest()
+STORED_TYPES = [int if field.type is bool else field.type for field in fields(ImageInspection)]  # of an SQLite row
 COMMIT_INTERVAL_SECONDS = 2.0  # at most this much work is lost when the process is killed
 MAX_NAMES_PER_QUERY = 500
 
@@ -69,7 +70,7 @@ class InspectionCache:
                 query = f"SELECT * FROM {TABLE} WHERE path IN ({','.join('?' * len(part))})"
                 rows |= {row[:3]: row[3:] for row in connection.execute(query, part)}
         found = [rows.get((key, *stamp)) if stamp else None for key, stamp in zip(keys, stamps, strict=True)]
-        return [ImageInspection(*row) if row else None for row in found]
+        return [ImageInspection(*row) if row and _is_inspection(row) else None for row in found]
 
     def put(self, rows: Iterable[tuple[str, FileStamp | None, ImageInspection]]) -> None:
         """Store the inspections of images that have a stamp."""
@@ -99,6 +100,15 @@ class InspectionCache:
             if connection:
                 with suppress(sqlite3.Error):
                     connection.close()
+
+
+def _is_inspection(row: tuple) -> bool:
+    """Return True if a row has the types of ImageInspection, and sizes that fit its arrays."""
+    if len(row) != len(COLUMNS) or any(type(value) is not kind for value, kind in zip(row, STORED_TYPES, strict=True)):
+        return False
+    found = ImageInspection(*row)
+    blobs = len(found.digest) in (0, 16) and len(found.thumb) in (0, THUMB_SIDE * THUMB_SIDE)
+    return blobs and min(found.width, found.height) >= 0 and max(found.width, found.height) < 2**31
 
 
 def _open_database(path: Path) -> sqlite3.Connection | None:

@@ -46,6 +46,7 @@ class RowFormat:
 
     streams: ClassVar[tuple[str, ...]] = ("",)
     needs_width: ClassVar[bool] = False  # True if the header needs the number of features
+    feature_bytes: ClassVar[int] = 0  # of one feature, if all have the same size
 
     def encode_header(self, total: int, width: int) -> list[bytes]:
         """Return the header of each stream."""
@@ -133,6 +134,7 @@ class FeaturesNPY(RowFormat):
 
     streams: ClassVar[tuple[str, ...]] = ("", ".paths.csv")
     needs_width: ClassVar[bool] = True
+    feature_bytes: ClassVar[int] = 4
 
     def encode_header(self, total: int, width: int) -> list[bytes]:
         head = io.BytesIO()
@@ -240,7 +242,7 @@ def format_cell(value: Any) -> str:
 
 def concatenate_files(parts: Sequence[Path], out: Path) -> None:
     """Concatenate streams."""
-    with atomic_write(out) as file:
+    with atomic_write(out, sum(part.stat().st_size for part in parts)) as file:
         for part in parts:
             with part.open("rb") as source:
                 shutil.copyfileobj(source, file, 2**22)

@@ -14,14 +14,35 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 from vitrail.deploy.predict.formats import PredictionRow, RowFormat, concatenate_files
-from vitrail.utils.files import atomic_write, lock_file
+from vitrail.utils.files import (
+    DiskFullError,
+    atomic_write,
+    check_free_space,
+    disk_full_error,
+    is_disk_full,
+    lock_file,
+    remove_stale_partials,
+    try_lock,
+)
+from vitrail.utils.json import read_json_file
 
 COMMIT_INTERVAL_SECONDS = 1.0  # work that a killed process loses, at most
 MAX_PENDING_ROWS = 4096  # rows in memory
 DIFFERENCES = {"model": "another model", "pictures": "other images", "processes": "another number of processes"}
+
+
+class Journal(TypedDict):
+    """The rows and bytes that are complete, and the run that they belong to."""
+
+    rows: int
+    bytes: list[int]
+    width: int
+    errors: int
+    finished: bool
+    what: dict[str, Any]
 
 
 class RowOutput:
@@ -102,6 +123,7 @@ class PartialOutput(RowOutput):
         with self.explain_disk_errors():
             self.files = [open(file, "ab", buffering=0) for file in self.stream_paths(self.base)]  # noqa: SIM115
             claim_file(self.files[0], self.out)
+            remove_stale_partials(self.base.parent, self.journal.name)
             if resuming:
                 self.read_journal()  # again, now that the file is locked
             for file, size in zip(self.files, self.sizes, strict=True):
@@ -119,16 +141,14 @@ class PartialOutput(RowOutput):
     def read_journal(self) -> None:
         """Read the journal; raise ValueError if it is damaged or of another run."""
         try:
-            journal = json.loads(self.journal.read_text(encoding="utf-8"))
-            rows, self.errors, self.width = (int(journal[name]) for name in ("rows", "errors", "width"))
-            sizes, identity = [int(size) for size in journal["bytes"]], dict(journal["what"])
-            self.finished = bool(journal["finished"])
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{self.journal} is damaged: use --force to start again") from None
-        if identity != self.identity:
-            difference = describe_difference(identity, self.identity)
+            journal: Journal = read_json_file(self.journal, Journal)
+        except ValueError as error:
+            raise ValueError(f"{error}; the journal is damaged: use --force to start again") from None
+        rows, sizes, self.errors, self.width = journal["rows"], journal["bytes"], journal["errors"], journal["width"]
+        self.finished = journal["finished"]
+        if difference := describe_difference(journal["what"], self.identity):
             raise ValueError(f"{self.base} was started {difference}: use the same options, or --force")
-        if len(sizes) != len(self.row_format.streams) or not 0 <= rows <= self.count:
+        if len(sizes) != len(self.row_format.streams) or not 0 <= rows <= self.count or min(sizes) < 0:
             raise ValueError(f"{self.journal} is damaged: use --force to start again")
         self.rows, self.sizes = rows, sizes
 
@@ -147,8 +167,10 @@ class PartialOutput(RowOutput):
             return
         self.saving = True
         with self.explain_disk_errors():
-            first = not self.rows and not self.rank
-            for file, data in zip(self.files, self.encode_pending(with_header=first), strict=True):
+            encoded = self.encode_pending(with_header=not self.rows and not self.rank)
+            if not self.rows:
+                check_free_space(self.base, self.count * self.width * self.row_format.feature_bytes)
+            for file, data in zip(self.files, encoded, strict=True):
                 rest = memoryview(data)
                 while rest:
                     rest = rest[file.write(rest) :]
@@ -188,10 +210,10 @@ class PartialOutput(RowOutput):
     def is_finished(self, part: Path) -> bool:
         """Return True if another process's part of the same run is complete."""
         try:
-            journal = json.loads(journal_path(part).read_text(encoding="utf-8"))
+            journal: Journal = read_json_file(journal_path(part), Journal)
         except (OSError, ValueError):
             return False
-        return bool(journal.get("finished")) and journal.get("what") == self.identity
+        return journal["finished"] and journal["what"] == self.identity
 
     def rename_parts(self, parts: list[Path]) -> None:
         """Join the parts to the output files, the main file last, so that it never exists without the others."""
@@ -223,6 +245,9 @@ class PartialOutput(RowOutput):
             yield
         except OSError as error:
             saved = f"; {self.rows:,} rows are saved: free disk space and use --resume" if self.rows else ""
+            if isinstance(error, DiskFullError) or is_disk_full(error):
+                full = error if isinstance(error, DiskFullError) else disk_full_error(self.out)
+                raise DiskFullError(f"{full}{saved}") from error
             reason = error.strerror or str(error).split(" was not written: ")[-1]
             raise OSError(f"{self.out} was not written: {reason}{saved}") from error
 
@@ -275,8 +300,10 @@ def find_other_parts(out: Path, world: int) -> tuple[Path, int] | None:
 
 
 def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe the first difference between two runs."""
-    name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+    """Describe the first difference between two runs; "" if there is none."""
+    name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+    if name is None:
+        return ""
     if name in DIFFERENCES:
         return f"with {DIFFERENCES[name]}"
     return f"with --{name} {before.get(name)}, which is {now.get(name)} now"
@@ -285,11 +312,9 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
 def claim_file(file: BinaryIO, out: Path) -> None:
     """Lock the file against other processes; the system releases the lock when the process ends."""
     try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_lock(file)
     except BlockingIOError:
         file.close()
         raise ValueError(f"another process is writing {out}: wait for it, or stop it") from None
+    except OSError:  # no locks here
+        return

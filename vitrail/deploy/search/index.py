@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 
@@ -19,7 +19,14 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import ModelContract
 from vitrail.deploy.search.neighbours import ExactSearch, HNSWGraph, Recall, read_graph
 from vitrail.utils.files import atomic_write
-from vitrail.utils.json import dataclass_from_json, to_json
+from vitrail.utils.json import (
+    dataclass_from_json,
+    parse_json,
+    read_json_file,
+    to_json,
+    untyped_from_json,
+    value_from_json,
+)
 
 HEADER_FILE, FORMAT_NAME, VERSION = "index.json", "vitrail search index", 1
 INDEX_FILE_PATTERN = re.compile(r"\.?(pictures|vectors|graph)-[0-9a-f]{12}\.")  # a dot: left by a killed writer
@@ -59,6 +66,19 @@ class IndexFile:
 
     name: str
     sha256: str
+
+
+class IndexHeader(TypedDict):
+    """The content of index.json."""
+
+    form: str
+    version: int
+    folder: str
+    model: dict[str, Any]
+    preprocessing: dict[str, Any]
+    unreadable: dict[str, str]
+    recall: dict[str, Any] | None
+    files: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -108,27 +128,28 @@ def read_index(directory: Path) -> SearchIndex:
         problem = "is not a search index" if directory.is_dir() else "does not exist"
         raise ValueError(f"{directory} {problem}: run vitrail search index MODEL FOLDER --out {directory}")
     try:
-        header = json.loads((directory / HEADER_FILE).read_text(encoding="utf-8"))
+        header = read_json_file(directory / HEADER_FILE, IndexHeader)
         if header.get("form") != FORMAT_NAME or header.get("version") != VERSION:
             raise ValueError(f"its format is {header.get('form')!r}, version {header.get('version')!r}")
-        model = IndexedModel(**header["model"])
+        model = untyped_from_json(header["model"], IndexedModel, "model")
         preprocessing = dataclass_from_json(header["preprocessing"], Preprocessing, "preprocessing")
-        parts = {str(key): IndexFile(**value) for key, value in header["files"].items()}
-        recall = None if header["recall"] is None else Recall(**header["recall"])
-        folder, unreadable = Path(header["folder"]), {str(k): str(v) for k, v in header["unreadable"].items()}
+        parts = {key: untyped_from_json(value, IndexFile, key) for key, value in header["files"].items()}
+        recall = None if header["recall"] is None else untyped_from_json(header["recall"], Recall, "recall")
+        folder, unreadable = Path(header["folder"]), header["unreadable"]
         needed = {"pictures", "vectors"} | ({"graph"} if recall else set())
         if set(parts) != needed:
             raise ValueError(f"it lists the files {', '.join(sorted(parts))}")
         for part in parts.values():
             _check_checksum(directory, part)
         lines = (directory / parts["pictures"].name).read_text(encoding="ascii").splitlines()
-        images = tuple(IndexedImage(*json.loads(line)) for line in lines)
+        images = tuple(
+            IndexedImage(*value_from_json(parse_json(line), tuple[str, int, int], "image")) for line in lines
+        )
         vectors = np.load(directory / parts["vectors"].name, mmap_mode="r", allow_pickle=False)
         if vectors.dtype != np.float32 or vectors.ndim != 2 or len(vectors) != len(images) or not len(vectors):
             raise ValueError(f"{len(images):,} images, but vectors {vectors.dtype} {list(vectors.shape)}")
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        reason = f"missing key {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{directory} is a damaged search index ({reason}): {REINDEX_HINT}") from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{directory} is a damaged search index ({error}): {REINDEX_HINT}") from error
     return SearchIndex(directory, folder, model, preprocessing, images, vectors, unreadable, parts, recall)
 
 

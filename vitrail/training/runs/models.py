@@ -18,6 +18,7 @@ from vitrail.training.distributed import full_tensor
 from vitrail.training.recipe import Recipe
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.trainer import Metrics, Trainer
+from vitrail.utils.files import stage_output
 from vitrail.utils.json import to_json
 
 BEST, MODEL = "best.safetensors", "model.safetensors"  # weights with the best validation score; the model of the run
@@ -165,7 +166,8 @@ class TrainedModel:
         """Return the written model of the run; with `best`, the file of the best weights becomes it first."""
         directory, team = self.setup.directory, self.setup.team
         if best and team.is_main:
-            shutil.copyfile(directory / BEST, directory / MODEL)
+            with stage_output(directory / MODEL, (directory / BEST).stat().st_size) as staged:
+                shutil.copyfile(directory / BEST, staged)
         team.barrier()
         return load(directory / MODEL, mmap=False).to(team.device)
 

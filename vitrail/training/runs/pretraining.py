@@ -1,7 +1,7 @@
 """Evaluation of runs that learn without labels: signals of the features on held-out images, and the training alarm."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import numpy as np
 import torch
@@ -17,13 +17,14 @@ from vitrail.metrics.knn import predict_knn
 from vitrail.metrics.signals import effective_rank, feature_spread
 from vitrail.models.base import Model
 from vitrail.objectives.base import Task
+from vitrail.reports.run import Number
 from vitrail.training.logging import finite_or_name, read_json_lines
 from vitrail.training.recipe import method_of
 from vitrail.training.runs.models import MODEL, Evaluator, TrainedModel, build_model
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import predict_split
 from vitrail.training.trainer import Metrics, Trainer
-from vitrail.utils.json import to_json
+from vitrail.utils.json import to_json, value_from_json
 
 MIN_IMAGES = 8  # training images
 FEW_HELD_OUT = 50  # below this, rank and spread are unreliable
@@ -31,6 +32,18 @@ MAX_REFERENCES, MAX_QUERIES = 5_000, 1_000  # training images and held-out image
 N_RECONSTRUCTIONS = 8
 PIXEL_SIDE = 32  # longest side of raw pixels used as features
 REFERENCES, QUERIES, LOSS = "references", "queries", "loss"  # names of the loaders
+
+
+class Signals(TypedDict, total=False):
+    """A validation in metrics.jsonl, as far as the training alarm uses it."""
+
+    step: Required[int]
+    loss: Number
+    spread: Number
+    rank: Number
+    knn: Number
+    teacher_entropy: Number
+    teacher_diversity: Number
 
 
 class Collapsed(Exception):
@@ -99,8 +112,10 @@ class FeatureEvaluator(Evaluator):
     def read_history(self) -> list[dict[str, Any]]:
         """Return the validations that the main process has logged."""
         path, team = self.setup.directory / "metrics.jsonl", self.setup.team
-        records = [line for line in read_json_lines(path) if line.get("kind") == "validation"] if team.is_main else None
-        return team.broadcast_object(records)
+        lines = enumerate(read_json_lines(path), 1) if team.is_main else ()
+        records = [(number, line) for number, line in lines if line.get("kind") == "validation"]
+        checked = [value_from_json(line, Signals, f"{path}, line {number}") for number, line in records]
+        return team.broadcast_object(checked)
 
     def detect(self, history: list[dict[str, Any]]) -> Collapse | None:
         """Return the condition of the alarm that holds after the last of these validations, if any."""

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,12 @@ import torch
 
 import vitrail
 from vitrail.data.dataset import Images
+from vitrail.reports.run import RunRecord, SummaryRecord, find_differences, format_value
 from vitrail.training.distributed import Team
 from vitrail.training.recipe import Machine, Recipe, method_of
 from vitrail.training.runs.prepare import Prepared
 from vitrail.utils.files import atomic_write, remove_stale_partials, try_lock
-from vitrail.utils.json import to_json
+from vitrail.utils.json import dataclass_from_json, read_json_file, to_json
 
 
 def describe_environment(team: Team, precision: str) -> dict[str, object]:
@@ -65,6 +67,8 @@ def lock_run(directory: Path) -> Iterator[None]:
             yield
             return
         remove_stale_partials(directory)
+        for left in (directory / "checkpoints").glob("*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
         yield
 
 
@@ -79,6 +83,7 @@ def build_run_record(
         "command": ["vitrail", *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe_name": recipe.name,
+        "recipe": to_json(recipe),
         "task": "pretraining" if method else "multi" if prepared.train.is_multi_label else "single",
         **({"method": method} if method else {}),
         "labels": list(labels) if prepared.labelled or not method else [],
@@ -131,9 +136,7 @@ def fingerprint_split(images: Images) -> str:
 
 def check_same_data(directory: Path, prepared: Prepared) -> None:
     """Raise ValueError unless the data is that of the run's start."""
-    before = read_json(directory / "run.json")
-    if not isinstance(before.get("labels"), list) or not isinstance(before.get("data", {}).get("fingerprints"), dict):
-        raise ValueError(f"{directory / 'run.json'} has an unknown layout")
+    before = read_run_record(directory)
     was, now = before["labels"], list(prepared.labels.names)
     if was != now and (was or prepared.labelled):
         gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
@@ -144,7 +147,7 @@ def check_same_data(directory: Path, prepared: Prepared) -> None:
     now_is = fingerprint_splits(prepared.splits)
     for split in {**before["data"]["fingerprints"], **now_is}:
         if before["data"]["fingerprints"].get(split) != now_is.get(split):
-            count = before["data"]["splits"].get(split, {"images": 0})["images"]
+            count = before["data"]["splits"].get(split, {}).get("images", 0)
             there = len(prepared.splits[split]) if split in prepared.splits else 0
             raise ValueError(
                 f"{directory} started with {count:,} {split} images, now there are {there:,}, or others: "
@@ -152,14 +155,39 @@ def check_same_data(directory: Path, prepared: Prepared) -> None:
             )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.parent} is not a readable run: {path.name}: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return data
+def check_recipe(directory: Path, recipe: Recipe, accept: bool) -> list[str]:
+    """Return the changes of a recipe since the start of its run, "steps: 6 → 8"; raise ValueError unless they are accepted.
+
+    A run that an earlier version started has no recipe in run.json.
+    """
+    stored = read_run_record(directory).get("recipe")
+    if stored is None:
+        return []
+    before = dataclass_from_json(stored, Recipe, f"{directory / 'run.json'}: recipe")
+    pairs = find_differences([to_json(before), to_json(recipe)])
+    changes = [f"{field}: {' → '.join(map(format_value, values))}" for field, values in pairs]
+    if changes and not accept:
+        where, listed = directory / "recipe.json", "; ".join(changes)
+        raise ValueError(f"{where} changed since the start ({listed}): restore it, or use --accept-changes")
+    return changes
+
+
+def store_recipe(directory: Path, recipe: Recipe) -> None:
+    """Write a recipe with accepted changes to run.json, so that the next resume compares with it."""
+    record = read_run_record(directory)
+    if "recipe" in record and record["recipe"] != to_json(recipe):
+        write_json(directory / "run.json", record | {"recipe": to_json(recipe)})
+
+
+def read_run_record(directory: Path) -> dict[str, Any]:
+    """Return run.json; raise ValueError for values of another type."""
+    return read_json_file(directory / "run.json", RunRecord)
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """Return summary.json, with numbers for the names of those that are not finite."""
+    data = read_json_file(directory / "summary.json", SummaryRecord)
+    return {name: float(value) if value in ("nan", "inf", "-inf") else value for name, value in data.items()}
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

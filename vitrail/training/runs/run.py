@@ -16,12 +16,19 @@ from vitrail.training.logging import MetricsLog
 from vitrail.training.recipe import method_of, write_recipe
 from vitrail.training.runs.models import BEST, Evaluator, TrainedModel, build_model, load_initial_model
 from vitrail.training.runs.pretraining import Collapsed, FeatureEvaluator
-from vitrail.training.runs.record import build_run_record, check_same_data, fingerprint_splits, lock_run, write_json
+from vitrail.training.runs.record import (
+    build_run_record,
+    check_same_data,
+    fingerprint_splits,
+    lock_run,
+    store_recipe,
+    write_json,
+)
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import LabelEvaluator
 from vitrail.training.runs.teaching import RunTeacher
 from vitrail.training.trainer import Plan, Trainer
-from vitrail.utils.files import stage_output
+from vitrail.utils.files import DiskFullError, disk_full_error, is_disk_full, stage_output
 
 
 class Run:
@@ -107,7 +114,8 @@ class Run:
 
     def train(self, model: Model, checkpoint: Path | None) -> dict[str, Any]:
         """Train and finish the run, holding its lock."""
-        with lock_run(self.setup.directory) if self.setup.team.is_main else nullcontext():
+        directory = self.setup.directory
+        with lock_run(directory) if self.setup.team.is_main else nullcontext():
             self.setup.team.barrier()
             try:
                 self.evaluator.begin(lambda: self.build_task(self.prepare_model(), 1), checkpoint is not None)
@@ -116,11 +124,17 @@ class Run:
                     if checkpoint is not None:
                         trainer.resume(checkpoint)
                         self.setup.note(f"resuming at step {trainer.progress.step:,} of {trainer.plan.steps:,}")
+                    if self.setup.team.is_main:
+                        store_recipe(directory, self.setup.recipe)
                     self.run_trainer(trainer)
                     return self.evaluator.finish(trainer)
                 finally:
                     # The callbacks refer to the trainer: without them its memory is freed at once.
                     trainer.validate, trainer.on_best = dict, lambda: None
+            except OSError as error:
+                if isinstance(error, DiskFullError) or not is_disk_full(error):
+                    raise
+                raise disk_full_error(directory / directory.name) from error
             finally:
                 self.loaders.close()  # worker processes would keep this one from exiting
 

@@ -16,7 +16,7 @@ from vitrail.training.distributed import Team
 from vitrail.training.logging import Listener, connect_tracker
 from vitrail.training.recipe import Machine, Recipe
 from vitrail.training.runs.prepare import Prepared
-from vitrail.training.runs.record import read_json, write_json
+from vitrail.training.runs.record import read_run_record, write_json
 from vitrail.utils.json import to_json
 from vitrail.utils.progress import ProgressCallback
 
@@ -45,7 +45,7 @@ class RunSetup:
         """Return the listeners of every record, trackers included; none on processes other than the main one."""
         if not self.team.is_main:
             return ()
-        settings, identity = to_json(self.recipe), read_json(self.directory / "run.json").get("id", self.directory.name)
+        settings, identity = to_json(self.recipe), read_run_record(self.directory).get("id", self.directory.name)
         trackers = (connect_tracker(name, self.directory, identity, settings) for name in self.trackers)
         return (*self.listeners, *trackers)
 

@@ -26,7 +26,7 @@ from vitrail.objectives.teacher import Teacher, map_shape, top_scores
 from vitrail.training.features import extract_features, hash_model
 from vitrail.training.recipe import Recipe
 from vitrail.training.recipe import Teacher as TeacherSettings
-from vitrail.training.runs.record import read_json
+from vitrail.training.runs.record import read_run_record
 from vitrail.training.runs.setup import RunSetup
 from vitrail.utils.files import cache_directory
 from vitrail.utils.progress import ProgressCallback
@@ -67,8 +67,8 @@ class RunTeacher:
     def check_resumed(self) -> None:
         """Raise ValueError unless the run directory was started with this teacher."""
         directory, where = self.setup.directory, self.settings.where
-        before = read_json(directory / "run.json").get("teacher")
-        if not isinstance(before, dict) or before.get("content") != self.content:
+        before = read_run_record(directory).get("teacher", {})
+        if before.get("content") != self.content:
             raise ValueError(f"{where} is another teacher than {directory} started with: restore it, or start anew")
 
     def attach_outputs(self, loader: Loader) -> None:
