@@ -1,4 +1,4 @@
-"""Run a model over images: preprocessing, batches, device, outputs copied to the CPU. Also the conversion of logits to probabilities.
+"""Run a model over images: preprocessing, batches, device, outputs on the CPU. Also the conversion of logits to probabilities.
 
 B images, C channels of H×W pixels, K classes, F features.
 """

@@ -2,10 +2,9 @@
 
 import pytest
 
-from vitrail.cli.train import DISTILLATION_METHODS
 from vitrail.objectives.base import Objective
 from vitrail.objectives.registry import DISTILLATION, OBJECTIVES, PRETRAINING
-from vitrail.training.recipes import METHODS
+from vitrail.training.recipes import DISTILLATION_METHODS, METHODS
 
 
 def test_pretraining_methods_have_a_recipe_each() -> None:

@@ -2,10 +2,13 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from vitrail.objectives.registry import PRETRAINING
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 OBJECTIVES = {
@@ -53,6 +56,7 @@ def made_pretraining(
             "recipe_name": f"{method}-small",
             "task": "pretraining",
             "method": method,
+            "method_text": asdict(PRETRAINING[method].report),
             "labels": list(labels),
             "data": {
                 "where": where,

@@ -24,11 +24,11 @@ from typing import Any
 
 from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result, refuse_options
 from vitrail.cli.text.training import TrainingDisplay, format_outcome
+from vitrail.training.recipes import DISTILLATION_METHODS
 
 OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
 DATA_OPTIONS = ("split", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "drawn")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
-DISTILLATION_METHODS = ("hard", "soft", "features", "tokens")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
 NEW_RUN_OPTIONS = (*OVERRIDES, *TEACHER_OPTIONS, *DATA_OPTIONS, "data", "method", "init", "recipe", "out", "set")

@@ -16,6 +16,7 @@ from vitrail.data.rng import StepRandom
 from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import Model, ModelConfig, TokenConfig
 from vitrail.objectives.teacher import ChannelValues, Teacher
+from vitrail.reports.run import MethodText
 
 TeacherOutput = Literal["logits", "features", "maps"]
 Parts = dict[str, dict[str, Tensor]]  # tensors of the modules beside the model, by module
@@ -77,6 +78,7 @@ class Objective:
     """Base class of the objectives, which are frozen dataclasses stored in recipes."""
 
     method: ClassVar[str | None] = None  # its name as `vitrail pretrain --method`
+    report: ClassVar[MethodText] = MethodText("supervised")  # its words for the report of a pretraining run
     label_use: ClassVar[Literal["required", "optional", "none"]] = "none"
     teacher_output: ClassVar[TeacherOutput | None] = None  # what it reads of a teacher; None without a teacher
     keeps: ClassVar[str] = "model"  # the module of the task that becomes the model file

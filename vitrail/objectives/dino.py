@@ -19,6 +19,7 @@ from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.nn.head import Linear
 from vitrail.nn.pool import ClassToken, Mean
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.reports.run import MethodText
 from vitrail.utils.json import check_fields
 
 MIN_BATCH = 8  # images: the centre is a mean over the batch
@@ -37,6 +38,11 @@ class DINO(Objective):
     """
 
     method: ClassVar[str | None] = "dino"
+    report: ClassVar[MethodText] = MethodText(
+        "DINO",
+        "Cross-entropy of student and teacher. The teacher changes too, so it may rise for a while; a fall to almost 0 means "
+        "that every image gets the same output.",
+    )
     keeps: ClassVar[str] = "teacher"
     uses_views: ClassVar[bool] = True
     signals_follow_step: ClassVar[bool] = True  # the teacher's temperature does

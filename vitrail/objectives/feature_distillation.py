@@ -20,6 +20,7 @@ from vitrail.nn.pool import ClassToken
 from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput
 from vitrail.objectives.distillation import TeacherObjective, TeacherTask, split_targets
 from vitrail.objectives.teacher import Teacher
+from vitrail.reports.run import MethodText
 from vitrail.utils.json import check_fields
 
 
@@ -31,6 +32,12 @@ class FeatureDistillation(TeacherObjective):
     """
 
     method: ClassVar[str | None] = "features"
+    report: ClassVar[MethodText] = MethodText(
+        "feature distillation",
+        "Cosine distance to the teacher’s features: 0 is the same direction, 1 is orthogonal. It falls quickly to what the "
+        "teacher’s features have in common; the rest separates images. With cached teacher outputs, the training targets are "
+        "those of whole images, the validation targets those of the crops.",
+    )
     label_use: ClassVar[Literal["required", "optional", "none"]] = "optional"
     teacher_output: ClassVar[TeacherOutput | None] = "features"
     unlabelled_score: ClassVar[str] = "cosine"

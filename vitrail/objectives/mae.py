@@ -19,6 +19,7 @@ from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, rec
 from vitrail.nn.embed import Patches, patchify, select_tokens
 from vitrail.objectives.base import Losses, Objective, Parts, Task, TaskInputs
 from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
+from vitrail.reports.run import MethodText
 from vitrail.utils.json import check_fields
 
 MASK_STREAM = 11  # random stream
@@ -34,6 +35,12 @@ class MAE(Objective):
     """
 
     method: ClassVar[str | None] = "mae"
+    report: ClassVar[MethodText] = MethodText(
+        "MAE",
+        "Lower is better. With normalised patches, a constant prediction has a loss of 1; it should be well below.",
+        "Grey patches were masked and predicted from the others. Approximate shapes and colours are good, even if blurred; "
+        "the same grey everywhere is bad. The loss counts masked patches only.",
+    )
 
     mask: float = 0.75
     norm_pix: bool = True

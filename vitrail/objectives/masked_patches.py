@@ -19,6 +19,7 @@ from vitrail.models.hybrid import Hybrid
 from vitrail.nn.embed import patchify, select_tokens
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
 from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
+from vitrail.reports.run import MethodText
 from vitrail.utils.json import check_fields
 
 PATCH_STREAM, CORRUPTION_STREAM, SWAP_STREAM = 8, 9, 10  # random streams
@@ -37,6 +38,12 @@ class MaskedPatches(Objective):
     """
 
     method: ClassVar[str | None] = "mpp"
+    report: ClassVar[MethodText] = MethodText(
+        "masked patch prediction",
+        "Lower is better. If it levels off at once, the model learned only how frequent each colour is.",
+        "Some patches were masked or swapped. The prediction is the mean colour of each patch: it should be close to that of "
+        "the image, also in masked patches.",
+    )
 
     target: Literal["colour", "down", "pixels"] = "colour"
     corrupt: float = 0.5

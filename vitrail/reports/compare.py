@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
 from vitrail.reports.charts import lines as charts
-from vitrail.reports.curves import METHODS, SIGNAL_CHARTS, format_percent_tick
+from vitrail.reports.curves import SIGNAL_CHARTS, describe_method, format_percent_tick
 from vitrail.reports.document import PageSection, build_verdict_section, render_document, render_heading
 from vitrail.reports.html import Markup, clean_text, h, isolate, join_markup, render_table
 from vitrail.reports.pretraining import collect_knn_scores
@@ -120,6 +120,7 @@ def summarise_pretraining_run(run: RunDirectory) -> dict[str, Any]:
     interval = collect_knn_scores(last).get("knn", (None, None))[1]
     return {
         "method": run.method or None,
+        "method_name": describe_method(run).name or "–",
         "split": run.split or "validation",
         **{key: last[key] if is_number(last.get(key)) else None for key in PRETRAINING_METRICS},
         "interval": list(interval) if interval else None,
@@ -278,8 +279,7 @@ def build_score_rows(comparison: RunComparison) -> list[dict[str, tuple[str, Any
         interval = formatting.format_interval(run["interval"]) or "–", (run["interval"] or [-1])[0]
         row = {"run": (run["name"], run["name"])}
         if comparison.is_pretraining:
-            method = METHODS[run["method"]].name if run["method"] in METHODS else run["method"] or "–"
-            row["method"] = (method, method)
+            row["method"] = (run["method_name"], run["method_name"])
             row |= {"k-NN": cell(run["knn"], format_percent), "95 %": interval}
             row |= {"pixels": cell(run["knn_pixels"], format_percent)}
             row |= {"untrained": cell(run["knn_random"], format_percent)}

@@ -1,53 +1,12 @@
 """Training curves of a run: loss, score, learning rate, gradient norm, and the signals of self-supervised training."""
 
-from dataclasses import dataclass
-
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.reports.charts.lines import ChartLine, extract_points, render_line_chart
 from vitrail.reports.html import Markup
-from vitrail.reports.run import RunDirectory
+from vitrail.reports.run import MethodText, RunDirectory
 from vitrail.utils.text import format_percent, is_number
 
 SUPERVISED_LOSS_NOTE = "The training loss is measured on augmented images, so it may be above the validation loss."
-
-
-@dataclass(frozen=True)
-class MethodText:
-    """Name of a self-supervised method, and how to read its loss and its reconstructions.
-
-    Runs store only the key, and a report imports no objective, which would import PyTorch: the texts stand here.
-    """
-
-    name: str
-    loss_note: str
-    reconstruction_note: str = ""
-
-
-METHODS = {
-    "mae": MethodText(
-        "MAE",
-        "Lower is better. With normalised patches, a constant prediction has a loss of 1; it should be well below.",
-        "Grey patches were masked and predicted from the others. Approximate shapes and colours are good, even if blurred; "
-        "the same grey everywhere is bad. The loss counts masked patches only.",
-    ),
-    "mpp": MethodText(
-        "masked patch prediction",
-        "Lower is better. If it levels off at once, the model learned only how frequent each colour is.",
-        "Some patches were masked or swapped. The prediction is the mean colour of each patch: it should be close to that of "
-        "the image, also in masked patches.",
-    ),
-    "dino": MethodText(
-        "DINO",
-        "Cross-entropy of student and teacher. The teacher changes too, so it may rise for a while; a fall to almost 0 means "
-        "that every image gets the same output.",
-    ),
-    "features": MethodText(
-        "feature distillation",
-        "Cosine distance to the teacher’s features: 0 is the same direction, 1 is orthogonal. It falls quickly to what the "
-        "teacher’s features have in common; the rest separates images. With cached teacher outputs, the training targets are "
-        "those of whole images, the validation targets those of the crops.",
-    ),
-}
 SPREAD_NOTE = (
     "0: all images have the same feature direction; 1: directions are spread evenly. It often falls at first; a fall to a "
     "small fraction of its start is bad."
@@ -73,8 +32,8 @@ SIGNAL_CHARTS = {  # title, colour, interpretation
 
 
 def describe_method(run: RunDirectory) -> MethodText:
-    """Return the texts of the run's method; an unknown one has its key as name."""
-    return METHODS.get(run.method) or MethodText(run.method, "")
+    """Return the texts that the run's objective stored; runs of an earlier version have only the key of their method."""
+    return MethodText(**run.metadata.get("method_text", {"name": run.method}))
 
 
 def render_training_charts(run: RunDirectory) -> list[Markup | None]:

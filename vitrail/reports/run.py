@@ -57,6 +57,23 @@ class TeacherRecord(TypedDict, total=False):
     parameters: int
 
 
+class MethodTextRecord(TypedDict, total=False):
+    """Fields of `MethodText` in run.json."""
+
+    name: Required[str]
+    loss_note: str
+    reconstruction_note: str
+
+
+@dataclass(frozen=True)
+class MethodText:
+    """Name of a pretraining method, and how to read its loss and its reconstructions. Its objective has it, runs store it."""
+
+    name: str
+    loss_note: str = ""
+    reconstruction_note: str = ""
+
+
 class RunRecord(TypedDict, total=False):
     """The values of run.json that are used again."""
 
@@ -66,6 +83,7 @@ class RunRecord(TypedDict, total=False):
     recipe: dict[str, Any]
     task: str
     method: str
+    method_text: MethodTextRecord
     labels: Required[list[str]]
     data: Required[DataRecord]
     model: ModelRecord

@@ -23,6 +23,7 @@ NAMES = (
 )
 
 METHODS = ("mpp", "mae", "dino", "features")  # pretraining without labels: `vitrail pretrain --method`
+DISTILLATION_METHODS = ("hard", "soft", "features", "tokens")  # with a teacher: `vitrail train --distil`
 
 
 def check_name(name: str, names: tuple[str, ...] = NAMES) -> None:

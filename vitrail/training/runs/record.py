@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def build_run_record(
         "recipe_name": recipe.name,
         "recipe": to_json(recipe),
         "task": "pretraining" if method else "multi" if prepared.train.is_multi_label else "single",
-        **({"method": method} if method else {}),
+        **({"method": method, "method_text": asdict(recipe.objective.report)} if method else {}),
         "labels": list(labels) if prepared.labelled or not method else [],
         "data": {
             "where": recipe.data.where,
