@@ -10,19 +10,14 @@ import pytest
 import vitrail
 from tests.hostile.measured import run_forked
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.export.export import export
+from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.training.checkpointing import find_damage
+from vitrail.utils.files import DiskFullError
 
 FIXTURES = Path(__file__).parent.parent / "compatibility" / "fixtures"
-WIDE = (
-    "--set",
-    "model.size.heads=8",
-    "--set",
-    "model.size.width=512",
-    "--set",
-    "model.size.mlp=2048",
-    "--set",
-    "model.size.depth=1",
-)
+SIZES = ("heads=8", "width=512", "mlp=2048", "depth=1")
+WIDE = tuple(word for size in SIZES for word in ("--set", f"model.size.{size}"))
 
 
 @pytest.fixture
@@ -45,6 +40,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built.preprocessing = Preprocessing((32, 32), (32, 32))
     vitrail.save(built, path)
     return path
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.xml", "model.pt2"])
+def test_export(name: str, model: Path, disk: Path) -> None:
+    pytest.importorskip({"model.onnx": "onnxscript", "model.xml": "openvino"}.get(name, "torch"))
+    refused = run_forked("export", model, disk / name)
+    refused.assert_refused("no space left on", "needs about", "MB")
+    assert refused.code == 1
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["model.xml", "model.pt2"])
+def test_a_disk_that_fills_while_an_export_is_written_is_named(name: str, model: Path, disk: Path, monkeypatch) -> None:
+    """As if the size had been unknown: the libraries report a full disk in their own ways, one of them by an abort."""
+    pytest.importorskip("openvino" if name == "model.xml" else "torch")
+    monkeypatch.setattr("vitrail.deploy.export.export.estimate_bytes", lambda *_: 0)
+    opened = open_checkpoint(model)
+    assert opened.model is not None
+    target = {".xml": "openvino", ".pt2": "torch"}[Path(name).suffix]
+    with pytest.raises(DiskFullError, match=r"no space left on .*: model\.(xml|pt2)"):
+        export(opened.model, opened.contract, disk / name, target=target)
+    assert list(disk.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", ["timm", "hf", "big_vision"])

@@ -16,6 +16,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy import RUNTIME_SUFFIXES
 from vitrail.deploy.runtimes import base
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, METADATA_KEY, InputKind, ModelContract, OutputKind, Runtime
+from vitrail.utils.files import check_free_space
 
 if TYPE_CHECKING:
     from openvino import Model
@@ -246,4 +247,8 @@ def convert_to_openvino(onnx_path: Path, contract: ModelContract, input: InputKi
             f"OpenVINO cannot convert this model ({first_error_line(error)}): export it --to onnx"
         ) from None
     model.set_rt_info(base.contract_to_json(contract, input), [METADATA_KEY])
-    library.save_model(model, str(path), compress_to_fp16=contract.precision == "fp16")
+    try:
+        library.save_model(model, str(path), compress_to_fp16=contract.precision == "fp16")
+    except RuntimeError as error:  # OpenVINO's error for a write that failed, also on a full disk
+        check_free_space(path, onnx_path.stat().st_size)
+        raise OSError(f"OpenVINO cannot write {path.name} ({first_error_line(error)})") from None
