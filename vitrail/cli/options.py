@@ -114,8 +114,8 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     # checkpoint
     "--assume NAME=VALUE": (
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
-        "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B (half: 0.5), std=R,G,B, crop=0.9, "
-        "fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
+        "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
+        "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},
     ),
     "--take NAME": ("entry of a .pth file with several models: teacher, student, model_ema …", {}),
