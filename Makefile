@@ -44,7 +44,7 @@ check: $(STAMP) ## format, lint, types, imports between floors, generated pages
 	$(BIN)/lint-imports
 	$(BIN)/python docs/annotate.py --check
 
-format: $(STAMP) ## format and mend what can be mended
+format: $(STAMP) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -64,7 +64,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than two hours o
 	$(BIN)/python benchmarks/uploads.py
 	$(BIN)/python benchmarks/attack.py
 
-docs: $(STAMP) ## write the pages that are pulled from the source
+docs: $(STAMP) ## write the pages that are generated from the source
 	$(BIN)/python docs/annotate.py
 
 clean: ## remove what make made

@@ -43,7 +43,7 @@ def by_vitrail(told: dict[str, Any]) -> Run:
 
     def run() -> int:
         inputs = collect_inputs([told["folder"]])
-        return write_outputs(model, inputs, told["out"], LabelsCSV(), force=True).pictures
+        return write_outputs(model, inputs, told["out"], LabelsCSV(), force=True).images
 
     return run
 

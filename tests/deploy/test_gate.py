@@ -140,7 +140,7 @@ def test_export_verifies_on_labelled_images(tmp_path, capsys):
     assert main([*arguments, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["passed"]
-    assert report["pictures"] == 20
+    assert report["images"] == 20
     assert report["compared"]["agreement"] == 1.0
     assert report["compared"]["score"]["difference"] == 0.0
     assert report["compared"]["largest_difference"] < 1e-4
@@ -154,7 +154,7 @@ def test_export_verifies_on_unlabelled_images(tmp_path, capsys):
     assert main(["export", str(source), str(out), "--verify", str(photos), "--json"]) == 0
     report = capsys.readouterr()
     proof = json.loads(report.out)
-    assert (proof["pictures"], proof["source"]) == (6, f"{photos}, unlabelled")
+    assert (proof["images"], proof["source"]) == (6, f"{photos}, unlabelled")
     assert proof["compared"]["agreement"] == 1.0
     assert proof["compared"]["score"] is None
     assert "is compared without labels, accuracy is not measured" in report.err

@@ -135,14 +135,14 @@ def test_json_summary(place, capsys):
     out = place / "told.jsonl"
     assert vitrail("predict", place / "model.safetensors", place / "photos", "--out", out, "--json", "--limit", 5) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["pictures"], report["errors"], report["resumed"], report["runtime"], report["whole"]) == (
+    assert (report["images"], report["errors"], report["resumed"], report["runtime"], report["whole"]) == (
         5,
         0,
         0,
         "torch",
         True,
     )
-    assert report["pictures_per_second"] == pytest.approx(5 / report["seconds"], rel=0.1)
+    assert report["images_per_second"] == pytest.approx(5 / report["seconds"], rel=0.1)
     assert report["batch"] >= 1
 
 

@@ -84,7 +84,7 @@ def refused(capsys, *arguments) -> str:
 
 def test_neighbours_have_the_largest_cosines(place, capsys):
     report = indexed(capsys)
-    assert (report["pictures"], report["values"], report["added"]) == (15, 32, 15)
+    assert (report["images"], report["values"], report["added"]) == (15, 32, 15)
     query = image_file(Path("query.png"), (210, 45, 35), 99)
     (answer,) = found(capsys, "index", query, "--top", 6)
     bare = package.load("model.safetensors", classes=None).eval()
@@ -180,12 +180,12 @@ def test_update_computes_new_and_changed_images_only(place, capsys, monkeypatch)
     monkeypatch.setattr(TorchRuntime, "__call__", lambda self, pixels: asked.append(len(pixels)) or whole(self, pixels))
     report = indexed(capsys, "--update")
     assert sum(asked) == 2
-    assert {key: report[key] for key in ("added", "changed", "removed", "kept", "pictures")} == {
+    assert {key: report[key] for key in ("added", "changed", "removed", "kept", "images")} == {
         "added": 1,
         "changed": 1,
         "removed": 1,
         "kept": 13,
-        "pictures": 15,
+        "images": 15,
     }
     after = read_index(Path("index"))
     old, new = ({p.path: v for p, v in zip(i.images, i.vectors, strict=True)} for i in (before, after))
@@ -206,7 +206,7 @@ def test_unreadable_images_are_listed_and_retried(place, capsys):
     Path("photos/nothing.png").symlink_to("nowhere.png")
     report = indexed(capsys)
     assert set(report["unreadable"]) == {"broken.jpg", "nothing.png"}
-    assert report["pictures"] == 15
+    assert report["images"] == 15
     code, out, error = search(capsys, "index", "model.safetensors", "photos", "--out", "other", "--runtime", "torch")
     assert code == 0
     assert "left out: broken.jpg: " in error
@@ -214,7 +214,7 @@ def test_unreadable_images_are_listed_and_retried(place, capsys):
     image_file(Path("photos/broken.png"), (9, 9, 9)).rename("photos/broken.jpg")
     report = indexed(capsys, "--update")
     assert set(report["unreadable"]) == {"nothing.png"}
-    assert (report["added"], report["pictures"]) == (1, 16)
+    assert (report["added"], report["images"]) == (1, 16)
 
 
 def test_names_with_any_bytes(place, capsys):

@@ -48,7 +48,7 @@ def test_output_has_metrics_with_intervals(place):
     assert lines[0] == "a on zoo, all: 63 images"
     assert any(line.startswith("Top-1 accuracy") and "%" in line and "–" in line for line in lines)
     assert any(line.startswith("weakest classes") for line in lines)
-    assert any(line.startswith("most confident mistakes") for line in lines)
+    assert any(line.startswith("most confident errors") for line in lines)
     assert "images/s" in lines[-1]
 
 

@@ -84,7 +84,7 @@ def test_every_image_and_the_model_have_figures_and_arrays(inspected):
         *("distance.png", "positions.png", "filters.png", "model.npz", "index.html", "inspect.json")
     }
     figures = {"attention", "attention-at", "rollout", "relevance", "tokens", "heads", "patches"}
-    for each in report["pictures"]:
+    for each in report["images"]:
         folder = out / each["folder"]
         assert {path.name for path in folder.iterdir()} == {*(f"{name}.png" for name in figures), "arrays.npz"}
         for path in folder.glob("*.png"):
@@ -105,7 +105,7 @@ def test_arrays_equal_the_analysis_of_the_crop(inspected, model, photographs):
     seen = trace_image(loaded, image, at=(1, 2))
     for name in ("attention", "attention_at", "rollout", "relevance", "norms", "between"):
         np.testing.assert_allclose(stored[name], getattr(seen, name), atol=1e-6, err_msg=name)
-    each = next(each for each in report["pictures"] if each["folder"] == "tall")
+    each = next(each for each in report["images"] if each["folder"] == "tall")
     assert each["patch"] == {"row": 1, "column": 2}
     assert each["predicted"][0]["class"] == int(seen.logits.argmax())
     assert sum(one["probability"] for one in each["predicted"]) == pytest.approx(1)
@@ -218,7 +218,7 @@ def test_images_named_like_output_files_do_not_collide(model, tmp_path, capsys):
     code, stdout, stderr = ran(model, tmp_path / "in", "--out", out, *asked, "--json", capsys=capsys)
     assert (code, stderr) == (0, "")
     report = json.loads(stdout)
-    assert {each["folder"] for each in report["pictures"]} == {f"{name}-2" for name in names}
+    assert {each["folder"] for each in report["images"]} == {f"{name}-2" for name in names}
     assert all((out / f"{name}-2" / "rollout.png").is_file() for name in names)
     assert all((out / name.lower()).is_file() for name in names)
 
@@ -229,7 +229,7 @@ def test_a_folder_named_like_an_image_is_searched(model, photographs, tmp_path, 
         *(model, tmp_path / "in", "--out", tmp_path / "out", "--view", "rollout", "--json"), capsys=capsys
     )
     assert (code, stderr) == (0, "")
-    assert [each["folder"] for each in json.loads(stdout)["pictures"]] == ["a"]
+    assert [each["folder"] for each in json.loads(stdout)["images"]] == ["a"]
 
 
 def test_models_without_usable_preprocessing_are_refused(photographs, tmp_path, capsys):
@@ -280,7 +280,7 @@ def test_targets_by_name_or_index_and_other_sizes(model, photographs, tmp_path, 
             capsys=capsys,
         )
         assert code == 0
-        assert json.loads(stdout)["pictures"][0]["target"] == {"class": 1, "name": "dog"}
+        assert json.loads(stdout)["images"][0]["target"] == {"class": 1, "name": "dog"}
         shapes[size] = np.load(tmp_path / "out" / "a" / "arrays.npz")["rollout"].shape
         where = np.load(tmp_path / "out" / "model.npz")["positions.similarity"].shape
     assert shapes == {"32": (4, 4), "48x64": (6, 8)}
@@ -600,7 +600,7 @@ def test_page_is_self_contained(inspected):
     text = (inspected[0] / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
     assert "default-src &#x27;none&#x27;" in text
-    assert text.count("<script") == text.count("</script>") == 2 + len(inspected[1]["pictures"])
+    assert text.count("<script") == text.count("</script>") == 2 + len(inspected[1]["images"])
 
 
 @pytest.mark.parametrize("views", [["heads"], ["patches"], ["heads", "patches", "rollout"]], ids=str)

@@ -260,7 +260,7 @@ def test_more_seeds_keep_finished_runs(tmp_path: Path):
             ("run", "tiny", "--scale", "test", "--set", "optimizer.lr=0.1"),
             "--set optimizer.lr=0.1 makes compared runs equal: pool class, rate 0.001, seed 0 and pool class",
         ),
-        (("run", "tiny", "--scale", "test", "--split", "0.8,0.1,0.1"), "--split needs DATA"),
+        (("run", "tiny", "--scale", "test", "--fractions", "0.8,0.1,0.1"), "--fractions needs DATA"),
         (("run", "tiny", "--scale", "test", "--device", "abacus"), "unknown device 'abacus'"),
         (("show", "nowhere"), "nowhere is not a study"),
     ],

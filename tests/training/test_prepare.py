@@ -39,12 +39,15 @@ def test_test_split_can_be_left_out() -> None:
 
 def test_per_class_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    assert main(["train", "digits", "--per-class", "2", "--drawn", "3", "--steps", "1", "--out", str(run)]) == 0
+    options = ["--per-class", "2", "--per-class-seed", "3", "--steps", "1"]
+    assert main(["train", "digits", *options, "--out", str(run)]) == 0
     assert "20 train, 234 validation, 270 test" in capsys.readouterr().err
     data = json.loads((run / "recipe.json").read_text())["data"]
     assert (data["per_class"], data["drawn"]) == (2, 3)
     assert main(["train", "digits", "--per-class", "0", "--out", str(tmp_path / "none")]) == 2
     assert "per_class must be >= 1, got 0" in capsys.readouterr().err
+    assert main(["train", "digits", "--per-class-seed", "3", "--out", str(tmp_path / "none")]) == 2
+    assert "--per-class-seed needs --per-class: give it too" in capsys.readouterr().err
 
 
 def test_classes_are_selected_in_all_splits():

@@ -68,7 +68,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail evaluate`."""
     parser.add_shared("model MODEL", "data DATA")
-    parser.add_option("--against MODEL", "second model on the same images (repeatable)", action="append", default=[])
+    parser.add_option("--against MODEL", "another model to compare with (repeatable)", action="append", default=[])
     files = "directory for predictions.csv, evaluation.json and report.html: new, empty, or of an earlier evaluation"
     parser.add_option("--out DIR", files, Path)
     parser.add_shared("--json")
@@ -88,7 +88,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_checkpoint_options()
     about = "the head is ignored; the features of both splits are computed once and kept in the cache directory"
     group = parser.add_group("probes of frozen features", about)
-    linear = "logistic regression, C chosen on a part of the training images"
+    linear = "logistic regression, its regularisation C chosen on a part of the training images"
     probes = f"knn (weighted, DINO's protocol), linear ({linear}), few-shot (least squares, as in the ViT paper)"
     group.add_option("--probe NAME,…", probes, partial(parse_names, known=PROBES, kind="probe"))
     group.add_option("--neighbours K", "knn: number of neighbours [20]", parse_positive)

@@ -126,7 +126,7 @@ def format_report(model: str, report: "VerificationReport") -> list[str]:
     """Return the verification as lines."""
     state = "" if report.passed else "  (beyond the tolerance)"
     lines = [f"{model} → {report.file} ({report.runtime}, {report.precision}){state}"]
-    lines += [f"  compared with the model on {report.pictures:,} images ({report.source}):"]
+    lines += [f"  compared with the model on {report.images:,} images ({report.source}):"]
     lines += [f"    {line}" for line in format_comparison(report.compared)]
     if report.features is not None:
         lines.append(f"  features: largest difference {report.features.largest_difference:.3g}")

@@ -219,7 +219,7 @@ def write_inspection(inspector: "ModelInspector", files: list[Path], options: ar
     if result.images and len(files) > options.limit:
         lines.append(f"{options.limit} of {len(files):,} images are drawn: --limit {len(files)} draws all")
     page = str(options.out / "index.html")
-    record = {"page": page, "directory": str(options.out), "pictures": result.images}
+    record = {"page": page, "directory": str(options.out), "images": result.images}
     print_result(options, record | {"skipped": result.skipped, "files": sorted(result.folder.written)}, [*lines, page])
     return result.skipped
 

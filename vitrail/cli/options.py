@@ -80,7 +80,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--traceback": ("show the traceback of an error", {}),
     "--no-cache": ("compute everything again and store nothing in the cache", {}),
     "--seed N": ("random seed [0]", {"type": int}),
-    "--size N|HxW": ("input size in pixels [the model's; positions are resampled for another]", {"type": parse_size}),
+    "--size N|HxW": ("input size in pixels [the model's]; position embeddings are resampled", {"type": parse_size}),
     "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
     "--channels N": ("input channels", {"type": int}),
     "--device auto|cpu|cuda|mps": ("compute device [auto]", {"default": "auto"}),
@@ -89,18 +89,18 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "inference runtime [auto: the fastest on this machine, measured once]",
         {"choices": ("auto", *deploy.RUNTIMES), "default": "auto"},
     ),
-    "--merge R": ("tokens merged per layer: faster, slightly less accurate [0]", {"type": int, "default": 0}),
+    "--merge R": ("number of tokens to merge in each layer: faster, less accurate [0]", {"type": int, "default": 0}),
     "--batch-size N": ("images per batch", {"type": int}),
     "--workers N": ("processes that decode images", {"type": int}),
     "--save-seconds N": ("seconds between checkpoints", {"type": float}),
     "--init FILE": ("checkpoint to start from: file, directory, hf://owner/name", {}),
     "--licence TEXT": ("licence, as the Hugging Face Hub spells it: apache-2.0", {}),
     "--set NAME=VALUE": (
-        "field of the recipe (repeatable): steps=50, optimizer.lr=3e-4, ema=EMA",
+        "field of the recipe (repeatable): steps=50, optimizer.lr=3e-4, ema=EMA (on), ema=none",
         {"action": "append", "default": []},
     ),
     # data
-    "--split A,B,C": ("fractions of train, validation, test, if the data has no splits", {"type": parse_fractions}),
+    "--fractions A,B,C": ("fractions of train, validation, test, if the data has no splits", {"type": parse_fractions}),
     "--split NAME": ("split to use: train, validation or test [test, else validation, else all]", {}),
     "--map FILE": (
         "mapping of the data's classes to the model's: JSON, CSV of two columns, list of names in the model's order, "
@@ -108,14 +108,14 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         {},
     ),
     "--label-from REGEX": ("regular expression that finds the class in a file name", {}),
-    "--limit N": ("number of images, evenly spaced [all]", {"type": int}),
+    "--limit N": ("maximum number of images, evenly spaced [all]", {"type": int}),
     "--task": ("one label per image, or several [auto]", {"choices": ("auto", "single", "multi")}),
-    "--quarantine FILE": ("images to leave out, a list of `vitrail check --quarantine`", {}),
+    "--quarantine FILE": ("images to leave out, a list written by `vitrail check --quarantine`", {}),
     # checkpoint
     "--assume NAME=VALUE": (
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
-        "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B, std=R,G,B, crop=0.9, fit=cover|squash, "
-        "interpolation=bicubic",
+        "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
+        "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},
     ),
     "--take NAME": ("entry of a .pth file with several models: teacher, student, model_ema …", {}),

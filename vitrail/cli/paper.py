@@ -45,7 +45,7 @@ def add_arguments(parser: CommandParser) -> None:
     running.add_argument("name", metavar="NAME", help=f"one of {', '.join(studies.STUDY_NAMES)}")
     running.add_option("--scale", "size of the study", choices=SCALES, required=True)
     running.add_option("--data DATA", f"your own images: {DATA_HELP} [the scale's dataset]")
-    running.add_shared("--split A,B,C", note="0.8,0.1,0.1")
+    running.add_shared("--fractions A,B,C", note="0.8,0.1,0.1")
     running.add_shared("--init FILE", note="study transfer only: pretrained by the study")
     running.add_option("--out STUDY", "directory of the study [studies/NAME-SCALE]")
     running.add_option("--seeds N", "seeds per final cell, may be raised later [the scale's]", int)
@@ -103,8 +103,8 @@ def run_study(options: argparse.Namespace) -> int:
     """Run the missing cells of a study and print the results."""
     study = studies.load_study(options.name)
     check_at_least(1, options.jobs, "--jobs")
-    if options.split and not options.data:
-        raise ValueError("--split needs DATA: give --data too")
+    if options.fractions and not options.data:
+        raise ValueError("--fractions needs DATA: give --data too")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1 and options.jobs > 1:
         raise ValueError("torchrun starts the processes: leave out --jobs")
@@ -124,7 +124,7 @@ def run_study(options: argparse.Namespace) -> int:
         options.out or Path("studies") / f"{options.name}-{options.scale}",
         study,
         options.scale,
-        Data(options.data, fractions=options.split) if options.data else None,
+        Data(options.data, fractions=options.fractions) if options.data else None,
         options.seeds,
         options.set,
         display.progress,

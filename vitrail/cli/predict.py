@@ -12,7 +12,7 @@ examples:
   vitrail predict deit_tiny.safetensors cat.jpg dog.jpg --out -
   vitrail predict model.safetensors list.csv --top 5 --out predictions.jsonl
   vitrail predict model.safetensors 'shards/{000..099}.tar' --out predictions.parquet --resume
-  vitrail predict model.onnx photos --out predictions.csv --json | jq .pictures_per_second
+  vitrail predict model.onnx photos --out predictions.csv --json | jq .images_per_second
   torchrun --nproc-per-node 4 -m vitrail predict model.safetensors photos --out predictions.csv
 
 formats of --out:
@@ -62,7 +62,7 @@ def add_output_options(parser: CommandParser, formats: str) -> None:
     parser.add_option("--format NAME", f"output format, {formats} [from the suffix of FILE]")
     parser.add_option("--resume", "continue an interrupted run")
     parser.add_option("--force", "start again and replace FILE when the new one is complete")
-    parser.add_option("--limit N", "number of images, from the first [all]", int)
+    parser.add_option("--limit N", "maximum number of images, from the first [all]", int)
     parser.add_shared("--json")
     parser.add_compute_options()
 
@@ -142,13 +142,13 @@ def resume_command(options: argparse.Namespace, world: int) -> str:
 
 def format_summary(options: argparse.Namespace, summary: "Summary") -> list[str]:
     """Return the summary as lines."""
-    count = summary.pictures
+    count = summary.images
     process = f"process {summary.rank + 1} of {summary.processes}: " if summary.processes > 1 else ""
     lines = [*summary.notes]
     if summary.errors:
         lines.append(f"{process}{summary.errors:,} of {count:,} images are unreadable: see the error in their rows")
     resumed = f" ({summary.resumed:,} from the earlier run)" if summary.resumed else ""
-    speed = f", {summary.pictures_per_second:,.1f} images/s" if count > summary.resumed else ""
+    speed = f", {summary.images_per_second:,.1f} images/s" if count > summary.resumed else ""
     compute = f"{summary.runtime}, {summary.workers} in parallel, batch size {summary.batch}"
     lines.append(f"{process}{format_image_count(count)}{resumed} in {summary.seconds:,.1f} s{speed}; {compute}")
     if options.out != "-":

@@ -34,7 +34,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_run_options(parser, "DATA-METHOD-N", "teacher for --method features")
     parser.add_option("--collapse", "action when the features collapse [stop]", choices=("stop", "warn"))
     data = parser.add_group("data")
-    data.add_shared("--split A,B,C", note="0.9,0.1,0")
+    data.add_shared("--fractions A,B,C", note="0.9,0.1,0")
     data.add_shared("--quarantine FILE")
     add_machine_options(parser)
 

@@ -1,7 +1,7 @@
 """Write the report page of a run, or compare several runs.
 
 One RUN, a directory of `vitrail train` or `pretrain`: the page RUN/report.html shows metrics with intervals, curves, classes
-and the most confident mistakes; for pretraining its signals and reconstructions. An unfinished run has a page too.
+and the most confident errors; for pretraining its signals and reconstructions. An unfinished run has a page too.
 
 Several runs: a table of their metrics, the differences between their recipes, and paired tests on the same images; for
 pretraining runs their signals. The page is written to --out.

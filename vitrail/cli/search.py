@@ -50,7 +50,7 @@ def add_arguments(parser: CommandParser) -> None:
     about = "Find the images that are nearest to IMAGE."
     find = parts.add_parser("find", help="find the nearest images", description=about)
     find.add_argument("index", type=Path, metavar="DIR", help="directory of vitrail search index")
-    find.add_argument("pictures", type=Path, nargs="+", metavar="IMAGE", help="query image")
+    find.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="query image")
     find.add_option("--top K", "neighbours per query [10]", int, default=10)
     find.add_option("--out FILE.html", "contact sheet: one self-contained page", Path)
     find.add_option("--exact", "compare with every image, even if there is a graph")
@@ -115,9 +115,9 @@ def search_from_options(options: argparse.Namespace) -> int:
         device=options.device,
         assume=parse_assumptions(options),
         take=options.take,
-        n_images=len(options.pictures),
+        n_images=len(options.images),
     )
-    results = find_neighbours(index, deployed, options.pictures, options.top, options.exact)
+    results = find_neighbours(index, deployed, options.images, options.top, options.exact)
     exact = options.exact or index.recall is None
     method = "exactly" if exact else "with a faiss graph"
     record, lines = results_as_dict(index, results, exact), format_results(index, results, method)
@@ -136,7 +136,7 @@ def results_as_dict(index: "SearchIndex", results: "list[SearchResult]", exact: 
     return {
         "index": str(index.directory),
         "model": index.model.name,
-        "pictures": len(index.images),
+        "images": len(index.images),
         "exact": exact,
         "answers": [
             {

@@ -45,15 +45,16 @@ def add_arguments(parser: CommandParser) -> None:
     compute.add_option("--max-batch N", "images per batch [8]", int, default=8)
     compute.add_option("--batch-ms MS", "milliseconds to wait for a batch to fill [5]", float, default=5.0)
     limits = parser.add_group("limits")
-    limits.add_option("--max-body MB", "size of a request [32]", float, default=32.0)
-    limits.add_option("--max-pixels MILLIONS", "pixels of an image [50]", float, default=50.0)
+    limits.add_option("--max-body MB", "maximum size of a request [32]", float, default=32.0)
+    limits.add_option("--max-pixels MILLIONS", "maximum pixels of an image [50]", float, default=50.0)
     formats, known = "jpeg,png,webp,gif,bmp,tiff,avif", "accepted image formats; also ppm, jpeg2000"
     limits.add_option("--image-formats LIST", f"{known} [{formats}]", default=formats)
-    limits.add_option("--max-images N", "images per request [64]", int, default=64)
+    limits.add_option("--max-images N", "maximum images per request [64]", int, default=64)
     limits.add_option("--queue N", "waiting images before requests get 503 [256]", int, default=256)
     limits.add_option("--timeout S", "seconds for a response [30]", float, default=30.0)
     limits.add_option("--body-timeout S", "seconds for a request body [30]", float, default=30.0)
-    limits.add_option("--drain S", "seconds of reporting not ready before the end [1]", float, default=1.0)
+    drain = "on SIGTERM, seconds to keep serving while /readyz reports 503 [1]"
+    limits.add_option("--drain S", drain, float, default=1.0)
     parser.add_checkpoint_options()
 
 

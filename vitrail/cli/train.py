@@ -1,9 +1,9 @@
 """Train or fine-tune a classifier on a folder of images.
 
-DATA is a folder of class folders, a CSV or Parquet table, tar shards, or a name: digits, fashion-mnist, cifar-10, cifar-100. It
-is checked first; defective files are listed and left out. --init fine-tunes a checkpoint; without it, a model is trained from
-scratch; --teacher distils a trained model into a small one. The run directory receives model.safetensors, report.html,
-summary.json, metrics.jsonl and recipe.json.
+DATA is a folder of class folders, a CSV or Parquet table, tar shards, or a name: digits, mnist, fashion-mnist, cifar-10,
+cifar-100. It is checked first; defective files are listed and left out. --init fine-tunes a checkpoint; without it, a model is
+trained from scratch; --teacher distils a trained model into a small one. The run directory receives model.safetensors,
+report.html, summary.json, metrics.jsonl and recipe.json.
 
 examples:
   vitrail train digits                                        a minute on a laptop
@@ -27,7 +27,7 @@ from vitrail.cli.text.training import TrainingDisplay, format_outcome
 from vitrail.training.recipes import DISTILLATION_METHODS
 
 OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
-DATA_OPTIONS = ("split", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "drawn")
+DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
@@ -39,7 +39,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_shared("data DATA", nargs="?")
     parser.add_option("--recipe NAME|FILE", "recipe name, see `vitrail recipes`, or a recipe.json")
     overrides, teacher = add_run_options(parser, "DATA-RECIPE-N", "teacher")
-    overrides.add_option("--tune METHOD", "trained parameters: full, head, last-N, lora or lora-R [full]")
+    overrides.add_option("--tune METHOD", "trained parameters: full, head, last-N, lora or lora-R (rank R) [full]")
     target = "target: the teacher's top class, its probabilities, its features, or its prediction per patch [hard]"
     teacher.add_option("--distil", target, choices=DISTILLATION_METHODS)
     add_data_options(parser.add_group("data"))
@@ -70,14 +70,14 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
 
 def add_data_options(group: OptionGroup) -> None:
     """Add the options of a labelled dataset."""
-    group.add_shared("--split A,B,C", note="0.8,0.2,0")
+    group.add_shared("--fractions A,B,C", note="0.8,0.2,0")
     group.add_shared("--task")
     balance = "compensation of class imbalance: loss weights or sampling [none]"
     group.add_option("--balance", balance, choices=("none", "weights", "sampling"))
     group.add_option("--allow-class-mismatch", "warn, instead of failing, if classes differ between splits")
     group.add_shared("--quarantine FILE")
     group.add_option("--per-class N", "maximum training images per class, at random [all]", int)
-    group.add_option("--drawn SEED", "seed of the selection for --per-class [0]", int)
+    group.add_option("--per-class-seed SEED", "seed of the random selection of --per-class [0]", int)
 
 
 def add_machine_options(parser: CommandParser) -> None:
@@ -86,21 +86,24 @@ def add_machine_options(parser: CommandParser) -> None:
     group.add_shared("--device auto|cpu|cuda|mps", default=None)
     group.add_shared("--precision", note="fp32; on cuda bf16 or fp16")
     group.add_shared("--workers N")
-    group.add_option("--parallel", "parallelism under torchrun: copies or shards [ddp]", choices=("ddp", "fsdp"))
+    parallel = "under torchrun: ddp, a full model per process, or fsdp, a sharded one [ddp]"
+    group.add_option("--parallel", parallel, choices=("ddp", "fsdp"))
     group.add_option("--compile", "use torch.compile: slow first step, then faster")
-    group.add_option("--skip-nonfinite N", "steps with a non-finite loss that are skipped [0]", int)
+    group.add_option("--skip-nonfinite N", "skip up to N steps with a non-finite loss, then stop [0]", int)
     group.add_option("--patience N", "stop after N validations without improvement, keep the best model", int)
     group.add_shared("--save-seconds N", note="300")
     group.add_option("--keep-checkpoints N", "checkpoints to keep, besides the best one [2]", int)
-    trackers = ("tensorboard", "wandb", "mlflow")
-    group.add_argument("--log", action="append", default=[], choices=trackers, help="tracker (repeatable)")
+    trackers, log = ("tensorboard", "wandb", "mlflow"), "experiment tracker to log to (repeatable)"
+    group.add_argument("--log", action="append", default=[], choices=trackers, help=log)
     parser.add_shared("--quiet", "--json")
 
 
 def data_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Return the data options that were given, by the names of the recipe's fields."""
     given = given_options(options, DATA_OPTIONS)
-    return {"fractions" if name == "split" else name: value for name, value in given.items()}
+    if "per_class_seed" in given and "per_class" not in given:
+        raise ValueError("--per-class-seed needs --per-class: give it too")
+    return {"drawn" if name == "per_class_seed" else name: value for name, value in given.items()}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -76,11 +76,11 @@ class ModelEvaluation:
 
     @cached_property
     def mistakes(self) -> np.ndarray:
-        """Return the indices of the most confident mistakes."""
+        """Return the indices of the most confident errors."""
         return find_confident_mistakes(self.evaluation.logits, self.evaluation.targets, MAX_MISTAKES)
 
     def load_mistake_images(self) -> dict[int, bytes]:
-        """Return thumbnails of the most confident mistakes by index, without files removed meanwhile."""
+        """Return thumbnails of the most confident errors by index, without files removed meanwhile."""
         images, thumbnails = self.selection.images.select(self.outputs.is_read), {}
         for index in self.mistakes.tolist():
             try:
@@ -106,7 +106,7 @@ class ModelEvaluation:
         return rows
 
     def mistake_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each of the most confident mistakes."""
+        """Return a row for each of the most confident errors."""
         evaluation, rows = self.evaluation, []
         for index in self.mistakes.tolist():
             row: dict[str, Any] = {"path": evaluation.image_name(index)}

@@ -41,7 +41,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     lines = {family: {point: spent[point] for point in tests if point[0] == family} for family in FAMILIES}
     return Answer(
         *formulate_finding(tests),
-        columns=("family", "size", "training compute, GMAC", "rate", "test", "against the ResNet"),
+        columns=("family", "size", "training compute, GMAC", "learning rate", "test", "against the ResNet"),
         rows=tuple(
             (family, str(size), f"{spent[family, size] / 1e9:,.0f}", *tests.format_row((family, size), (RESNET, size)))
             for family, size in tests

@@ -129,7 +129,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     titles = (f"Fine-tuned with {scale.sizes['labels']} labels per class", "5-shot accuracy of the frozen features")
     return Answer(
         *formulate_finding(tests, shots),
-        columns=("images per class", "family", "rates", "fine-tuned", "against the ResNet", "5-shot"),
+        columns=("images per class", "family", "learning rates", "fine-tuned", "against the ResNet", "5-shot"),
         rows=tuple(
             (
                 f"{many:,}",

@@ -63,7 +63,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     lines = {head: {(head, lr): lr for lr in lrs[head]} for head in POOLS}
     return Answer(
         *formulate_finding(grid, tests),
-        columns=("rate", f"{TOKEN}, validation", f"{MEAN}, validation"),
+        columns=("learning rate", f"{TOKEN}, validation", f"{MEAN}, validation"),
         rows=(
             *((f"{lr:g}", *(grid.format((head, lr)) for head in POOLS)) for lr in sorted({*lrs[TOKEN], *lrs[MEAN]})),
             ("best learning rate", *(f"{select_best_lr(grid, head):g}" for head in POOLS)),

@@ -99,7 +99,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     against = tests.compare(MEAN_COLOUR)
     return Answer(
         *formulate_finding(against[SCRATCH].negated, against[LABELLED], f"{labels} labels per class"),
-        columns=("begins", "rate", "test", "against colour, 50 %"),
+        columns=("begins", "learning rate", "test", "against colour, 50 %"),
         rows=tuple((method, *tests.format_row(method, MEAN_COLOUR)) for method in tests),
         charts=(tests.dots(f"Fine-tuned with {labels} labels per class", y_name="top-1 on test images"),),
         limits=LIMITS,

@@ -47,7 +47,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     single = {name.removeprefix("ViT, "): change for name, change in changes.items()}
     return Answer(
         *formulate_finding(whole, single),
-        columns=("encoder", "rate", "test", "against ViT"),
+        columns=("encoder", "learning rate", "test", "against ViT"),
         rows=tuple((name, *tests.format_row(name, VIT)) for name in tests),
         charts=(tests.dots("Test accuracy by encoder"),),
         limits=LIMITS,

@@ -92,7 +92,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     )
     return Answer(
         *formulate_finding(nearness.estimate(DEFAULT), changes),
-        columns=("setting", "steps", "rate", "weight decay", "nearness", "change", "lines", "test"),
+        columns=("setting", "steps", "learning rate", "weight decay", "nearness", "change", "lines", "test"),
         rows=tuple(
             (
                 setting,

@@ -53,7 +53,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     shot_charts = (shots.dots("5-shot accuracy of the features", "5-shot", "5-shot"),) if shots else ()
     return Answer(
         *formulate_finding(tests),
-        columns=("positions", "rate", "test", "more than none", "5-shot", "paper: 5-shot"),
+        columns=("positions", "learning rate", "test", "more than none", "5-shot", "paper: 5-shot"),
         rows=tuple((kind, *tests.format_row(kind, NONE), shots.format(kind), POSITIONS[kind][1]) for kind in tests),
         charts=(tests.dots("Test accuracy by kind of positions"), *shot_charts),
         limits=LIMITS,

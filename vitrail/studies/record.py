@@ -177,7 +177,7 @@ def build_command(study: Study, setup: StudySetup, settings: Sequence[str] = ())
     if setup.data.where != usual.data:
         command += ["--data", setup.data.where]
         if setup.data.fractions:
-            command += ["--split", ",".join(f"{part:g}" for part in setup.data.fractions)]
+            command += ["--fractions", ",".join(f"{part:g}" for part in setup.data.fractions)]
     if setup.init is not None:
         command += ["--init", setup.init]
     if setup.scale.seeds != usual.seeds:

@@ -47,7 +47,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     series = (tests.series("test"), *((shots.series("5-shot"),) if shots else ()))
     return Answer(
         *formulate_finding(tests),
-        columns=("optimiser", "rate", "test", "5-shot"),
+        columns=("optimiser", "learning rate", "test", "5-shot"),
         rows=tuple((name, tests.format_lr(name), tests.format(name), shots.format(name)) for name in tests),
         charts=(Chart("Test accuracy by optimiser", "dots", series, y_name="top-1"),),
         limits=LIMITS,

@@ -124,7 +124,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     title = "Fine-tuned at the size of pre-training, and at a larger one with three kinds of positions"
     return Answer(
         *formulate_finding(gains),
-        columns=("fine-tuned at", "rate", "test", "2-D interpolation is better by"),
+        columns=("fine-tuned at", "learning rate", "test", "2-D interpolation is better by"),
         rows=tuple(
             (method, tests.format_lr(method), tests.format(method), shown.get(method, NO_VALUE)) for method in tests
         ),

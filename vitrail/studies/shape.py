@@ -73,7 +73,7 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
     title = "Test accuracy against compute relative to the base"
     return Answer(
         *formulate_finding(tests),
-        columns=("scaled", "to", "compute", "rate", "test", "more than the base", "per doubling"),
+        columns=("scaled", "to", "compute", "learning rate", "test", "more than the base", "per doubling"),
         rows=tuple(
             (
                 model.dimension,

@@ -300,7 +300,7 @@ def inspect_data(data: Data, progress: ProgressCallback | None) -> tuple[Data, F
         data = replace(data, fractions=DEFAULT_FRACTIONS)
         prepared = prepare_data(data, progress)
     if "test" not in prepared.splits:
-        remedy = "add a test folder, or use --split 0.8,0.1,0.1 for data without splits"
+        remedy = "add a test folder, or use --fractions 0.8,0.1,0.1 for data without splits"
         raise ValueError(f"{data.where} has no test images, which a study needs: {remedy}")
     return data, prepared.measure_facts()
 

@@ -207,9 +207,10 @@ def interpret_results(results: Results, scale: StudyScale) -> Answer:
         for begins in (PRETRAINED, SCRATCH)
     )
     title = "Fine-tuned with the model's weights, and from random initialisation"
+    from_paper = ("paper, H/14 JFT", "paper, L/16 I21k")
     return Answer(
         *formulate_finding(intervals.estimate_mean(trained, n_images), gain, of_groups, list(gains.values())),
-        columns=("data", "group", "rate", PRETRAINED, SCRATCH, "difference", "paper, H/14 JFT", "paper, L/16 I21k"),
+        columns=("data", "group", "learning rate", PRETRAINED, SCRATCH, "difference", *from_paper),
         rows=tuple(rows),
         charts=(Chart(title, "bars", bars, y_name="top-1 on test images"),),
         limits=LIMITS,

@@ -1,4 +1,4 @@
-"""Terminal output of `vitrail evaluate`: metrics, weakest classes, confident mistakes, skipped files, probes."""
+"""Terminal output of `vitrail evaluate`: metrics, weakest classes, confident errors, skipped files, probes."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -97,7 +97,7 @@ def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:
 
 def format_confident_mistakes(evaluation: "ModelEvaluation") -> list[str]:
     """Return the wrong predictions with the highest probability."""
-    rows = [["most confident mistakes", "", ""]]
+    rows = [["most confident errors", "", ""]]
     for row in evaluation.mistake_rows()[:MAX_MISTAKES]:
         path = shorten_path(row["path"], evaluation.selection.where)
         if "labels" in row:
@@ -128,7 +128,7 @@ def format_speeds(result: "EvaluationResult") -> list[str]:
         speed = evaluation.speed_dict()
         prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
         whole, alone = (text.format_number(speed[key]) for key in ("images_per_second", "model_images_per_second"))
-        lines.append(f"{prefix}{whole} images/s with decoding; the model alone {alone}")
+        lines.append(f"{prefix}{whole} images/s with preprocessing; the model alone {alone}")
     return lines
 
 

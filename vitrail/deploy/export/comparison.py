@@ -166,7 +166,7 @@ class VerificationReport:
     file: str
     runtime: str
     precision: str
-    pictures: int
+    images: int
     source: str
     compared: OutputComparison
     features: OutputComparison | None  # beside logits

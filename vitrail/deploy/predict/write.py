@@ -46,11 +46,11 @@ class Summary:
     """Summary of a run, for `--json`."""
 
     out: str
-    pictures: int  # of this process
+    images: int  # of this process
     errors: int  # of them, images without a prediction
     resumed: int  # rows of an earlier run
     seconds: float  # from the first image to the last
-    pictures_per_second: float
+    images_per_second: float
     runtime: str
     batch: int  # final batch size
     workers: int

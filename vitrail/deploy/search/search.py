@@ -41,7 +41,7 @@ class IndexingResult:
     def as_dict(self) -> dict[str, object]:
         index = self.index
         origin = {"index": str(index.directory), "folder": str(index.folder), "model": index.model.name}
-        counts = {"pictures": len(index.images), "values": index.vectors.shape[1]}
+        counts = {"images": len(index.images), "values": index.vectors.shape[1]}
         counts |= {name: getattr(self, name) for name in ("kept", "added", "changed", "removed")}
         recall = None if index.recall is None else asdict(index.recall)
         return origin | counts | {"unreadable": index.unreadable, "recall": recall, "notes": list(self.notes)}

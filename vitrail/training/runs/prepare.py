@@ -63,7 +63,7 @@ def prepare_data(data: Data, progress: ProgressCallback | None = None, cache: bo
     fractions = data.fractions or (HOLDOUT_FRACTIONS if data.task == "none" else None)
     prepared = audit_and_split(data, load_data(data, fractions, progress), progress, cache)
     if "validation" not in prepared.splits:
-        raise ValueError(f"{data.where} has no validation images: give --split 0.8,0.2,0 or a validation folder")
+        raise ValueError(f"{data.where} has no validation images: give --fractions 0.8,0.2,0 or a validation folder")
     return prepared
 
 

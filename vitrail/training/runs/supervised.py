@@ -98,7 +98,7 @@ def predict_split(
 def write_predictions(
     directory: Path, split: str, logits: np.ndarray, images: Images, note: Callable[[str], None]
 ) -> None:
-    """Write logits, targets and names of a split, and thumbnails of the most confident mistakes."""
+    """Write logits, targets and names of a split, and thumbnails of the most confident errors."""
     folder = directory / "evaluation"
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / f"{split}.npz", logits=logits, targets=images.targets)

@@ -125,7 +125,8 @@ class RunTeacher:
         path = cache_directory() / "maps" / f"{key[:40]}.maps"
         progress = setup.progress if setup.team.is_main else None
         new = compute_score_maps(teacher, path, train, top, turn, device, setup.machine.workers, progress)
-        setup.note(f"the teacher's score maps of {len(train):,} images: {new:,} computed, the others from the cache")
+        how = f"{new:,} computed{', the others from the cache' if new < len(train) else ''}"
+        setup.note(f"the teacher's score maps of {len(train):,} images: {how}")
         return open_score_maps(teacher, path, train, top)
 
 
