@@ -378,11 +378,11 @@ def test_documented_study_runs(tmp_path):
     assert [result.phase for result in results] == ["tune"] * 4 + ["final"] * 4
     level = [replace(each, numbers=each.numbers | {"test": 0.5}) for each in results]
     assert write_report(study, setup, level, [], tmp_path).finding.startswith(
-        "Four registers make no difference at this scale"
+        "Four registers make no clear difference at this scale"
     )
     better = [replace(each, numbers=each.numbers | {"test": 0.5 + 0.1 * each.at["registers"]}) for each in results]
     assert write_report(study, setup, better, [], tmp_path).finding.startswith(
-        "Four registers bring +40.0 points (+38.8 to +41.1); with 2 seeds, differences of 1 point or less"
+        "Four registers raise accuracy at this scale: +40.0 points (+38.8 to +41.1); with 2 seeds, differences of 1 point or less"
     )
 
 
