@@ -270,7 +270,7 @@ def test_user_errors_give_one_line(tmp_path, capsys):
     for arguments, message in (
         (["out.txt"], "unknown suffix, use .onnx, .xml, .pt2"),
         (["out.pt2", "--to", "onnx"], "must be .onnx"),
-        (["no/such/out.onnx"], "no such directory"),
+        (["no/such/out.onnx"], "there is no directory"),
         (["out.onnx", "--calibrate", "digits"], "--calibrate needs --int8"),
         (["out.onnx", "--map", "index"], "--map needs --verify DATA"),
         (["out.pt2", "--int8"], "int8 needs ONNX Runtime or OpenVINO"),

@@ -67,7 +67,7 @@ def test_programs_with_batch_norm_and_group_norm_are_predicted_with(name: str, t
     if name == "conv-stem":
         model = vitrail.build(width=32, depth=1, heads=2, patch=8, embed="conv-stem", image_size=32, classes=3)
     else:
-        model = vitrail.build(name, image_size=64, classes=3)
+        model = vitrail.build(name, depth=1, image_size=64, classes=3)
     size = model.config.image_size
     model.preprocessing = Preprocessing(size, size)
     vitrail.save(model, tmp_path / "model.safetensors")

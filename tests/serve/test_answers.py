@@ -291,7 +291,7 @@ def test_parse_model_sources():
 def test_invalid_limits_are_refused():
     with pytest.raises(ValueError, match="--queue"):
         RequestLimits(images=10, queue=5)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="> 0 and finite"):
         replace(RequestLimits(), body=0)
     with pytest.raises(ValueError, match="must be > 0"):
         ServerOptions(limits=RequestLimits(seconds=0.0))

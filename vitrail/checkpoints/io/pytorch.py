@@ -116,7 +116,7 @@ def check_pickle_memory(path: Path, archive: bool) -> None:
         else:
             with path.open("rb") as file:
                 needed = sum(estimate_pickle_memory(file) for _ in range(LEGACY_PICKLES))
-    except (ValueError, OverflowError, zipfile.BadZipFile) as error:
+    except Exception as error:  # as above: a damaged or hostile pickle may raise anything
         raise checkpoint_error(path, f"not a PyTorch file, or a damaged one ({error})") from None
     if needed > limit:
         raise checkpoint_error(path, f"refused: unpickling it may take {needed:,} bytes, more than {limit:,}")

@@ -79,7 +79,9 @@ def open_exported_file(
             return open_program(path, output_kind, threads)
 
 
-def open_onnx(path: Path, output_kind: OutputKind, threads: int | None, timeout: float) -> Opened:
+def open_onnx(
+    path: Path, output_kind: OutputKind = "logits", threads: int | None = None, timeout: float = BATCH_SECONDS
+) -> Opened:
     """Open an ONNX file with ONNX Runtime."""
     import_onnxruntime()  # if it is missing, the file is not to blame
     check_file_exists(path)
@@ -118,7 +120,9 @@ def start_session(model: str | bytes, threads: int | None = None) -> Any:
     return library.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def open_openvino(path: Path, output_kind: OutputKind, threads: int | None, timeout: float) -> Opened:
+def open_openvino(
+    path: Path, output_kind: OutputKind = "logits", threads: int | None = None, timeout: float = BATCH_SECONDS
+) -> Opened:
     """Open an OpenVINO model, an .xml and its .bin."""
     reader = openvino_core()
     check_file_exists(path)
