@@ -103,31 +103,31 @@ class Trainer:
         """Train to the end of the plan, or until a signal or the patience stops it."""
         plan, progress = self.plan, self.progress
         self.journal.truncate(progress.logged, progress.step)
-        start = saved = logged = time.monotonic()
-        before, images_before = progress.seconds, progress.images
+        start = last_save = last_log = time.monotonic()
+        seconds_before, images_before = progress.seconds, progress.images
         with self.handle_signals():
             for step, epoch, batch in self.batches():
                 self.train_step(step, epoch, batch)
                 progress.step = step + 1
                 progress.images += self.loader.batch_size
                 now = time.monotonic()
-                progress.seconds = before + now - start
+                progress.seconds = seconds_before + now - start
                 if progress.step % plan.log_every == 0 or progress.step == plan.steps:
                     self.log()
-                    speed = (progress.images - images_before) / max(1e-9, now - logged)
+                    speed = (progress.images - images_before) / max(1e-9, now - last_log)
                     timing = {"step": progress.step, "seconds": round(progress.seconds, 3), "images_per_second": speed}
                     self.journal.write_timing(timing)
-                    logged, images_before = now, progress.images
-                due = progress.step % plan.validate_every == 0 or progress.step == plan.steps
-                if due:
+                    last_log, images_before = now, progress.images
+                validation_due = progress.step % plan.validate_every == 0 or progress.step == plan.steps
+                if validation_due:
                     self.run_validation()
                     spent = time.monotonic() - now  # validation does not count as training time
-                    start, logged = start + spent, logged + spent
-                over_time = self.team.is_main and time.monotonic() - saved > plan.save_seconds
-                save, stop = self.team.any_process(due or over_time, self.signal_number is not None)
+                    start, last_log = start + spent, last_log + spent
+                over_time = self.team.is_main and time.monotonic() - last_save > plan.save_seconds
+                save, stop = self.team.any_process(validation_due or over_time, self.signal_number is not None)
                 if save or stop:
                     checkpoint = self.save()
-                    saved = time.monotonic()
+                    last_save = time.monotonic()
                     if stop:
                         self.journal.notify({"kind": "stopping"})
                         number = max(n or 0 for n in self.team.gather_objects(self.signal_number))
@@ -155,18 +155,18 @@ class Trainer:
     def train_step(self, step: int, epoch: int, batch: Batch) -> None:
         """Do one step: gradients of the batch, clipping, optimiser, EMA."""
         plan, team = self.plan, self.team
-        torch.manual_seed((plan.seed * 1_000_003 + step) * 4096 + team.rank)
+        torch.manual_seed((plan.seed * 1_000_003 + step) * 4096 + team.rank)  # one per seed, step and process
         lr = self.optim.lr * self.schedule.factor(step, plan.steps)
         set_lr(self.optimizers, lr)
         set_weight_decay(self.optimizers, self.optim.decay_at(step, plan.steps))
         self.task.train()
-        statistics = [(buffer, buffer.clone()) for buffer in self.task.buffers() if buffer.is_floating_point()]
+        buffers_before = [(buffer, buffer.clone()) for buffer in self.task.buffers() if buffer.is_floating_point()]
         loss = self.backward(step, batch)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf))
-        value, length = team.all_reduce_mean(loss).item(), norm.item()
-        if math.isfinite(value) and math.isfinite(length):
+        mean_loss, grad_norm = team.all_reduce_mean(loss).item(), norm.item()
+        if math.isfinite(mean_loss) and math.isfinite(grad_norm):
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
             self.scaler.update()
@@ -174,35 +174,35 @@ class Trainer:
             self.task.after_step(step)
             if self.average is not None:
                 self.average.update(step)
-            self.progress.loss += value
+            self.progress.loss += mean_loss
             self.progress.losses += 1
         else:  # undo the step's effect on running statistics too
-            for buffer, before in statistics:
+            for buffer, before in buffers_before:
                 buffer.copy_(before)
             self.scaler.update()
             # An overflow is usual in float16 now and then: the scaler lowers its factor.
-            if not (plan.precision == "fp16" and math.isfinite(value)):
-                self.skip_or_stop(step, epoch, batch, lr, value, length)
+            if not (plan.precision == "fp16" and math.isfinite(mean_loss)):
+                self.skip_or_stop(step, epoch, batch, lr, mean_loss, grad_norm)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        self.last = {"lr": lr, "grad_norm": length}
+        self.step_metrics = {"lr": lr, "grad_norm": grad_norm}
 
     def backward(self, step: int, batch: Batch) -> Tensor:
         """Accumulate the gradients of this process's share of the batch; return its mean loss."""
         plan, team = self.plan, self.team
-        mine = len(batch.indices)
-        parts = min(plan.accumulate, mine)
-        first, total = team.rank * mine, team.world_size * mine
+        local_batch = len(batch.indices)
+        parts = min(plan.accumulate, local_batch)
+        first, total = team.rank * local_batch, team.world_size * local_batch
         loss = torch.zeros((), device=team.device)
-        # Even bounds, because mixed pairs are neighbours.
-        bounds = sorted({0, mine, *(2 * round(mine * part / parts / 2) for part in range(1, parts))})
+        # Even bounds: mixing pairs images 2i and 2i + 1, and a pair must not be split.
+        bounds = sorted({0, local_batch, *(2 * round(local_batch * part / parts / 2) for part in range(1, parts))})
         for a, b in pairwise(bounds):
             images = self.normalise(batch.pixels[a:b].to(team.device, non_blocking=True))
             targets = batch.targets[a:b].to(team.device, non_blocking=True)
             draw = StepRandom(plan.seed, step, first + a, b - a, total, team.device)
-            with team.gradient_sync(self.wrapped, last=b == mine):
+            with team.gradient_sync(self.wrapped, last=b == local_batch):
                 with self.autocast():
-                    part = self.wrapped(images, targets, draw)["loss"] * ((b - a) / mine)
+                    part = self.wrapped(images, targets, draw)["loss"] * ((b - a) / local_batch)
                 self.scaler.scale(part).backward()
             loss += part.detach()
         return loss
@@ -235,13 +235,15 @@ class Trainer:
         """Log the mean loss since the last line."""
         progress = self.progress
         if progress.losses:
-            self.journal.write(self.describe_step("train") | {"loss": progress.loss / progress.losses, **self.last})
+            self.journal.write(
+                self.describe_step("train") | {"loss": progress.loss / progress.losses, **self.step_metrics}
+            )
         progress.loss, progress.losses = 0.0, 0
 
     def run_validation(self) -> None:
         """Validate, and record whether the score is the best so far."""
         progress = self.progress
-        with self.kept_weights():
+        with self.evaluation_weights():
             metrics = self.validate()
             score = metrics[self.plan.score]
             best = progress.best is None or score > progress.best
@@ -252,7 +254,7 @@ class Trainer:
             else:
                 progress.since_best += 1
 
-    def kept_weights(self) -> AbstractContextManager[None]:
+    def evaluation_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are validated and kept: the EMA, where there is one."""
         self.task.eval()
         return self.average.applied() if self.average is not None else nullcontext()

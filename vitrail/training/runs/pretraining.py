@@ -186,7 +186,7 @@ class FeatureEvaluator(Evaluator):
         setup, team, trained = self.setup, self.setup.team, TrainedModel(self.setup, trainer)
         method, best = method_of(setup.recipe), trained.uses_best()
         summary: dict[str, Any] = {"method": method, "split": "validation"}
-        with trainer.kept_weights():
+        with trainer.evaluation_weights():
             with team.unsharded(trainer.task):
                 summary |= self.measure_losses(trainer.task, trainer.progress.step)
             finite = all(bool(torch.isfinite(tensor).all()) for tensor in trained.weights().values())

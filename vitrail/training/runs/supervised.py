@@ -44,7 +44,7 @@ class LabelEvaluator(Evaluator):
         setup, trained = self.setup, TrainedModel(self.setup, trainer)
         best, adapter = trained.uses_best(), None
         if not best:
-            with trainer.kept_weights():
+            with trainer.evaluation_weights():
                 trained.save(MODEL)
                 adapter = trained.save_adapter()
         model = trained.load_written(best)
