@@ -8,7 +8,17 @@ import torch
 import vitrail
 from tests.models.test_vit import shaken
 from vitrail.models.init import initialise
-from vitrail.nn.position import Learned1D, Learned2D, Relative, Rotary2D, SinCos2D, Sinusoid1D, resample_table, rotate
+from vitrail.nn.position import (
+    Learned1D,
+    Learned2D,
+    Position,
+    Relative,
+    Rotary2D,
+    SinCos2D,
+    Sinusoid1D,
+    resample_table,
+    rotate,
+)
 from vitrail.nn.shape import EncoderShape
 
 SHAPE = EncoderShape(width=8, depth=2, heads=2, grid=(3, 4), mlp=32, outputs=1)
@@ -141,3 +151,10 @@ def test_every_layer_adds_its_own_table():
     for layer, block in enumerate(model.blocks):
         expected = block(expected + model.position.weight[layer])
     torch.testing.assert_close(model.encode(z), expected)
+
+
+def test_a_slot_with_tables_that_cannot_be_resized_is_named():
+    slot = type("Mine", (Position,), {})()
+    assert slot.resize_tensors({}, SHAPE, (2, 2)) == {}
+    with pytest.raises(NotImplementedError, match="Mine cannot resize weight: write its method resize_tensors"):
+        slot.resize_tensors({"weight": torch.ones(1)}, SHAPE, (2, 2))

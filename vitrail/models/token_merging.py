@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.nn.attention import MSA
 from vitrail.nn.block import EncoderBlock, ParallelBlock, PostNormBlock, PreNormBlock, take_first_tokens
-from vitrail.nn.position import Relative, Rotary2D
 from vitrail.nn.shape import Grid
 
 
@@ -95,7 +94,7 @@ def merge_model(vit: TokenModel, r: int, after: int | None = None) -> Merged:
     if r < 0:
         raise ValueError(f"tokens to merge per layer must be at least 0, got {r}")
     position = vit.config.position
-    if isinstance(position, (Relative, Rotary2D)) or getattr(position, "at", "stem") != "stem":
+    if not position.is_stem_only:
         raise ValueError(f"token merging does not support {position}: it needs positions added at the stem only")
     return Merged(vit, r, count_unmerged_layers(vit.config) if after is None else after)
 
