@@ -134,6 +134,13 @@ def test_a_table_without_images_names_its_columns(tmp_path):
         load_dataset(tmp_path / "t.parquet")
 
 
+def test_a_shard_without_images_and_labels_is_told_of_its_images(tmp_path):
+    shard(tmp_path / "train-0.parquet", range(2), [0, 1], names=("a", "b"))
+    pq.write_table(pa.table({"caption": ["a cat"]}), tmp_path / "train-1.parquet")
+    with pytest.raises(ValueError, match=r"no column of images \(.*\), got caption"):
+        load_dataset(tmp_path)
+
+
 def test_images_without_labels_are_refused(tmp_path):
     pq.write_table(pa.table({"image": [b"x"], "caption": ["a cat"]}), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="no column of labels"):

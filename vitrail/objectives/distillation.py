@@ -118,7 +118,7 @@ class Distillation(TeacherObjective):
         if self.kind not in ("hard", "soft"):
             raise ValueError(f"unknown kind of distillation {self.kind!r}: use hard or soft")
         if self.per not in ("value", "picture"):
-            raise ValueError(f"per must be value or picture, got {self.per!r}")
+            raise ValueError(f"objective.per, the divisor of the soft loss, must be value or picture, got {self.per!r}")
         check_fields(self, "> 0 and <= 1", "alpha, the teacher's share of the loss")
         check_fields(self, "> 0", "temperature")
 

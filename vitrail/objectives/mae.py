@@ -50,7 +50,7 @@ class MAE(Objective):
         config = check_encoder(config, "MAE")
         if not isinstance(config.embed, Patches):
             name = type(config.embed).__name__
-            raise ValueError(f"MAE hides pixels, and {name} reads beyond its patch: set model.embed=Patches")
+            raise ValueError(f"MAE needs patches that do not overlap, and those of {name} do: set model.embed=Patches")
         patches = config.shape.patches
         visible = self.count_visible(patches)
         if not 0 < visible < patches:

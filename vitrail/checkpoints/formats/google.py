@@ -150,7 +150,7 @@ def read_config(names: TensorNames, facts: Assumptions, naming: GoogleNaming) ->
     depth = query[0] if naming.scanned else names.count_layers("Transformer/encoderblock_{}/")
     heads, head = query[-2:]
     if depth > formats.MAX_LAYERS:
-        raise ValueError(f"too many layers: {depth:,}")
+        raise ValueError(f"at most {formats.MAX_LAYERS:,} layers are supported, got {depth:,}")
     outputs = 1 if "cls" in names else 0
     if naming.position in names:
         which = "outputs" if naming is VISION_TRANSFORMER else "none"

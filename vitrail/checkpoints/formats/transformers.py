@@ -168,14 +168,16 @@ def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Prep
         covers = kind.startswith(("Bit", "CLIP"))  # they take one number for the smaller side
         resize, fit = _parse_size(config.get("size", default_size), covers)
         if config.get("do_resize") is False:
-            raise ValueError("it does not resize, and the model takes one size")
+            raise ValueError("do_resize is false, but the model needs one image size: set it to true")
         crops = config.get("do_center_crop") and "crop_size" in config
         crop = _parse_size(config["crop_size"], False)[0] if crops else None
         if crop is None and fit == "cover":
-            raise ValueError("it keeps the aspect ratio and does not crop, and the model takes one size")
+            raise ValueError(
+                "its size keeps the aspect ratio, but the model needs one image size: set do_center_crop and crop_size"
+            )
         scale = float(config.get("rescale_factor", 1 / 255))
         if config.get("do_rescale") is False or not abs(scale * 255 - 1) <= 1e-6:
-            raise ValueError(f"it does not divide by 255 (do_rescale, rescale_factor {scale})")
+            raise ValueError("it does not divide by 255: set do_rescale to true and rescale_factor to 1/255")
         filter = RESAMPLE_NAMES[int(config.get("resample", 2))]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"unsupported preprocessor_config.json: {error}") from None
@@ -316,9 +318,10 @@ def build_processor_config(pipeline: Preprocessing) -> dict[str, Any]:
     """Return preprocessor_config.json for a pipeline, with a processor that crops as it does."""
     numbers = {name: number for number, name in RESAMPLE_NAMES.items()}
     crop = pipeline.size != pipeline.resize or pipeline.fit == "cover"
-    if pipeline.fit == "cover" and pipeline.resize[0] != pipeline.resize[1]:
-        raise ValueError("transformers cannot express this preprocessing: it resizes to squares only if it crops")
     height, width = pipeline.resize
+    if pipeline.fit == "cover" and height != width:
+        reason = f"a centre crop there needs a square resize, got {height}×{width}"
+        raise ValueError(f"transformers cannot express this preprocessing: {reason}")
     settings: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor" if crop else "ViTImageProcessor",
         "do_convert_rgb": pipeline.channels == 3,
