@@ -38,7 +38,7 @@ class Merged(nn.Module):
     def features(self, image: Tensor) -> Tensor:
         """Return the features that the model without classes would give: [B, F], or [B, 2, D] if distilled."""
         y = self.pool_tokens(image)
-        return self.vit.head(y) if self.config.classes is None else self.vit.pre_logits(y)
+        return self.vit.head(y) if self.config.classes is None else self.vit.apply_pre_logits(y)
 
     def pool_tokens(self, image: Tensor) -> Tensor:
         """Compute equations 1 to 4 with merging."""

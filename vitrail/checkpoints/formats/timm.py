@@ -292,7 +292,7 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
     if isinstance(config, BiTConfig):
         pipeline = _make_center_crop(size, 1.0 if size[0] > 224 else 0.875, "bilinear", INCEPTION_STATS)
         return pipeline, "timm's default for BiT"
-    config = config.tokens_for("timm's format")
+    config = config.require_tokens("timm's format")
     if isinstance(config.pool, MAP):
         squashed = Preprocessing(size, size, "squash", "bicubic", **INCEPTION_STATS)
         return squashed, "timm's default for attention pooling (SigLIP)"
@@ -373,7 +373,7 @@ def build_table(config: ModelConfig, root: str = "", naming: TimmNaming = TIMM) 
         return keys.add_root(map_bit(config), root)
     ignored = [IgnoredKeys(f"{root}{name}", why) for name, why in IGNORED.items()]
     outside = [IgnoredKeys(name, why) for name, why in IGNORED_OUTSIDE_ROOT.items()] if root else []
-    table = map_vit(config.tokens_for("timm's format"), naming)
+    table = map_vit(config.require_tokens("timm's format"), naming)
     return [*keys.add_root(table, root), *ignored, *outside]
 
 
