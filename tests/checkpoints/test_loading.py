@@ -232,7 +232,7 @@ def test_labels_preprocessing_and_card_round_trip(tmp_path, theirs):
     assert again.preprocessing == pipeline
     assert again.card["recipe"] == recipe
     assert again.card["licence"] == "cc0-1.0"
-    with pytest.raises(ValueError, match=r"2 labels for a model of 5 classes: give 5 names"):
+    with pytest.raises(ValueError, match=r"2 labels for a model of 5 classes: give one per class"):
         vitrail.save(model, path, labels=["a", "b"])
     with pytest.raises(ValueError, match=r"preprocessing gives 1 channels, the model takes 3"):
         vitrail.save(model, path, preprocessing=pipeline.with_channels(1))

@@ -8,17 +8,7 @@ import torch
 import vitrail
 from tests.models.test_vit import shaken
 from vitrail.models.init import initialise
-from vitrail.nn.position import (
-    Learned1D,
-    Learned2D,
-    Position,
-    Relative,
-    Rotary2D,
-    SinCos2D,
-    Sinusoid1D,
-    resample_table,
-    rotate,
-)
+from vitrail.nn.position import Learned1D, Learned2D, Relative, Rotary2D, SinCos2D, Sinusoid1D, resample_table, rotate
 from vitrail.nn.shape import EncoderShape
 
 SHAPE = EncoderShape(width=8, depth=2, heads=2, grid=(3, 4), mlp=32, outputs=1)
@@ -153,8 +143,6 @@ def test_every_layer_adds_its_own_table():
     torch.testing.assert_close(model.encode(z), expected)
 
 
-def test_a_slot_with_tables_that_cannot_be_resized_is_named():
-    slot = type("Mine", (Position,), {})()
-    assert slot.resize_tensors({}, SHAPE, (2, 2)) == {}
-    with pytest.raises(NotImplementedError, match="Mine cannot resize weight: write its method resize_tensors"):
-        slot.resize_tensors({"weight": torch.ones(1)}, SHAPE, (2, 2))
+def test_tables_that_a_slot_cannot_resize_are_named():
+    with pytest.raises(NotImplementedError, match="Rotary2D needs a resize_tensors for weight"):
+        Rotary2D().resize_tensors({"weight": torch.ones(1)}, SHAPE, (2, 2))

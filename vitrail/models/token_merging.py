@@ -93,9 +93,10 @@ def merge_model(vit: TokenModel, r: int, after: int | None = None) -> Merged:
     """
     if r < 0:
         raise ValueError(f"tokens to merge per layer must be at least 0, got {r}")
-    position = vit.config.position
-    if not position.is_stem_only:
-        raise ValueError(f"token merging does not support {position}: it needs positions added at the stem only")
+    layers = vit.position.layer_positions(vit.config.shape.grid, None)
+    if any(part is not None for layer in layers for part in layer):
+        name = vit.config.position
+        raise ValueError(f"token merging does not support {name}: it needs positions added at the stem only")
     return Merged(vit, r, count_unmerged_layers(vit.config) if after is None else after)
 
 

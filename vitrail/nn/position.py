@@ -266,22 +266,12 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Position:
-    """The base class of the slots."""
-
-    @property
-    def is_stem_only(self) -> bool:
-        """Return whether the layers themselves need no positions."""
-        return getattr(self, "at", "every") == "stem"
-
-    def build(self, shape: EncoderShape) -> PositionEmbedding:
-        """Return the module; raise ValueError if it does not fit the width."""
-        raise NotImplementedError
+    """The base class of the slots, whose `build` returns the module."""
 
     def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
         """Return the module's tensors resampled from the grid of `shape` to another one (section 3.2)."""
         if tensors:
-            names = ", ".join(tensors)
-            raise NotImplementedError(f"{type(self).__name__} cannot resize {names}: write its method resize_tensors")
+            raise NotImplementedError(f"{type(self).__name__} needs a resize_tensors for {', '.join(tensors)}")
         return tensors
 
 
@@ -306,10 +296,6 @@ def _check_width(kind: str, width: int, divisor: int, what: str = "width") -> No
 class NoPosition(Position):
     """No positions: attention treats the patches as a set."""
 
-    @property
-    def is_stem_only(self) -> bool:
-        return True
-
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         return PositionEmbedding(shape)
 
@@ -324,8 +310,7 @@ class Learned1D(AddedPosition):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prefix not in ("outputs", "none", "all"):
-            what = "Learned1D.prefix, the prefix tokens with a position,"
-            raise ValueError(f"{what} must be 'outputs', 'none' or 'all', got {self.prefix!r}")
+            raise ValueError(f"Learned1D.prefix must be 'outputs', 'none' or 'all', got {self.prefix!r}")
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         return Learned1DTable(shape, self.at, self.count_covered(shape))

@@ -46,10 +46,7 @@ def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw
 
 
 def pair_indices(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return for each image the first of its pair, whose random numbers both use, and its partner.
-
-    An unpaired last image is its own partner.
-    """
+    """Return the first of each image's pair, whose random numbers both use, and its partner: itself for an unpaired last one."""
     index = torch.arange(count, device=device)
     return index // 2 * 2, (index ^ 1).clamp(max=count - 1)
 

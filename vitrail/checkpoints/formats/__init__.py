@@ -115,10 +115,8 @@ class Assumptions:
         if "size" in self.given:
             height, width = self.resolve("size", None, "")
             if height % stride or width % stride or (height // stride) * (width // stride) != patches:
-                checkpoint = f"the checkpoint's {patches} patches of {stride}×{stride}"
-                raise ValueError(
-                    f"an image of {height}×{width} does not have {checkpoint}: give another --assume size=HxW"
-                )
+                patches_and_remedy = f"{patches} patches of {stride}×{stride}: give another --assume size=HxW"
+                raise ValueError(f"an image of {height}×{width} does not have the checkpoint's {patches_and_remedy}")
             return height, width
         side = math.isqrt(patches)
         if side * side != patches or not side:
