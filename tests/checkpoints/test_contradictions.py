@@ -134,7 +134,7 @@ def test_timm_settings_give_size_and_heads(tmp_path):
     [
         ({"do_rescale": False}, "does not divide by 255"),
         ({"rescale_factor": float("nan")}, "does not divide by 255"),
-        ({"do_resize": False}, "it does not resize"),
+        ({"do_resize": False}, "do_resize is false, but the model needs one image size"),
         ({"size": {"height": float("inf"), "width": 3}}, "unsupported preprocessor_config.json"),
         ({"image_mean": [10**400] * 3}, "unsupported preprocessor_config.json"),
         ({"resample": 17}, "unsupported preprocessor_config.json"),

@@ -232,7 +232,7 @@ def test_labels_preprocessing_and_card_round_trip(tmp_path, theirs):
     assert again.preprocessing == pipeline
     assert again.card["recipe"] == recipe
     assert again.card["licence"] == "cc0-1.0"
-    with pytest.raises(ValueError, match=r"2 labels for a model of 5 classes"):
+    with pytest.raises(ValueError, match=r"2 labels for a model of 5 classes: give one per class"):
         vitrail.save(model, path, labels=["a", "b"])
     with pytest.raises(ValueError, match=r"preprocessing gives 1 channels, the model takes 3"):
         vitrail.save(model, path, preprocessing=pipeline.with_channels(1))
@@ -355,9 +355,9 @@ def test_resized_model_equals_resampling_at_run_time(tmp_path, theirs):
     torch.testing.assert_close(resized(image), model(image), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("position", ["learned1d", "learned1d@every", "learned2d", "relative", "sincos2d"])
-def test_every_kind_of_position_is_resampled(position):
-    model = vitrail.build(patch=8, width=32, depth=2, heads=2, image_size=32, classes=3, position=position)
+@pytest.mark.parametrize("name", [name for name in VIT_SLOTS if "position" in name or name in ("paper", "registers")])
+def test_every_kind_of_position_is_resampled(name):
+    model = vitrail.build(**{**SMALL, "image_size": 32, **VIT_SLOTS[name]})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -126,6 +126,9 @@ def test_shards_that_disagree_on_names_are_refused(tmp_path):
     shard(tmp_path / "train-1.parquet", range(2), [0, 1], names=("b", "a"))
     with pytest.raises(ValueError, match="has other class names"):
         load_dataset(tmp_path)
+    pq.write_table(pa.table({"caption": ["a cat"]}), tmp_path / "train-1.parquet")
+    with pytest.raises(ValueError, match=r"no column of images \(.*\), got caption"):
+        load_dataset(tmp_path)
 
 
 def test_a_table_without_images_names_its_columns(tmp_path):

@@ -189,7 +189,7 @@ def test_what_the_family_lacks_is_refused_by_name(
     trained: Path, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Unsupported, match="does not support pyramid networks"):
-        vitrail.build("Pyramid-8").tokens_for("mae")
+        vitrail.build("Pyramid-8").require_tokens("mae")
     for arguments in (
         ["train", "digits", "--recipe", "deit", "--model", "Pyramid-8"],
         ["pretrain", "digits", "--method", "mae", "--model", "Pyramid-8"],

@@ -12,6 +12,7 @@ import vitrail
 from tests.variants import SMALL, VIT_SLOTS
 from vitrail.models.token_merging import Merged, format_token_counts, merge_model, tokens_per_layer
 from vitrail.models.vit import ViT
+from vitrail.nn.position import NO_POSITION
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
@@ -33,7 +34,8 @@ def make_images(model: ViT, count: int = 2) -> torch.Tensor:
 
 
 def has_layer_positions(slots: dict) -> bool:
-    return any(slots.get("position") == name for name in (*INSIDE, "learned1d@shared", "learned2d@every"))
+    model = vitrail.build(**{**SMALL, **slots})
+    return any(p is not NO_POSITION for p in model.position.layer_positions(model.config.shape.grid, None))
 
 
 # --- the paper's algorithm, in loops ---

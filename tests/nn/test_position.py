@@ -141,3 +141,8 @@ def test_every_layer_adds_its_own_table():
     for layer, block in enumerate(model.blocks):
         expected = block(expected + model.position.weight[layer])
     torch.testing.assert_close(model.encode(z), expected)
+
+
+def test_tables_that_a_slot_cannot_resize_are_named():
+    with pytest.raises(NotImplementedError, match="Rotary2D needs a resize_tensors for weight"):
+        Rotary2D().resize_tensors({"weight": torch.ones(1)}, SHAPE, (2, 2))

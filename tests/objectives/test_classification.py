@@ -109,3 +109,10 @@ def test_resnets_have_no_patches_to_drop() -> None:
 def test_invalid_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         Classification(**wrong)
+
+
+def test_a_loss_without_random_numbers_is_refused() -> None:
+    made, (images, targets) = task(), batch()
+    assert set(made(images)) == {"logits"}
+    with pytest.raises(ValueError, match="the loss needs draw"):
+        made(images, targets)

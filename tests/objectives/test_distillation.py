@@ -268,7 +268,7 @@ def test_features_are_the_input_of_the_last_layer(slots: dict[str, Any]) -> None
         ({"alpha": 0.0}, "must be > 0 and <= 1"),
         ({"alpha": 1.5}, "must be > 0 and <= 1"),
         ({"temperature": 0.0}, "must be > 0"),
-        ({"per": "class"}, "must be value or picture"),
+        ({"per": "class"}, "objective.per, the divisor of the soft loss, must be value or picture"),
         ({"mixup": -1.0}, "must be >= 0"),
     ],
 )

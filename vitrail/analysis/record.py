@@ -26,7 +26,7 @@ def find_vit(model: nn.Module) -> TokenModel:
     if len(models) == 1:
         return models[0]
     if not models and (other := next((module for module in model.modules() if isinstance(module, Model)), None)):
-        return other.tokens_for("recording attention")  # raises
+        return other.require_tokens("recording attention")  # raises
     raise ValueError(f"{type(model).__name__} contains {len(models)} Vision Transformers: give one of them")
 
 
@@ -51,7 +51,7 @@ def resolve_layers(vit: TokenModel, layers: int | Iterable[int]) -> list[int]:
 def iter_states(vit: TokenModel, images: Tensor) -> Iterator[Tensor]:
     """Yield the tokens z_0 to z_L of a batch, [B, T, D] each; raise ValueError if they are not finite."""
     z_0 = vit.tokens(images)
-    for number, z in enumerate(chain([z_0], vit.states(z_0, vit.embed.grid(images)))):
+    for number, z in enumerate(chain([z_0], vit.layer_outputs(z_0, vit.embed.grid(images)))):
         if not z.isfinite().all():
             where = f"after layer {number}" if number else "before the first layer"
             raise ValueError(f"the tokens of this model are not finite {where}")

@@ -190,7 +190,7 @@ def read_adapter(directory: str | Path, config: ModelConfig) -> Adapter:
     """Return the changes of the adapter in a directory to a model of this configuration; raise if unsupported."""
     folder = Path(directory)
     if not isinstance(config, TokenConfig):
-        raise ValueError(f"{folder} is an adapter of a Vision Transformer, and the model is a ResNet")
+        raise ValueError(f"{folder} is an adapter of a Vision Transformer: give the one that it was trained on")
     config_path, path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     if not config_path.is_file():
         raise ValueError(f"{folder} is no adapter: it has no {CONFIG_FILE}")
@@ -204,7 +204,7 @@ def read_adapter(directory: str | Path, config: ModelConfig) -> Adapter:
         tensors = {name: source.read(name) for name in source.specs}
         labels, preprocessing = _read_metadata(source, config)
     if not tensors:
-        raise checkpoint_error(path, "it holds no tensors to merge")
+        raise checkpoint_error(path, "it has no tensors to merge: save the adapter again")
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOAT_DTYPES:
             kind = safetensors.DTYPE_NAMES[tensor.dtype]
@@ -295,7 +295,7 @@ def _check_head(head: Mapping[str, Tensor], heads: Mapping[str, str], path: Path
     if not head:
         return
     if len(head) != 2 * len(heads):
-        raise checkpoint_error(path, f"its head lacks {2 * len(heads) - len(head)} tensors")
+        raise checkpoint_error(path, f"its head lacks {2 * len(heads) - len(head)} tensors: save the adapter again")
     shapes = {name: list(tensor.shape) for name, tensor in head.items()}
     weights = [shapes[f"{ours}.weight"] for ours in heads.values()]
     biases = [shapes[f"{ours}.bias"] for ours in heads.values()]
@@ -312,7 +312,7 @@ def _compute_deltas(pairs: LoRAPairs, settings: Mapping[str, Any], config: Token
     deltas: dict[str, Tensor] = {}
     for module, (part, matrices) in pairs.items():
         if len(matrices) != 2:
-            raise checkpoint_error(path, f"{module} has only {' and '.join(matrices)}")
+            raise checkpoint_error(path, f"{module} has only {' and '.join(matrices)}: save the adapter again")
         a, b = matrices["lora_A"].double(), matrices["lora_B"].double()
         name = f"{part.ours}.weight"
         shape = build_meta_state(config)[name].shape

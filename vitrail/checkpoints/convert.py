@@ -177,7 +177,7 @@ def convert(
     contract, state = adapt_state(contract, state, classes, image_size, channels)
     if labels is not None:
         if len(labels) != contract.config.classes:
-            raise ValueError(f"{len(labels)} labels for a model of {contract.config.classes} classes")
+            raise ValueError(f"{len(labels)} labels for {contract.config.classes} classes: give one per class")
         contract = replace(contract, labels=labels)
     if licence is not None:
         contract = replace(contract, card=contract.card | {"licence": licence})
@@ -279,7 +279,7 @@ def write_and_verify(
             back, read, count = again.read_state(), again.contract, len(again.source.specs)
         check_identical(path, written, back)
         if to == "vitrail" and read != contract:
-            raise ValueError("the artifact was read back with another contract: please report this")
+            raise ValueError("the written file has another configuration, labels or pipeline: please report this bug")
         expected, compared = compute_outputs(contract, state, image, "logits"), "logits"
         if not expected.any():  # a new head is zero: compare its input instead
             expected, compared = compute_outputs(contract, state, image, "features"), "features"

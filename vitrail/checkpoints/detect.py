@@ -58,8 +58,8 @@ def detect_format(shapes: formats.Shapes, settings: dict[str, Any], assume: Mapp
             if not all(names.find(name) for name in form.required_keys):
                 continue
             try:
-                facts = formats.Assumptions(form.parse_settings(settings) | given)
-                config = form.read_config(names, facts)
+                assumptions = formats.Assumptions(form.parse_settings(settings) | given)
+                config = form.read_config(names, assumptions)
                 table = form.build_table(config, root)
             except ValueError as error:
                 complaints.append(f"it looks like {form.title}, but {error}")
@@ -69,7 +69,7 @@ def detect_format(shapes: formats.Shapes, settings: dict[str, Any], assume: Mapp
             reason = f"{form.title}: it has {telling}" + (f", after {wrapper!r}" if wrapper else "")
             tensors = account_tensors(wanted, inner, find_ignored(table, inner), wrapper)
             table = keys.add_root(table, wrapper)
-            detection = Detection(form.name, reason, config, table, wrapper + root, facts.used, **tensors)
+            detection = Detection(form.name, reason, config, table, wrapper + root, assumptions.used, **tensors)
             if detection.is_complete:
                 return detection
             if best is None or len(detection.list_differences()) < len(best.list_differences()):

@@ -190,7 +190,7 @@ def save(
     """
     names = model.labels if labels is None else tuple(labels)
     if names is not None and len(names) != model.config.classes:
-        raise ValueError(f"{len(names)} labels for a model of {model.config.classes} classes")
+        raise ValueError(f"{len(names)} labels for a model of {model.config.classes} classes: give one per class")
     pipeline = model.preprocessing if preprocessing is None else preprocessing
     if pipeline is not None and not isinstance(pipeline, Preprocessing):
         raise ValueError(f"preprocessing must be a vitrail Preprocessing, got {type(pipeline).__name__}")

@@ -145,9 +145,9 @@ def read_mae(
         spec, mask, recorded_norm_pix, detection = detect_decoder(checkpoint, decoder_heads)
         state = replace(checkpoint, detection=detection).read_state(progress=progress)
     contract, (encoder, ours) = checkpoint.contract, split_state(state)
-    decoder = build_meta_decoder(contract.config.tokens_for("a masked autoencoder"), spec)
+    decoder = build_meta_decoder(contract.config.require_tokens("a masked autoencoder"), spec)
     decoder.load_state_dict({n.removeprefix(DECODER_PREFIX): t.float() for n, t in ours.items()}, assign=True)
-    model = assemble_model(contract, encoder, torch.float32).tokens_for("a masked autoencoder")
+    model = assemble_model(contract, encoder, torch.float32).require_tokens("a masked autoencoder")
     return Autoencoder(model, decoder.eval(), mask, recorded_norm_pix if norm_pix is None else norm_pix)
 
 

@@ -165,7 +165,7 @@ def _map_by_index(file: str, names_by_index: ClassNames, outputs: int, is_comple
     indices: dict[str, dict[int, None]] = {}
     for index, names in names_by_index:
         if index >= outputs:
-            raise ValueError(f"{file}: index {index:,} is out of range for {outputs:,} classes")
+            raise ValueError(f"{file}: index {index:,} is out of range: classes are 0 to {outputs - 1:,}")
         for name in names:
             indices.setdefault(normalise_class_name(name), {})[index] = None
     for index, _ in names_by_index:  # the index is also a name, unless another class has it
@@ -193,7 +193,7 @@ def _map_by_pairs(file: str, pairs: ClassPairs, names: Sequence[str] | None, out
             first, second = indices[:2]
             raise ValueError(f"{file}: {model!r} names the model's classes {first} and {second}: give the index")
         if not 0 <= index < outputs:
-            raise ValueError(f"{file}: index {index:,} of {data!r} is out of range for {outputs:,} classes")
+            raise ValueError(f"{file}: index {index:,} of {data!r} is out of range: classes are 0 to {outputs - 1:,}")
         matched[normalise_class_name(data)] = (index,)
     return ClassMap(file, matched, {index: data for data, (index,) in reversed(matched.items())})
 

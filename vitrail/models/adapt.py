@@ -11,7 +11,7 @@ import torch
 from vitrail.models.base import Model, ModelConfig, State, TokenConfig
 from vitrail.models.registry import build_from, lay_out
 from vitrail.nn.head import Linear, Projection
-from vitrail.nn.position import AddedPositionEmbedding, Learned1D, SinCos2D, Sinusoid1D, count_covered
+from vitrail.nn.position import AddedPositionEmbedding, Learned1D, SinCos2D, Sinusoid1D
 
 KEEP: Any = object()  # leave unchanged, where None means none
 
@@ -105,8 +105,9 @@ def with_positions_for(config: TokenConfig, state: State, which: Any) -> tuple[T
     position = config.position
     if not isinstance(position, Learned1D) or position.at != "stem" or position.prefix == which:
         return config, state
-    new = replace(config, position=replace(position, prefix=which))
-    before, after = count_covered(config.position, config.prefix), count_covered(new.position, new.prefix)
+    wanted = replace(position, prefix=which)
+    new = replace(config, position=wanted)
+    before, after = position.count_covered(config.shape), wanted.count_covered(config.shape)
     if before == after:
         return new, state
     state, table = dict(state), state["position.weight"]

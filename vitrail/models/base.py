@@ -87,7 +87,7 @@ class ModelConfig:
         """Return whether the family computes patch tokens."""
         return False
 
-    def tokens_for(self, purpose: str) -> "TokenConfig":
+    def require_tokens(self, purpose: str) -> "TokenConfig":
         """Return this configuration if it has patch tokens; raise Unsupported otherwise."""
         raise refuse(self, purpose)
 
@@ -144,7 +144,7 @@ class TokenConfig(ModelConfig):
     def has_tokens(self) -> bool:
         return True
 
-    def tokens_for(self, purpose: str) -> "TokenConfig":
+    def require_tokens(self, purpose: str) -> "TokenConfig":
         return self
 
 
@@ -167,7 +167,7 @@ def image_sides(value: int | tuple[int, ...]) -> tuple[int, int]:
     return value[0], value[1]
 
 
-class Step(NamedTuple):
+class ForwardStage(NamedTuple):
     """One stage of a forward pass: its name, its output, and the modules whose parameters it uses."""
 
     name: str
@@ -234,13 +234,13 @@ class Model(RecomputeModule, ABC):
     def feature_dim(self) -> int:
         """Return the number of values per image that `embed_images` returns."""
 
-    def steps(self, images: Tensor, every_token: bool = False) -> Iterator[Step]:
+    def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
         """Run the model stage by stage, for cost counting; `every_token` computes all tokens in the last layer."""
-        yield Step("image", images)
+        yield ForwardStage("image", images)
         body = tuple(module for name, module in self.named_children() if name != "head")
         features = self.forward_features(images)
-        yield Step("features", features, body)
-        yield Step("head", self.forward_head(features), (self.head,))
+        yield ForwardStage("features", features, body)
+        yield ForwardStage("head", self.forward_head(features), (self.head,))
 
     # --- layers and parameters ---
 
@@ -264,11 +264,11 @@ class Model(RecomputeModule, ABC):
         return 0 if parameter.startswith(self.STEM) else self.config.depth + 1
 
     STEM: ClassVar[tuple[str, ...]] = ()  # prefixes of parameters before the first layer
-    UNDECAYED: ClassVar[tuple[str, ...]] = ()  # prefixes of tables and tokens that weight decay is not meant for
+    NO_WEIGHT_DECAY: ClassVar[tuple[str, ...]] = ()  # prefixes of tables and tokens without weight decay
 
     def decays(self, name: str, parameter: Tensor) -> bool:
         """Return whether weight decay applies to a parameter: to matrices and filters, not to norms, biases and tables."""
-        table = name.startswith(self.UNDECAYED) or name.endswith(("probe", "mask_token"))
+        table = name.startswith(self.NO_WEIGHT_DECAY) or name.endswith(("probe", "mask_token"))
         return parameter.ndim >= 2 and not table
 
     def lora_modules(self) -> list[nn.Linear]:
@@ -277,7 +277,7 @@ class Model(RecomputeModule, ABC):
 
     # --- other forms of the same model ---
 
-    def tokens_for(self, purpose: str) -> "TokenModel":
+    def require_tokens(self, purpose: str) -> "TokenModel":
         """Return this model if it has patch tokens; raise Unsupported otherwise."""
         raise refuse(self.config, purpose)
 
@@ -325,7 +325,7 @@ class TokenModel(Model):
         blocks: nn.ModuleList
         pool: Pool
 
-    def tokens_for(self, purpose: str) -> "TokenModel":
+    def require_tokens(self, purpose: str) -> "TokenModel":
         return self
 
     @abstractmethod
@@ -340,12 +340,12 @@ class TokenModel(Model):
         self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, n_outputs: int | None = None
     ) -> Tensor:
         """Return z_L of equations 2 and 3: [B, T, D], or the first `n_outputs` tokens of it."""
-        for z_l in self.states(z, grid, keep, n_outputs):
+        for z_l in self.layer_outputs(z, grid, keep, n_outputs):
             z = z_l
         return z
 
     @abstractmethod
-    def states(
+    def layer_outputs(
         self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, n_outputs: int | None = None
     ) -> Iterator[Tensor]:
         """Yield z_1 to z_L, one after the other."""
@@ -353,12 +353,12 @@ class TokenModel(Model):
     def hidden_states(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
         """Return the tokens z_l after these layers, [B, T, D] each: 0 is the embedding, -1 the last layer."""
         wanted, z = self.resolve_layers(layers, "the embedding"), self.tokens(images)
-        states = self.states(z, self.embed.grid(images))
-        states = {0: z, **dict(zip(range(1, max(wanted, default=0) + 1), states, strict=False))}
+        outputs = self.layer_outputs(z, self.embed.grid(images))
+        states = {0: z, **dict(zip(range(1, max(wanted, default=0) + 1), outputs, strict=False))}
         return [states[layer] for layer in wanted]
 
     @abstractmethod
-    def pre_logits(self, y: Tensor) -> Tensor:
+    def apply_pre_logits(self, y: Tensor) -> Tensor:
         """Return the input of the classifier for pooled tokens y."""
 
     def pool_tokens(self, images: Tensor, keep: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.base import Layer, Model, ModelConfig, Step, check_common, image_sides
+from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, check_common, image_sides
 from vitrail.models.sizes import RESNETS, closest
 from vitrail.models.tracing import fold_convolutions
 from vitrail.nn.resnet import PreActBottleneck, StdConv, build_stages, group_norm
@@ -115,17 +115,17 @@ class BiT(Model):
     def feature_dim(self) -> int:
         return self.width
 
-    def steps(self, images: Tensor, every_token: bool = False) -> Iterator[Step]:
+    def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
         """Run the model stage by stage."""
-        yield Step("image", images)
+        yield ForwardStage("image", images)
         x = self.embed_root(images)
-        yield Step("root", x, (self.root,))
+        yield ForwardStage("root", x, (self.root,))
         for index, stage in enumerate(self.stages, start=1):
             x = stage(x)
-            yield Step(f"stage {index}", x, (stage,))
+            yield ForwardStage(f"stage {index}", x, (stage,))
         y = self.forward_head(x, pre_logits=True)
-        yield Step("pooling", y, (self.norm,))
-        yield Step("head" if self.config.classes is not None else "features", self.head(y), (self.head,))
+        yield ForwardStage("pooling", y, (self.norm,))
+        yield ForwardStage("head" if self.config.classes is not None else "features", self.head(y), (self.head,))
 
     def layers(self) -> list[Layer]:
         return [

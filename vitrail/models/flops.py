@@ -211,6 +211,6 @@ def _count_stages(model: Model, images: Tensor, every_token: bool = False) -> li
     """Return the cost of a model stage by stage."""
     stages: list[Stage] = []
     with torch.no_grad(), Counter() as counter:
-        for name, value, modules in model.steps(images, every_token):
+        for name, value, modules in model.run_stages(images, every_token):
             stages.append(Stage(name, tuple(value.shape), count_parameters(*modules), *counter.take()))
     return stages

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.nn.attention import MSA
 from vitrail.nn.block import EncoderBlock, ParallelBlock, PostNormBlock, PreNormBlock, take_first_tokens
-from vitrail.nn.position import Relative, Rotary2D
 from vitrail.nn.shape import Grid
 
 
@@ -39,7 +38,7 @@ class Merged(nn.Module):
     def features(self, image: Tensor) -> Tensor:
         """Return the features that the model without classes would give: [B, F], or [B, 2, D] if distilled."""
         y = self.pool_tokens(image)
-        return self.vit.head(y) if self.config.classes is None else self.vit.pre_logits(y)
+        return self.vit.head(y) if self.config.classes is None else self.vit.apply_pre_logits(y)
 
     def pool_tokens(self, image: Tensor) -> Tensor:
         """Compute equations 1 to 4 with merging."""
@@ -94,9 +93,10 @@ def merge_model(vit: TokenModel, r: int, after: int | None = None) -> Merged:
     """
     if r < 0:
         raise ValueError(f"tokens to merge per layer must be at least 0, got {r}")
-    position = vit.config.position
-    if isinstance(position, (Relative, Rotary2D)) or getattr(position, "at", "stem") != "stem":
-        raise ValueError(f"token merging does not support {position}: it needs positions added at the stem only")
+    layers = vit.position.layer_positions(vit.config.shape.grid, None)
+    if any(part is not None for layer in layers for part in layer):
+        name = vit.config.position
+        raise ValueError(f"token merging does not support {name}: it needs positions added at the stem only")
     return Merged(vit, r, count_unmerged_layers(vit.config) if after is None else after)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.base import Layer, Step, TokenModel
+from vitrail.models.base import ForwardStage, Layer, TokenModel
 from vitrail.models.tracing import ConstantPositions, fold_convolutions, resample_in_graph
 from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import run_block
@@ -21,7 +21,7 @@ class ViT(TokenModel):
     """Image to logits: patches, tokens, encoder, pooling, head."""
 
     STEM: ClassVar[tuple[str, ...]] = ("embed.", "prefix.", "position.", "token_norm.")
-    UNDECAYED: ClassVar[tuple[str, ...]] = ("position.", "prefix.")
+    NO_WEIGHT_DECAY: ClassVar[tuple[str, ...]] = ("position.", "prefix.")
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class ViT(TokenModel):
         e_pos = self.position.stem_embedding(grid, keep)
         return self.token_norm(self.dropout(z if e_pos is None else z + e_pos))  # eq. 1
 
-    def states(
+    def layer_outputs(
         self, z: Tensor, grid: Grid | None = None, keep: Tensor | None = None, n_outputs: int | None = None
     ) -> Iterator[Tensor]:
         """Yield z_1 to z_L. The last layer computes the first `n_outputs` tokens only.
@@ -66,7 +66,7 @@ class ViT(TokenModel):
         positions = self.position.layer_positions(grid or self.config.shape.grid, keep)
         for layer, (block, position) in enumerate(zip(self.blocks, positions, strict=True), start=1):
             z, last = position.add_to(z), layer == len(self.blocks)
-            z = run_block(block, self.recompute, z, position, n_outputs if last else None)  # eq. 2, 3
+            z = run_block(block, self.activation_checkpointing, z, position, n_outputs if last else None)  # eq. 2, 3
             yield z
 
     def forward_features(self, images: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ class ViT(TokenModel):
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool z_L (equation 4), then apply the head; a distilled model pools to two vectors."""
         y = self.pool(features)
-        return self.pre_logits(y) if pre_logits else self.head(y)
+        return self.apply_pre_logits(y) if pre_logits else self.head(y)
 
-    def pre_logits(self, y: Tensor) -> Tensor:
+    def apply_pre_logits(self, y: Tensor) -> Tensor:
         """Return the input of the classifier: y after the tanh layer or the projection, if there is one."""
         if isinstance(self.head, TanhHead):
             return torch.tanh(self.head.pre_logits(y))
@@ -88,13 +88,13 @@ class ViT(TokenModel):
         return self.head.linear(features) if isinstance(self.head, TanhHead) else self.head(features)
 
     def compute_pre_logits(self, images: Tensor) -> Tensor:
-        return self.pre_logits(self.pool_tokens(images))
+        return self.apply_pre_logits(self.pool_tokens(images))
 
     def dense_logits(self, images: Tensor) -> Tensor:
         """Return logits for every patch, [B, h, w, K]: each patch is pooled as if it were the whole image."""
         prefix, patches = self.config.prefix.count, self.forward_features(images)[:, self.config.prefix.count :]
-        alone = patches.reshape(-1, 1, patches.shape[-1]).expand(-1, prefix + 1, -1)  # the patch as all tokens
-        return self.head(self.pool(alone)).unflatten(0, (len(images), *self.embed.grid(images)))
+        single_patch = patches.reshape(-1, 1, patches.shape[-1]).expand(-1, prefix + 1, -1)  # the patch as all tokens
+        return self.head(self.pool(single_patch)).unflatten(0, (len(images), *self.embed.grid(images)))
 
     def feature_maps(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
         """Return the patch tokens after these layers as maps, [B, D, h, w] each."""
@@ -109,21 +109,21 @@ class ViT(TokenModel):
             return self.config.head.width
         return self.pool.n_vectors * self.pool.feature_dim
 
-    def steps(self, images: Tensor, every_token: bool = False) -> Iterator[Step]:
+    def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
         """Run the model equation by equation."""
         grid = self.embed.grid(images)
-        yield Step("image", images)
+        yield ForwardStage("image", images)
         x = self.embed(images)
-        yield Step("patches x_p E", x, (self.embed,))
+        yield ForwardStage("patches x_p E", x, (self.embed,))
         z = self.add_positions(x, grid)
-        yield Step("tokens z_0 (eq. 1)", z, (self.prefix, self.position, self.token_norm))
-        states = self.states(z, grid, n_outputs=None if every_token else self.pool.n_inputs)
-        for layer, (block, z_l) in enumerate(zip(self.blocks, states, strict=True), start=1):
-            yield Step(f"layer {layer} (eq. 2, 3)", z_l, (block,))
+        yield ForwardStage("tokens z_0 (eq. 1)", z, (self.prefix, self.position, self.token_norm))
+        outputs = self.layer_outputs(z, grid, n_outputs=None if every_token else self.pool.n_inputs)
+        for layer, (block, z_l) in enumerate(zip(self.blocks, outputs, strict=True), start=1):
+            yield ForwardStage(f"layer {layer} (eq. 2, 3)", z_l, (block,))
             z = z_l
         y = self.pool(z)
-        yield Step("pooling y (eq. 4)", y, (self.pool,))
-        yield Step("head" if self.config.classes is not None else "features", self.head(y), (self.head,))
+        yield ForwardStage("pooling y (eq. 4)", y, (self.pool,))
+        yield ForwardStage("head" if self.config.classes is not None else "features", self.head(y), (self.head,))
 
     def layers(self) -> list[Layer]:
         return [Layer(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]

@@ -4,7 +4,7 @@
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar, get_args
 
 from vitrail.models.base import State, TokenConfig, Unsupported, check_common, image_sides
@@ -16,7 +16,7 @@ from vitrail.nn.embed import ConvStem, Patches, Prefix
 from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
-from vitrail.nn.position import Learned1D, NoPosition, PositionSlot, Rotary2D, resize_positions
+from vitrail.nn.position import Learned1D, PositionSlot
 from vitrail.nn.shape import Grid
 
 EmbedSlot = Patches | ConvStem | Hybrid
@@ -119,7 +119,9 @@ class ViTConfig(TokenConfig):
 
     def resize_state(self, state: State, size: tuple[int, ...]) -> State:
         """Return these tensors with learned positions resampled to the grid of another image size (section 3.2)."""
-        return resize_positions(self.position, self.prefix, state, self.shape.grid, self.grid_of(size))
+        tensors = {name.removeprefix("position."): t for name, t in state.items() if name.startswith("position.")}
+        resized = self.position.resize_tensors(tensors, self.shape, self.grid_of(size))
+        return state | {f"position.{name}": tensor for name, tensor in resized.items()}
 
     def input_weight(self) -> str:
         if isinstance(self.embed, Patches) and self.embed.normed:
@@ -157,7 +159,7 @@ def parse_position(name: str) -> PositionSlot:
     position = get_slot("position", kind, POSITIONS)
     if not at:
         return position()
-    if position in (NoPosition, Rotary2D):
+    if "at" not in (field.name for field in fields(position)):
         raise ValueError(f"position {kind!r} has no scope: leave out '@{at}'")
     return position(at=at)
 

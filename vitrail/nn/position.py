@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.nn.embed import Prefix
 from vitrail.nn.shape import EncoderShape, Grid
 
 PositionScope = Literal["stem", "every", "shared"]
@@ -266,7 +265,18 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AddedPosition:
+class Position:
+    """The base class of the slots, whose `build` returns the module."""
+
+    def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
+        """Return the module's tensors resampled from the grid of `shape` to another one (section 3.2)."""
+        if tensors:
+            raise NotImplementedError(f"{type(self).__name__} needs a resize_tensors for {', '.join(tensors)}")
+        return tensors
+
+
+@dataclass(frozen=True)
+class AddedPosition(Position):
     """The scope of positions that are added to the tokens."""
 
     at: PositionScope = "stem"
@@ -283,7 +293,7 @@ def _check_width(kind: str, width: int, divisor: int, what: str = "width") -> No
 
 
 @dataclass(frozen=True)
-class NoPosition:
+class NoPosition(Position):
     """No positions: attention treats the patches as a set."""
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
@@ -300,10 +310,20 @@ class Learned1D(AddedPosition):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prefix not in ("outputs", "none", "all"):
-            raise ValueError(f"prefix of positions must be 'outputs', 'none' or 'all', got {self.prefix!r}")
+            raise ValueError(f"Learned1D.prefix must be 'outputs', 'none' or 'all', got {self.prefix!r}")
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
-        return Learned1DTable(shape, self.at, {"outputs": shape.outputs, "none": 0, "all": shape.prefix}[self.prefix])
+        return Learned1DTable(shape, self.at, self.count_covered(shape))
+
+    def count_covered(self, shape: EncoderShape) -> int:
+        """Return the number of prefix tokens that have a row in the table."""
+        return {"outputs": shape.outputs, "none": 0, "all": shape.prefix}[self.prefix]
+
+    def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
+        covered, table = self.count_covered(shape), tensors["weight"]
+        patches = table[:, covered:].transpose(1, 2).unflatten(2, shape.grid)
+        patches = resample_table(patches, grid).flatten(2).transpose(1, 2)
+        return {"weight": torch.cat((table[:, :covered], patches), 1)}
 
 
 @dataclass(frozen=True)
@@ -313,6 +333,13 @@ class Learned2D(AddedPosition):
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         _check_width("2-D learned", shape.width, 2)
         return Learned2DTable(shape, self.at)
+
+    def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
+        tensors = dict(tensors)
+        for name, length in (("rows_weight", grid[0]), ("columns_weight", grid[1])):
+            table = tensors[name].transpose(1, 2).unsqueeze(-1)
+            tensors[name] = resample_table(table, (length, 1)).squeeze(-1).transpose(1, 2).contiguous()
+        return tensors
 
 
 @dataclass(frozen=True)
@@ -338,7 +365,7 @@ class Sinusoid1D(AddedPosition):
 
 
 @dataclass(frozen=True)
-class Relative:
+class Relative(Position):
     """A learned bias per head and 2-D offset, with one table per layer or one shared table."""
 
     at: PositionScope = "every"
@@ -350,9 +377,12 @@ class Relative:
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         return RelativePositionBias(shape, self.at)
 
+    def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
+        return tensors | {"offsets": resample_table(tensors["offsets"], (2 * grid[0] - 1, 2 * grid[1] - 1))}
+
 
 @dataclass(frozen=True)
-class Rotary2D:
+class Rotary2D(Position):
     """Queries and keys rotated by row and column, in every layer."""
 
     theta: float = 100.0
@@ -363,30 +393,3 @@ class Rotary2D:
 
 
 PositionSlot = NoPosition | Learned1D | Learned2D | Relative | SinCos2D | Sinusoid1D | Rotary2D
-
-
-def count_covered(slot: PositionSlot, prefix: Prefix) -> int:
-    """Return the number of prefix tokens that have a row in a learned table."""
-    if not isinstance(slot, Learned1D):
-        return 0
-    return {"outputs": prefix.outputs, "none": 0, "all": prefix.count}[slot.prefix]
-
-
-def resize_positions(
-    slot: PositionSlot, prefix: Prefix, state: dict[str, Tensor], old: Grid, grid: Grid
-) -> dict[str, Tensor]:
-    """Return a model's tensors with learned positions resampled from one grid to another (section 3.2)."""
-    state = dict(state)
-    match slot:
-        case Learned1D():
-            covered, table = count_covered(slot, prefix), state["position.weight"]
-            patches = table[:, covered:].transpose(1, 2).unflatten(2, old)
-            patches = resample_table(patches, grid).flatten(2).transpose(1, 2)
-            state["position.weight"] = torch.cat((table[:, :covered], patches), 1)
-        case Learned2D():
-            for name, length in (("rows_weight", (grid[0], 1)), ("columns_weight", (grid[1], 1))):
-                table = state[f"position.{name}"].transpose(1, 2).unsqueeze(-1)
-                state[f"position.{name}"] = resample_table(table, length).squeeze(-1).transpose(1, 2).contiguous()
-        case Relative():
-            state["position.offsets"] = resample_table(state["position.offsets"], (2 * grid[0] - 1, 2 * grid[1] - 1))
-    return state

@@ -23,6 +23,13 @@ Parts = dict[str, dict[str, Tensor]]  # tensors of the modules beside the model,
 Losses = dict[str, Tensor]  # at least the `loss`
 
 
+def require_draw(draw: StepRandom | None) -> StepRandom:
+    """Return the random generator of a training step; raise ValueError without one."""
+    if draw is None:
+        raise ValueError("the loss needs draw, the random generator of the step, got None: pass a StepRandom")
+    return draw
+
+
 @dataclass(frozen=True)
 class Reconstruction:
     """Images as uint8 [B, C, H, W]; hidden patches are grey in `masked`."""
@@ -88,7 +95,7 @@ class Objective:
     own_fields: ClassVar[tuple[str, ...]] = ()  # not taken over from another objective when this one replaces it
 
     @property
-    def pairs(self) -> bool:
+    def mixes_pairs(self) -> bool:
         """Return True if neighbours in a batch are mixed, so that both must be in the same process."""
         return False
 
@@ -106,7 +113,7 @@ class Objective:
 
     def check_run(self, config: ModelConfig, batch: int, views: Views | None, ema: bool) -> None:
         """Raise ValueError for a pretraining run that cannot work, before anything is computed."""
-        self.check(config.tokens_for("pretraining without labels"), batch)
+        self.check(config.require_tokens("pretraining without labels"), batch)
         name = type(self).__name__
         if self.uses_views and views is None:
             raise ValueError(f"{name} needs several crops of each image: set views=Views, or use another --method")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
-from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
 from vitrail.utils.json import check_fields
 
 MIX_KIND_STREAM, MIX_RATIO_STREAM, BOX_CENTRE_STREAM, KEEP_STREAM = 1, 2, 3, 4  # random streams
@@ -27,35 +27,35 @@ def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw
     if not mixup and not cutmix:
         return images, targets
     b, _, height, width = images.shape
-    pair, partner = pair_indices(b, images.device)
-    cut = draw.uniform(1, MIX_KIND_STREAM)[pair, 0] < (0.5 if mixup and cutmix else float(cutmix > 0))
-    share = torch.ones(b, device=images.device)  # of the image itself
-    for alpha, chosen in ((mixup, ~cut), (cutmix, cut)):
+    first_of_pair, partner = pair_indices(b, images.device)
+    use_cutmix = draw.uniform(1, MIX_KIND_STREAM)[first_of_pair, 0] < (0.5 if mixup and cutmix else float(cutmix > 0))
+    lam = torch.ones(b, device=images.device)  # λ, the weight of the image itself
+    for alpha, chosen in ((mixup, ~use_cutmix), (cutmix, use_cutmix)):
         if alpha:
-            share = torch.where(chosen, draw.beta(alpha, MIX_RATIO_STREAM)[pair], share)
+            lam = torch.where(chosen, draw.beta(alpha, MIX_RATIO_STREAM)[first_of_pair], lam)
 
-    centre = draw.uniform(2, BOX_CENTRE_STREAM)[pair]
-    box = cut_boxes(share, centre, (height, width)) & cut[:, None, None]  # [B, H, W]
-    share = torch.where(cut, 1 - box.float().mean((1, 2)), share)
+    centre = draw.uniform(2, BOX_CENTRE_STREAM)[first_of_pair]
+    box = cut_boxes(lam, centre, (height, width)) & use_cutmix[:, None, None]  # [B, H, W]
+    lam = torch.where(use_cutmix, 1 - box.float().mean((1, 2)), lam)
 
-    weight = share[:, None, None, None]
+    weight = lam[:, None, None, None]
     if cutmix:
-        weight = torch.where(cut[:, None, None], 1 - box.float(), share[:, None, None])[:, None]
+        weight = torch.where(use_cutmix[:, None, None], 1 - box.float(), lam[:, None, None])[:, None]
     images = images * weight + images[partner] * (1 - weight)
-    return images, targets * share[:, None] + targets[partner] * (1 - share[:, None])
+    return images, targets * lam[:, None] + targets[partner] * (1 - lam[:, None])
 
 
 def pair_indices(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return for each image the first of its pair, whose random numbers both use, and its partner; a last one is its own."""
+    """Return the first of each image's pair, whose random numbers both use, and its partner: itself for an unpaired last one."""
     index = torch.arange(count, device=device)
     return index // 2 * 2, (index ^ 1).clamp(max=count - 1)
 
 
-def cut_boxes(share: Tensor, centre: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Return boxes of (1 - share) [B] of an image around points [B, 2], clipped at the border as in CutMix, bool [B, h, w]."""
-    side = (1 - share[:, None]).sqrt() / 2
-    y, x = ((torch.arange(n, device=share.device) + 0.5) / n for n in grid)
-    rows, columns = (y - centre[:, :1]).abs() < side, (x - centre[:, 1:]).abs() < side  # [B, h], [B, w]
+def cut_boxes(lam: Tensor, centre: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Return boxes of (1 - lam) [B] of an image around points [B, 2], clipped at the border as in CutMix, bool [B, h, w]."""
+    half_side = (1 - lam[:, None]).sqrt() / 2
+    y, x = ((torch.arange(n, device=lam.device) + 0.5) / n for n in grid)
+    rows, columns = (y - centre[:, :1]).abs() < half_side, (x - centre[:, 1:]).abs() < half_side  # [B, h], [B, w]
     return rows[:, :, None] & columns[:, None, :]
 
 
@@ -82,20 +82,20 @@ class Classification(Objective):
         check_fields(self, ">= 0", "mixup", "cutmix")
 
     @property
-    def pairs(self) -> bool:
+    def mixes_pairs(self) -> bool:
         return bool(self.mixup or self.cutmix)
 
-    def build(self, model: Model, weights: Tensor | None = None) -> "Classifier":
+    def build(self, model: Model, weights: Tensor | None = None) -> "ClassificationTask":
         """Return the task. `weights`, [K], multiply the loss of rare classes; with several labels, that of their positives."""
         if self.patch_dropout:
-            model.tokens_for("objective.patch_dropout")
-        return Classifier(model, self, weights)
+            model.require_tokens("objective.patch_dropout")
+        return ClassificationTask(model, self, weights)
 
     def build_task(self, model: Model, inputs: TaskInputs) -> Task:
         return self.build(model, inputs.class_weights)
 
 
-class Classifier(Task):
+class ClassificationTask(Task):
     """A model with its classification loss."""
 
     weights: Tensor | None
@@ -107,16 +107,17 @@ class Classifier(Task):
 
     def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss`; targets are indices [B], or 0 and 1 for each class [B, K]. Without targets, the `logits`."""
-        if targets is None or draw is None:
+        if targets is None:
             return {"logits": self.model(images)}
+        draw = require_draw(draw)
         spec, multi_label = self.spec, targets.ndim == 2
-        images, targets = mix_pairs(images, self.soft_targets(targets), spec.mixup, spec.cutmix, draw)
+        images, targets = mix_pairs(images, self.encode_targets(targets), spec.mixup, spec.cutmix, draw)
         keep = self.draw_kept_patches(images, draw)
         logits = self.model(images) if keep is None else self.model(images, keep)
         return {"loss": self.label_loss(logits, targets, multi_label)}
 
-    def soft_targets(self, targets: Tensor) -> Tensor:
-        """Return labels, [B] or [B, K], as float [B, K]."""
+    def encode_targets(self, targets: Tensor) -> Tensor:
+        """Return labels, [B] or [B, K], as one-hot or multi-hot vectors, float [B, K]."""
         classes = self.model.config.classes
         assert classes is not None
         return targets.float() if targets.ndim == 2 else F.one_hot(targets, classes).float()
@@ -138,6 +139,6 @@ class Classifier(Task):
         """Return the patches of each image that this step computes, in order, [B, n]; None for all."""
         if not self.spec.patch_dropout:
             return None
-        patches = math.prod(self.model.tokens_for("patch dropout").embed.grid(images))
+        patches = math.prod(self.model.require_tokens("patch dropout").embed.grid(images))
         count = max(1, round(patches * (1 - self.spec.patch_dropout)))
         return draw.uniform(patches, KEEP_STREAM).argsort(1)[:, :count].sort(1).values

@@ -84,7 +84,7 @@ class DINO(Objective):
         return SelfDistillation(model, self, steps, group)
 
     def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        return self.build(model.tokens_for("DINO"), inputs.steps, inputs.group)
+        return self.build(model.require_tokens("DINO"), inputs.steps, inputs.group)
 
     def momentum_at(self, step: int, steps: int) -> float:
         """Return the teacher's momentum at step `step`, from 0."""

@@ -18,8 +18,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
 from vitrail.nn.head import DistilledHead
-from vitrail.objectives.base import Losses, Task, TaskInputs, TeacherOutput
-from vitrail.objectives.classification import Classification, Classifier, mix_pairs
+from vitrail.objectives.base import Losses, Task, TaskInputs, TeacherOutput, require_draw
+from vitrail.objectives.classification import Classification, ClassificationTask, mix_pairs
 from vitrail.objectives.teacher import Teacher
 from vitrail.utils.json import check_fields
 
@@ -78,7 +78,7 @@ class TeacherObjective(Classification):
         return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
 
 
-class TeacherTask(Classifier):
+class TeacherTask(ClassificationTask):
     """A student that learns labels and the outputs of a teacher. The teacher is in no state, gradient or shard of the task."""
 
     def __init__(self, model: Model, spec: TeacherObjective, inputs: TaskInputs) -> None:
@@ -118,7 +118,7 @@ class Distillation(TeacherObjective):
         if self.kind not in ("hard", "soft"):
             raise ValueError(f"unknown kind of distillation {self.kind!r}: use hard or soft")
         if self.per not in ("value", "picture"):
-            raise ValueError(f"per must be value or picture, got {self.per!r}")
+            raise ValueError(f"objective.per, the divisor of the soft loss, must be value or picture, got {self.per!r}")
         check_fields(self, "> 0 and <= 1", "alpha, the teacher's share of the loss")
         check_fields(self, "> 0", "temperature")
 
@@ -137,14 +137,15 @@ class Distiller(TeacherTask):
 
     def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss`. The teacher sees mixed images; cached logits are mixed like labels."""
-        if targets is None or draw is None:
+        if targets is None:
             return {"logits": self.model(images)}
+        draw = require_draw(draw)
         alpha, classes = self.spec.alpha, self.model.config.classes
         assert classes is not None
         labels, logits = split_targets(targets, classes, classes) if self.cached else (targets, None)
         assert labels is not None
         from_cache = None if logits is None else self.teacher_targets(logits)
-        images, label_targets, teacher_targets = self.mix_targets(images, self.soft_targets(labels), from_cache, draw)
+        images, label_targets, teacher_targets = self.mix_targets(images, self.encode_targets(labels), from_cache, draw)
         if teacher_targets is None:
             logits = self.teacher.logits(images, self.preprocessing.mean, self.preprocessing.std)
             teacher_targets = self.teacher_targets(logits.float())
@@ -159,7 +160,7 @@ class Distiller(TeacherTask):
         if not isinstance(model.head, DistilledHead):
             logits = model(images) if keep is None else model(images, keep)
             return logits, logits
-        return model.head.forward_heads(model.tokens_for("a distillation token").pool_tokens(images, keep))
+        return model.head.forward_heads(model.require_tokens("a distillation token").pool_tokens(images, keep))
 
     def teacher_targets(self, logits: Tensor) -> Tensor:
         """Return the teacher's logits as targets, [B, K]: a distribution, or with sigmoids a probability of each class."""

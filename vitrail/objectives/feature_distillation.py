@@ -17,7 +17,7 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig
 from vitrail.nn.head import DistilledHead, Linear
 from vitrail.nn.pool import ClassToken
-from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput
+from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput, require_draw
 from vitrail.objectives.distillation import TeacherObjective, TeacherTask, split_targets
 from vitrail.objectives.teacher import Teacher
 from vitrail.reports.run import MethodText
@@ -74,9 +74,10 @@ class FeatureDistiller(TeacherTask):
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
-        """Return the `loss`; without a random generator, the `logits`."""
-        if draw is None:
+        """Return the `loss`; without targets and a random generator, the `logits`."""
+        if targets is None and draw is None:
             return {"logits": self.model(images)}
+        draw = require_draw(draw)
         classes = self.model.config.classes
         labels, features = None if classes is None else targets, None
         if self.cached:
@@ -85,7 +86,7 @@ class FeatureDistiller(TeacherTask):
             features = F.normalize(features.float(), dim=1)
         label_targets = torch.zeros(len(images), 0, device=images.device)  # [B, 0] without labels
         if labels is not None:
-            label_targets = self.soft_targets(labels)
+            label_targets = self.encode_targets(labels)
         images, label_targets, features = self.mix_targets(images, label_targets, features, draw)
         features = self.teacher_features(images) if features is None else features
         y, logits = self.forward_student(images, self.draw_kept_patches(images, draw))
@@ -96,8 +97,8 @@ class FeatureDistiller(TeacherTask):
 
     def forward_student(self, images: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the student's vector [B, D], of two tokens the distillation token's, and its logits."""
-        model, whole = self.model, keep is None
-        y = model.compute_pre_logits(images) if whole else model.tokens_for("patch dropout").pool_tokens(images, keep)
+        model, full, purpose = self.model, keep is None, "patch dropout"
+        y = model.compute_pre_logits(images) if full else model.require_tokens(purpose).pool_tokens(images, keep)
         return (y if y.ndim == 2 else y[:, 1]), model.classify(y)
 
     def cosine_distance(self, y: Tensor, features: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenConfig, TokenModel
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, reconstruct_patches
 from vitrail.nn.embed import Patches, patchify, select_tokens
-from vitrail.objectives.base import Losses, Objective, Parts, Task, TaskInputs
+from vitrail.objectives.base import Losses, Objective, Parts, Task, TaskInputs, require_draw
 from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
 from vitrail.reports.run import MethodText
 from vitrail.utils.json import check_fields
@@ -57,7 +57,7 @@ class MAE(Objective):
         config = check_encoder(config, "MAE")
         if not isinstance(config.embed, Patches):
             name = type(config.embed).__name__
-            raise ValueError(f"MAE hides pixels, and {name} reads beyond its patch: set model.embed=Patches")
+            raise ValueError(f"MAE needs patches that do not overlap, and those of {name} do: set model.embed=Patches")
         patches = config.shape.patches
         visible = self.count_visible(patches)
         if not 0 < visible < patches:
@@ -72,14 +72,14 @@ class MAE(Objective):
         return MaskedAutoencoder(model, decoder or build_decoder(model.config, self.decoder), self)
 
     def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        task = self.build(model.tokens_for("MAE"), inputs.steps)
+        task = self.build(model.require_tokens("MAE"), inputs.steps)
         if "decoder" in inputs.parts:
             task.decoder.load_state_dict(inputs.parts["decoder"])
         return task
 
     def read_parts(self, path: str, config: ModelConfig) -> tuple[Parts, str]:
         """Read the decoder of the initial checkpoint, where it has one of the right size."""
-        config, new = config.tokens_for("MAE"), "the decoder starts new"
+        config, new = config.require_tokens("MAE"), "the decoder starts new"
         with inspect_checkpoint(path) as checkpoint:
             present = has_decoder(checkpoint)
         if not present:
@@ -104,7 +104,7 @@ class MAE(Objective):
 
     def write_parts(self, model: Model, parts: Parts, directory: Path) -> None:
         """Write encoder and decoder to pretraining.safetensors."""
-        encoder = model.tokens_for("MAE")
+        encoder = model.require_tokens("MAE")
         decoder = build_decoder(encoder.config, self.decoder)
         decoder.load_state_dict(parts["decoder"])
         write_mae(Autoencoder(encoder, decoder, self.mask, self.norm_pix), directory / DECODER_FILE, "vitrail")
@@ -122,7 +122,7 @@ class MaskedAutoencoder(PatchTask):
 
     def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss`: the mean squared error of the values of hidden patches."""
-        assert draw is not None
+        draw = require_draw(draw)
         visible, hidden = self.split_patches(images, draw)
         predicted = reconstruct_patches(self.model, self.decoder, images, visible, hidden).float()
         return {"loss": F.mse_loss(predicted, self.target_pixels(images, hidden)[0])}

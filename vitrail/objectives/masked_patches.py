@@ -17,7 +17,7 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.embed import patchify, select_tokens
-from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
 from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
 from vitrail.reports.run import MethodText
 from vitrail.utils.json import check_fields
@@ -80,7 +80,7 @@ class MaskedPatches(Objective):
         return MaskedPatchPredictor(model, self, tuple(mean or half), tuple(std or half))
 
     def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        encoder, pipeline = model.tokens_for("masked patch prediction"), inputs.preprocessing
+        encoder, pipeline = model.require_tokens("masked patch prediction"), inputs.preprocessing
         return self.build(encoder, inputs.steps, mean=pipeline.mean, std=pipeline.std)
 
 
@@ -113,7 +113,7 @@ class MaskedPatchPredictor(PatchTask):
 
     def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss` over corrupted patches: cross-entropy of their colours, or squared error of their pixels."""
-        assert draw is not None
+        draw = require_draw(draw)
         corruption = self.draw_corruption(images, draw)
         outputs = self.predict_corrupted(images, corruption).float()
         wanted = select_tokens(self.patch_targets(images), corruption.patches)

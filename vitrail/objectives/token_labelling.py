@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenModel
 from vitrail.nn.shape import Grid
-from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput
+from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput, require_draw
 from vitrail.objectives.classification import cut_boxes, pair_indices
 from vitrail.objectives.distillation import TeacherObjective, TeacherTask
 from vitrail.objectives.teacher import Teacher, align_labels, identity_transforms, map_shape, top_scores
@@ -28,9 +28,9 @@ def draw_boxes(grid: Grid, alpha: float, draw: StepRandom) -> Tensor:
 
     Its area is 1 minus a draw from Beta(alpha, alpha), around a random point.
     """
-    pair, _ = pair_indices(draw.count, draw.device)
-    share, centre = draw.beta(alpha, BOX_AREA_STREAM)[pair], draw.uniform(2, BOX_CENTRE_STREAM)[pair]
-    box = cut_boxes(share, centre, grid).flatten(1)
+    first_of_pair, _ = pair_indices(draw.count, draw.device)
+    lam, centre = draw.beta(alpha, BOX_AREA_STREAM)[first_of_pair], draw.uniform(2, BOX_CENTRE_STREAM)[first_of_pair]
+    box = cut_boxes(lam, centre, grid).flatten(1)
     if draw.count % 2:
         box[-1] = False  # it has no partner
     return box
@@ -78,7 +78,7 @@ class TokenLabelling(TeacherObjective):
         check_fields(self, ">= 0", "mix_token")
 
     @property
-    def pairs(self) -> bool:
+    def mixes_pairs(self) -> bool:
         return bool(self.mix_token)
 
     @property
@@ -89,7 +89,7 @@ class TokenLabelling(TeacherObjective):
         if multi_label:
             raise ValueError("token labelling needs one label per image: use --distil soft")
         classes = map_shape(teacher, self.top).classes
-        config.tokens_for("token labelling")
+        config.require_tokens("token labelling")
         if config.classes != classes:
             raise ValueError(f"the teacher has {classes} classes and the student {config.classes}")
 
@@ -116,11 +116,12 @@ class TokenLabeller(TeacherTask):
         Targets are indices [B], or with cached maps [B, 1 + …]: the label, the transform, the map.
         """
         model, spec = self.model, self.spec
-        if targets is None or draw is None:
+        if targets is None:
             return {"logits": model(images)}
+        draw = require_draw(draw)
         grid = model.embed.grid(images)
         labels, patch_labels = self.split_targets(images, targets)  # [B], [B, N, K]
-        image_targets = self.soft_targets(labels)
+        image_targets = self.encode_targets(labels)
         if spec.mix_token:
             box = draw_boxes(grid, spec.mix_token, draw)
             z_0 = embed_mixed(model, images, box)

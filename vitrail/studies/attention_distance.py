@@ -58,7 +58,7 @@ def measure(cell: Cell, run: Path) -> dict[str, Any]:
     """Return the mean attention distance of every head, [L][H], relative to uniform attention."""
     if cell.phase != "final":
         return {}
-    model = load(run / "model.safetensors").tokens_for("the study of attention distance")
+    model = load(run / "model.safetensors").require_tokens("the study of attention distance")
     distances = measure_distances(model, load_images(cell.recipe))
     even = uniform_distance(model.config.shape.grid, model.embed.stride)
     relative = np.round(distances.mean / even, 4).tolist()

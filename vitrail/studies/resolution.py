@@ -79,7 +79,7 @@ def plan(setup: StudySetup, results: Results) -> list[Cell]:
 def measure(cell: Cell, run: Path) -> dict[str, Any]:
     """Write the two other initial weights of fine-tuning beside a pre-trained model. Return no numbers."""
     if cell.phase == "base":
-        model = load(run / "model.safetensors").tokens_for("the study of resolution")
+        model = load(run / "model.safetensors").require_tokens("the study of resolution")
         height, width, seed = (int(str(cell.at[name])) for name in ("height", "width", "seed"))
         for method, table in (
             (READING_ORDER, resize_in_reading_order(model, (height, width))),
@@ -111,7 +111,7 @@ def reinitialise_positions(model: TokenModel, size: tuple[int, int], seed: int) 
     """Return the positions of an untrained model. The class token's position is kept, as in interpolation."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = build_from(replace(model.config, image_size=size)).tokens_for("the study of resolution")
+        fresh = build_from(replace(model.config, image_size=size)).require_tokens("the study of resolution")
     return torch.cat((split_positions(model)[0], split_positions(fresh)[1]), 1)
 
 

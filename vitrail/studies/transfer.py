@@ -104,7 +104,7 @@ def read_checkpoint_config(init: str) -> tuple[TokenConfig, Preprocessing]:
     """Return configuration and preprocessing from a checkpoint's header; mean and std 0.5 if it has no preprocessing."""
     with inspect_checkpoint(init) as checkpoint:
         config, pipeline = checkpoint.contract.config, checkpoint.contract.preprocessing
-    config = config.tokens_for("the study of transfer (--init)")
+    config = config.require_tokens("the study of transfer (--init)")
     half = (0.5,) * config.channels
     return config, pipeline if isinstance(pipeline, Preprocessing) else Preprocessing(mean=half, std=half)
 

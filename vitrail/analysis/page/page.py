@@ -8,7 +8,7 @@ from typing import Any
 from vitrail.analysis.page.data import encode_base64, encode_data_uri
 from vitrail.analysis.results import PositionMaps, PrincipalFilters
 from vitrail.models.base import TokenModel
-from vitrail.nn.position import FixedPositionEmbedding, Learned2DTable, PositionEmbedding
+from vitrail.nn.position import FixedPositionEmbedding, Learned1DTable, Learned2DTable, PositionEmbedding
 from vitrail.reports.colours import HEAT_CMAP, NORM_CMAP, SIMILARITY_CMAP, colour_table
 from vitrail.reports.document import read_resource, render_footer, render_window, wrap_document
 from vitrail.reports.html import Markup, h, isolate, join_markup
@@ -39,8 +39,9 @@ POSITION_CAPTIONS = {
     "fixed": f"{POSITION_MAP_NOTE}The embeddings are fixed sines and cosines, not learned.",
     "learned2d": f"{POSITION_MAP_NOTE}The embeddings are learned, one vector per row and one per column: the row and column of "
     "a patch are given, the similarity of rows and of columns is learned.",
-    "added": f"{POSITION_MAP_NOTE}The embeddings are learned without information on the grid: similarity of neighbours, rows "
+    "learned1d": f"{POSITION_MAP_NOTE}The embeddings are learned without information on the grid: similarity of neighbours, rows "
     "and columns is learned from the data. Figure 7 (centre) of the paper.",
+    "added": f"{POSITION_MAP_NOTE}The embeddings are added to the tokens.",
     "bias": "Each small map is the learned bias that one head adds to its attention scores, by offset in rows and columns; the "
     "centre is the patch itself. Orange increases attention, violet decreases it.",
     "rotary": "Queries and keys are rotated by the position of their patch (RoPE). The map is the mean cosine between the "
@@ -221,11 +222,8 @@ def _embed_json(value: Any) -> Markup:
 
 def make_positions_figure(positions: PositionMaps, position: PositionEmbedding, png: bytes | None) -> ModelFigure:
     """Return figure 7 (centre), or its equivalent for other position embeddings."""
-    kind = positions.kind
-    if kind == "added" and isinstance(position, FixedPositionEmbedding):
-        kind = "fixed"
-    elif kind == "added" and isinstance(position, Learned2DTable):
-        kind = "learned2d"
+    tables = {"fixed": FixedPositionEmbedding, "learned1d": Learned1DTable, "learned2d": Learned2DTable}
+    kind = next((name for name, table in tables.items() if isinstance(position, table)), positions.kind)
     return ModelFigure("positions", "Position embedding", POSITION_CAPTIONS[kind], png)
 
 

@@ -78,7 +78,7 @@ class TensorNames:
         numbers = [int(match[1]) for name in self.shapes if (match := regex.match(name))]
         count = max(numbers, default=start - 1) + 1 - start
         if count > MAX_LAYERS:
-            raise ValueError(f"too many layers: {count:,} of {pattern}")
+            raise ValueError(f"at most {MAX_LAYERS:,} layers are supported, got {count:,} named {pattern.format('N')}")
         return count
 
 
@@ -115,8 +115,8 @@ class Assumptions:
         if "size" in self.given:
             height, width = self.resolve("size", None, "")
             if height % stride or width % stride or (height // stride) * (width // stride) != patches:
-                checkpoint = f"the checkpoint's {patches} patches of {stride}×{stride}"
-                raise ValueError(f"an image of {height}×{width} does not have {checkpoint}")
+                patches_and_remedy = f"{patches} patches of {stride}×{stride}: give another --assume size=HxW"
+                raise ValueError(f"an image of {height}×{width} does not have the checkpoint's {patches_and_remedy}")
             return height, width
         side = math.isqrt(patches)
         if side * side != patches or not side:

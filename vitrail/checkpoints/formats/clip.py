@@ -42,7 +42,7 @@ def map_vit(config: TokenConfig) -> KeyTable:
     return keys.map_tensors("CLIP", config, rules)
 
 
-def read_config(names: TensorNames, facts: Assumptions) -> ViTConfig:
+def read_config(names: TensorNames, assumptions: Assumptions) -> ViTConfig:
     """Return the configuration of a visual tower."""
     width, channels, patch, _ = names.patch_shape("conv1.weight")
     openai = any(name.endswith("input_resolution") for name in names.shapes)
@@ -52,15 +52,15 @@ def read_config(names: TensorNames, facts: Assumptions) -> ViTConfig:
             depth=names.count_layers("transformer.resblocks.{}."),
             width=width,
             mlp=names.layer_shape("transformer.resblocks.*.mlp.c_fc.weight", 2)[0],
-            heads=facts.resolve_heads(width, "CLIP"),
+            heads=assumptions.resolve_heads(width, "CLIP"),
         ),
         embed=Patches(patch, bias=False),
-        block=PreNorm(mlp=facts.resolve_gelu("quick" if openai else "exact", why)),
+        block=PreNorm(mlp=assumptions.resolve_gelu("quick" if openai else "exact", why)),
         head=Projection(names.shape("proj", 2)[1]) if "proj" in names else Linear(),
         classes=None,
-        image_size=facts.resolve_table_size(names.shape("positional_embedding", 2)[0] - 1, patch),
+        image_size=assumptions.resolve_table_size(names.shape("positional_embedding", 2)[0] - 1, patch),
         channels=channels,
-        eps=facts.resolve("eps", 1e-5, "CLIP's default"),
+        eps=assumptions.resolve("eps", 1e-5, "CLIP's default"),
         token_norm=True,
     )
 

@@ -134,7 +134,7 @@ def map_vit(config: TokenConfig, naming: GoogleNaming) -> KeyTable:
     return map_tensors(naming.title, config, rules)
 
 
-def read_config(names: TensorNames, facts: Assumptions, naming: GoogleNaming) -> ViTConfig:
+def read_config(names: TensorNames, assumptions: Assumptions, naming: GoogleNaming) -> ViTConfig:
     """Return the configuration of a Flax Vision Transformer; its shapes also determine the heads."""
     patch, _, channels, width = names.patch_shape("embedding/kernel", sides=(0, 1))
     embed: Patches | Hybrid = Patches(patch)
@@ -150,17 +150,17 @@ def read_config(names: TensorNames, facts: Assumptions, naming: GoogleNaming) ->
     depth = query[0] if naming.scanned else names.count_layers("Transformer/encoderblock_{}/")
     heads, head = query[-2:]
     if depth > formats.MAX_LAYERS:
-        raise ValueError(f"too many layers: {depth:,}")
+        raise ValueError(f"at most {formats.MAX_LAYERS:,} layers are supported, got {depth:,}")
     outputs = 1 if "cls" in names else 0
     if naming.position in names:
         which = "outputs" if naming is VISION_TRANSFORMER else "none"
         patches = names.shape(naming.position, 3)[1] - (outputs if naming is VISION_TRANSFORMER else 0)
         position: Any = Learned1D(prefix=which)
-        image_size = facts.resolve_table_size(patches, embed.stride)
+        image_size = assumptions.resolve_table_size(patches, embed.stride)
     else:
         position = SinCos2D()
-        image_size = facts.resolve_image_size(embed.stride, "sin-cos positions have no size")
-    activation = facts.resolve_gelu("tanh", "Flax's default; timm runs the same weights with exact GELU")
+        image_size = assumptions.resolve_image_size(embed.stride, "sin-cos positions have no size")
+    activation = assumptions.resolve_gelu("tanh", "Flax's default; timm runs the same weights with exact GELU")
     pool = MAP(activation) if "MAPHead_0/probe" in names else ClassToken() if outputs else Mean()
     pre_logits = names.shape("pre_logits/kernel", 2)[1] if "pre_logits/kernel" in names else None
     return ViTConfig(
@@ -174,7 +174,7 @@ def read_config(names: TensorNames, facts: Assumptions, naming: GoogleNaming) ->
         classes=names.shape("head/kernel", 2)[1] if "head/kernel" in names else None,
         image_size=image_size,
         channels=channels,
-        eps=facts.resolve("eps", 1e-6, "Flax's default"),
+        eps=assumptions.resolve("eps", 1e-6, "Flax's default"),
     )
 
 

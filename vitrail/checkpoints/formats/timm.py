@@ -1,5 +1,5 @@
 """Key tables of timm: `vit_*`, `deit_*`, `vit_relpos_*`, hybrids and `resnetv2_*_bit`; and of the DeiT, MAE, DINO and DINOv2
-releases, which use timm's names with a few exceptions."""
+releases, which use timm's names with a few exceptions. `map_tensors` in keys.py explains `?`, `#` and `*` of the rules."""
 
 import math
 import re
@@ -126,12 +126,12 @@ def _list_stage_rules(stages: tuple[int, ...], ours: str, theirs: str) -> Rules:
     rules: Rules = {}
     for stage, depth in enumerate(stages):
         for block in range(depth):
-            a, b = f"{ours}stages.{stage}.{block}", f"{theirs}stages.{stage}.blocks.{block}"
+            our_block, their_block = f"{ours}stages.{stage}.{block}", f"{theirs}stages.{stage}.blocks.{block}"
             for index in (1, 2, 3):
-                rules |= {f"{a}.conv{index}.weight": f"{b}.conv{index}.weight"}
-                rules |= {f"{a}.norm{index}.*": f"{b}.norm{index}.*"}
-            rules |= {f"?{a}.shortcut.weight": f"{b}.downsample.conv.weight"}
-            rules |= {f"?{a}.shortcut_norm.*": f"{b}.downsample.norm.*"}
+                rules |= {f"{our_block}.conv{index}.weight": f"{their_block}.conv{index}.weight"}
+                rules |= {f"{our_block}.norm{index}.*": f"{their_block}.norm{index}.*"}
+            rules |= {f"?{our_block}.shortcut.weight": f"{their_block}.downsample.conv.weight"}
+            rules |= {f"?{our_block}.shortcut_norm.*": f"{their_block}.downsample.norm.*"}
     return rules
 
 
@@ -167,31 +167,33 @@ def map_bit(config: BiTConfig) -> KeyTable:
 # --- detection ---
 
 
-def read_config(names: TensorNames, facts: Assumptions, naming: TimmNaming = TIMM) -> ViTConfig:
+def read_config(names: TensorNames, assumptions: Assumptions, naming: TimmNaming = TIMM) -> ViTConfig:
     """Return the configuration of a Vision Transformer with these names."""
     width, channels, patch, _ = names.patch_shape("patch_embed.proj.weight")
-    clip = "norm_pre.weight" in names or "norm_pre.bias" in names
-    embed: Patches | Hybrid = Patches(patch, bias="patch_embed.proj.bias" in names or not clip)  # CLIP's have no bias
+    has_token_norm = "norm_pre.weight" in names or "norm_pre.bias" in names  # CLIP
+    embed: Patches | Hybrid = Patches(patch, bias="patch_embed.proj.bias" in names or not has_token_norm)
     backbone = "patch_embed.backbone"
     for stem in (f"{backbone}.stem.conv.weight", f"{backbone}.conv.weight"):
         if stem in names:
             embed, channels = Hybrid(_count_blocks(names, f"{backbone}."), patch), names.shape(stem, 4)[1]
     depth = names.count_layers("blocks.{}.")
     gated = naming.gated[1] != "fc2" and names.find(f"blocks.*.mlp.{naming.gated[1]}.weight") is not None
-    into, out = naming.gated if gated else ("fc1", "fc2")
-    hidden = names.layer_shape(f"blocks.*.mlp.{into}.weight", 2)[0]
-    mlp = names.layer_shape(f"blocks.*.mlp.{out}.weight", 2)[1]
-    heads, inner = facts.resolve_heads(width, "timm"), names.layer_shape("blocks.*.attn.qkv.weight", 2)[0] // 3
+    first_linear, second_linear = naming.gated if gated else ("fc1", "fc2")
+    hidden = names.layer_shape(f"blocks.*.mlp.{first_linear}.weight", 2)[0]
+    mlp = names.layer_shape(f"blocks.*.mlp.{second_linear}.weight", 2)[1]
+    heads = assumptions.resolve_heads(width, "timm")
+    attention_width = names.layer_shape("blocks.*.attn.qkv.weight", 2)[0] // 3
     outputs = _count_output_tokens(names)
     registers = names.shape(naming.registers, 3)[1] if naming.registers in names else 0
     prefix = Prefix(outputs, registers)
-    position, image_size = _read_position(names, facts, prefix, embed.stride, naming)
-    activation = SwiGLU() if hidden == 2 * mlp else facts.resolve_gelu("exact", "timm's default")
-    pool = _read_pool(names, facts, prefix)
+    position, image_size = _read_position(names, assumptions, prefix, embed.stride, naming)
+    activation = SwiGLU() if hidden == 2 * mlp else assumptions.resolve_gelu("exact", "timm's default")
+    pool = _read_pool(names, assumptions, prefix)
     if isinstance(pool, MAP):
         pool = MAP(activation)
+    eps = (1e-5, "timm's default for CLIP") if has_token_norm else (1e-6, "timm's default")
     return ViTConfig(
-        size=Size(depth, width, mlp, heads, None if inner == width else inner // heads),
+        size=Size(depth, width, mlp, heads, None if attention_width == width else attention_width // heads),
         embed=embed,
         position=position,
         prefix=prefix,
@@ -206,8 +208,8 @@ def read_config(names: TensorNames, facts: Assumptions, naming: TimmNaming = TIM
         classes=names.output_dim("head"),
         image_size=image_size,
         channels=channels,
-        eps=facts.resolve("eps", 1e-5 if clip else 1e-6, "timm's default" + (" for CLIP" if clip else "")),
-        token_norm=clip,
+        eps=assumptions.resolve("eps", *eps),
+        token_norm=has_token_norm,
         init="deit" if outputs == 2 else "vit",
     )
 
@@ -229,14 +231,14 @@ def _count_blocks(names: TensorNames, root: str) -> tuple[int, ...]:
 
 
 def _read_position(
-    names: TensorNames, facts: Assumptions, prefix: Prefix, stride: int, naming: TimmNaming
+    names: TensorNames, assumptions: Assumptions, prefix: Prefix, stride: int, naming: TimmNaming
 ) -> tuple[Learned1D | Relative, tuple[int, int]]:
     relative = {"every": "blocks.0.attn.rel_pos.", "shared": "shared_rel_pos."}
     for at, start in relative.items():
         if f"{start}relative_position_bias_table" in names:
             rows = names.shape(f"{start}relative_position_bias_table", 2)[0] - (3 if prefix.count else 0)
-            side = (math.isqrt(max(rows, 0)) + 1) // 2
-            height, width = facts.resolve("size", (side * stride, side * stride), "a square grid of relative offsets")
+            side = (math.isqrt(max(rows, 0)) + 1) // 2 * stride
+            height, width = assumptions.resolve("size", (side, side), "a square grid of relative offsets")
             if rows < 1 or (2 * (height // stride) - 1) * (2 * (width // stride) - 1) != rows:
                 image = f"{height}×{width}"
                 raise ValueError(f"{rows} relative offsets do not match an image of {image}: give --assume size=HxW")
@@ -245,35 +247,35 @@ def _read_position(
     choices = {"all" if prefix.registers else "outputs": prefix.count, "none": 0}
     if naming is DINOV2:
         choices = {"outputs": prefix.outputs}
-    elif facts.given.get("no_embed_class", (False,))[0]:
+    elif assumptions.given.get("no_embed_class", (False,))[0]:
         choices = {"none": 0}
-    height, width = facts.given.get("size", ((0, 0),))[0]
+    height, width = assumptions.given.get("size", ((0, 0),))[0]
     wanted = (height // stride) * (width // stride)
     # the first choice that leaves the patches of the given size, or a square grid
-    grids = {which: rows - covered for which, covered in choices.items()}
-    fits = (n for n, left in grids.items() if left > 0 and (left == wanted if wanted else is_square(left)))
+    patch_counts = {which: rows - covered for which, covered in choices.items()}
+    fits = (n for n, left in patch_counts.items() if left > 0 and (left == wanted if wanted else is_square(left)))
     which = next(fits, next(iter(choices)))
-    return Learned1D(prefix=which), facts.resolve_table_size(grids[which], stride)  # type: ignore[arg-type]
+    return Learned1D(prefix=which), assumptions.resolve_table_size(patch_counts[which], stride)  # type: ignore[arg-type]
 
 
 def is_square(number: int) -> bool:
     return math.isqrt(number) ** 2 == number
 
 
-def _read_pool(names: TensorNames, facts: Assumptions, prefix: Prefix) -> Any:
+def _read_pool(names: TensorNames, assumptions: Assumptions, prefix: Prefix) -> Any:
     if "attn_pool.latent" in names:
         return MAP()
     if "fc_norm.weight" in names:
         return Mean(norm_after=True)
     if not prefix.outputs:
         return Mean()
-    name = facts.resolve("pool", "class", "timm's default for a model with a class token")
+    name = assumptions.resolve("pool", "class", "timm's default for a model with a class token")
     if name not in ("class", "mean"):
         raise ValueError(f"pool must be class or mean, got {name}")
     return ClassToken() if name == "class" else POOLS[name]
 
 
-def read_bit_config(names: TensorNames, facts: Assumptions) -> BiTConfig:
+def read_bit_config(names: TensorNames, assumptions: Assumptions) -> BiTConfig:
     """Return the configuration of a BiT ResNet in timm's names."""
     width, channels, kernel, _ = names.shape("stem.conv.weight", 4)
     return BiTConfig(
@@ -281,7 +283,7 @@ def read_bit_config(names: TensorNames, facts: Assumptions) -> BiTConfig:
         factor=width / 64,
         channels=channels,
         classes=names.output_dim("head.fc", 4),
-        image_size=facts.resolve("size", (224, 224), "any size is supported"),
+        image_size=assumptions.resolve("size", (224, 224), "any size is supported"),
         root="small" if kernel == 3 else "large",
     )
 
@@ -292,7 +294,7 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
     if isinstance(config, BiTConfig):
         pipeline = _make_center_crop(size, 1.0 if size[0] > 224 else 0.875, "bilinear", INCEPTION_STATS)
         return pipeline, "timm's default for BiT"
-    config = config.tokens_for("timm's format")
+    config = config.require_tokens("timm's format")
     if isinstance(config.pool, MAP):
         squashed = Preprocessing(size, size, "squash", "bicubic", **INCEPTION_STATS)
         return squashed, "timm's default for attention pooling (SigLIP)"
@@ -313,10 +315,10 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
 
 
 def _make_center_crop(
-    size: tuple[int, int], fraction: float, interpolation: Any, colours: NormalisationStats = INCEPTION_STATS
+    size: tuple[int, int], fraction: float, interpolation: Any, stats: NormalisationStats = INCEPTION_STATS
 ) -> Preprocessing:
     resize = (math.floor(size[0] / fraction), math.floor(size[1] / fraction))
-    return Preprocessing(size, resize, "cover", interpolation, **colours)
+    return Preprocessing(size, resize, "cover", interpolation, **stats)
 
 
 def release_preprocessing(config: TokenConfig, name: str, project: str) -> tuple[Preprocessing, str]:
@@ -335,8 +337,8 @@ def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     config = config if "pretrained_cfg" in config else {}
     source = "config.json" if config else "the file's name"
     architecture = str(config.get("architecture") or settings.get(formats.FILE_NAME_KEY, ""))
-    if (config or "_patch" in architecture) and (strange := UNSUPPORTED_ARCHITECTURES.search(architecture)):
-        raise ValueError(f"unsupported architecture {architecture} ({strange[0].strip('_')}), from {source}")
+    if (config or "_patch" in architecture) and (unsupported := UNSUPPORTED_ARCHITECTURES.search(architecture)):
+        raise ValueError(f"unsupported architecture {architecture} ({unsupported[0].strip('_')}), from {source}")
     facts: dict[str, tuple[Any, str]] = {}
     arguments, cfg = formats.get_object(config, "model_args"), formats.get_object(config, "pretrained_cfg")
     heads = next((number for name, number in UNUSUAL_HEADS.items() if architecture.startswith(name)), None)
@@ -373,7 +375,7 @@ def build_table(config: ModelConfig, root: str = "", naming: TimmNaming = TIMM) 
         return keys.add_root(map_bit(config), root)
     ignored = [IgnoredKeys(f"{root}{name}", why) for name, why in IGNORED.items()]
     outside = [IgnoredKeys(name, why) for name, why in IGNORED_OUTSIDE_ROOT.items()] if root else []
-    table = map_vit(config.tokens_for("timm's format"), naming)
+    table = map_vit(config.require_tokens("timm's format"), naming)
     return [*keys.add_root(table, root), *ignored, *outside]
 
 
@@ -451,8 +453,8 @@ def parse_labels_and_preprocessing(settings: dict[str, Any], size: tuple[int, in
     if mode not in ("center", "squash"):
         raise ValueError(f"unsupported crop mode {mode!r} in config.json: give the pipeline with --assume")
     pipeline = _make_center_crop(size, fraction, cfg["interpolation"])
-    colours = {name: tuple(float(v) for v in cfg[name]) for name in ("mean", "std")}
-    return labels, replace(pipeline, fit="squash" if mode == "squash" else "cover", **colours)
+    stats = {name: tuple(float(v) for v in cfg[name]) for name in ("mean", "std")}
+    return labels, replace(pipeline, fit="squash" if mode == "squash" else "cover", **stats)
 
 
 def build_timm_arguments(config: ModelConfig) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ def map_vit(config: TokenConfig, mlp: tuple[str, str] = MLP_NAMES) -> KeyTable:
     return map_tensors("torchvision", config, rules)
 
 
-def read_config(names: TensorNames, facts: Assumptions, mlp: tuple[str, str]) -> ViTConfig:
+def read_config(names: TensorNames, assumptions: Assumptions, mlp: tuple[str, str]) -> ViTConfig:
     """Return the configuration of a torchvision Vision Transformer."""
     width, channels, patch, _ = names.patch_shape("conv_proj.weight")
     return ViTConfig(
@@ -47,15 +47,15 @@ def read_config(names: TensorNames, facts: Assumptions, mlp: tuple[str, str]) ->
             depth=names.count_layers("encoder.layers.encoder_layer_{}."),
             width=width,
             mlp=names.layer_shape(f"encoder.layers.encoder_layer_*.mlp.{mlp[0]}.weight", 2)[0],
-            heads=facts.resolve_heads(width, "torchvision"),
+            heads=assumptions.resolve_heads(width, "torchvision"),
         ),
         embed=Patches(patch),
-        block=PreNorm(mlp=facts.resolve_gelu("exact", "torchvision's default")),
+        block=PreNorm(mlp=assumptions.resolve_gelu("exact", "torchvision's default")),
         head=formats.choose_head(names.output_dim("heads.pre_logits"), width),
         classes=names.output_dim("heads.head"),
-        image_size=facts.resolve_table_size(names.shape("encoder.pos_embedding", 3)[1] - 1, patch),
+        image_size=assumptions.resolve_table_size(names.shape("encoder.pos_embedding", 3)[1] - 1, patch),
         channels=channels,
-        eps=facts.resolve("eps", 1e-6, "torchvision's default"),
+        eps=assumptions.resolve("eps", 1e-6, "torchvision's default"),
     )
 
 

@@ -85,10 +85,11 @@ def map_vit(config: TokenConfig, family: Family, root: str | None = None, layers
 # --- detection ---
 
 
-def read_config(names: TensorNames, facts: Assumptions, family: Family, layers: str | None = None) -> ViTConfig:
+def read_config(names: TensorNames, assumptions: Assumptions, family: Family, layers: str | None = None) -> ViTConfig:
     """Return the configuration of one of these families."""
     dino, outside = family.startswith("dinov2"), TensorNames(names.shapes)
     inside = names if layers is None else TensorNames(names.shapes, layers)
+    depth = inside.count_layers("encoder.layer.{}.")
     width, channels, patch, _ = names.patch_shape("embeddings.patch_embeddings.projection.weight")
     gated = dino and inside.find("encoder.layer.*.mlp.weights_in.*") is not None
     if dino:
@@ -104,21 +105,21 @@ def read_config(names: TensorNames, facts: Assumptions, family: Family, layers: 
     classes = outside.output_dim(classifier)
     features = width if classes is None else outside.shape(f"{classifier}.weight", 2)[1]
     return ViTConfig(
-        size=Size(inside.count_layers("encoder.layer.{}."), width, mlp, facts.resolve_heads(width, "transformers")),
+        size=Size(depth, width, mlp, assumptions.resolve_heads(width, "transformers")),
         embed=Patches(patch),
         position=Learned1D(prefix="all" if distilled and not teacher else "outputs"),
         prefix=prefix,
         block=PreNorm(
-            mlp=SwiGLU() if gated else facts.resolve_gelu("exact", "transformers' default"),
+            mlp=SwiGLU() if gated else assumptions.resolve_gelu("exact", "transformers' default"),
             layer_scale=1.0 if dino else None,
             qkv_bias=inside.find("encoder.layer.*.attention.attention.*.bias") is not None,
         ),
         pool=ClassAndMean() if features == 2 * width else ClassToken(),
         head=formats.choose_head(names.output_dim("pooler.dense") if classes is None else None, width),
         classes=classes,
-        image_size=facts.resolve_table_size(patches, patch),
+        image_size=assumptions.resolve_table_size(patches, patch),
         channels=channels,
-        eps=facts.resolve("eps", 1e-6 if dino else 1e-12, f"transformers' default for {family}"),
+        eps=assumptions.resolve("eps", 1e-6 if dino else 1e-12, f"transformers' default for {family}"),
         init="deit" if teacher else "vit",
     )
 
@@ -168,14 +169,14 @@ def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Prep
         covers = kind.startswith(("Bit", "CLIP"))  # they take one number for the smaller side
         resize, fit = _parse_size(config.get("size", default_size), covers)
         if config.get("do_resize") is False:
-            raise ValueError("it does not resize, and the model takes one size")
+            raise ValueError("do_resize is false, but the model needs one image size: set it to true")
         crops = config.get("do_center_crop") and "crop_size" in config
         crop = _parse_size(config["crop_size"], False)[0] if crops else None
         if crop is None and fit == "cover":
-            raise ValueError("it keeps the aspect ratio and does not crop, and the model takes one size")
+            raise ValueError("size keeps the aspect ratio, but the model needs one image size: set do_center_crop")
         scale = float(config.get("rescale_factor", 1 / 255))
         if config.get("do_rescale") is False or not abs(scale * 255 - 1) <= 1e-6:
-            raise ValueError(f"it does not divide by 255 (do_rescale, rescale_factor {scale})")
+            raise ValueError("it does not divide by 255: set do_rescale to true and rescale_factor to 1/255")
         filter = RESAMPLE_NAMES[int(config.get("resample", 2))]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"unsupported preprocessor_config.json: {error}") from None
@@ -316,9 +317,9 @@ def build_processor_config(pipeline: Preprocessing) -> dict[str, Any]:
     """Return preprocessor_config.json for a pipeline, with a processor that crops as it does."""
     numbers = {name: number for number, name in RESAMPLE_NAMES.items()}
     crop = pipeline.size != pipeline.resize or pipeline.fit == "cover"
-    if pipeline.fit == "cover" and pipeline.resize[0] != pipeline.resize[1]:
-        raise ValueError("transformers cannot express this preprocessing: it resizes to squares only if it crops")
     height, width = pipeline.resize
+    if pipeline.fit == "cover" and height != width:
+        raise ValueError(f"transformers cannot express this: a centre crop needs a square resize, got {height}×{width}")
     settings: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor" if crop else "ViTImageProcessor",
         "do_convert_rgb": pipeline.channels == 3,

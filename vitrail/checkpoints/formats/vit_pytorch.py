@@ -64,27 +64,28 @@ def _list_shared_rules(config: TokenConfig) -> Rules:
 # --- detection ---
 
 
-def read_config(names: TensorNames, facts: Assumptions) -> ViTConfig:
+def read_config(names: TensorNames, assumptions: Assumptions) -> ViTConfig:
     """Return the configuration of either. The channels are not recorded: three, if that leaves a square patch."""
     width, values = names.shape("to_patch_embedding.2.weight", 2)
     default = next((c for c in (3, 1, 4, 2) if values % c == 0 and math.isqrt(values // c) ** 2 * c == values), None)
-    channels = facts.resolve("channels", default, "the most likely for a square patch")
+    channels = assumptions.resolve("channels", default, "the most likely for a square patch")
     patch = math.isqrt(values // max(channels, 1))
     if patch * patch * channels != values:
         raise ValueError(f"{values} values are no square patch of {channels} channels")
     inner = names.layer_shape("transformer.layers.*.0.to_qkv.weight", 2)[0] // 3
     usual = inner // 64 if inner % 64 == 0 else None
-    heads = facts.resolve("heads", usual, "vit-pytorch's default, 64 values per head")
+    heads = assumptions.resolve("heads", usual, "vit-pytorch's default, 64 values per head")
     if inner % heads:
         raise ValueError(f"{heads} heads do not divide {inner} values")
     simple = names.find("transformer.layers.*.0.to_out.weight") is not None
     outputs, head = 0, "linear_head" if simple else "mlp_head"
     if simple:
-        position, image_size = SinCos2D(), facts.resolve_image_size(patch, "sin-cos positions have no size")
+        position, image_size = SinCos2D(), assumptions.resolve_image_size(patch, "sin-cos positions have no size")
     else:
         outputs = 1 if names.shapes.get(f"{names.root}cls_token", (0,))[0] == 1 else 0
         position = Learned1D()
-        image_size = facts.resolve_table_size(names.shape("pos_embedding", 2)[0] - outputs, patch)
+        image_size = assumptions.resolve_table_size(names.shape("pos_embedding", 2)[0] - outputs, patch)
+    gelu = assumptions.resolve_gelu("exact", "vit-pytorch's default")
     return ViTConfig(
         size=Size(
             depth=names.count_layers("transformer.layers.{}."),
@@ -96,12 +97,12 @@ def read_config(names: TensorNames, facts: Assumptions) -> ViTConfig:
         embed=Patches(patch, normed=True),
         position=position,
         prefix=Prefix(outputs),
-        block=PreNorm(mlp=facts.resolve_gelu("exact", "vit-pytorch's default"), qkv_bias=False, out_bias=not simple),
+        block=PreNorm(mlp=gelu, qkv_bias=False, out_bias=not simple),
         pool=ClassToken() if outputs else Mean(),
         classes=names.output_dim(head),
         image_size=image_size,
         channels=channels,
-        eps=facts.resolve("eps", 1e-5, "vit-pytorch's default"),
+        eps=assumptions.resolve("eps", 1e-5, "vit-pytorch's default"),
     )
 
 

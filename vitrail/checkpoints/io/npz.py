@@ -103,10 +103,10 @@ class NpzFile(TensorFile):
                     while done < spec.nbytes:
                         count = file.readinto(view[done : done + 2**22])
                         if not count:
-                            raise EOFError("too short")
+                            raise EOFError("fewer bytes than its shape has")
                         done += count
                 if file.read(1):  # reaching the end compares the archive's checksum
-                    raise ValueError("too long")
+                    raise ValueError("more bytes than its shape has")
         except Exception as error:
             raise self._damage_error(name, error) from None
         return tensor.permute(*reversed(range(tensor.ndim))).contiguous() if member.fortran_order else tensor

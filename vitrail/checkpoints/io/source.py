@@ -89,7 +89,7 @@ def parse_json(data: bytes, path: Path, complaint: str) -> Any:
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
-            raise ValueError("a name is given twice")
+            raise ValueError("an object has two entries of the same name")
         return dict(pairs)
 
     try:

@@ -45,8 +45,10 @@ def expand_braces(pattern: str) -> list[str]:
     inside = match[1]
     if numbers := RANGE_PATTERN.fullmatch(inside):
         first, last = int(numbers[1]), int(numbers[2])
-        if last < first or last - first >= MAX_EXPANSION:
-            raise ValueError(f"{pattern}: {{{inside}}} is not a range of at most {MAX_EXPANSION:,} numbers")
+        if last < first:
+            raise ValueError(f"{pattern}: the range {{{inside}}} is empty: write {{{numbers[2]}..{numbers[1]}}}")
+        if last - first >= MAX_EXPANSION:
+            raise ValueError(f"{pattern}: the range {{{inside}}} must have at most {MAX_EXPANSION:,} numbers")
         choices = [f"{number:0{len(numbers[1])}d}" for number in range(first, last + 1)]
     elif "," in inside:
         choices = inside.split(",")

@@ -214,7 +214,7 @@ def list_split(walker: FolderWalker, folder: str, root: str, labelled: bool) -> 
     if not labelled and contents.images:  # folders beside images are not classes
         return SplitListing(len(walker.files), {parts.UNLABELLED_CLASS: walker.add_tree(folder, set())})
     if not contents.folders and not labelled:
-        raise ValueError(f"{folder} has no images")
+        raise ValueError(f"{folder} has no images: give a folder with {', '.join(sorted(IMAGE_SUFFIXES))}")
     if not contents.folders:
         what = f"{len(contents.images):,} images and no class folders" if contents.images else "no class folders"
         raise NoClassFoldersError(f"{folder} has {what}: {LAYOUT_HELP}")

@@ -148,7 +148,7 @@ def read_embedded(source: str, files: Sequence[str], column: str, options: parts
             schema = table.schema_arrow
             label_column = manifest.find_column(schema.names, LABEL_COLUMNS)
             if (label_column is None and options.needs_labels) or column not in schema.names:
-                missing = "labels (label, class or target)" if label_column is None else f"images ({column})"
+                missing = "labels (label, class or target)" if column in schema.names else f"images ({column})"
                 raise ValueError(f"{path} has no column of {missing}, got {', '.join(schema.names)}")
             label_name = None if label_column is None else schema.names[label_column]
             names = read_class_names(schema, label_name) if label_name else None

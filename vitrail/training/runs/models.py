@@ -144,7 +144,7 @@ class TrainedModel:
         shutil.rmtree(directory, ignore_errors=True)  # left by a run that was killed after writing it
         write_adapter(
             directory,
-            model.tokens_for("PEFT's form"),
+            model.require_tokens("PEFT's form"),
             base=recipe.init.removeprefix("hf://") if recipe.init else None,
             labels=self.setup.prepared.labels.names,
             preprocessing=recipe.preprocessing,
