@@ -34,8 +34,11 @@ hooks: $(STAMP) ## check format, lint and message at every commit of this clone
 test: $(STAMP) ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4
 
-test-fast: $(STAMP) ## all tests but the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 -m "not slow"
+# Tests that start processes, train, export or serve.
+WHOLE_RUNS := training deploy serve e2e hostile parity
+test-fast: $(STAMP) ## unit tests, for every commit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 -m "not slow" \
+	  $(WHOLE_RUNS:%=--ignore tests/%) --ignore tests/test_packaging.py --ignore tests/test_examples.py
 
 check: $(STAMP) ## format, lint, types, imports between floors, generated pages
 	$(BIN)/ruff format --check .

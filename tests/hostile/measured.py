@@ -1,11 +1,11 @@
 """Run a command of vitrail in a process of its own, and measure its peak memory."""
 
+import contextlib
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,21 +50,25 @@ def run_vitrail(
             cwd=cwd,
             env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
         )
-        usage = _wait(process, timeout)
+        peak = _wait(process, timeout)
         out.seek(0)
         err.seek(0)
-        return Finished(process.returncode, out.read(), err.read(), usage.ru_maxrss / 1024)
+        return Finished(process.returncode, out.read(), err.read(), peak)
 
 
-def _wait(process: subprocess.Popen, timeout: float) -> resource.struct_rusage:
-    timer = threading.Timer(timeout, process.kill)
-    timer.start()
-    try:
-        _, status, usage = os.wait4(process.pid, 0)
-    finally:
-        in_time = timer.is_alive()
-        timer.cancel()
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if not in_time:
-        raise subprocess.TimeoutExpired(process.args, timeout)
-    return usage
+def _wait(process: subprocess.Popen, timeout: float) -> float:
+    """Wait for the process and return its peak memory in MB.
+
+    `ru_maxrss` would count this process too, whose memory the child shares until it starts its own program.
+    """
+    peak, end = 0.0, time.monotonic() + timeout
+    while process.poll() is None:
+        with contextlib.suppress(OSError, IndexError):  # it has ended in between
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = max(peak, int(status.partition("VmHWM:")[2].split()[0]) / 1024)
+        if time.monotonic() > end:
+            process.kill()
+            process.wait()
+            raise subprocess.TimeoutExpired(process.args, timeout)
+        time.sleep(0.02)
+    return peak

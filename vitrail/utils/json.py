@@ -177,7 +177,7 @@ def _subclasses(kind: Any) -> dict[str, Any]:
 def _class_name(data: dict[str, Any]) -> Any:
     """Return the class name that JSON data gives, replaced by its name in this version."""
     name = data.get("type")
-    return ALIASES.get(name, name) if isinstance(name, str) else repr(name)
+    return ALIASES.get(name, name) if isinstance(name, str) else name
 
 
 _type_hints = cache(get_type_hints)
