@@ -16,7 +16,7 @@ TRAIN = (
     *("--set", "model.size.depth=1", "--set", "model.size.width=16", "--set", "model.size.heads=2"),
     *("--set", "model.size.mlp=32", "--set", "ema=EMA"),
 )
-SECONDS = 120
+SECONDS = 300  # on a busy machine
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died"),
@@ -61,7 +61,7 @@ def test_workers_of_a_killed_torchrun_save_stop_and_resume(tmp_path: Path) -> No
     assert len(workers) == 2, (tmp_path / "log").read_text()
     os.kill(torchrun.pid, signal.SIGKILL)
     torchrun.wait()
-    wait_until(lambda: not any(map(is_running, workers)), 60)
+    wait_until(lambda: not any(map(is_running, workers)))
     stopped_at = newest(run)
     assert 0 < stopped_at < 400
     assert "checkpoint saved" in (tmp_path / "log").read_text()
