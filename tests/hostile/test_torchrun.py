@@ -64,7 +64,6 @@ def test_workers_of_a_killed_torchrun_save_stop_and_resume(tmp_path: Path) -> No
     wait_until(lambda: not any(map(is_running, workers)))
     stopped_at = newest(run)
     assert 0 < stopped_at < 400
-    assert "checkpoint saved" in (tmp_path / "log").read_text()
     assert not list(run.rglob("*.partial"))
     finish(tmp_path, "--resume", "run")
     assert_same(run, tmp_path / "alone")

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -159,6 +160,15 @@ def stop_with_parent() -> None:
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+        threading.Thread(target=exit_after_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def exit_after_parent(parent: int, seconds: float = 30.0) -> None:
+    """End this process some seconds after its parent: a collective may wait for ever for a process that has stopped."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(seconds)
+    os._exit(128 + signal.SIGTERM)
 
 
 @contextmanager
