@@ -161,3 +161,13 @@ def test_tokens_are_refused_by_name():
         build().require_tokens("attention rollout")
     with pytest.raises(Unsupported, match="--dynamic-size does not support Swin Transformers"):
         build().config.check_any_size()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_graph_takes_any_batch(version):
+    model = build(version=version, image_size=36).for_tracing()
+    program = torch.export.export(
+        model, (torch.randn(2, 3, 36, 36),), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},)
+    )
+    images = torch.randn(5, 3, 36, 36)
+    torch.testing.assert_close(program.module()(images), model(images))

@@ -82,7 +82,7 @@ def partition(x: Tensor, window: int) -> Tensor:
 def join(windows: Tensor, grid: Grid, window: int) -> Tensor:
     """Return the grid [B, h, w, D] of windows [B, n, N, D]."""
     h, w = grid
-    b, d = len(windows), windows.shape[-1]
+    b, d = windows.shape[0], windows.shape[-1]
     x = windows.view(b, h // window, w // window, window, window, d)
     return x.transpose(2, 3).reshape(b, h, w, d)
 
