@@ -8,7 +8,8 @@ import torch
 import vitrail
 from tests.models.test_vit import shaken
 from vitrail.models.init import initialise
-from vitrail.nn.position import Learned1D, Learned2D, Relative, Rotary2D, SinCos2D, Sinusoid1D, resample_table, rotate
+from vitrail.nn.position import Learned1D, Learned2D, Relative, Rotary2D, SinCos2D, Sinusoid1D, rotate
+from vitrail.nn.resampling import Resampling, resample_table
 from vitrail.nn.shape import EncoderShape
 
 SHAPE = EncoderShape(width=8, depth=2, heads=2, grid=(3, 4), mlp=32, outputs=1)
@@ -22,7 +23,7 @@ def build_position(slot, shape=SHAPE):
 
 def test_resampling_to_the_same_grid_is_bit_exact():
     table = torch.randn(5, 3, 4)
-    assert resample_table(table, (3, 4)) is table
+    assert resample_table(table, (3, 4), Resampling()) is table
     position = build_position(Learned1D())
     assert torch.equal(position.stem_embedding((3, 4), None)[0], position.weight[0])
 

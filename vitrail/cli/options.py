@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail import deploy
 from vitrail.cli.text.progress import clear_progress
+from vitrail.models.sizes import RESAMPLING_NAMES
 
 if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import InferenceOptions
@@ -114,7 +115,8 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     # checkpoint
     "--assume NAME=VALUE": (
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
-        "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
+        f"pool=class|mean, channels=3, resampling={'|'.join(RESAMPLING_NAMES)} (of positions at other sizes, by the "
+        "project with this rule); preprocessing: mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
         "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},
     ),

@@ -41,6 +41,9 @@ SLOT_NAMES = {
     "position": (POSITION_NAMES, "position embedding"),
 }
 
+# Rules to resample position tables, by the project that uses them; `vit_config.py` gives each name its object.
+RESAMPLING_NAMES = ("timm", "transformers", "dino", "torchvision", "google")
+
 
 def closest(name: str, known: list[str]) -> str:
     """Return the known names for an error message, with the most likely one first."""

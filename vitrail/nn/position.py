@@ -7,14 +7,15 @@ T tokens: the prefix tokens, then N patches in a grid of h×w. D width, H heads,
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.nn.resampling import Resampling, resample_table
 from vitrail.nn.shape import EncoderShape, Grid
 
 PositionScope = Literal["stem", "every", "shared"]
@@ -55,17 +56,6 @@ class PositionEmbedding(nn.Module):
     def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
         """Yield the positions of each of the L layers, in order."""
         yield from repeat(NO_POSITION, self.shape.depth)
-
-
-def resample_table(table: Tensor, grid: Grid) -> Tensor:
-    """Return a table [..., h, w] resampled to another grid with bicubic interpolation; unchanged on its own grid."""
-    if tuple(table.shape[-2:]) == tuple(grid):
-        return table
-    if table.shape[-1] == 1 and grid[1] == 1:  # PyTorch (2.13) resamples a single column wrongly; a single row is right
-        return resample_table(table.transpose(-1, -2), (1, grid[0])).transpose(-1, -2)
-    flat = table.reshape(1, -1, *table.shape[-2:]).float()
-    flat = F.interpolate(flat, size=grid, mode="bicubic", antialias=True, align_corners=False)
-    return flat.reshape(*table.shape[:-2], *grid).to(table.dtype)
 
 
 # --- added to the tokens ---
@@ -111,9 +101,9 @@ class AddedPositionEmbedding(PositionEmbedding):
 class Learned1DTable(AddedPositionEmbedding):
     """One learned vector per token in reading order: the paper's default."""
 
-    def __init__(self, shape: EncoderShape, at: PositionScope, covered: int) -> None:
+    def __init__(self, shape: EncoderShape, at: PositionScope, covered: int, resampling: Resampling) -> None:
         super().__init__(shape, at)
-        self.covered = covered
+        self.covered, self.resampling = covered, resampling
         tables = shape.depth if at == "every" else 1
         self.weight = nn.Parameter(torch.empty(tables, covered + shape.patches, shape.width))
 
@@ -122,15 +112,16 @@ class Learned1DTable(AddedPositionEmbedding):
         if grid == self.shape.grid:
             return table
         prefix, patches = table[: self.covered], table[self.covered :]  # section 3.2: resample the patches only
-        patches = resample_table(patches.T.unflatten(1, self.shape.grid), grid).flatten(1).T
+        patches = resample_table(patches.T.unflatten(1, self.shape.grid), grid, self.resampling).flatten(1).T
         return torch.cat((prefix, patches))
 
 
 class Learned2DTable(AddedPositionEmbedding):
     """One learned vector per row and one per column, D/2 values each, concatenated."""
 
-    def __init__(self, shape: EncoderShape, at: PositionScope) -> None:
+    def __init__(self, shape: EncoderShape, at: PositionScope, resampling: Resampling) -> None:
         super().__init__(shape, at)
+        self.resampling = resampling
         tables, half = shape.depth if at == "every" else 1, shape.width // 2
         self.prefix = nn.Parameter(torch.empty(tables, shape.outputs, shape.width))
         self.rows_weight = nn.Parameter(torch.empty(tables, shape.grid[0], half))
@@ -138,8 +129,9 @@ class Learned2DTable(AddedPositionEmbedding):
 
     def table(self, index: int, grid: Grid) -> Tensor:
         h, w = grid
-        y = resample_table(self.rows_weight[index].T.unsqueeze(-1), (h, 1)).squeeze(-1).T  # [h, D/2]
-        x = resample_table(self.columns_weight[index].T.unsqueeze(-1), (w, 1)).squeeze(-1).T  # [w, D/2]
+        rows, columns = self.rows_weight[index].T.unsqueeze(-1), self.columns_weight[index].T.unsqueeze(-1)
+        y = resample_table(rows, (h, 1), self.resampling).squeeze(-1).T  # [h, D/2]
+        x = resample_table(columns, (w, 1), self.resampling).squeeze(-1).T  # [w, D/2]
         patches = torch.cat((y[:, None].expand(h, w, -1), x[None].expand(h, w, -1)), -1).flatten(0, 1)
         return torch.cat((self.prefix[index], patches))
 
@@ -188,9 +180,9 @@ class RelativePositionBias(PositionEmbedding):
     """A learned bias per head and 2-D offset between two patches, added to q·k. Three more values per head are the
     biases of prefix to patch, patch to prefix and prefix to prefix."""
 
-    def __init__(self, shape: EncoderShape, at: PositionScope) -> None:
+    def __init__(self, shape: EncoderShape, at: PositionScope, resampling: Resampling) -> None:
         super().__init__(shape)
-        self.at = at
+        self.at, self.resampling = at, resampling
         tables, (h, w) = shape.depth if at == "every" else 1, shape.grid
         self.offsets = nn.Parameter(torch.empty(tables, shape.heads, 2 * h - 1, 2 * w - 1))
         self.prefix = nn.Parameter(torch.empty(tables, shape.heads, 3)) if shape.prefix else None
@@ -214,7 +206,11 @@ class RelativePositionBias(PositionEmbedding):
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """Return the values of every offset on this grid, in reading order: [H, offsets]."""
-        return resample_table(self.offsets[layer], (2 * grid[0] - 1, 2 * grid[1] - 1)).flatten(1)
+        return self.resample_offsets(self.offsets[layer], grid).flatten(1)
+
+    def resample_offsets(self, offsets: Tensor, grid: Grid) -> Tensor:
+        """Return tables of offsets [..., 2h-1, 2w-1] for another grid."""
+        return resample_table(offsets, (2 * grid[0] - 1, 2 * grid[1] - 1), self.resampling)
 
     def compute_bias(self, layer: int, grid: Grid, index: Tensor) -> Tensor:
         bias = self.table(layer, grid)[:, index].transpose(0, 1)  # [1 or B, H, N, N]
@@ -286,6 +282,11 @@ class AddedPosition(Position):
             raise ValueError(f"position scope must be one of {', '.join(POSITION_SCOPES)}, got {self.at!r}")
 
 
+def resampling_field() -> Any:
+    """Return the field of a slot whose learned tables are resampled to other grids."""
+    return field(default=Resampling(), kw_only=True, repr=False, metadata={"omit_default": True})
+
+
 def _check_width(kind: str, width: int, divisor: int, what: str = "width") -> None:
     if width % divisor:
         near = max(1, round(width / divisor)) * divisor
@@ -306,6 +307,7 @@ class Learned1D(AddedPosition):
     distillation), none (DeiT III, SigLIP), or all including registers."""
 
     prefix: Literal["outputs", "none", "all"] = "outputs"
+    resampling: Resampling = resampling_field()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -313,7 +315,7 @@ class Learned1D(AddedPosition):
             raise ValueError(f"Learned1D.prefix must be 'outputs', 'none' or 'all', got {self.prefix!r}")
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
-        return Learned1DTable(shape, self.at, self.count_covered(shape))
+        return Learned1DTable(shape, self.at, self.count_covered(shape), self.resampling)
 
     def count_covered(self, shape: EncoderShape) -> int:
         """Return the number of prefix tokens that have a row in the table."""
@@ -322,7 +324,7 @@ class Learned1D(AddedPosition):
     def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
         covered, table = self.count_covered(shape), tensors["weight"]
         patches = table[:, covered:].transpose(1, 2).unflatten(2, shape.grid)
-        patches = resample_table(patches, grid).flatten(2).transpose(1, 2)
+        patches = resample_table(patches, grid, self.resampling).flatten(2).transpose(1, 2)
         return {"weight": torch.cat((table[:, :covered], patches), 1)}
 
 
@@ -330,15 +332,17 @@ class Learned1D(AddedPosition):
 class Learned2D(AddedPosition):
     """A vector for the row concatenated with one for the column."""
 
+    resampling: Resampling = resampling_field()
+
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         _check_width("2-D learned", shape.width, 2)
-        return Learned2DTable(shape, self.at)
+        return Learned2DTable(shape, self.at, self.resampling)
 
     def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
         tensors = dict(tensors)
         for name, length in (("rows_weight", grid[0]), ("columns_weight", grid[1])):
             table = tensors[name].transpose(1, 2).unsqueeze(-1)
-            tensors[name] = resample_table(table, (length, 1)).squeeze(-1).transpose(1, 2).contiguous()
+            tensors[name] = resample_table(table, (length, 1), self.resampling).squeeze(-1).transpose(1, 2).contiguous()
         return tensors
 
 
@@ -369,16 +373,18 @@ class Relative(Position):
     """A learned bias per head and 2-D offset, with one table per layer or one shared table."""
 
     at: PositionScope = "every"
+    resampling: Resampling = resampling_field()
 
     def __post_init__(self) -> None:
         if self.at not in ("every", "shared"):
             raise ValueError(f"scope of relative positions must be 'every' or 'shared', got {self.at!r}")
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
-        return RelativePositionBias(shape, self.at)
+        return RelativePositionBias(shape, self.at, self.resampling)
 
     def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
-        return tensors | {"offsets": resample_table(tensors["offsets"], (2 * grid[0] - 1, 2 * grid[1] - 1))}
+        offsets = resample_table(tensors["offsets"], (2 * grid[0] - 1, 2 * grid[1] - 1), self.resampling)
+        return tensors | {"offsets": offsets}
 
 
 @dataclass(frozen=True)
