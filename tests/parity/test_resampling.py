@@ -103,6 +103,18 @@ def test_transformers_at_other_sizes(name, tmp_path):
     assert_same_at(tmp_path, lambda size: lambda image: peer(image, **options).logits, SIZES, rule)
 
 
+def test_masked_autoencoder_of_transformers_at_other_sizes(tmp_path):
+    """The encoder, with all patches in order."""
+    peer = spread_positions(transformers.ViTMAEModel(transformers.ViTMAEConfig(**HF, mask_ratio=0.0))).eval()
+    peer.save_pretrained(tmp_path)
+
+    def encode(image: Tensor) -> Tensor:
+        noise = torch.arange(image.shape[2] * image.shape[3] // 256).float().repeat(len(image), 1)
+        return peer(image, noise=noise, **PLAIN).last_hidden_state[:, 0]
+
+    assert_same_at(tmp_path, lambda size: encode, SIZES, "transformers")
+
+
 def test_torchvision_at_other_sizes(tmp_path):
     """interpolate_embeddings takes square sizes only."""
     torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
