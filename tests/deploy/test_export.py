@@ -144,8 +144,14 @@ SIZES = ((16, 24), (40, 16), (32, 56))
 
 @pytest.mark.parametrize(
     "make",
-    [tiny, lambda: tiny(position="relative"), lambda: tiny(resampling="dino"), small_bit],
-    ids=["learned", "relative", "DINO's rule", "BiT"],
+    [
+        tiny,
+        lambda: tiny(position="relative"),
+        lambda: tiny(position="relative1d", registers=1),
+        lambda: tiny(resampling="dino"),
+        small_bit,
+    ],
+    ids=["learned", "relative", "relative 1-D", "DINO's rule", "BiT"],
 )
 def test_dynamic_size_resamples_positions_in_the_graph(make, tmp_path):
     model = make()
@@ -163,7 +169,7 @@ def test_dynamic_size_resamples_positions_in_the_graph(make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "position", ["learned1d@every", "learned2d", "learned2d@shared", "relative@shared", "rotary2d"]
+    "position", ["learned1d@every", "learned2d", "learned2d@shared", "relative@shared", "relative1d", "rotary2d"]
 )
 def test_dynamic_positions_equal_the_model(position):
     model = tiny(position=position, registers=1)

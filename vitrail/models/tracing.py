@@ -60,7 +60,15 @@ class ConstantPositions(PositionEmbedding):
         with torch.no_grad():
             self.stem_name = self.store_table(of.stem_embedding(grid, None))
             store, layers = self.store_table, of.layer_positions(grid, None)
-            self.layers = [(store(p.embedding), store(p.bias), tuple(map(store, p.rotation or ()))) for p in layers]
+            self.layers = [
+                (
+                    store(p.embedding),
+                    store(p.bias),
+                    tuple(map(store, p.rotation or ())),
+                    tuple(map(store, p.offsets or ())),
+                )
+                for p in layers
+            ]
         self.tables.clear()
 
     def store_table(self, table: Tensor | None) -> str | None:
@@ -76,13 +84,17 @@ class ConstantPositions(PositionEmbedding):
     def get_table(self, name: str | None) -> Tensor | None:
         return None if name is None else self.get_buffer(name)
 
+    def get_pair(self, names: tuple[str | None, ...]) -> tuple[Tensor, Tensor] | None:
+        pair = [self.get_buffer(name) for name in names if name is not None]
+        return (pair[0], pair[1]) if pair else None
+
     def stem_embedding(self, grid: Grid, keep: Tensor | None) -> Tensor | None:
         return self.get_table(self.stem_name)
 
     def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
-        for embedding, bias, rotation in self.layers:
-            pair = tuple(self.get_buffer(name) for name in rotation if name is not None)
-            yield LayerPosition(self.get_table(embedding), self.get_table(bias), (pair[0], pair[1]) if pair else None)
+        for embedding, bias, *pairs in self.layers:
+            rotation, offsets = (self.get_pair(names) for names in pairs)
+            yield LayerPosition(self.get_table(embedding), self.get_table(bias), rotation, offsets)
 
 
 # --- any size ---
@@ -97,6 +109,8 @@ def resample_in_graph(position: PositionEmbedding) -> PositionEmbedding:
             return TracedLearned2D(position)
         case positions.RelativePositionBias():
             return TracedRelative(position)
+        case positions.RelativeEmbedding1D():
+            return TracedRelative1D(position)
         case _:
             return position
 
@@ -149,6 +163,17 @@ class TracedRelative(positions.RelativePositionBias):
         h, w = grid
         offsets = self.offsets[layer].permute(1, 2, 0)  # [2h-1, 2w-1, H]
         return resample_by_weights(offsets, (2 * h - 1, 2 * w - 1), self.resampling).flatten(0, 1).T
+
+
+class TracedRelative1D(positions.RelativeEmbedding1D):
+    """A vector per 1-D offset, with the table of offsets resampled."""
+
+    def __init__(self, of: positions.RelativeEmbedding1D) -> None:
+        PositionEmbedding.__init__(self, of.shape)
+        self.at, self.resampling, self.offsets, self.prefix = of.at, of.resampling, of.offsets, of.prefix
+
+    def resample_offsets(self, offsets: Tensor, grid: Grid) -> Tensor:
+        return compute_axis_weights(self.resampling, len(offsets), 2 * grid[0] * grid[1] - 1, offsets) @ offsets
 
 
 def resample_by_weights(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:

@@ -62,6 +62,12 @@ def resample_table(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:
     return flat.reshape(*table.shape[:-2], *grid).to(table.dtype)
 
 
+def resample_rows(table: Tensor, count: int, resampling: Resampling) -> Tensor:
+    """Return a table of one axis, [..., n, D], resampled to `count` rows."""
+    column = table.transpose(-1, -2).unsqueeze(-1)
+    return resample_table(column, (count, 1), resampling).squeeze(-1).transpose(-1, -2)
+
+
 def compute_axis_weights(
     resampling: Resampling, source: int, count: int, reference: Tensor, changes: Tensor | None = None
 ) -> Tensor:
