@@ -148,9 +148,9 @@ def read_directory(folder: str, options: parts.ReadOptions) -> Dataset:
     shards = find_shards(folder, names, ".tar")
     if shards and not has_class_folders(folder, names, shards):
         return read_files(folder, shards, options)
-    if options.needs_labels:
-        layouts.check_layout(folder)
-    return read_class_folders(folder, options)
+    notes = layouts.check_layout(folder) if options.needs_labels else ()
+    dataset = read_class_folders(folder, options)
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def find_shards(folder: str, names: Sequence[str], suffix: str) -> list[str]:
@@ -192,6 +192,8 @@ def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) ->
             raise ValueError(f"{files[0]} is one of four IDX files: give their folder")
         case "csv" | "archive":
             raise ValueError(f"{source} matches {len(files)} files: give one of them")
+    if command := layouts.unpack_command(files[0]):
+        raise ValueError(f"{files[0]} is an archive: unpack it first: {command}")
     known = f"a folder, a CSV or Parquet file, tar shards, or a name ({', '.join(downloads.DATASET_NAMES)})"
     raise ValueError(f"{files[0]} is not a supported data file: give {known}")
 

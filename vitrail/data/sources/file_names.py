@@ -84,16 +84,16 @@ def find_label(regex: re.Pattern[str], text: str) -> str | None:
 
 
 def preview_labels(dataset: Dataset, count: int = PREVIEW_SIZE) -> list[str]:
-    """Return lines with images and their labels, evenly spaced over the first split: cat_001.jpg → cat."""
-    images = next(iter(dataset.splits.values()))
+    """Return lines with images and their labels, evenly spaced over all splits: cat_001.jpg → cat."""
     root = dataset.source.rstrip("/") + "/"
-    indices = np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int).tolist()
-    if images.is_multi_label:
-        found = [[images.classes[label] for label in np.flatnonzero(images.targets[index])] for index in indices]
-        labels = [", ".join(names) for names in found]
-    else:
-        labels = [images.classes[int(images.targets[index])] for index in indices]
-    names = [images.name(index).removeprefix(root) for index in indices]
+    ends = np.cumsum([len(images) for images in dataset.splits.values()])
+    names, labels = [], []
+    for position in np.linspace(0, ends[-1] - 1, min(count, int(ends[-1]))).round().astype(int).tolist():
+        split = int(np.searchsorted(ends, position, side="right"))
+        images, index = list(dataset.splits.values())[split], position - int(ends[split - 1] if split else 0)
+        found = np.flatnonzero(images.targets[index]) if images.is_multi_label else [images.targets[index]]
+        names.append(images.name(index).removeprefix(root))
+        labels.append(", ".join(images.classes[int(label)] for label in found))
     width = max(map(len, names), default=0)
     return [f"{name.ljust(width)}  → {label}" for name, label in zip(names, labels, strict=True)]
 

@@ -80,48 +80,60 @@ class LayoutError(ValueError):
     """Raised for a folder whose folders are probably not classes."""
 
 
-def check_layout(root: str) -> None:
-    """Raise a LayoutError if the folders in `root` are probably not classes, or a NoClassFoldersError if there are none."""
+def check_layout(root: str) -> tuple[str, ...]:
+    """Raise a LayoutError if the folders in `root` are probably not classes, or a NoClassFoldersError if there are none.
+
+    Return notes about class folders that are read.
+    """
     if name := find_published(root):
         refuse(root, f"holds the files of {name}", f"{name}:{root}")
     walker = FolderWalker()
     top = walker.list_folder(root)
     if len(top.folders) > MAX_FOLDERS:
-        return
+        return ()
     splits = find_split_folders(walker, root, top)
     if splits:
         folder = os.path.join(root, next(iter(splits.values())))
         contents = walker.list_folder(folder)
         if contents.folders and len(contents.folders) <= MAX_FOLDERS:
             check_annotations(folder, contents, root)
-            check_masks(folder, contents)
+            check_masks(folder, contents, root)
         elif not contents.folders:
             refuse_flat(root, folder, contents)
-        return
+        check_held_out(root, folder, [os.path.join(root, name) for name in splits.values()])
+        return ()
     if not top.folders:
         refuse_flat(root, root, top)
     check_nested_datasets(root, top)
     check_annotations(root, top, root)
     check_level(root, top)
-    check_masks(root, top)
+    check_masks(root, top, root)
+    first = list_entries(os.path.join(root, top.folders[0])).folders
+    names = [name for name in first if parts.parse_split_name(name)]
+    if len(names) < 2:
+        return ()
+    inside = f"{top.folders[0]} has folders {' and '.join(names)}, which are not used as splits"
+    return (f"{inside}: --label-from '^([^/]+)/' uses them",)
 
 
 def check_names_layout(root: str) -> None:
     """Raise a LayoutError if `root`, whose labels are in the file names, has masks beside or among its images."""
-    contents = list_entries(root)
-    if len(contents.folders) <= MAX_FOLDERS:
-        check_annotations(root, contents, root)
-    if masks := find_masks(root, contents.images):
-        images = [name for name in contents.images if name not in masks]
-        shown = shlex.quote(os.path.join(root, find_glob(images, masks) or "*.jpg"))
-        raise LayoutError(f"{root} has masks among the images, such as {masks[0]}: give the images as {shown}")
+    splits = [os.path.join(root, name) for name in list_entries(root).folders if parts.parse_split_name(name)]
+    for folder in (root, *splits):
+        contents = list_entries(folder)
+        if len(contents.folders) <= MAX_FOLDERS:
+            check_annotations(folder, contents, root)
+        if masks := find_masks(folder, contents.images):
+            images = [name for name in contents.images if name not in masks]
+            shown = shlex.quote(os.path.join(folder, find_glob(images, masks) or "*.jpg"))
+            raise LayoutError(f"{folder} has masks among the images, such as {masks[0]}: give the images as {shown}")
 
 
-def refuse(root: str, finding: str, source: str, options: str = "") -> NoReturn:
-    """Raise a LayoutError with the command that reads the data."""
+def refuse(folder: str, finding: str, source: str, options: str = "", root: str | None = None) -> NoReturn:
+    """Raise a LayoutError with the command that reads the data; `root` is the folder that was given, if it is another."""
     command = f"vitrail check {shlex.quote(source)}{options}"
-    insist = shlex.quote(CLASSES_PREFIX + root)
-    raise LayoutError(f"{root} {finding}: use {command} (or {insist} if every folder is a class)")
+    insist = shlex.quote(CLASSES_PREFIX + (root or folder))
+    raise LayoutError(f"{folder} {finding}: use {command} (or {insist} if every folder is a class)")
 
 
 def list_entries(folder: str) -> FolderContents:
@@ -177,6 +189,15 @@ def find_published(root: str) -> str | None:
     return None
 
 
+def check_held_out(root: str, first: str, folders: Sequence[str]) -> None:
+    """Refuse a split without class folders beside one that has them, such as a test set without labels."""
+    for folder in folders:
+        contents = list_entries(folder)
+        if contents.images and not contents.folders:
+            problem = f"{folder} has {len(contents.images):,} images and no class folders, unlike {first}"
+            raise NoClassFoldersError(f"{problem}: use vitrail check {shlex.quote(first)}, or sort them into classes")
+
+
 def check_nested_datasets(root: str, top: FolderContents) -> None:
     """Refuse a folder in which a folder has split folders with classes in them."""
     classes = {name: list_split_classes(os.path.join(root, name)) for name in top.folders}
@@ -227,13 +248,13 @@ def check_annotations(folder: str, contents: FolderContents, root: str) -> None:
     image_folder = os.path.join(folder, images[0])
     below = list_entries(image_folder)
     if has_only_folders(image_folder):
-        refuse(folder, finding, image_folder)
+        refuse(folder, finding, image_folder, root=root)
     if folder != root:
         if suggestion := suggest_pattern([*glob_images(root, images[0])]):
             source = os.path.join(root, "*", images[0], "*")
-            refuse(folder, finding, source, f" --label-from {shlex.quote(suggestion[0])}")
+            refuse(folder, finding, source, f" --label-from {shlex.quote(suggestion[0])}", root)
     elif suggestion := suggest_source(image_folder, below):
-        refuse(folder, finding, *suggestion[:2])
+        refuse(folder, finding, *suggestion[:2], root)
     insist = shlex.quote(CLASSES_PREFIX + root)
     raise LayoutError(f"{folder} {finding}: list the images in a CSV of path,label (or {insist} if they are classes)")
 
@@ -285,17 +306,17 @@ def is_jpeg(name: str) -> bool:
     return name.lower().endswith((".jpg", ".jpeg"))
 
 
-def check_masks(folder: str, contents: FolderContents) -> None:
-    """Refuse class folders with masks among the images; the first folders are looked at."""
+def check_masks(folder: str, contents: FolderContents, root: str) -> None:
+    """Refuse class folders of `root`, or of a split in it, with masks among the images; the first folders are looked at."""
     for name in contents.folders[:3]:
         path = os.path.join(folder, name)
         listed = list_entries(path).images
         if masks := find_masks(path, listed):
             finding = f"has masks among the images of {name}, such as {masks[0]}"
             if pattern := find_glob([image for image in listed if image not in masks], masks):
-                source = os.path.join(folder, "*", pattern)
-                refuse(folder, finding, source, " --label-from '([^/]+)/[^/]+$'")
-            insist = shlex.quote(CLASSES_PREFIX + folder)
+                source = os.path.join(root, *(["*", "*"] if root != folder else ["*"]), pattern)
+                refuse(folder, finding, source, " --label-from '([^/]+)/[^/]+$'", root)
+            insist = shlex.quote(CLASSES_PREFIX + root)
             raise LayoutError(f"{folder} {finding}: move the masks to another folder (or use {insist})")
 
 
@@ -336,6 +357,13 @@ def find_list(folder: str, contents: FolderContents) -> str | None:
     return None
 
 
+def unpack_command(path: str) -> str | None:
+    """Return the command that unpacks an archive in its folder, or None for another file."""
+    program = ARCHIVES.get(os.path.splitext(path)[1].lower())
+    folder, name = os.path.split(path)
+    return program and f"cd {shlex.quote(folder or '.')} && {program} {shlex.quote(name)}"
+
+
 def refuse_flat(root: str, folder: str, contents: FolderContents) -> NoReturn:
     """Raise a NoClassFoldersError for a folder without class folders, with the command that reads it if there is one."""
     images = f"{len(contents.images):,} images and " if contents.images else ""
@@ -351,8 +379,7 @@ def refuse_flat(root: str, folder: str, contents: FolderContents) -> NoReturn:
         raise NoClassFoldersError(f"{problem}, but labels {where}: use vitrail check {shlex.quote(source)}{options}")
     if not contents.images:
         for name in contents.others:
-            if program := ARCHIVES.get(os.path.splitext(name)[1].lower()):
-                inside = f"cd {shlex.quote(folder)} && {program} {shlex.quote(name)}"
-                raise NoClassFoldersError(f"{problem}, but the archive {name}: unpack it first: {inside}")
+            if command := unpack_command(os.path.join(folder, name)):
+                raise NoClassFoldersError(f"{problem}, but the archive {name}: unpack it first: {command}")
     hint = "; or --label-from '^(.+?)_' to read the class from file names" if contents.images else ""
     raise NoClassFoldersError(f"{problem}: {LAYOUT_HELP}{hint}")
