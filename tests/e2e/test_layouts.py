@@ -157,7 +157,10 @@ def test_a_model_without_names_shows_those_of_a_file(tmp_path, capsys):
     assert main(["predict", "model.safetensors", "photos", "--out", "out.csv", "--runtime", "torch", *names]) == 0
     rows = Path("out.csv").read_text().splitlines()[1:]
     assert {row.split(",")[1] for row in rows} <= {"daisy", "rose", "tulip"}
-    assert main(["inspect", "model.safetensors", "photos/0/0.png", "--out", "figures", "--target", "rose", *names]) == 0
+    assert (
+        main(["inspect", "model.safetensors", "photos/0/0.png", "--terminal", "relevance", "--target", "rose", *names])
+        == 0
+    )
     assert refused(capsys, "evaluate", "model.safetensors").endswith("the data it was trained on: give DATA")
     line = refused(capsys, "predict", "model.safetensors", "photos", "--out", "b.csv", "--names", "imagenet")
     assert "--names imagenet must list the 3 classes of the model in order" in line
