@@ -17,6 +17,7 @@ from tests.evaluation.made import model
 from vitrail.cli import main
 from vitrail.data.audit import scan
 from vitrail.data.sources import load_dataset
+from vitrail.serve.models import ModelOpener
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 TINY = ("--model", "Ti/8", "--set", "model.size.depth=1", "--set", "model.size.width=32", "--set", "model.size.heads=1")
@@ -162,6 +163,8 @@ def test_a_model_without_names_shows_those_of_a_file(tmp_path, capsys):
         == 0
     )
     assert refused(capsys, "evaluate", "model.safetensors").endswith("the data it was trained on: give DATA")
+    served = ModelOpener(1, {"runtime": "torch"}, "names.txt").open_any("model.safetensors")
+    assert served.contract.labels == ("daisy", "rose", "tulip")
     line = refused(capsys, "predict", "model.safetensors", "photos", "--out", "b.csv", "--names", "imagenet")
     assert "--names imagenet must list the 3 classes of the model in order" in line
 
@@ -224,6 +227,7 @@ def test_one_level_too_high_can_be_insisted_on(tmp_path, capsys):
     tree(tmp_path / "download", {f"photos/{path}": n for path, n in classes().items()} | classes(("assets",)))
     assert "(or classes:download if every folder is a class)" in refused(capsys, "check", "download")
     assert train("classes:download") == ("assets", "photos")
+    assert refused(capsys, "check", "classes:nowhere").endswith("classes:nowhere: no such folder")
     os.chdir("/")
     assert main(["evaluate", str(tmp_path / "run"), "--workers", "0"]) == 0  # classes: is resolved like any path
 
@@ -261,6 +265,9 @@ def test_published_files_are_refused_with_their_name(tmp_path, capsys):
     }
     tree(tmp_path / "pets", files)
     assert suggested(refused(capsys, "check", "pets")) == ["pets:pets"]
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up" / "inner").symlink_to(tmp_path / "pets")
+    assert suggested(refused(capsys, "check", "up")) == ["pets:up/inner"]  # without a second step
     assert follow(capsys, "pets") == ("Bengal", "pug")
 
 

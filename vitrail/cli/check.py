@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         with atomic_write(options.quarantine) as file:
             file.write(format_quarantine(quarantined).encode("utf-8"))
         lines.append(f"{options.quarantine}: {len(quarantined):,} to leave out")
-    print_result(options, audit.to_dict(), lines)
+    print_result(options, audit.to_dict() | ({"preview": preview} if preview else {}), lines)
     return 0 if audit.is_ok else 1
 
 

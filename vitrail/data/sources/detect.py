@@ -121,7 +121,10 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
     if os.path.isfile(path):
         return read_files(source, [path], options)
     if path.startswith(layouts.CLASSES_PREFIX):
-        return read_class_folders(os.path.expanduser(path.removeprefix(layouts.CLASSES_PREFIX)), options)
+        folder = os.path.expanduser(path.removeprefix(layouts.CLASSES_PREFIX))
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f"{source}: no such folder")
+        return read_class_folders(folder, options)
     if vtab_source := vtab.parse_source(path):
         return vtab.read_vtab(vtab_source[0], os.path.expanduser(vtab_source[1]), options)
     if source == downloads.BUILTIN:

@@ -90,16 +90,16 @@ def check_layout(root: str) -> tuple[str, ...]:
     walker = FolderWalker()
     top = walker.list_folder(root)
     if len(top.folders) > MAX_FOLDERS:
+        check_masks(root, top, root)
         return ()
     splits = find_split_folders(walker, root, top)
     if splits:
         folder = os.path.join(root, next(iter(splits.values())))
         contents = walker.list_folder(folder)
-        if contents.folders and len(contents.folders) <= MAX_FOLDERS:
-            check_annotations(folder, contents, root)
-            check_masks(folder, contents, root)
-        elif not contents.folders:
+        if not contents.folders:
             refuse_flat(root, folder, contents)
+        check_annotations(folder, contents, root)
+        check_masks(folder, contents, root)
         check_held_out(root, folder, [os.path.join(root, name) for name in splits.values()])
         return ()
     if not top.folders:
@@ -121,8 +121,7 @@ def check_names_layout(root: str) -> None:
     splits = [os.path.join(root, name) for name in list_entries(root).folders if parts.parse_split_name(name)]
     for folder in (root, *splits):
         contents = list_entries(folder)
-        if len(contents.folders) <= MAX_FOLDERS:
-            check_annotations(folder, contents, root)
+        check_annotations(folder, contents, root)
         if masks := find_masks(folder, contents.images):
             images = [name for name in contents.images if name not in masks]
             shown = shlex.quote(os.path.join(folder, find_glob(images, masks) or "*.jpg"))
@@ -209,6 +208,7 @@ def check_nested_datasets(root: str, top: FolderContents) -> None:
         found = classes[datasets[0]]
         if len(found) < 2 or len(set.intersection(*found)) < 2:
             return
+    check_layout(first)  # it may not be class folders either
     if len(datasets) > 1:
         refuse(root, f"holds {len(datasets)} datasets with splits, {datasets[0]} first", first)
     names = [name for name in list_entries(first).folders if parts.parse_split_name(name)]
@@ -223,6 +223,7 @@ def check_level(root: str, top: FolderContents) -> None:
         return
     folder = os.path.join(root, main[0])
     if has_only_folders(folder):
+        check_layout(folder)  # it may not be class folders either
         others = (
             f", beside {', '.join(name for name in top.folders if name != main[0])}" if len(top.folders) > 1 else ""
         )
@@ -237,6 +238,8 @@ def check_level(root: str, top: FolderContents) -> None:
 
 def check_annotations(folder: str, contents: FolderContents, root: str) -> None:
     """Refuse folders of images beside annotations or masks."""
+    if len(contents.folders) > MAX_FOLDERS:
+        return
     words = {name: {*re.split(r"[\s_.-]+", name.casefold()), name.casefold()} for name in contents.folders}
     annotations = [name for name in contents.folders if words[name] & ANNOTATION_WORDS]
     images = [name for name in contents.folders if words[name] & IMAGE_WORDS and name not in annotations]
