@@ -11,16 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import vitrail
 from tests.parity.peers import assert_same, relative_difference, spread
+from vitrail.checkpoints.convert import convert
 from vitrail.checkpoints.detect import detect_format
 from vitrail.checkpoints.keys import export_state, import_state
-from vitrail.models.registry import build_from
+from vitrail.models.registry import build_from, configure
 
 pytest.importorskip("timm", reason="timm is not installed: pip install 'vitrail[peers]'")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
 import torchvision
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torchvision.models import swin_transformer as tv
@@ -212,3 +214,48 @@ def test_swin_v2_without_a_known_window_is_refused():
     with pytest.raises(ValueError, match=r"do not determine window .*--assume window="):
         detect_format(shapes, {}, {})
     assert detect_format(shapes, {}, {"window": 4, "size": (64, 64)}).config.windows == (4, 4, 4)
+
+
+CONVERTED = {
+    "torchvision": ("torchvision", "out.pth"),
+    "timm": ("timm", "out.safetensors"),
+    "transformers": ("hf", "out"),
+}
+
+
+@pytest.mark.parametrize("name", [*CONVERTED, *(f"{name} v2" for name in CONVERTED)])
+def test_files_convert_to_the_other_projects_and_back(name: str, tmp_path: Path):
+    peer, (own, _) = PEERS[name], CONVERTED[name.removesuffix(" v2")]
+    theirs = peer.build(peer.sizes[0]).eval()
+    tensors, _ = peer.read(theirs)
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, tmp_path / "in.safetensors")
+    assume = {"size": (64, 64), "window": 4}
+    for to, file in CONVERTED.values():
+        report = convert(tmp_path / "in.safetensors", tmp_path / file, to, assume=assume)
+        assert report.largest_difference <= 1e-5 * max(1.0, report.largest_logit)
+        expected = "windows that do not fill the grid are shifted by another rule"
+        assert any(note.startswith(expected) for note in report.notes) == (
+            vitrail.load(tmp_path / "in.safetensors", assume=assume).config.shift
+            != vitrail.load(tmp_path / file, assume=assume).config.shift
+        )
+        back = tmp_path / f"back-{to}{'' if own == 'hf' else '.safetensors'}"
+        convert(tmp_path / file, back, own, assume=assume)
+        returned = load_file(back / "model.safetensors" if own == "hf" else back)
+        assert set(returned) == set(tensors)
+        for key, tensor in tensors.items():
+            assert torch.equal(returned[key], tensor) or "coords_table" in key, key
+    if own == "hf":  # the other project opens what we wrote
+        again = type(theirs).from_pretrained(tmp_path / "out").eval()
+        image = torch.randn(1, 3, 64, 64)
+        with torch.inference_mode():
+            assert relative_difference(again(image).logits, theirs(image).logits) <= 1e-6
+
+
+def test_models_that_a_project_cannot_express_are_refused(tmp_path: Path):
+    model = vitrail.build_from(configure("SwinV2-T/16", width=16, depths=(1, 1, 1, 1), heads=(1, 2, 4, 8)))
+    vitrail.save(model, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="cannot express this model: its stages have one window"):
+        convert(tmp_path / "model.safetensors", tmp_path / "out.pth", "torchvision")
+    with pytest.raises(ValueError, match="the format of CLIP does not support Swin Transformers: use --to vitrail"):
+        convert(tmp_path / "model.safetensors", tmp_path / "out.pth", "clip")
+    assert not (tmp_path / "out.pth").exists()

@@ -124,7 +124,7 @@ class SwinConfig(ModelConfig):
             "stages": stages,
             "width": f"{self.width} to {self.width * 2 ** (self.n_stages - 1)}, patches of {self.patch}×{self.patch}",
             "layers": type(self.block).__name__,
-            "shift": f"by {self.shift.sides}, padded {'before' if self.shift.pad_first else 'after'} it",
+            "shift": str(self.shift),
         }
 
     def check_any_size(self) -> None:

@@ -61,6 +61,9 @@ class ShiftRule:
         if self.sides not in get_args(ShiftedSides):
             raise ValueError(f"sides must be {', '.join(get_args(ShiftedSides))}, got {self.sides!r}")
 
+    def __str__(self) -> str:
+        return f"by {self.sides}, padded {'before' if self.pad_first else 'after'} the shift"
+
     def choose_shift(self, window: int, grid: Grid, configured: Grid) -> Grid:
         """Return by how many tokens the windows of a shifted layer move along each side of the grid."""
         covered = [side <= window for side in (configured if self.sides == "configured" else grid)]

@@ -197,6 +197,62 @@ def map_constant(theirs: str, value: Tensor) -> KeyMapping:
     return KeyMapping((), (theirs,), TensorTransform(read, lambda _: [value.clone()]))
 
 
+# --- writing ---
+
+
+def build_table(config: SwinConfig, naming: SwinNaming) -> KeyTable:
+    """Return the table of a file to write; raise if the project's code cannot express the model."""
+    window, windows = config.windows[0], config.windows
+    fitted = fit_windows(window, config.image_size, config.patch, config.n_stages)
+    is_v2 = isinstance(config.block, SwinV2)
+    has_one_window = naming is TORCHVISION or (naming is TRANSFORMERS and not is_v2)
+    reasons = {
+        "its stages have one window": has_one_window and set(windows) != {window},
+        "its windows follow from the image size": not has_one_window and windows != fitted,
+        "its biases are trained with its own windows": (
+            naming is TORCHVISION and is_v2 and getattr(config.block, "pretrained_windows", None) is not None
+        ),
+    }
+    if found := [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"{naming.title} cannot express this model: {'; '.join(found)}")
+    root = {1: "swin.", 2: "swinv2."}[1 + is_v2] if naming is TRANSFORMERS and config.classes is not None else ""
+    return map_swin(config, naming, root)
+
+
+def build_settings(config: SwinConfig, dtype: str) -> dict[str, Any]:
+    """Return what transformers' config.json says of the model."""
+    is_v2 = isinstance(config.block, SwinV2)
+    trained = getattr(config.block, "pretrained_windows", None)
+    name, size = ("Swinv2" if is_v2 else "Swin"), config.image_size
+    settings: dict[str, Any] = {
+        "architectures": [f"{name}{'Model' if config.classes is None else 'ForImageClassification'}"],
+        "model_type": name.lower(),
+        "embed_dim": config.width,
+        "depths": list(config.depths),
+        "num_heads": list(config.heads),
+        "window_size": config.windows[0],
+        "mlp_ratio": config.mlp_ratio,
+        "hidden_size": config.width * 2 ** (config.n_stages - 1),
+        "hidden_act": "gelu",
+        "layer_norm_eps": config.eps,
+        "image_size": size[0] if size[0] == size[1] else list(size),
+        "patch_size": config.patch,
+        "num_channels": config.channels,
+        "qkv_bias": True,
+        "use_absolute_embeddings": False,
+        "dtype": dtype,
+    }
+    return settings | ({"pretrained_window_sizes": list(trained or (0,) * config.n_stages)} if is_v2 else {})
+
+
+def compare_shift(config: SwinConfig, naming: SwinNaming) -> list[str]:
+    """Return a note if a project shifts windows by another rule on grids that they do not fill."""
+    theirs = naming.shift_rules[int(isinstance(config.block, SwinV2))]
+    if theirs == config.shift:
+        return []
+    return [f"windows that do not fill the grid are shifted by another rule: {config.shift} here, {theirs} there"]
+
+
 # --- the configuration ---
 
 
@@ -327,6 +383,7 @@ def _make_format(name: str, naming: SwinNaming, version: int, merge: int, roots:
     )
 
 
+TARGETS = {"timm": TIMM, "hf": TRANSFORMERS, "torchvision": TORCHVISION}  # by the names of conversion targets
 FORMATS = tuple(
     _make_format(name, naming, version, 0, (f"{roots[version - 1]}", "") if roots else ("",))
     for name, naming, roots in (
