@@ -71,7 +71,7 @@ docs: $(STAMP) ## write the pages that are generated from the source
 	$(BIN)/python docs/annotate.py
 
 site: $(STAMP) ## build/site: the documentation as a site, to open from the disk or to serve; broken links fail
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict # --quiet would let warnings pass
 
 notebooks: $(STAMP) ## run the notebooks and save their outputs
 	$(BIN)/python examples/notebooks/run.py
