@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoints.io import FILES_BY_SAFETY, INDEX_FILES, WEIGHT_FILES
+from vitrail.checkpoints.known_models import describe_offline, find_local_model
 
 ADDRESS_PATTERN = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 CONFIG_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")
@@ -47,8 +48,14 @@ def choose_weights(files: Iterable[str]) -> str:
 
 
 def download_weights(address: str, revision: str | None = None) -> Path:
-    """Download the weights of a repository and their settings to the Hub's cache, and return their path."""
+    """Download the weights of a repository and their settings to the Hub's cache, and return their path.
+
+    Without a revision, weights in the directory VITRAIL_MODELS are used instead.
+    """
     repo, revision = parse_address(address, revision)
+    local = find_local_model(repo) if revision is None else None
+    if local is not None:
+        return local
     library = import_hub()
     try:
         if library.constants.HF_HUB_OFFLINE:
@@ -77,7 +84,8 @@ def find_cached(library: Any, repo: str, revision: str | None) -> Path:
     commit = named.read_text().strip() if named.is_file() else revision or ""
     if commit and (home / "snapshots" / commit).is_dir():
         return home / "snapshots" / commit
-    raise FileNotFoundError("not in the cache, and the Hub's offline mode is on (HF_HUB_OFFLINE)")
+    offline = "not in the cache, and the Hub's offline mode is on (HF_HUB_OFFLINE)"
+    raise FileNotFoundError(f"{offline}: {describe_offline(repo)}")
 
 
 def format_error(error: Exception) -> str:

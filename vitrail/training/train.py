@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 import torch
 
+from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.sizes import closest
@@ -59,11 +60,11 @@ def train(
 ) -> tuple[Path, dict[str, Any]]:
     """Train a model with labels; return the run directory and its summary.
 
-    `data` is a folder, a file or a name; `init` the initial checkpoint; `recipe` a name, a recipe.json or a Recipe (by default
-    `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to learn from,
-    `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
-    `overrides` are values that a named recipe adapts to (`epochs`, `steps`, `batch_size`, `lr`, `model`, `size`), `settings`
-    change the finished recipe (`optimizer.lr=3e-4`).
+    `data` is a folder, a file or a name; `init` the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name,
+    a recipe.json or a Recipe (by default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`).
+    `teacher` is a trained model to learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its
+    outputs are computed once for each image. `overrides` are values that a named recipe adapts to (`epochs`, `steps`,
+    `batch_size`, `lr`, `model`, `size`), `settings` change the finished recipe (`optimizer.lr=3e-4`).
     """
     name = recipe if isinstance(recipe, str) and not recipe.endswith(".json") else None
     if name is not None:
@@ -146,6 +147,10 @@ class RecipeChoice:
     distil: str | None
     overrides: Mapping[str, Any]
     settings: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if self.init is not None:  # the recipe records the address, not the name
+            object.__setattr__(self, "init", expand_name(self.init))
 
     def build(self, facts: Facts, team: Team) -> Recipe:
         """Return the recipe for data with these facts."""
@@ -291,6 +296,7 @@ def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe:
             raise ValueError(f"{'--distil' if distil else '--teacher-cache'} needs a teacher: give --teacher MODEL")
         return None
     if teacher is not None:
+        teacher = expand_name(teacher)
         with inspect_checkpoint(find_weights(teacher)):
             settings = replace(settings, where=teacher) if settings is not None else Teacher(teacher)
     assert settings is not None
