@@ -93,7 +93,7 @@ class RunSetup:
 
     def check_functions(self) -> None:
         """Raise ValueError unless the recipe's augmentation has exactly the functions given, and they work."""
-        pipeline = self.augmentation()
+        pipeline = self.augmentation() if self.recipe.views is None else None
         steps = pipeline.steps if isinstance(pipeline, TrainPipeline) else ()
         bound = [step for step in steps if isinstance(step, BoundTransform)]
         if self.functions and not bound:
@@ -101,7 +101,7 @@ class RunSetup:
         if bound and self.recipe.objective.teacher_output == "maps":
             raise ValueError("augment= moves pixels in an unknown way, and token labels must follow: leave it out")
         for step in bound:
-            check_transform(step, pipeline.size, pipeline.channels)
+            check_transform(step, self.recipe.preprocessing.size, self.recipe.preprocessing.channels)
 
     def normalise(self, pixels: Tensor) -> Any:
         """Return the uint8 pixels of a batch as the task takes them."""
