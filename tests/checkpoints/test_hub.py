@@ -182,5 +182,16 @@ def test_the_safest_weights_are_chosen():
         == "model.safetensors.index.json"
     )
     assert choose_weights(["B_16.npz", "README.md"]) == "B_16.npz"
+    openclip = [
+        "model.safetensors",
+        "open_clip_pytorch_model.bin",
+        "pytorch_model.bin",
+    ]  # the others: transformers' CLIP
+    assert choose_weights([*openclip, "open_clip_config.json"]) == "open_clip_pytorch_model.bin"
+    assert (
+        choose_weights([*openclip, "open_clip_config.json", "open_clip_model.safetensors"])
+        == "open_clip_model.safetensors"
+    )
+    assert choose_weights(openclip) == "model.safetensors"
     with pytest.raises(ValueError, match=r"several weights files, a\.npz, b\.npz"):
         choose_weights(["a.npz", "b.npz"])

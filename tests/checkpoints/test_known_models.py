@@ -11,8 +11,10 @@ import torch
 
 import vitrail
 from vitrail.checkpoints import card
+from vitrail.checkpoints.convert import convert
+from vitrail.checkpoints.io.safetensors import save_safetensors
 from vitrail.checkpoints.known_models import KNOWN_MODELS, MODELS_BY_NAME, expand_name
-from vitrail.checkpoints.load import build_meta_model, derive_model_name, resolve_path
+from vitrail.checkpoints.load import build_meta_model, compute_checksum, derive_model_name, resolve_path
 from vitrail.cli import main
 from vitrail.models.registry import configure
 from vitrail.nn.embed import Patches
@@ -123,6 +125,19 @@ def test_directory_stands_in_for_the_hub(models):
     assert resolve_path("dinov2-small") == models / "facebook" / "dinov2-small"
     assert derive_model_name("dinov2-small", resolve_path("dinov2-small")) == "dinov2-small"
     assert vitrail.Model.from_pretrained("facebook/dinov2-small").labels == ("a", "b", "c")
+
+
+def test_openclip_repository_loads_from_its_own_weights_beside_those_of_transformers(models):
+    folder = models / "laion" / "CLIP-ViT-B-32-laion2B-s34B-b79K"
+    options = {"patch": 8, "width": 64, "depth": 1, "heads": 1, "image_size": 16, "token_norm": True, "eps": 1e-5}
+    clip = vitrail.build(**options, classes=None, head=Projection(5), embed=Patches(8, bias=False))
+    vitrail.save(clip, models / "clip.safetensors")
+    folder.mkdir(parents=True)
+    convert(models / "clip.safetensors", folder / "open_clip_model.safetensors", "clip")
+    save_safetensors(folder / "model.safetensors", {"vision_model.embeddings.class_embedding": torch.zeros(64)}, {})
+    (folder / "open_clip_config.json").write_text('{"model_cfg": {"vision_cfg": {"width": 64, "head_width": 64}}}')
+    assert torch.equal(vitrail.load("openclip-base-32").head.weight, clip.head.weight)
+    assert compute_checksum(folder) == compute_checksum(folder / "open_clip_model.safetensors")
 
 
 def test_commands_take_names(models, capsys):

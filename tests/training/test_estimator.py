@@ -45,9 +45,10 @@ def test_checks_of_scikit_learn(estimator, check):
 
 
 @pytest.mark.slow
-def test_training_check_of_scikit_learn_with_enough_steps():
+@pytest.mark.parametrize("options", [{}, {"readonly_memmap": True}, {"readonly_memmap": True, "X_dtype": "float32"}])
+def test_training_check_of_scikit_learn_with_enough_steps(options):
     classifier = vitrail.VitrailClassifier(steps=100, batch_size=32, validation_fraction=0)
-    check_classifiers_train("VitrailClassifier", classifier)
+    check_classifiers_train("VitrailClassifier", classifier, **options)
 
 
 def test_fitted_classifier_predicts_labels_and_probabilities(fitted):

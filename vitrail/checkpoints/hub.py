@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints.io import FILES_BY_SAFETY, INDEX_FILES, WEIGHT_FILES
+from vitrail.checkpoints.io import INDEX_FILES, OPEN_CLIP_CONFIG, WEIGHT_FILES, list_files, rank_weights
 from vitrail.checkpoints.known_models import describe_offline, find_local_model
 
 ADDRESS_PATTERN = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-CONFIG_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")
+CONFIG_FILES = ("config.json", "preprocessor_config.json", OPEN_CLIP_CONFIG, "README.md")
 
 
 def parse_address(address: str, revision: str | None = None) -> tuple[str, str | None]:
@@ -35,9 +35,8 @@ def import_hub() -> Any:
 def choose_weights(files: Iterable[str]) -> str:
     """Return the weights among a repository's files, in the safest available format."""
     files = list(files)
-    for name in FILES_BY_SAFETY:
-        if name in files:
-            return name
+    if standard := rank_weights(files):
+        return standard[0]
     for suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"):
         found = [name for name in files if name.endswith(suffix) and "/" not in name]
         if len(found) == 1:
@@ -60,7 +59,7 @@ def download_weights(address: str, revision: str | None = None) -> Path:
     try:
         if library.constants.HF_HUB_OFFLINE:
             folder = find_cached(library, repo, revision)
-            weights = choose_weights(path.name for path in folder.iterdir() if path.is_file())
+            weights = choose_weights(list_files(folder))
         else:
             weights = choose_weights(library.HfApi().list_repo_files(repo, revision=revision))
             shards = weights.replace(".index.json", "").rpartition(".")

@@ -197,10 +197,10 @@ def bind_transforms(steps: Iterable[Any], functions: Sequence[UserFunction]) -> 
 
 def describe_missing(step: UserTransform, functions: Sequence[UserFunction]) -> str:
     """Return the error for a recorded function that is not given, or that is another one."""
-    name = shorten(step.description, 100)
+    name = shorten(step.description, 60)
     if not functions:
         return f"the augmentation calls {name}: give that function again, in Python, with augment="
-    given = ", ".join(shorten(describe_transform(function).description, 100) for function in functions)
+    given = ", ".join(shorten(describe_transform(function).description, 60) for function in functions)
     why = "the function changed" if given == name else f"augment={given} is another one"
     return f"the augmentation of the start calls {name}, and {why}: give the same function"
 
