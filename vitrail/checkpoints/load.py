@@ -15,7 +15,7 @@ from vitrail.checkpoints.adapter import read_adapter
 from vitrail.checkpoints.artifact import MAX_CONFIG_VALUE, CheckpointContract, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, is_finite, no_progress, open_and_detect
 from vitrail.checkpoints.hub import download_weights
-from vitrail.checkpoints.io import FILES_BY_SAFETY, list_files, rank_weights
+from vitrail.checkpoints.io import FILES_BY_SAFETY, list_folder, rank_weights
 from vitrail.checkpoints.io.source import read_json
 from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.checkpoints.known_models import check_known, expand_name
@@ -254,7 +254,7 @@ def derive_model_name(source: str, path: Path) -> str:
 def compute_checksum(path: Path) -> str:
     """Return the SHA-256 of the weights' bytes: of the file, or of its shards in order."""
     if path.is_dir():
-        path = path / rank_weights(list_files(path))[0]
+        path = path / rank_weights(list_folder(path))[0]
     files = [path]
     if path.name.endswith(".index.json"):
         files = [path.parent / name for name in sorted(set(read_json(path)["weight_map"].values()))]

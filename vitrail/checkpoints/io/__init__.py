@@ -71,7 +71,7 @@ class ShardedFile(TensorFile):
             part.close()
 
 
-def list_files(folder: Path) -> set[str]:
+def list_folder(folder: Path) -> set[str]:
     """Return the names of the files in a directory."""
     return {path.name for path in folder.iterdir() if path.is_file()}
 
@@ -79,7 +79,7 @@ def list_files(folder: Path) -> set[str]:
 def open_checkpoint(path: Path, take: str | None = None) -> TensorFile:
     """Open a file or a directory of weights. `take` names one of several models in a PyTorch file."""
     if path.is_dir():
-        names = rank_weights(list_files(path))
+        names = rank_weights(list_folder(path))
         if not names:
             known = ", ".join((*WEIGHT_FILES, *INDEX_FILES))
             raise checkpoint_error(path, f"a directory without weights: it has none of {known}")
