@@ -6,13 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 import torch
 
+from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.file_names import preview_labels
+from vitrail.data.transforms.augment import AugmentSlot
+from vitrail.data.transforms.pipeline import CROP_TYPES
+from vitrail.data.transforms.user import UserFunction, bind_transforms, describe_transform, list_functions
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import PRETRAINING
 from vitrail.reports import write_report
@@ -31,6 +35,7 @@ from vitrail.utils.progress import ProgressCallback
 RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
 SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "distil")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
+Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
 FROM_CHECKPOINT = ("finetune", "paper-finetune", *METHODS)
 
 
@@ -53,6 +58,7 @@ def train(
     out: str | Path | None = None,
     settings: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
+    augment: Augment | None = None,
     machine: Machine = Machine(),  # noqa: B008
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
@@ -60,11 +66,13 @@ def train(
 ) -> tuple[Path, dict[str, Any]]:
     """Train a model with labels; return the run directory and its summary.
 
-    `data` is a folder, a file or a name; `init` the initial checkpoint; `recipe` a name, a recipe.json or a Recipe (by default
-    `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to learn from,
-    `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
-    `overrides` are values that a named recipe adapts to (`epochs`, `steps`, `batch_size`, `lr`, `model`, `size`), `settings`
-    change the finished recipe (`optimizer.lr=3e-4`).
+    `data` is a folder, a file or a name; `init` the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name,
+    a recipe.json or a Recipe (by default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`).
+    `teacher` is a trained model to learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its
+    outputs are computed once for each image. `overrides` are values that a named recipe adapts to (`epochs`, `steps`,
+    `batch_size`, `lr`, `model`, `size`), `settings` change the finished recipe (`optimizer.lr=3e-4`).
+    `augment` is a function of one image (of torchvision, albumentations or your own) in place of the recipe's steps after the
+    crop, or a list of functions and steps in place of all.
     """
     name = recipe if isinstance(recipe, str) and not recipe.endswith(".json") else None
     if name is not None:
@@ -75,7 +83,7 @@ def train(
     source = find_data(data, given, "vitrail train digits")
     taught = choose_teacher(teacher, distil, teacher_cache, given)
     name = name or ("finetune" if init else "distil" if taught else "scratch-small")
-    choice = RecipeChoice(name, given, source, init, taught, distil, overrides or {}, settings)
+    choice = RecipeChoice(name, given, source, init, taught, distil, overrides or {}, settings, augment)
     return start_run(choice, out, machine, Connected(listeners=listeners, trackers=trackers, progress=progress))
 
 
@@ -90,6 +98,7 @@ def pretrain(
     out: str | Path | None = None,
     settings: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
+    augment: Augment | None = None,
     machine: Machine = Machine(),  # noqa: B008
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
@@ -119,7 +128,7 @@ def pretrain(
     if uses_teacher and teacher is None and given is None:
         raise ValueError(f"--method {name} needs a teacher: give --teacher MODEL, a trained model")
     taught = choose_teacher(teacher, None, teacher_cache, given) if uses_teacher else None
-    choice = RecipeChoice(name, given, source, init, taught, None, overrides or {}, settings)
+    choice = RecipeChoice(name, given, source, init, taught, None, overrides or {}, settings, augment)
     return start_run(choice, out, machine, Connected(listeners=listeners, trackers=trackers, progress=progress))
 
 
@@ -147,6 +156,11 @@ class RecipeChoice:
     distil: str | None
     overrides: Mapping[str, Any]
     settings: Sequence[str]
+    augment: Augment | None = None
+
+    def __post_init__(self) -> None:
+        if self.init is not None:  # the recipe records the address, not the name
+            object.__setattr__(self, "init", expand_name(self.init))
 
     def build(self, facts: Facts, team: Team) -> Recipe:
         """Return the recipe for data with these facts."""
@@ -164,7 +178,21 @@ class RecipeChoice:
                 recipe = replace(recipe, precision=facts.choose("precision", best, "fast on this GPU"))
         if self.teacher is not None and (self.given is not None or recipe.teacher is None):
             recipe = with_teacher(recipe, self.teacher, self.distil)
+        if self.augment is not None:
+            recipe = with_augment(recipe, self.augment)
         return with_settings(recipe, self.settings)
+
+
+def with_augment(recipe: Recipe, augment: Augment) -> Recipe:
+    """Return a recipe with another augmentation: a function in place of all steps after the crop, or a sequence of steps."""
+    if recipe.views is not None:
+        raise ValueError(f"the recipe {recipe.name} makes several crops of each image: augment= is for one")
+    crop = [step for step in recipe.augment if isinstance(step, CROP_TYPES)]
+    steps = [*crop, augment] if not isinstance(augment, Sequence) or callable(augment) else augment
+    slots = [describe_transform(step) if callable(step) else step for step in steps]
+    if strange := [step for step in slots if not isinstance(step, get_args(AugmentSlot))]:
+        raise ValueError(f"augment takes functions and steps of vitrail, got {strange[0]!r}")
+    return replace(recipe, augment=tuple(slots))
 
 
 def start_run(
@@ -181,7 +209,7 @@ def start_run(
     with join_process_group(machine.device, machine.parallel) as team:
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a failure
         if restarted and (directory / "recipe.json").is_file():
-            return resume_run(directory, machine, team, connected)
+            return resume_run(directory, machine, team, connected, augment=choice.augment)
         if directory.exists() and not directory.is_dir():
             raise ValueError(f"{directory} is a file: give --out the name of a directory")
         if directory.is_dir() and any(directory.iterdir()):
@@ -194,7 +222,9 @@ def start_run(
         if classes is not None and classes != present:
             counts = f"the recipe is for {classes} classes and {where} has {present}"
             raise ValueError(f"{counts}: --set model.classes={present}, or use a named recipe")
-        setup = RunSetup(recipe, prepared, directory, machine, team, facts.chosen, **connected)
+        functions = list_functions(choice.augment)
+        setup = RunSetup(recipe, prepared, directory, machine, team, facts.chosen, **connected, functions=functions)
+        setup.check_functions()
         for line in describe_run(recipe, prepared, facts, directory):
             setup.note(line)
         return write_run_report(setup, Run(setup).start())
@@ -205,6 +235,7 @@ def resume(
     *,
     changes: Mapping[str, Any] | None = None,
     accept_changes: bool = False,
+    augment: Augment | None = None,
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
     progress: ProgressCallback | None = None,
@@ -212,7 +243,7 @@ def resume(
     """Resume a run that was stopped or killed; the weights are those of an uninterrupted run.
 
     The machine's settings are those of the start; `changes` replace some of them: {"workers": 2}. A recipe.json that was edited
-    since is refused; `accept_changes` continues with it.
+    since is refused; `accept_changes` continues with it. A run with functions as augmentation needs them again, in `augment`.
     """
     directory = Path(directory)
     for tracker in trackers:
@@ -223,11 +254,16 @@ def resume(
     machine = replace(machine, **(changes or {}))
     with join_process_group(machine.device, machine.parallel) as team:
         connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
-        return resume_run(directory, machine, team, connected, accept_changes)
+        return resume_run(directory, machine, team, connected, accept_changes, augment)
 
 
 def resume_run(
-    directory: Path, machine: Machine, team: Team, connected: Connected, accept_changes: bool = False
+    directory: Path,
+    machine: Machine,
+    team: Team,
+    connected: Connected,
+    accept_changes: bool = False,
+    augment: Augment | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Resume a run on this team; return at once where it is finished."""
     if (directory / "summary.json").is_file():
@@ -240,8 +276,11 @@ def resume_run(
     recipe = read_recipe(directory / "recipe.json")
     changes = check_recipe(directory, recipe, accept_changes)
     check_labels(recipe)
+    functions = list_functions(augment)
+    bind_transforms(recipe.augment, functions)  # raises before the data is read
     prepared = prepare_on_all(team, recipe.data, connected["progress"])
-    setup = RunSetup(recipe, prepared, directory, machine, team, **connected)
+    setup = RunSetup(recipe, prepared, directory, machine, team, **connected, functions=functions)
+    setup.check_functions()
     for change in changes:
         setup.note(f"the recipe changed: {change}")
     return write_run_report(setup, Run(setup).resume())
@@ -292,6 +331,7 @@ def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe:
             raise ValueError(f"{'--distil' if distil else '--teacher-cache'} needs a teacher: give --teacher MODEL")
         return None
     if teacher is not None:
+        teacher = expand_name(teacher)
         with inspect_checkpoint(find_weights(teacher)):
             settings = replace(settings, where=teacher) if settings is not None else Teacher(teacher)
     assert settings is not None
