@@ -183,7 +183,7 @@ def test_resampling_weights_equal_pytorch(sizes):
 
 def test_variants_without_dynamic_size_are_rejected_by_name(tmp_path):
     for model, name in ((small_hybrid(), "Hybrid"), (tiny(embed="conv-stem"), "ConvStem")):
-        with pytest.raises(ValueError, match=f"--dynamic-size does not support {name}"):
+        with pytest.raises(ValueError, match=f"dynamic_size= does not support {name}"):
             export(model, contract_of(model), tmp_path / "a.onnx", target="onnx", dynamic_size=True)
     model = tiny()
     with pytest.raises(ValueError, match="--merge and --dynamic-size exclude each other"):

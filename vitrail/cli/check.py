@@ -68,19 +68,17 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Audit the dataset and print the findings."""
-    from vitrail.data.audit import audit_dataset, format_quarantine
-    from vitrail.data.sources import load_dataset
+    from vitrail.data.audit import check, format_quarantine
     from vitrail.utils.files import atomic_write
 
-    show = count_progress()
-    audit = audit_dataset(
-        load_dataset(options.data, progress=show),
+    audit = check(
+        options.data,
+        near=options.near,
+        tiny=options.tiny,
+        imbalance=options.imbalance,
         cache=not options.no_cache,
         workers=options.workers,
-        progress=show,
-        max_hash_distance=options.near,
-        min_side=options.tiny,
-        max_imbalance=options.imbalance,
+        progress=count_progress(),
     )
     lines = [*format_audit(audit, options.examples)]
     if options.quarantine:

@@ -27,7 +27,7 @@ HEADER_WORDS |= {"from", "to", "target"}
 ClassPairs = list[tuple[str, Any]]  # data class, and model class by name or index
 ClassNames = list[tuple[int, list[str]]]  # model index and class names, the display name first
 MAP_FILES = "imagenet_class_index.json, LOC_synset_mapping.txt, a list of names in order"
-MAP_HINT = f"give --map FILE: {MAP_FILES}, or two columns of data and model"
+MAP_HINT = f"give class_map=FILE: {MAP_FILES}, or two columns of data and model"
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,19 @@ def read_class_map(file: str | Path, names: Sequence[str] | None, outputs: int) 
     """Read a mapping file for a model with `outputs` classes, named `names` if known."""
     path = Path(file)
     if path.is_dir():
-        raise IsADirectoryError(f"--map {file} is a directory: give JSON, CSV, or a file with one name per line")
+        raise IsADirectoryError(
+            f"class_map={str(file)!r} is a directory: give JSON, CSV, or a file with one name per line"
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{file} is not UTF-8 text: --map takes JSON, CSV, or one name per line") from None
+        raise ValueError(f"{file} is not UTF-8 text: class_map= takes JSON, CSV, or one name per line") from None
     except FileNotFoundError:
-        raise FileNotFoundError(f"--map {file}: no such file") from None
+        raise FileNotFoundError(f"class_map={str(file)!r}: no such file") from None
     except OSError as error:
-        raise OSError(f"--map {file} cannot be read: {error.strerror or error}") from error
+        raise OSError(f"class_map={str(file)!r} cannot be read: {error.strerror or error}") from error
     if not text.strip():
-        raise ValueError(f"{file} is empty: --map takes JSON, CSV, or one name per line")
+        raise ValueError(f"{file} is empty: class_map= takes JSON, CSV, or one name per line")
     if text.lstrip()[0] in "{[":
         parsed = _parse_json(str(file), text)
     elif path.suffix.lower() in (".csv", ".tsv"):
@@ -262,7 +264,7 @@ def match_by_index(classes: list[str], outputs: int, nameless: bool) -> list[int
     """Return the class names as indices; raise ValueError if they are not indices of the model."""
     if words := [name for name in classes if not is_index(name)]:
         shown = f"{format_names(words, limit=3)} is not an index"
-        text = f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"--map index: {shown}"
+        text = f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"class_map='index': {shown}"
         raise ValueError(text)
     if beyond := [name for name in classes if int(name) >= outputs]:
         raise ValueError(f"class {beyond[0]} is out of range: the model's classes are 0 to {outputs - 1:,}")
@@ -279,12 +281,16 @@ def match_by_name(classes: list[str], names: Sequence[str] | None, class_map: Cl
                 known[name] = class_map.indices[str(int(name))]
     if unknown := [name for name in classes if name not in known]:
         where = f"the model and {class_map.file}" if class_map else "the model"
-        hint = "--map index if these are the model's indices" if all(map(str.isdecimal, unknown)) else "--map FILE"
+        hint = (
+            "class_map='index' if these are the model's indices"
+            if all(map(str.isdecimal, unknown))
+            else "class_map=FILE"
+        )
         shown = format_names(unknown, lambda name: suggest_closest(name, known), limit=5)
         count = f"{len(unknown):,} of {len(classes):,} classes are unknown to {where}"
         raise ValueError(f"{count}: {shown}; rename them, or use {hint}")
     for name in classes:
         if len(known[name]) > 1:
             first, second = known[name][:2]
-            raise ValueError(f"{name!r} names two of the model's classes, {first} and {second}: use --map FILE")
+            raise ValueError(f"{name!r} names two of the model's classes, {first} and {second}: use class_map=FILE")
     return [known[name][0] for name in classes], f"through {class_map.file}" if class_map else "by name"

@@ -27,10 +27,10 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
     try:
         regex = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"--label-from '{pattern}' is not a regular expression: {error}") from None
+        raise ValueError(f"label_from='{pattern}' is not a regular expression: {error}") from None
     path = os.path.expanduser(folder)
     if not os.path.isdir(path):
-        raise ValueError(f"--label-from needs a folder of images, got {folder}")
+        raise ValueError(f"label_from= needs a folder of images, got {folder}")
     walk = FolderWalker(progress=progress)
     walk.add_tree(path, set())
     store, labels = walk.files, []
@@ -39,7 +39,7 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
         match = regex.search(name)
         label = (match[1] if regex.groups else match[0]) if match else None
         if not label or not label.strip() or printable_path(label) != label:
-            raise ValueError(f"--label-from '{pattern}' matches no class in {store.name(item)}: change the pattern")
+            raise ValueError(f"label_from='{pattern}' matches no class in {store.name(item)}: change the pattern")
         labels.append(label)
     notes, splits = (f"classes are matches of '{pattern}' in file names",), [None] * len(labels)
     options = parts.ReadOptions(parts.TRAIN_ONLY_FRACTIONS)
@@ -50,12 +50,18 @@ def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback
 class EvaluationData:
     """Data of an evaluation, as requested."""
 
-    where: str
+    where: Any  # a path, a name, or a Python object
     split: str | None = None  # train, validation, test; None: held-out data, or everything
     task: str = "auto"
     quarantine: str | None = None
     limit: int | None = None
     label_from: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Return the path or the name of the data; of a Python object that of its type."""
+        where = self.where
+        return where if isinstance(where, str) else where.source if isinstance(where, Dataset) else str(where)
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,18 @@ def select_images(
     an error for the images before all of them are read.
     """
     if request.limit is not None and request.limit < 1:
-        raise ValueError(f"--limit must be >= 1, got {request.limit}")
+        raise ValueError(f"limit= must be >= 1, got {request.limit}")
+    if isinstance(request.where, os.PathLike):
+        request = replace(request, where=os.fspath(request.where))
+    elif not isinstance(request.where, str):  # a Python object, read once and split below
+        options = {"multi_label": TASKS[request.task], "progress": progress}
+        whole = load_dataset(request.where, fractions=parts.TRAIN_ONLY_FRACTIONS, **options)
+        request = replace(request, where=whole)
     known = {name: data for name, data in (trained or {}).items() if data and is_same_data(data, request.where)}
     dataset = read_dataset(request, next(iter(known.values()), None), progress)
     notes = list(dataset.notes)
     split, images = select_split(dataset, request.split)
-    notes += warn_trained_on(known, request.where, split)
+    notes += warn_trained_on(known, request.source, split)
     if request.limit is not None and request.limit < len(images):
         indices = np.linspace(0, len(images) - 1, request.limit).round().astype(np.int64)
         notes.append(f"{request.limit:,} of {len(images):,} images, evenly spaced")
@@ -106,7 +118,7 @@ def read_dataset(request: EvaluationData, trained: TrainingData | None, progress
     """Read the dataset; split it as for training only if a split is requested."""
     if request.label_from is not None:
         return read_labels_from_names(request.where, request.label_from, progress)
-    embedded = request.where == downloads.BUILTIN and not os.path.exists(request.where)
+    embedded = request.source == downloads.BUILTIN and not os.path.exists(request.where)
     fractions = parts.TRAIN_ONLY_FRACTIONS
     if request.split is not None or embedded:
         known = (trained or {}).get("fractions")
@@ -114,7 +126,7 @@ def read_dataset(request: EvaluationData, trained: TrainingData | None, progress
     try:
         return load_dataset(request.where, fractions=fractions, multi_label=TASKS[request.task], progress=progress)
     except NoClassFoldersError as error:
-        raise ValueError(f"{error}; or --label-from '^(.+?)_' to read it from file names") from None
+        raise ValueError(f"{error}; or label_from='^(.+?)_' to read it from file names") from None
 
 
 def select_split(dataset: Dataset, requested: str | None) -> tuple[str, Images]:
@@ -144,8 +156,8 @@ def drop_unreadable(
     (images,) = clean.splits.values()
     if not len(images):
         path, reason = next(iter(skipped.items()))
-        raise ValueError(f"none of the {len(skipped):,} images of {request.where} can be used: {path}: {reason}")
-    return SelectedData(request.where, dataset.kind, split, images, skipped, tuple(notes))
+        raise ValueError(f"none of the {len(skipped):,} images of {request.source} can be used: {path}: {reason}")
+    return SelectedData(request.source, dataset.kind, split, images, skipped, tuple(notes))
 
 
 def warn_trained_on(known: Mapping[str, TrainingData], where: str, split: str) -> Iterator[str]:
@@ -153,14 +165,16 @@ def warn_trained_on(known: Mapping[str, TrainingData], where: str, split: str) -
     divided = [data.get("fractions") for data in known.values()]
     for (name, _), fractions in zip(known.items(), divided, strict=True):
         if split in ("train", WHOLE_SPLIT):
-            hint = "" if split == "train" else ": use --split validation for held-out images"
+            hint = "" if split == "train" else ": use split='validation' for held-out images"
             yield f"{name} was trained on images of {where}, so its metrics are too optimistic{hint}"
         elif fractions != divided[0]:
             yield f"{name} was trained on another split of {where}: some of these images may be its training images"
 
 
-def is_same_data(data: TrainingData, where: str) -> bool:
-    """Return True if a model was trained on this data, by the path recorded in its run or its recipe."""
+def is_same_data(data: TrainingData, where: str | Dataset) -> bool:
+    """Return True if a model was trained on this data, by the path or the fingerprint recorded in its run or its recipe."""
+    if isinstance(where, Dataset):
+        return where.fingerprint is not None and data.get("fingerprint") == where.fingerprint
     trained_on = data.get("path") or data.get("where")
     if not isinstance(trained_on, str):
         return False

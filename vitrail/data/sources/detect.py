@@ -5,11 +5,12 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from vitrail.data.dataset import Dataset, Images
-from vitrail.data.sources import downloads, manifest, parquet, tar, vtab
+from vitrail.data.sources import downloads, manifest, objects, parquet, tables, tar, vtab
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.arrays import IDX_NAME, detect_cifar, read_cifar, read_digits, read_idx
 from vitrail.data.sources.files import is_ignored_name, read_class_folders
@@ -59,23 +60,36 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def load_dataset(
-    source: str | os.PathLike[str],
+    source: Any,
     *,
     fractions: parts.Fractions | None = None,
     multi_label: parts.LabelMode = None,
     progress: parts.ProgressCallback | None = None,
 ) -> Dataset:
-    """Load the images and labels of a name, a folder, a file or a pattern.
+    """Load the images and labels of a name, a folder, a file, a pattern, hf://datasets/owner/name or a Python object.
+
+    Objects are datasets of samples (`vitrail.data.dataset.Samples`, PyTorch's for example), lists of (image, label), a tuple
+    (images, labels) of arrays, frames of pandas or Polars, Hugging Face datasets, and dictionaries of splits.
 
     `fractions` (train, validation, test) split data without splits (default 80, 20, 0 %; a training set that comes with a
     test set: 90, 10 %). `multi_label` states whether images have several labels (default: detected); "unlabelled" accepts data
     without labels, such as flat folders. `progress` is called with the activity, the count done and the total (0: unknown).
     """
-    source = os.fspath(source)
-    dataset = detect_dataset(source, parts.ReadOptions(fractions, multi_label, progress))
+    dataset = read_source(source, parts.ReadOptions(fractions, multi_label, progress))
     if multi_label is True and not all(images.is_multi_label for images in dataset.splits.values()):
         dataset = replace(dataset, splits={name: to_one_hot(images) for name, images in dataset.splits.items()})
-    return replace(dataset, source=source)
+    return replace(dataset, source=os.fspath(source)) if isinstance(source, str | os.PathLike) else dataset
+
+
+def read_source(source: Any, options: parts.ReadOptions) -> Dataset:
+    """Load a path, a name or a Python object."""
+    if isinstance(source, str | os.PathLike):
+        return detect_dataset(os.fspath(source), options)
+    if tables.is_frame(source):
+        return tables.read_frame(source, options)
+    if tables.is_hub_data(source):
+        return tables.read_hub_data(source, options, read_source)
+    return objects.read_object(source, options, read_source)
 
 
 def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
@@ -87,6 +101,10 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
         return replace(dataset, notes=(*dataset.notes, note)) if source in downloads.DATASET_NAMES else dataset
     if os.path.isfile(path):
         return read_files(source, [path], options)
+    if source.startswith(tables.HUB_PREFIX):
+        return tables.read_hub(source, options, read_source)
+    if source.startswith(objects.PREFIX):
+        raise objects.refuse_name(source)
     if vtab_source := vtab.parse_source(path):
         return vtab.read_vtab(vtab_source[0], os.path.expanduser(vtab_source[1]), options)
     if source == downloads.BUILTIN:

@@ -82,7 +82,7 @@ class FeatureEvaluator(Evaluator):
             if not self.has_knn and held_out < FEW_HELD_OUT:
                 self.setup.note(
                     f"{held_out} held-out images without labels: rank and spread are unreliable; "
-                    "hold out more with --fractions 0.8,0.2,0"
+                    "hold out more with fractions=(0.8, 0.2, 0)"
                 )
             # Before the trainer exists, whose task takes memory too.
             task = build_baseline().to(self.setup.team.device).eval()
