@@ -38,6 +38,15 @@ def test_images_in_memory_have_the_predictions_of_their_files(place: Place) -> N
         assert (row.label, len(row.predictions)) == (expected[0][0], 2)
 
 
+def test_a_batch_of_grey_images_is_no_single_image() -> None:
+    grey = vitrail.build(patch=4, width=16, depth=1, heads=2, classes=3, image_size=8, channels=1)
+    grey.preprocessing = vitrail.Preprocessing((8, 8), (8, 8), mean=(0.5,), std=(0.5,))
+    batch = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+    for given in (batch, torch.from_numpy(batch)):
+        assert [row.error for row in vitrail.predict(grey, given)] == [None] * 5
+    assert len(list(vitrail.predict(grey, batch[0]))) == 1
+
+
 def test_features_are_those_of_the_model(place: Place) -> None:
     root, net, paths = place
     rows = list(vitrail.embed(net, paths[:3]))

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.dataset import Images, Store
-from vitrail.data.images import KINDS, is_image
+from vitrail.data.images import CHANNELS, KINDS, is_image
 from vitrail.data.sources import detect, downloads, load_dataset, manifest, objects, parquet, tar
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.files import FileStore, FolderWalker, is_image_name, printable_path
@@ -83,8 +83,10 @@ class ImageInputs:
 
 def collect_images(images: Any, progress: ProgressCallback | None = None) -> ImageInputs:
     """Return the images of a path, an image in memory, a list of either, or any Python object that is data."""
-    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:  # a batch
-        images = list(images)
+    if isinstance(images, np.ndarray | Tensor):
+        channels = -1 if isinstance(images, np.ndarray) else 0
+        if images.ndim == 4 or (images.ndim == 3 and images.shape[channels] not in CHANNELS):  # a batch, of grey images
+            images = list(images)
     if is_image(images):
         images = [images]
     if not isinstance(images, Sequence):

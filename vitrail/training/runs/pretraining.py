@@ -71,7 +71,8 @@ class FeatureEvaluator(Evaluator):
             raise ValueError(f"{present}: pretraining needs at least {MIN_IMAGES} and {needed}")
         self.objective.check_run(recipe.model, self.setup.batch_size(), recipe.views, recipe.ema is not None)
         if recipe.tune != "full":
-            raise ValueError(f"tune={recipe.tune} freezes the encoder: pretraining trains all of it, use tune=full")
+            frozen = f"settings=['tune={recipe.tune}'] freezes the encoder"
+            raise ValueError(f"{frozen}: pretraining trains all of it, use settings=['tune=full']")
         self.setup.augmentation()  # raises for crops of another size
 
     def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:

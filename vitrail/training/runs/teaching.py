@@ -44,7 +44,9 @@ class RunTeacher:
         if recipe.teacher is None:
             raise ValueError(f"the objective {name} needs a teacher: give teacher=MODEL")
         if recipe.objective.teacher_output is None:
-            raise ValueError(f"the objective {name} uses no teacher: set objective=Distillation, or teacher=none")
+            raise ValueError(
+                f"the objective {name} uses no teacher: settings=['objective=Distillation'], or ['teacher=none']"
+            )
         self.setup, self.settings = setup, recipe.teacher
         self.teacher = load_teacher(self.settings, recipe, setup.prepared.labels.names)
         self.weights_hash = hash_model(self.teacher.model, self.teacher.preprocessing)
