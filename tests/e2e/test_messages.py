@@ -11,7 +11,13 @@ from vitrail.cli import build_parser, list_flags, main
 from vitrail.cli.text.messages import spell_options
 
 FLAGS = {"batch_size": "--batch-size", "method": "--method", "fractions": "--fractions", "out": "--out", "map": "--map"}
-FLAGS |= {"data": "--data", "only_present": "--only-present", "set": "--set", "lr": "--lr"}
+FLAGS |= {
+    "data": "--data",
+    "label_from": "--label-from",
+    "only_present": "--only-present",
+    "set": "--set",
+    "lr": "--lr",
+}
 PACKAGE = Path(vitrail.__file__).parent
 PYTHON_INTERFACE = ("data", "objectives", "training", "models", "evaluation/evaluate.py", "evaluation/selection.py")
 PYTHON_INTERFACE += ("evaluation/loading.py", "evaluation/class_mapping.py", "deploy/predict/predict.py", "utils")
@@ -24,6 +30,7 @@ PYTHON_INTERFACE += ("evaluation/loading.py", "evaluation/class_mapping.py", "de
         ("give method='mae'", "give --method mae"),
         ("give fractions=(0.8, 0.2, 0) or a split", "give --fractions 0.8,0.2,0 or a split"),
         ("give another name as out=, or leave", "give another name as --out, or leave"),
+        ("or label_from='^(.+?)_'", "or --label-from '^(.+?)_'"),
         ("only_present=True leaves one", "--only-present leaves one"),
         ("use class_map=FILE", "use --map FILE"),
         ("settings=['a.lr=3', 'ema=none']: no", "--set a.lr=3 --set ema=none: no"),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vitrail.data.class_names import find_output_names
 from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels
 from vitrail.deploy.runtimes.base import DeployedModel
@@ -107,7 +108,7 @@ def is_evaluation(directory: Path) -> bool:
 
 def evaluate(
     model: str | os.PathLike[str] | Model,
-    data: Any,
+    data: Any = None,
     *,
     against: Sequence[str | os.PathLike[str] | Model] = (),
     split: str | None = None,
@@ -115,6 +116,7 @@ def evaluate(
     task: Literal["auto", "single", "multi"] = "auto",
     quarantine: str | None = None,
     label_from: str | None = None,
+    names: str | None = None,
     class_map: str | os.PathLike[str] | None = None,
     only_present: bool = False,
     size: tuple[int, int] | None = None,
@@ -132,14 +134,14 @@ def evaluate(
     """Evaluate a model on a dataset, and compare it with other models on the same images.
 
     `model` is a file, a directory, a run, `hf://owner/name` or a loaded model; `data` anything that `vitrail.train` takes.
+    Without data, the model's own test images, else its validation images, are used, as its training split them.
     `split` is train, validation or test (default: test, else validation, else all images); `limit` a number of images, evenly
-    spaced; `label_from` a regular expression that finds the class in a file name; `quarantine` a list of images to leave out.
+    spaced; `label_from` and `names` are as for `load_dataset`; `quarantine` is a list of images to leave out.
     `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
     maps class names, or "index" if the data's classes are the model's indices.
     """
-    request = (
-        data if isinstance(data, EvaluationData) else EvaluationData(data, split, task, quarantine, limit, label_from)
-    )
+    asked = (split, task, quarantine, limit, label_from, names)
+    request = data if isinstance(data, EvaluationData) else EvaluationData(data, *asked)
     compute = ComputeOptions(pick_device(device), batch_size, workers, precision)
     first = open_for_evaluation(model, compute, size=size, assume=assume, take=take, runtime=runtime, merge=merge)
     models = [first, *(open_for_evaluation(where, compute, size=size) for where in against)]
@@ -148,10 +150,10 @@ def evaluate(
             raise ValueError(f"{item.where} has no classifier: use vitrail.evaluation.probes.probe")
 
     def match_all(images: Images) -> list[ClassMatching]:
-        return [match_to_model(item, images, class_map) for item in models]
+        return [match_to_model(item, images, class_map, request.names) for item in models]
 
-    names = make_names_unique([item.name for item in models])
-    trained = {name: read_training_data(item) for name, item in zip(names, models, strict=True)}
+    titles = make_names_unique([item.name for item in models])
+    trained = {title: read_training_data(item) for title, item in zip(titles, models, strict=True)}
     selection = select_images(request, trained, progress, match_all)
     matchings = match_all(selection.images)
     if only_present and not selection.images.is_multi_label and min(len(item.present) for item in matchings) < 2:
@@ -161,13 +163,20 @@ def evaluate(
     parts = zip(models, matchings, outputs, strict=True)
     evaluations = [ModelEvaluation(item, selection, found, out, only_present, machine) for item, found, out in parts]
     pairs = [compare_pair(evaluations, index) for index in range(1, len(evaluations))]
-    return EvaluationResult(evaluations, names, pairs, tuple(command))
+    return EvaluationResult(evaluations, titles, pairs, tuple(command))
 
 
-def match_to_model(deployed: DeployedModel, images: Images, class_map: str | os.PathLike[str] | None) -> ClassMatching:
-    """Match the data's classes to the model's outputs; errors name the model."""
+def match_to_model(
+    deployed: DeployedModel, images: Images, class_map: str | os.PathLike[str] | None, names: str | None = None
+) -> ClassMatching:
+    """Match the data's classes to the model's outputs; errors name the model.
+
+    A model without class names gets those of the file `names`, if it lists them all.
+    """
     assert deployed.contract.labels is not None
     outputs, labels = len(deployed.contract.labels), deployed.class_names
+    if names is not None and drop_placeholder_labels(labels) is None:
+        labels = find_output_names(names, outputs) or labels
     try:
         if class_map is None or str(class_map) == "index":
             return match_classes(images, labels, outputs, None if class_map is None else "index")

@@ -12,6 +12,7 @@ import torch
 
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.file_names import preview_labels
 from vitrail.data.sources.objects import PREFIX, describe_object
 from vitrail.models.base import image_sides
 from vitrail.models.sizes import closest
@@ -71,6 +72,8 @@ def train(
     per_class: int | None = None,
     allow_class_mismatch: bool | None = None,
     quarantine: str | os.PathLike[str] | None = None,
+    label_from: str | None = None,
+    names: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str | None = None,
     workers: int | None = None,
@@ -83,7 +86,7 @@ def train(
 
     `data` is anything that `load_dataset` reads: a path, a name, hf://datasets/owner/name, a dataset of PyTorch or Hugging
     Face, a list of (image, label), (images, labels) as arrays, a table, a dict of splits; or a `Data`. `fractions`, `task`,
-    `balance`, `per_class`, `allow_class_mismatch` and `quarantine` are fields of `Data`.
+    `balance`, `per_class`, `allow_class_mismatch`, `quarantine`, `label_from` and `names` are fields of `Data`.
 
     `init` is the initial checkpoint; `recipe` a name, a recipe.json or a Recipe (by default `finetune` with a checkpoint,
     `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to learn from, `distil` how (hard, soft,
@@ -100,6 +103,7 @@ def train(
         raise ValueError(f"the recipe pretrains without labels ({method}): use vitrail.pretrain")
     fields = {"fractions": fractions, "task": task, "balance": balance, "per_class": per_class}
     fields |= {"allow_class_mismatch": allow_class_mismatch, "quarantine": optional_path(quarantine)}
+    fields |= {"label_from": label_from, "names": optional_path(names)}
     source = find_data(data, given, fields)
     taught = choose_teacher(optional_path(teacher), distil, teacher_cache, given)
     name = name or ("finetune" if init else "distil" if taught else "scratch-small")
@@ -132,6 +136,8 @@ def pretrain(
     settings: Sequence[str] = (),
     fractions: tuple[float, float, float] | None = None,
     quarantine: str | os.PathLike[str] | None = None,
+    label_from: str | None = None,
+    names: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str | None = None,
     workers: int | None = None,
@@ -150,7 +156,8 @@ def pretrain(
     given = read_given(recipe)
     if given is not None and method_of(given) is None:
         raise ValueError(f"the recipe {given.name} learns labels: use vitrail.train")
-    source = find_data(data, given, {"fractions": fractions, "quarantine": optional_path(quarantine), "task": "none"})
+    fields = {"fractions": fractions, "quarantine": optional_path(quarantine), "task": "none"}
+    source = find_data(data, given, fields | {"label_from": label_from, "names": optional_path(names)})
     if given is None and method is None:
         *most, last = (f"method={name!r}" for name in METHODS)
         raise ValueError(f"no method: give {', '.join(most)} or {last}")
@@ -432,6 +439,7 @@ def describe_run(recipe: Recipe, prepared: Prepared, facts: Facts, directory: Pa
     classes = f"{len(prepared.labels)} classes; " if prepared.labelled else ""
     lines = [f"{recipe.data.where}: {classes}{parts}"]
     lines += [f"  {note}" for note in (*prepared.dataset.notes, *prepared.warnings)]
+    lines += [f"    {line}" for line in preview_labels(prepared.dataset)] if recipe.data.label_from else []
     lines += [f"  {line}" for line in prepared.audit.format_summary() if not line.startswith("note")]
     if prepared.skipped:
         lines.append(f"  {len(prepared.skipped)} bad files are left out; {directory / 'run.json'} lists them")

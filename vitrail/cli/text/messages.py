@@ -5,6 +5,7 @@ option.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 
 ALIASES = {
@@ -51,9 +52,9 @@ def spell_options(text: str, flags: Mapping[str, str]) -> str:
 
 
 def spell_value(value: str | None) -> str:
-    """Return a value as it is typed after an option: without quotes, tuples with commas; nothing for a switch."""
+    """Return a value as it is typed after an option: quoted for a shell, tuples with commas; nothing for a switch."""
     if value is None or value == "True":
         return ""
     if value[0] in "'\"":
-        return value[1:-1]
+        return shlex.quote(value[1:-1])
     return ",".join(part.strip() for part in value[1:-1].split(",")) if value[0] == "(" else value

@@ -127,6 +127,8 @@ def check(
     data: Any,
     *,
     fractions: tuple[float, float, float] | None = None,
+    label_from: str | None = None,
+    names: str | None = None,
     near: int | None = MAX_HASH_DISTANCE,
     tiny: int = checks.MIN_SIDE,
     imbalance: float = checks.MAX_IMBALANCE,
@@ -136,11 +138,12 @@ def check(
 ) -> Audit:
     """Find defects in data before training; `print` the result, or read its `is_ok`, `counts` and `findings`.
 
-    `data` is anything that `vitrail.train` takes. `fractions` split data without splits. `near` is the number of bits of 128
-    that may differ between similar images (None: byte-identical copies only), `tiny` the smallest side in pixels, `imbalance` the
-    ratio of class sizes, above which they are reported. `workers` is the number of processes (default: all cores).
+    `data` is anything that `vitrail.train` takes. `fractions` split data without splits; `label_from` and `names` are as for
+    `load_dataset`. `near` is the number of bits of 128 that may differ between similar images (None: byte-identical copies
+    only), `tiny` the smallest side in pixels, `imbalance` the ratio of class sizes, above which they are reported. `workers` is
+    the number of processes (default: all cores).
     """
-    dataset = load_dataset(data, fractions=fractions, progress=progress)
+    dataset = load_dataset(data, fractions=fractions, label_from=label_from, names=names, progress=progress)
     return audit_dataset(
         dataset,
         cache=cache,

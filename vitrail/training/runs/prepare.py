@@ -131,9 +131,9 @@ def load_data(
 ) -> Dataset:
     """Read a dataset, split by these fractions where it has no splits."""
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
-    return load_dataset(
-        data.where if source is None else source, fractions=fractions, multi_label=several, progress=progress
-    )
+    labels = {"label_from": data.label_from, "names": data.names}
+    where = data.where if source is None else source
+    return load_dataset(where, fractions=fractions, multi_label=several, progress=progress, **labels)
 
 
 def audit_and_split(
