@@ -11,8 +11,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from vitrail.checkpoints.card import push
     from vitrail.checkpoints.load import load, save
+    from vitrail.data.audit import check
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.deploy.predict.predict import predict
+    from vitrail.deploy.predict.predict import embed, predict
+    from vitrail.evaluation.evaluate import evaluate
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
     from vitrail.training.estimator import VitrailClassifier
@@ -25,7 +27,10 @@ _MODULES = {
     "VitrailClassifier": "vitrail.training.estimator",
     "build": "vitrail.models.registry",
     "build_from": "vitrail.models.registry",
+    "check": "vitrail.data.audit",
     "configure": "vitrail.models.registry",
+    "embed": "vitrail.deploy.predict.predict",
+    "evaluate": "vitrail.evaluation.evaluate",
     "load": "vitrail.checkpoints.load",
     "predict": "vitrail.deploy.predict.predict",
     "pretrain": "vitrail.training.train",
@@ -43,7 +48,10 @@ __all__ = [
     "__version__",
     "build",
     "build_from",
+    "check",
     "configure",
+    "embed",
+    "evaluate",
     "load",
     "predict",
     "pretrain",

@@ -149,7 +149,7 @@ def test_commands_take_names(models, capsys):
 
 
 def test_run_records_the_address_of_a_name(models, tmp_path):
-    run, _ = vitrail.train("digits", init="deit-tiny", out=tmp_path / "run", overrides={"steps": 1, "batch_size": 8})
+    run, _ = vitrail.train("digits", init="deit-tiny", out=tmp_path / "run", steps=1, batch_size=8)
     assert json.loads((run / "recipe.json").read_text())["init"] == "hf://timm/deit_tiny_patch16_224.fb_in1k"
 
 

@@ -228,7 +228,7 @@ def test_recorded_function_that_is_not_given_is_refused():
 
 def test_run_with_a_function_records_it_and_gives_the_same_weights(tmp_path):
     runs = [
-        vitrail.train("digits", augment=jitter, out=tmp_path / str(n), overrides=TINY, machine=Machine(workers=n))[0]
+        vitrail.train("digits", augment=jitter, out=tmp_path / str(n), **TINY, machine=Machine(workers=n))[0]
         for n in (0, 1)
     ]
     recipe = json.loads((runs[0] / "recipe.json").read_text())
@@ -238,13 +238,13 @@ def test_run_with_a_function_records_it_and_gives_the_same_weights(tmp_path):
     assert len(recipe["augment"]) == 2
     first, second = (vitrail.load(run / "model.safetensors").state_dict() for run in runs)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    plain, _ = vitrail.train("digits", augment=[Fit((16, 16))], out=tmp_path / "plain", overrides=TINY)
+    plain, _ = vitrail.train("digits", augment=[Fit((16, 16))], out=tmp_path / "plain", **TINY)
     other = vitrail.load(plain / "model.safetensors").state_dict()
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 def test_resume_needs_the_function_again(tmp_path):
-    vitrail.train("digits", augment=jitter, out=tmp_path / "whole", overrides=PATIENT)
+    vitrail.train("digits", augment=jitter, out=tmp_path / "whole", **PATIENT)
 
     def interrupt(record):
         if record.get("kind") == "train" and record.get("step", 0) >= 2:
@@ -252,7 +252,7 @@ def test_resume_needs_the_function_again(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         vitrail.train(
-            "digits", augment=jitter, out=tmp_path / "run", overrides=PATIENT, listeners=(interrupt,),
+            "digits", augment=jitter, out=tmp_path / "run", **PATIENT, listeners=(interrupt,),
             machine=Machine(save_seconds=0),
         )  # fmt: skip
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -268,11 +268,11 @@ def test_resume_needs_the_function_again(tmp_path):
 def test_wrong_uses_are_refused_before_anything_is_written(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(ValueError, match="augment takes functions and steps of vitrail, got 'flip'"):
-        vitrail.train("digits", augment=["flip"], out=out, overrides=TINY)
+        vitrail.train("digits", augment=["flip"], out=out, **TINY)
     with pytest.raises(ValueError, match="expected 1×16×16: keep the size"):
-        vitrail.train("digits", augment=lambda image: image.resize((4, 4)), out=out, overrides=TINY)
+        vitrail.train("digits", augment=lambda image: image.resize((4, 4)), out=out, **TINY)
     with pytest.raises(ValueError, match="Fit size 9×9 differs from the model's 16×16"):
-        vitrail.train("digits", augment=[Fit((9, 9)), jitter], out=out, overrides=TINY)
+        vitrail.train("digits", augment=[Fit((9, 9)), jitter], out=out, **TINY)
     with pytest.raises(ValueError, match="several crops of each image: augment= is for one"):
-        vitrail.pretrain("digits", method="dino", augment=jitter, out=out, overrides=TINY)
+        vitrail.pretrain("digits", method="dino", augment=jitter, out=out, **TINY)
     assert not out.exists()

@@ -230,8 +230,8 @@ def test_too_small_a_share_is_reported_with_the_time_needed(
     assert found is not None
     assert (found.spent, found.begun) == (30, {})
 
-    def refused(*_: Any, overrides: dict[str, Any], **__: Any) -> None:
-        raise ValueError(f"{overrides['steps']} steps are asked for")
+    def refused(*_: Any, steps: int, **__: Any) -> None:
+        raise ValueError(f"{steps} steps are asked for")
 
     monkeypatch.setattr(compare, "train", refused)
     # Of five minutes, 30 s were spent before, 30 s go to timing and 30 s to startup and evaluation.

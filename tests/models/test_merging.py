@@ -168,7 +168,7 @@ def test_positions_inside_layers_are_refused_by_name(position):
 
 
 def test_resnets_and_negative_r_are_refused():
-    with pytest.raises(ValueError, match="--merge does not support BiT ResNets"):
+    with pytest.raises(ValueError, match="merge= does not support BiT ResNets"):
         vitrail.build("R14x0.25", image_size=32, classes=3).merge_tokens(4)
     with pytest.raises(ValueError, match="must be at least 0, got -1"):
         merge_model(small(), -1)

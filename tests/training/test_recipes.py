@@ -148,7 +148,7 @@ def test_settings_that_belong_together_are_accepted_in_any_order(order: int) -> 
     assert (found.model.size.width, found.model.size.heads) == (16, 2)  # pyright: ignore[reportAttributeAccessIssue]
     tokens = ["objective=TokenLabelling", "objective.mixup=0", "objective.cutmix=0", "optimizer.lr=0.1"]
     assert isinstance(with_settings(recipe("deit"), tokens).objective, TokenLabelling)
-    with pytest.raises(ValueError, match=r"^--set model\.size\.width=16: ") as caught:
+    with pytest.raises(ValueError, match=r"^settings=\['model\.size\.width=16'\]: ") as caught:
         with_settings(recipe("deit"), ["model.size.width=16", "optimizer.lr=0.1"])
     assert "heads" in str(caught.value)
 
@@ -176,7 +176,7 @@ def test_another_class_keeps_shared_fields() -> None:
     ],
 )
 def test_invalid_settings_are_named(setting: str, said: str) -> None:
-    with pytest.raises(ValueError, match="--set") as caught:
+    with pytest.raises(ValueError, match="settings=") as caught:
         with_settings(recipe("deit"), [setting])
     assert said in str(caught.value)
 

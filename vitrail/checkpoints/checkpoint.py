@@ -144,7 +144,7 @@ def incomplete_error(path: Path, detection: Detection, limit: int = 12) -> Value
     if len(differences) > limit:
         lines.append(f"  and {len(differences) - limit} more")
     if detection.missing and not detection.unexpected and not detection.mismatched:
-        lines.append("Missing tensors can be initialised at random: --allow-missing PATTERN")
+        lines.append("Missing tensors can be initialised at random: allow_missing=PATTERN")
     return ValueError("\n".join(lines))
 
 
@@ -265,7 +265,9 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 parsed[name] = parsers.get(name, str)(value)
         except (TypeError, ValueError, IndexError):
-            raise ValueError(f"invalid value {name}={given[name]}: see `vitrail describe --help`") from None
+            raise ValueError(
+                f"invalid value assume={{{name!r}: {given[name]!r}}}: see `vitrail describe --help`"
+            ) from None
     for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1, "window": 1_000}.items():
         if name in parsed and not 0 < parsed[name] <= most:
             raise ValueError(f"{name} must be above 0 and at most {most:,}, got {given[name]}")

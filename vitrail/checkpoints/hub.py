@@ -19,7 +19,7 @@ def parse_address(address: str, revision: str | None = None) -> tuple[str, str |
     if match is None:
         raise ValueError(f"invalid Hub address {address!r}: use hf://owner/name or hf://owner/name@revision")
     if revision and match["revision"] and revision != match["revision"]:
-        raise ValueError(f"{address} and --revision {revision} differ: give one of them")
+        raise ValueError(f"{address} and revision={revision!r} differ: give one of them")
     return match["repo"], revision or match["revision"]
 
 

@@ -229,7 +229,7 @@ def find_weights(source: str | Path) -> Path:
     if (path / MODEL_FILE).is_file():
         return path / MODEL_FILE
     best = f", or use {path / BEST_FILE}, its best so far" if (path / BEST_FILE).is_file() else ""
-    raise ValueError(f"{source} is an unfinished run: vitrail train --resume {source}{best}")
+    raise ValueError(f"{source} is an unfinished run: continue it with vitrail.resume({str(source)!r}){best}")
 
 
 def require_preprocessing(source: str | Path, model: Model) -> Preprocessing:

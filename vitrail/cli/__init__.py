@@ -10,6 +10,7 @@ from importlib import import_module
 
 import vitrail
 from vitrail.cli.options import CommandParser
+from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress
 
 COMMANDS = {
@@ -58,6 +59,7 @@ def build_parser() -> CommandParser:
     )
     main_parser.add_argument("--version", action="version", version=f"vitrail {vitrail.__version__}")
     commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    flags: dict[str, str] = {}
     for name, summary in COMMANDS.items():
         command = import_module(f"vitrail.cli.{name}")
         description, heading, examples = (command.__doc__ or "").partition("examples:\n")
@@ -70,8 +72,19 @@ def build_parser() -> CommandParser:
         )
         sub.add_shared("--traceback")
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, flags=flags)
+        flags |= list_flags(sub)  # a message may advise another command
     return main_parser
+
+
+def list_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return the options of a command and its parts, by the names of their values."""
+    flags = {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                flags |= list_flags(part)
+    return flags
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -95,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         from vitrail.utils.files import DiskFullError
 
-        print(f"vitrail {options.command}: {error}", file=sys.stderr)
+        print(f"vitrail {options.command}: {spell_options(str(error), options.flags)}", file=sys.stderr)
         return 1 if isinstance(error, DiskFullError) else 2
     except KeyboardInterrupt:
         clear_progress()

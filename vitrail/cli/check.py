@@ -72,20 +72,20 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Audit the dataset and print the findings."""
-    from vitrail.data.audit import audit_dataset, format_quarantine
-    from vitrail.data.sources import load_dataset
+    from vitrail.data.audit import check, format_quarantine
     from vitrail.data.sources.file_names import preview_labels
     from vitrail.utils.files import atomic_write
 
-    show = count_progress()
-    audit = audit_dataset(
-        load_dataset(options.data, progress=show, label_from=options.label_from, names=options.names),
+    audit = check(
+        options.data,
+        label_from=options.label_from,
+        names=options.names,
+        near=options.near,
+        tiny=options.tiny,
+        imbalance=options.imbalance,
         cache=not options.no_cache,
         workers=options.workers,
-        progress=show,
-        max_hash_distance=options.near,
-        min_side=options.tiny,
-        max_imbalance=options.imbalance,
+        progress=count_progress(),
     )
     preview = preview_labels(audit.dataset) if options.label_from is not None else []
     lines = [*format_audit(audit, options.examples, preview)]

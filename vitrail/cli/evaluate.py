@@ -38,6 +38,7 @@ from vitrail.cli.options import (
     print_result,
     refuse_options,
 )
+from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress, count_progress
 
 if TYPE_CHECKING:
@@ -176,15 +177,13 @@ def run_evaluation(options: argparse.Namespace) -> int:
     from vitrail.cli.text.evaluation import format_evaluation
 
     files = result.write(options.out) if options.out is not None else []
-    return print_result(options, result.as_dict(), [format_evaluation(result), *files])
+    return print_result(options, result.as_dict(), [spell_options(format_evaluation(result), options.flags), *files])
 
 
 def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallback") -> "EvaluationResult":
     """Return the evaluation that the options describe."""
     from vitrail.evaluation.evaluate import evaluate
-    from vitrail.evaluation.loading import BATCH_SIZE, ComputeOptions
     from vitrail.evaluation.selection import EvaluationData
-    from vitrail.training.distributed import pick_device
 
     check_at_least(0, options.workers, "--workers")
     return evaluate(
@@ -206,12 +205,10 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
         take=options.take,
         runtime=options.runtime or "torch",
         merge=options.merge or 0,
-        compute=ComputeOptions(
-            pick_device(options.device),
-            BATCH_SIZE if options.batch_size is None else options.batch_size,
-            options.workers,
-            options.precision or "fp32",
-        ),
+        device=options.device,
+        workers=options.workers,
+        precision=options.precision or "fp32",
+        **given_options(options, ["batch_size"]),
         command=("vitrail", *options.arguments),
         progress=progress,
     )

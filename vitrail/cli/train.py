@@ -137,7 +137,7 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
     from vitrail.training.trainer import Stopped
 
     is_main = os.environ.get("RANK", "0") == "0"
-    display = TrainingDisplay(options.quiet or not is_main)
+    display = TrainingDisplay(options.quiet or not is_main, options.flags)
     connected = {"listeners": (display.on_record,), "trackers": tuple(options.log), "progress": display.progress}
     machine = given_options(options, MACHINE_OPTIONS)
     settings = [f"{name}={value}" for name, value in given_options(options, RECIPE_OPTIONS).items()]
@@ -153,7 +153,7 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
                 recipe=options.recipe,
                 out=options.out,
                 settings=[*options.set, *settings],
-                overrides=given_options(options, OVERRIDES),
+                **given_options(options, OVERRIDES),
                 machine=Machine(**machine),
                 **more,
                 **connected,

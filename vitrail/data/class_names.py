@@ -1,6 +1,6 @@
 """Files of class names: lists in order, JSON, CSV, ImageNet's index files; and the names of ImageNet-1k in the package.
 
-`--names` gives the classes of a dataset readable names, `--map` matches them to the outputs of a model.
+`names=` gives the classes of a dataset readable names, `class_map=` matches them to the outputs of a model.
 """
 
 import ast
@@ -30,15 +30,17 @@ def read_names_file(file: str | Path, option: str) -> "ClassPairs | NamesByIndex
     """Read a file of class names, or the names of ImageNet-1k for the word imagenet; `option` is named in errors."""
     path = IMAGENET_FILE if str(file) == IMAGENET and not Path(file).is_file() else Path(file)
     if path.is_dir():
-        raise IsADirectoryError(f"{option} {file} is a directory: give JSON, CSV, or a file with one name per line")
+        raise IsADirectoryError(
+            f"{option}{str(file)!r} is a directory: give JSON, CSV, or a file with one name per line"
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{file} is not UTF-8 text: {option} takes JSON, CSV, or one name per line") from None
     except FileNotFoundError:
-        raise FileNotFoundError(f"{option} {file}: no such file") from None
+        raise FileNotFoundError(f"{option}{str(file)!r}: no such file") from None
     except OSError as error:
-        raise OSError(f"{option} {file} cannot be read: {error.strerror or error}") from error
+        raise OSError(f"{option}{str(file)!r} cannot be read: {error.strerror or error}") from error
     if not text.strip():
         raise ValueError(f"{file} is empty: {option} takes JSON, CSV, or one name per line")
     if text.lstrip()[0] in "{[":
@@ -145,7 +147,7 @@ def find_duplicates(values: Iterable[Any]) -> list[Any]:
     return [value for value, count in Counter(values).items() if count > 1]
 
 
-def find_output_names(file: str | Path, outputs: int | None, option: str = "--names") -> tuple[str, ...] | None:
+def find_output_names(file: str | Path, outputs: int | None, option: str = "names=") -> tuple[str, ...] | None:
     """Return the names of a model's outputs in order, or None if the file does not name them all; None outputs: any number."""
     parsed = read_names_file(file, option)
     if isinstance(parsed, NamesByIndex):
@@ -157,7 +159,7 @@ def find_output_names(file: str | Path, outputs: int | None, option: str = "--na
     return tuple(by_index[index] for index in range(count)) if is_whole else None
 
 
-def name_outputs(file: str | Path, outputs: int | None, option: str = "--names") -> tuple[str, ...]:
+def name_outputs(file: str | Path, outputs: int | None, option: str = "names=") -> tuple[str, ...]:
     """Return the names of a model's outputs in order; raise ValueError if the file does not name them all."""
     if names := find_output_names(file, outputs, option):
         return names
@@ -174,7 +176,9 @@ def rename_classes(dataset: Dataset, file: str) -> Dataset:
     found = _find_names(file, classes)
     if missing := [name for name in classes if name not in found]:
         count = f"{len(missing):,} of {len(classes):,} classes"
-        raise ValueError(f"--names {file} has no name for {count}, first {missing[0]!r}: add it, or rename the class")
+        raise ValueError(
+            f"names={str(file)!r} has no name for {count}, first {missing[0]!r}: add it, or rename the class"
+        )
     shared = set(find_duplicates(found[name] for name in classes))
     names = {name: f"{found[name]} ({name})" if found[name] in shared else found[name] for name in classes}
     splits = {
@@ -187,7 +191,7 @@ def rename_classes(dataset: Dataset, file: str) -> Dataset:
 
 def _find_names(file: str, classes: list[str]) -> dict[str, str]:
     """Return the display name of each class that the file names."""
-    parsed = read_names_file(file, "--names")
+    parsed = read_names_file(file, "names=")
     if not isinstance(parsed, NamesByIndex):
         pairs = [(normalise_class_name(key), normalise_class_name(str(name))) for key, name in _order_pairs(parsed)]
         if duplicates := find_duplicates(key for key, _ in pairs):

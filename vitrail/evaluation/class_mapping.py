@@ -24,7 +24,7 @@ from vitrail.data.labels import drop_placeholder_labels, format_names, normalise
 from vitrail.utils.text import suggest_closest
 
 MAP_FILES = "imagenet_class_index.json, LOC_synset_mapping.txt, a list of names in order"
-MAP_HINT = f"give --map FILE: {MAP_FILES}, or two columns of data and model"
+MAP_HINT = f"give class_map=FILE: {MAP_FILES}, or two columns of data and model"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ClassMap:
 
 def read_class_map(file: str | Path, names: Sequence[str] | None, outputs: int) -> ClassMap:
     """Read a mapping file for a model with `outputs` classes, named `names` if known."""
-    parsed = read_names_file(file, "--map")
+    parsed = read_names_file(file, "class_map=")
     if isinstance(parsed, NamesByIndex):
         return _map_by_index(str(file), parsed.names, outputs, parsed.is_complete)
     return _map_by_pairs(str(file), parsed, names, outputs)
@@ -145,7 +145,7 @@ def match_by_index(classes: list[str], outputs: int, nameless: bool) -> list[int
     """Return the class names as indices; raise ValueError if they are not indices of the model."""
     if words := [name for name in classes if not is_index(name)]:
         shown = f"{format_names(words, limit=3)} is not an index"
-        text = f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"--map index: {shown}"
+        text = f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"class_map='index': {shown}"
         raise ValueError(text)
     if beyond := [name for name in classes if int(name) >= outputs]:
         raise ValueError(f"class {beyond[0]} is out of range: the model's classes are 0 to {outputs - 1:,}")
@@ -162,12 +162,16 @@ def match_by_name(classes: list[str], names: Sequence[str] | None, class_map: Cl
                 known[name] = class_map.indices[str(int(name))]
     if unknown := [name for name in classes if name not in known]:
         where = f"the model and {class_map.file}" if class_map else "the model"
-        hint = "--map index if these are the model's indices" if all(map(str.isdecimal, unknown)) else "--map FILE"
+        hint = (
+            "class_map='index' if these are the model's indices"
+            if all(map(str.isdecimal, unknown))
+            else "class_map=FILE"
+        )
         shown = format_names(unknown, lambda name: suggest_closest(name, known), limit=5)
         count = f"{len(unknown):,} of {len(classes):,} classes are unknown to {where}"
         raise ValueError(f"{count}: {shown}; rename them, or use {hint}")
     for name in classes:
         if len(known[name]) > 1:
             first, second = known[name][:2]
-            raise ValueError(f"{name!r} names two of the model's classes, {first} and {second}: use --map FILE")
+            raise ValueError(f"{name!r} names two of the model's classes, {first} and {second}: use class_map=FILE")
     return [known[name][0] for name in classes], f"through {class_map.file}" if class_map else "by name"

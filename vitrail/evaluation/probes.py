@@ -176,7 +176,7 @@ def probe(
     multilabel, classes = prepared.train.is_multi_label, len(prepared.labels)
     if multilabel and (unsupported := [name for name in probes if name in SINGLE_LABEL_PROBES]):
         others = " or ".join(name for name in PROBES if name not in SINGLE_LABEL_PROBES)
-        raise ValueError(f"{unsupported[0]} does not support multi-label data: use --probe {others}")
+        raise ValueError(f"{unsupported[0]} does not support multi-label data: use {others}")
     opened = open_checkpoint(model, output_kind="features", size=size, assume=assume, take=take)
     network, preprocessing = opened.model, opened.contract.preprocessing
     assert network is not None

@@ -13,6 +13,8 @@ from vitrail.data.dataset import Dataset, Images
 from vitrail.data.sources import downloads, load_dataset
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.detect import resolve_source
+from vitrail.data.sources.objects import PREFIX
+from vitrail.data.sources.tables import HUB_PREFIX
 from vitrail.training.recipe import Data
 from vitrail.training.runs.prepare import prepare_data
 from vitrail.utils.json import dataclass_from_json
@@ -27,7 +29,7 @@ WHOLE_SPLIT = "all"  # if the data has no splits
 class EvaluationData:
     """Data of an evaluation, as requested."""
 
-    where: str | None  # None: the data that the model was trained on
+    where: Any  # a path, a name, or a Python object; None: the data that the model was trained on
     split: str | None = None  # train, validation, test; None: held-out data, or everything
     task: str = "auto"
     quarantine: str | None = None
@@ -65,14 +67,20 @@ def select_images(
     an error for the images before all of them are read.
     """
     if request.limit is not None and request.limit < 1:
-        raise ValueError(f"--limit must be >= 1, got {request.limit}")
+        raise ValueError(f"limit= must be >= 1, got {request.limit}")
     if request.where is None:
         return select_own_images(request, next(iter((trained or {}).items())), progress, check)
+    if isinstance(request.where, os.PathLike):
+        request = replace(request, where=os.fspath(request.where))
+    elif not isinstance(request.where, str):  # a Python object, read once and split below
+        options = {"multi_label": TASKS[request.task], "progress": progress, "label_from": request.label_from}
+        whole = load_dataset(request.where, fractions=parts.TRAIN_ONLY_FRACTIONS, **options)
+        request = replace(request, where=whole, label_from=None)
     known = {name: data for name, data in (trained or {}).items() if data and is_same_data(data, request.where)}
     dataset = read_dataset(request, request.where, next(iter(known.values()), None), progress)
     notes = list(dataset.notes)
     split, images = select_split(dataset, request.split)
-    notes += warn_trained_on(known, request.where, split)
+    notes += warn_trained_on(known, dataset.source, split)
     images = limit_images(images, request.limit, notes)
     if check is not None:
         check(images)
@@ -113,25 +121,29 @@ def parse_own_data(name: str, trained: TrainingData | None) -> Data:
     """Return the data that a model was trained on, at the path where it was then, or as it was given."""
     if not trained or not isinstance(trained.get("where"), str):
         raise ValueError(f"{name} does not record the data it was trained on: give DATA")
-    found = {key: value for key, value in trained.items() if key != "path"}
+    found = {key: value for key, value in trained.items() if key not in ("path", "fingerprint")}
     data = dataclass_from_json(found, Data, f"{name}: recipe.data")
+    if data.where.startswith(PREFIX):
+        raise ValueError(f"{name} was trained on {data.where}: give that Python object, or other DATA")
     for where in (trained.get("path"), data.where):
-        if isinstance(where, str) and (where in downloads.DATASET_NAMES or resolve_source(where)):
+        known = isinstance(where, str) and (where in downloads.DATASET_NAMES or where.startswith(HUB_PREFIX))
+        if isinstance(where, str) and (known or resolve_source(where)):
             return replace(data, where=where)
     raise ValueError(f"the data of {name} is not at {trained.get('path') or data.where} any more: give DATA")
 
 
 def read_dataset(
-    request: EvaluationData, where: str, trained: TrainingData | None, progress: ProgressCallback | None
+    request: EvaluationData, where: str | Dataset, trained: TrainingData | None, progress: ProgressCallback | None
 ) -> Dataset:
     """Read the dataset with the labels of training; split it as for training only if a split is requested."""
-    embedded = where == downloads.BUILTIN and not os.path.exists(where)
+    embedded = where == downloads.BUILTIN and not os.path.exists(downloads.BUILTIN)
     fractions = parts.TRAIN_ONLY_FRACTIONS
     if request.split is not None or embedded:
         known = (trained or {}).get("fractions")
         fractions = None if known is None else (float(known[0]), float(known[1]), float(known[2]))
     given = {"label_from": request.label_from, "names": request.names}
-    labels = {name: (trained or {}).get(name) if value is None else value for name, value in given.items()}
+    known = {} if isinstance(where, Dataset) else trained or {}
+    labels = {name: known.get(name) if value is None else value for name, value in given.items()}
     task = TASKS[request.task]
     return load_dataset(where, fractions=fractions, multi_label=task, progress=progress, **labels)
 
@@ -172,14 +184,16 @@ def warn_trained_on(known: Mapping[str, TrainingData], where: str, split: str) -
     divided = [data.get("fractions") for data in known.values()]
     for (name, _), fractions in zip(known.items(), divided, strict=True):
         if split in ("train", WHOLE_SPLIT):
-            hint = "" if split == "train" else ": use --split validation for held-out images"
+            hint = "" if split == "train" else ": use split='validation' for held-out images"
             yield f"{name} was trained on images of {where}, so its metrics are too optimistic{hint}"
         elif fractions != divided[0]:
             yield f"{name} was trained on another split of {where}: some of these images may be its training images"
 
 
-def is_same_data(data: TrainingData, where: str) -> bool:
-    """Return True if a model was trained on this data, by the path recorded in its run or its recipe."""
+def is_same_data(data: TrainingData, where: str | Dataset) -> bool:
+    """Return True if a model was trained on this data, by the path or the fingerprint recorded in its run or its recipe."""
+    if isinstance(where, Dataset):
+        return where.fingerprint is not None and data.get("fingerprint") == where.fingerprint
     trained_on = data.get("path") or data.get("where")
     if not isinstance(trained_on, str):
         return False

@@ -202,7 +202,7 @@ class TransferComparison:
                 settings = [f"validate_every={steps / VALIDATIONS_PER_RUN / pace.steps_per_epoch}"]
                 options = {"machine": self.machine, "listeners": self.listeners, "progress": self.progress}
                 directory, summary = train(
-                    self.data, init=self.model, out=directory, overrides=overrides, settings=settings, **options
+                    self.data, init=self.model, out=directory, settings=settings, **overrides, **options
                 )
                 self.add_result(self.build_row(method, directory, summary, self.total_seconds(method, elapsed())))
 

@@ -80,8 +80,13 @@ def adapt_model(
     with torch.device("meta"):
         adapted = lay_out(config)
     adapted.load_state_dict(state, assign=True)
+    like = next(iter(model.parameters()))
+    for module in adapted.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:  # not stored: an empty buffer that holds the device and the precision
+                module.register_buffer(name, like.new_empty(buffer.shape), persistent=False)
     adapted.labels = model.labels if config.classes == model.config.classes else None
-    adapted.preprocessing, adapted.card = model.preprocessing, model.card
+    adapted.preprocessing, adapted.card = model.preprocessing, dict(model.card)
     return adapted.train(model.training)
 
 

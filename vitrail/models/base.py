@@ -289,7 +289,7 @@ class Model(RecomputeModule, ABC):
 
     def lora_modules(self) -> list[nn.Linear]:
         """Return the matrices that low-rank adaptation (LoRA) adds to."""
-        raise refuse(self.config, "--tune lora", "use head, last-N or full")
+        raise refuse(self.config, "tune='lora'", "use head, last-N or full")
 
     # --- files and the Hub, in the words of the ecosystem ---
 
@@ -327,7 +327,7 @@ class Model(RecomputeModule, ABC):
 
     def merge_tokens(self, r: int) -> "nn.Module":
         """Return this model with r tokens merged in each layer."""
-        raise refuse(self.config, "--merge", "leave it out, or use a Vision Transformer")
+        raise refuse(self.config, "merge=", "leave it out, or use a Vision Transformer")
 
     def for_tracing(self, any_size: bool = False) -> Self:
         """Return a copy in evaluation mode whose graph is traceable and whose weights keep their names."""

@@ -72,7 +72,7 @@ def find_family(name: str) -> Family:
 def configure_tokens(name: str | None = None, *, purpose: str = "this recipe", **options: Any) -> TokenConfig:
     """Return the configuration of a model with patch tokens; refuse the name of a family without them."""
     if name is not None and not issubclass((known := find_family(name)).config, TokenConfig):
-        raise refuse(known.configure(name), f"{purpose} (--model {name})")
+        raise refuse(known.configure(name), f"{purpose} (model={name!r})")
     return configure(name, **options).require_tokens(purpose)
 
 

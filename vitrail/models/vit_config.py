@@ -105,7 +105,7 @@ class ViTConfig(TokenConfig):
     def check_any_size(self) -> None:
         if not isinstance(self.embed, Patches):
             name = type(self.embed).__name__
-            raise Unsupported(f"--dynamic-size does not support {name}: its padding depends on the size, use --size")
+            raise Unsupported(f"dynamic_size= does not support {name}: its padding depends on the size, use size=")
 
     def matches_option(self, name: str, value: Any) -> bool:
         if name == "gelu":

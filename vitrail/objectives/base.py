@@ -116,9 +116,9 @@ class Objective:
         self.check(config.require_tokens("pretraining without labels"), batch)
         name = type(self).__name__
         if self.uses_views and views is None:
-            raise ValueError(f"{name} needs several crops of each image: set views=Views, or use another --method")
+            raise ValueError(f"{name} needs several crops of each image: set views=Views, or use another method")
         if views is not None and not self.uses_views:
-            raise ValueError(f"{name} does not use several crops of each image: set views=none, or use --method dino")
+            raise ValueError(f"{name} does not use several crops of each image: set views=none, or use method='dino'")
         if views is not None:
             views.check_sizes(config.image_size, config.stride)
         if ema and self.keeps != "model":

@@ -92,7 +92,7 @@ class MAE(Objective):
         if theirs != ours:
             fields = [(name, getattr(theirs, name)) for name in ("depth", "width", "heads", "mlp")]
             differ = [(name, value) for name, value in fields if value != getattr(ours, name)]
-            settings = " ".join(f"--set objective.decoder.{name}={value}" for name, value in differ)
+            settings = f"settings={[f'objective.decoder.{name}={value}' for name, value in differ]}"
             return {}, f"{new}: that of {path} has another size, use {settings} to continue with it"
         if (source.model.config.image_size, source.model.config.channels) != (config.image_size, config.channels):
             return {}, f"{new}: that of {path} is for another image size or other channels"

@@ -33,6 +33,7 @@ class DataRecord(TypedDict, total=False):
 
     where: str
     kind: str
+    fingerprint: str | None
     splits: Required[dict[str, SplitRecord]]
     skipped: list[dict[str, str]]
     notes: list[str]

@@ -185,7 +185,7 @@ def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iter
         yield Team(0, 1, chosen, parallel)
         return
     if chosen.type == "mps":
-        raise ValueError("PyTorch does not support several processes on Metal: use --device cpu")
+        raise ValueError("PyTorch does not support several processes on Metal: use device='cpu'")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     stop_with_parent()

@@ -173,7 +173,7 @@ class VitrailClassifier(ClassifierMixin, BaseEstimator):
         if self.size is not None:
             overrides["size"] = (self.size, self.size)
         data = Data("X", task="single")
-        return RecipeChoice(named, given, data, self.init, None, None, overrides, (), self.augment)
+        return RecipeChoice(named, given, data, None, self.init, None, None, overrides, (), self.augment)
 
     def _check_training_data(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         """Return X, as an array or a list of images, and y, checked as scikit-learn does."""

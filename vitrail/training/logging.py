@@ -144,4 +144,4 @@ def import_tracker(extra: str) -> Any:
     try:
         return import_module("torch.utils.tensorboard" if extra == "tensorboard" else extra)
     except ImportError as error:
-        raise ValueError(f"--log {extra} needs the extra: pip install 'vitrail[{extra}]' ({error})") from None
+        raise ValueError(f"trackers={extra!r} needs the extra: pip install 'vitrail[{extra}]' ({error})") from None

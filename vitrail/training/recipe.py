@@ -93,7 +93,7 @@ class Recipe:
         model, pipeline = self.model, self.preprocessing
         if pipeline.size != model.image_size:
             sizes = f"the model takes {model.image_size} and the preprocessing gives {pipeline.size}"
-            raise ValueError(f"{sizes}: use --size, which changes both")
+            raise ValueError(f"{sizes}: use size=, which changes both")
         if pipeline.channels != model.channels:
             channels = f"the model takes {model.channels} channels and the preprocessing gives {pipeline.channels}"
             raise ValueError(f"{channels}: set model.channels={pipeline.channels}")
@@ -207,11 +207,11 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     for setting in settings:
         path, equals, text = (part.strip() for part in setting.partition("="))
         if not equals:
-            raise ValueError(f"--set {setting}: write it as NAME=VALUE, optimizer.lr=3e-4 for example")
+            raise ValueError(f"settings={[setting]}: write it as 'NAME=VALUE', 'optimizer.lr=3e-4' for example")
         try:
             recipe = replace_at(recipe, Recipe, path.split("."), text, path)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"--set {setting}: {error}") from None
+            raise ValueError(f"settings={[setting]}: {error}") from None
     return check_values(recipe, settings)
 
 
@@ -277,5 +277,5 @@ def check_values(value: Any, settings: Sequence[str], path: str = "") -> Any:
     try:
         return type(value)(**parts)  # type: ignore[operator]
     except (TypeError, ValueError) as error:
-        at_fault = [f"--set {setting}" for setting in settings if f".{setting}".startswith(path)]
-        raise ValueError(f"{' '.join(at_fault)}: {error}") from None
+        at_fault = [setting for setting in settings if f".{setting}".startswith(path)]
+        raise ValueError(f"settings={at_fault}: {error}") from None

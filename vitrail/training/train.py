@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 
@@ -14,9 +14,11 @@ from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.file_names import preview_labels
+from vitrail.data.sources.objects import PREFIX, describe_object
 from vitrail.data.transforms.augment import AugmentSlot
 from vitrail.data.transforms.pipeline import CROP_TYPES
 from vitrail.data.transforms.user import UserFunction, bind_transforms, describe_transform, list_functions
+from vitrail.models.base import image_sides
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import PRETRAINING
 from vitrail.reports import write_report
@@ -48,17 +50,39 @@ class Connected(TypedDict):
 
 
 def train(
-    data: str | Data | None = None,
+    data: Any = None,
     *,
-    init: str | None = None,
-    teacher: str | None = None,
+    init: str | os.PathLike[str] | None = None,
+    teacher: str | os.PathLike[str] | None = None,
     distil: str | None = None,
     teacher_cache: bool = False,
-    recipe: str | Path | Recipe | None = None,
-    out: str | Path | None = None,
+    recipe: str | os.PathLike[str] | Recipe | None = None,
+    model: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    patch_dropout: float | None = None,
+    tune: str | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    patience: int | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    seed: int | None = None,
     settings: Sequence[str] = (),
-    overrides: Mapping[str, Any] | None = None,
     augment: Augment | None = None,
+    fractions: tuple[float, float, float] | None = None,
+    task: Literal["auto", "single", "multi"] | None = None,
+    balance: Literal["none", "weights", "sampling"] | None = None,
+    per_class: int | None = None,
+    allow_class_mismatch: bool | None = None,
+    quarantine: str | os.PathLike[str] | None = None,
+    label_from: str | None = None,
+    names: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    workers: int | None = None,
     machine: Machine = Machine(),  # noqa: B008
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
@@ -66,39 +90,66 @@ def train(
 ) -> tuple[Path, dict[str, Any]]:
     """Train a model with labels; return the run directory and its summary.
 
-    `data` is a folder, a file or a name; `init` the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name,
-    a recipe.json or a Recipe (by default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`).
-    `teacher` is a trained model to learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its
-    outputs are computed once for each image. `overrides` are values that a named recipe adapts to (`epochs`, `steps`,
-    `batch_size`, `lr`, `model`, `size`), `settings` change the finished recipe (`optimizer.lr=3e-4`).
-    `augment` is a function of one image (of torchvision, albumentations or your own) in place of the recipe's steps after the
-    crop, or a list of functions and steps in place of all.
+    `data` is anything that `load_dataset` reads: a path, a name, hf://datasets/owner/name, a dataset of PyTorch or Hugging
+    Face, a list of (image, label), (images, labels) as arrays, a table, a dict of splits; or a `Data`. `fractions`, `task`,
+    `balance`, `per_class`, `allow_class_mismatch`, `quarantine`, `label_from` and `names` are fields of `Data`.
+
+    `init` is the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name, a recipe.json or a Recipe (by
+    default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to
+    learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
+    A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"),
+    `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
+    Training stops after `patience` validations without improvement. `augment` is a function of one image (of torchvision,
+    albumentations or your own) in place of the recipe's steps after the crop, or a list of functions and steps in place of
+    all. `device` and `workers` are fields of `machine`.
     """
-    name = recipe if isinstance(recipe, str) and not recipe.endswith(".json") else None
+    name = os.fspath(recipe) if isinstance(recipe, str) and not recipe.endswith(".json") else None
     if name is not None:
         check_name(name)
     given = read_given(None if name else recipe)
     if given is not None and (method := method_of(given)):
-        raise ValueError(f"the recipe pretrains without labels ({method}): use vitrail pretrain --recipe")
-    source = find_data(data, given, "vitrail train digits")
-    taught = choose_teacher(teacher, distil, teacher_cache, given)
+        raise ValueError(f"the recipe pretrains without labels ({method}): use vitrail.pretrain")
+    fields = {"fractions": fractions, "task": task, "balance": balance, "per_class": per_class}
+    fields |= {"allow_class_mismatch": allow_class_mismatch, "quarantine": optional_path(quarantine)}
+    fields |= {"label_from": label_from, "names": optional_path(names)}
+    source = find_data(data, given, fields)
+    taught = choose_teacher(optional_path(teacher), distil, teacher_cache, given)
     name = name or ("finetune" if init else "distil" if taught else "scratch-small")
-    choice = RecipeChoice(name, given, source, init, taught, distil, overrides or {}, settings, augment)
-    return start_run(choice, out, machine, Connected(listeners=listeners, trackers=trackers, progress=progress))
+    overrides = {"model": model, "size": size, "tune": tune, "epochs": epochs, "steps": steps, "batch_size": batch_size}
+    overrides |= {"lr": lr, "precision": precision, "seed": seed}
+    overrides |= {"width": width, "depth": depth, "patch_dropout": patch_dropout}
+    settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
+    choice = RecipeChoice(name, given, *source, optional_path(init), taught, distil, overrides, settings, augment)
+    connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
+    return start_run(choice, out, change_machine(machine, device, workers), connected)
 
 
 def pretrain(
-    data: str | Data | None = None,
+    data: Any = None,
     *,
     method: str | None = None,
-    init: str | None = None,
-    teacher: str | None = None,
+    init: str | os.PathLike[str] | None = None,
+    teacher: str | os.PathLike[str] | None = None,
     teacher_cache: bool = False,
-    recipe: str | Path | Recipe | None = None,
-    out: str | Path | None = None,
+    recipe: str | os.PathLike[str] | Recipe | None = None,
+    model: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    patience: int | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    seed: int | None = None,
     settings: Sequence[str] = (),
-    overrides: Mapping[str, Any] | None = None,
     augment: Augment | None = None,
+    fractions: tuple[float, float, float] | None = None,
+    quarantine: str | os.PathLike[str] | None = None,
+    label_from: str | None = None,
+    names: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    workers: int | None = None,
     machine: Machine = Machine(),  # noqa: B008
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
@@ -106,42 +157,68 @@ def pretrain(
 ) -> tuple[Path, dict[str, Any]]:
     """Train a model without labels; return the run directory and its summary.
 
-    `method` is mpp (masked patch prediction), mae, dino or features; `init` the initial checkpoint; `recipe` a recipe.json
-    or a Recipe instead of a method. `teacher` is the trained model whose features are learnt; with `teacher_cache` they are
-    computed once for each image. Everything else is as for `vitrail.train`; `vitrail.resume` resumes it.
+    `data` is as for `vitrail.train`; it may be images without labels. `method` is mpp (masked patch prediction), mae, dino or
+    features; `init` the initial checkpoint; `recipe` a recipe.json or a Recipe instead of a method. `teacher` is the trained
+    model whose features are learnt; with `teacher_cache` they are computed once for each image. Everything else is as for
+    `vitrail.train`; `vitrail.resume` resumes it.
     """
     given = read_given(recipe)
     if given is not None and method_of(given) is None:
-        raise ValueError(f"the recipe {given.name} learns labels: use vitrail train")
-    source = replace(find_data(data, given, "vitrail pretrain photos --method dino"), task="none")
+        raise ValueError(f"the recipe {given.name} learns labels: use vitrail.train")
+    fields = {"fractions": fractions, "quarantine": optional_path(quarantine), "task": "none"}
+    source = find_data(data, given, fields | {"label_from": label_from, "names": optional_path(names)})
     if given is None and method is None:
-        raise ValueError(f"no method: give --method {', --method '.join(METHODS[:-1])} or --method {METHODS[-1]}")
+        *most, last = (f"method={name!r}" for name in METHODS)
+        raise ValueError(f"no method: give {', '.join(most)} or {last}")
     if method is not None and method not in METHODS:
         raise ValueError(f"unknown method {method!r}: use {', '.join(METHODS)}")
     if method is not None and given is not None:
-        raise ValueError("a recipe file has a method already: leave out --method")
+        raise ValueError("a recipe file has a method already: leave out method=")
     name = str(method if given is None else method_of(given))
     uses_teacher = PRETRAINING[name].teacher_output is not None
     if not uses_teacher and (teacher or teacher_cache):
-        option = "--teacher" if teacher else "--teacher-cache"
-        raise ValueError(f"--method {name} uses no teacher: leave out {option}, or use --method features")
+        option = "teacher=" if teacher else "teacher_cache="
+        raise ValueError(f"method={name!r} uses no teacher: leave out {option}, or use method='features'")
     if uses_teacher and teacher is None and given is None:
-        raise ValueError(f"--method {name} needs a teacher: give --teacher MODEL, a trained model")
-    taught = choose_teacher(teacher, None, teacher_cache, given) if uses_teacher else None
-    choice = RecipeChoice(name, given, source, init, taught, None, overrides or {}, settings, augment)
-    return start_run(choice, out, machine, Connected(listeners=listeners, trackers=trackers, progress=progress))
+        raise ValueError(f"method={name!r} needs a teacher: give teacher=MODEL, a trained model")
+    taught = choose_teacher(optional_path(teacher), None, teacher_cache, given) if uses_teacher else None
+    overrides = {"model": model, "size": size, "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr}
+    overrides |= {"precision": precision, "seed": seed}
+    settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
+    choice = RecipeChoice(name, given, *source, optional_path(init), taught, None, overrides, settings, augment)
+    connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
+    return start_run(choice, out, change_machine(machine, device, workers), connected)
 
 
-def read_given(recipe: str | Path | Recipe | None) -> Recipe | None:
+def optional_path(path: str | os.PathLike[str] | None) -> str | None:
+    """Return a path as text."""
+    return None if path is None else os.fspath(path)
+
+
+def change_machine(machine: Machine, device: str | None, workers: int | None) -> Machine:
+    """Return the machine's settings with the device and workers that were given."""
+    asked = {"device": device, "workers": workers}
+    return replace(machine, **{name: value for name, value in asked.items() if value is not None})
+
+
+def read_given(recipe: str | os.PathLike[str] | Recipe | None) -> Recipe | None:
     """Return the recipe of a caller that gives one, as a value or as a file."""
     return recipe if recipe is None or isinstance(recipe, Recipe) else read_recipe(Path(recipe))
 
 
-def find_data(data: str | Data | None, given: Recipe | None, example: str) -> Data:
-    """Return the data of a run: as given, or that of the recipe."""
+def find_data(data: Any, given: Recipe | None, fields: Mapping[str, Any]) -> tuple[Data, Any]:
+    """Return the data of a run with the fields that are not None, and the Python object if it is one.
+
+    Without data, it is that of the recipe.
+    """
     if data is None and given is None:
-        raise ValueError(f"no data: give a folder, a file or a name, such as {example}")
-    return Data(data) if isinstance(data, str) else data or given.data  # type: ignore[union-attr]
+        raise ValueError("no data: give a folder, a file, a name such as 'digits', or a Python object")
+    is_named = data is None or isinstance(data, Data | str | os.PathLike)
+    where: Any = (data if given is None or data is not None else given.data) if is_named else describe_object(data)
+    found = where if isinstance(where, Data) else Data(os.fspath(where))
+    return replace(
+        found, **{name: value for name, value in fields.items() if value is not None}
+    ), None if is_named else data
 
 
 @dataclass(frozen=True)
@@ -151,6 +228,7 @@ class RecipeChoice:
     name: str  # of a named recipe, or the method of `given`
     given: Recipe | None
     data: Data
+    source: Any  # the Python object that `data` names, or None
     init: str | None
     teacher: Teacher | None
     distil: str | None
@@ -166,11 +244,11 @@ class RecipeChoice:
         """Return the recipe for data with these facts."""
         if self.given is not None:
             if asked := [name for name, value in self.overrides.items() if value is not None]:
-                option = f"--{asked[0].replace('_', '-')}"
-                raise ValueError(f"{option} is for named recipes: change a recipe file with --set")
+                raise ValueError(f"{asked[0]}= is for named recipes: change a recipe file with settings=['NAME=VALUE']")
             recipe = replace(self.given, data=self.data, init=self.init or self.given.init)
         else:
-            asked, facts.teacher = dict(self.overrides), self.teacher
+            asked, facts.teacher = {k: value for k, value in self.overrides.items() if value is not None}, self.teacher
+            asked |= {"size": image_sides(asked["size"])} if "size" in asked else {}
             asked |= {"distil": self.distil} if self.distil and self.name == "distil" else {}
             recipe = build_named_recipe(self.name, facts, self.data, self.init, asked)
             if team.device.type == "cuda" and asked.get("precision") is None:
@@ -196,7 +274,7 @@ def with_augment(recipe: Recipe, augment: Augment) -> Recipe:
 
 
 def start_run(
-    choice: RecipeChoice, out: str | Path | None, machine: Machine, connected: Connected
+    choice: RecipeChoice, out: str | os.PathLike[str] | None, machine: Machine, connected: Connected
 ) -> tuple[Path, dict[str, Any]]:
     """Run a recipe from its first step, or resume it where torchrun restarted this process."""
     where = choice.data.where
@@ -205,23 +283,25 @@ def start_run(
     for tracker in connected["trackers"]:
         import_tracker(tracker)  # fails before anything else is done
     if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("several processes need the same run directory: give --out RUN")
+        raise ValueError("several processes need the same run directory: give out=RUN")
     with join_process_group(machine.device, machine.parallel) as team:
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a failure
         if restarted and (directory / "recipe.json").is_file():
-            return resume_run(directory, machine, team, connected, augment=choice.augment)
+            return resume_run(directory, machine, team, connected, source=choice.source, augment=choice.augment)
         if directory.exists() and not directory.is_dir():
-            raise ValueError(f"{directory} is a file: give --out the name of a directory")
+            raise ValueError(f"{directory} is a file: give the name of a directory as out=")
         if directory.is_dir() and any(directory.iterdir()):
-            raise ValueError(f"{directory} is not empty: give --out another name, or use --resume {directory}")
-        prepared = prepare_on_all(team, choice.data, connected["progress"])
+            raise ValueError(
+                f"{directory} is not empty: give another name as out=, or use vitrail.resume({str(directory)!r})"
+            )
+        prepared = prepare_on_all(team, choice.data, connected["progress"], choice.source)
         facts = prepared.measure_facts()
         recipe = choice.build(facts, team)
         check_labels(recipe)
         classes, present = recipe.model.classes, len(prepared.labels)
         if classes is not None and classes != present:
             counts = f"the recipe is for {classes} classes and {where} has {present}"
-            raise ValueError(f"{counts}: --set model.classes={present}, or use a named recipe")
+            raise ValueError(f"{counts}: settings=['model.classes={present}'], or use a named recipe")
         functions = list_functions(choice.augment)
         setup = RunSetup(recipe, prepared, directory, machine, team, facts.chosen, **connected, functions=functions)
         setup.check_functions()
@@ -231,8 +311,11 @@ def start_run(
 
 
 def resume(
-    directory: str | Path,
+    directory: str | os.PathLike[str],
     *,
+    data: Any = None,
+    device: str | None = None,
+    workers: int | None = None,
     changes: Mapping[str, Any] | None = None,
     accept_changes: bool = False,
     augment: Augment | None = None,
@@ -242,8 +325,9 @@ def resume(
 ) -> tuple[Path, dict[str, Any]]:
     """Resume a run that was stopped or killed; the weights are those of an uninterrupted run.
 
-    The machine's settings are those of the start; `changes` replace some of them: {"workers": 2}. A recipe.json that was edited
-    since is refused; `accept_changes` continues with it. A run with functions as augmentation needs them again, in `augment`.
+    A run on a Python object needs the same object as `data`, one with functions as augmentation needs them in `augment`. The
+    machine's settings are those of the start; `device`, `workers` and `changes` replace some of them: {"compile": True}. A
+    recipe.json that was edited since is refused; `accept_changes` continues with it.
     """
     directory = Path(directory)
     for tracker in trackers:
@@ -251,10 +335,10 @@ def resume(
     if not (directory / "recipe.json").is_file():
         raise ValueError(f"{directory} is not a run directory: it has no recipe.json")
     machine = dataclass_from_json(read_run_record(directory)["machine"], Machine, f"{directory / 'run.json'}: machine")
-    machine = replace(machine, **(changes or {}))
+    machine = change_machine(replace(machine, **(changes or {})), device, workers)
     with join_process_group(machine.device, machine.parallel) as team:
         connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
-        return resume_run(directory, machine, team, connected, accept_changes, augment)
+        return resume_run(directory, machine, team, connected, accept_changes, data, augment)
 
 
 def resume_run(
@@ -263,6 +347,7 @@ def resume_run(
     team: Team,
     connected: Connected,
     accept_changes: bool = False,
+    source: Any = None,
     augment: Augment | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Resume a run on this team; return at once where it is finished."""
@@ -276,9 +361,13 @@ def resume_run(
     recipe = read_recipe(directory / "recipe.json")
     changes = check_recipe(directory, recipe, accept_changes)
     check_labels(recipe)
+    if (source is None) == recipe.data.where.startswith(PREFIX):
+        started = f"{directory} was started on {recipe.data.where}"
+        needs = "give the same Python object, vitrail.resume(RUN, data=OBJECT)" if source is None else "leave out data"
+        raise ValueError(f"{started}: {needs}")
     functions = list_functions(augment)
     bind_transforms(recipe.augment, functions)  # raises before the data is read
-    prepared = prepare_on_all(team, recipe.data, connected["progress"])
+    prepared = prepare_on_all(team, recipe.data, connected["progress"], source)
     setup = RunSetup(recipe, prepared, directory, machine, team, **connected, functions=functions)
     setup.check_functions()
     for change in changes:
@@ -306,7 +395,7 @@ def build_named_recipe(
     if overrides.get("epochs") is not None and overrides.get("steps") is not None:
         raise ValueError("epochs and steps are both given: give one of them")
     if init is not None and name not in FROM_CHECKPOINT:
-        raise ValueError(f"the recipe {name} builds its own model: leave out --init, or use --recipe finetune")
+        raise ValueError(f"the recipe {name} builds its own model: leave out init=, or use recipe='finetune'")
     if init is not None:
         with inspect_checkpoint(init) as checkpoint:
             facts.init = checkpoint.contract.config
@@ -318,8 +407,7 @@ def build_named_recipe(
         recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=facts.choose("lr", None, "")))
     options = (*RECIPE_OVERRIDES, *SPECIFIC_OVERRIDES)
     if unused := [option for option in options if overrides.get(option) is not None and option not in facts.used]:
-        option = unused[0].replace("_", "-")
-        raise ValueError(f"the recipe {name} does not use --{option}: leave it out, or use --set")
+        raise ValueError(f"the recipe {name} does not use {unused[0]}=: leave it out, or use settings=")
     return replace(recipe, init=init, **{k: overrides[k] for k in COMMON_OVERRIDES if overrides.get(k) is not None})
 
 
@@ -328,7 +416,7 @@ def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe:
     settings = recipe.teacher if recipe is not None else None
     if teacher is None and settings is None:
         if distil or cache:
-            raise ValueError(f"{'--distil' if distil else '--teacher-cache'} needs a teacher: give --teacher MODEL")
+            raise ValueError(f"{'distil=' if distil else 'teacher_cache='} needs a teacher: give teacher=MODEL")
         return None
     if teacher is not None:
         teacher = expand_name(teacher)
@@ -338,12 +426,12 @@ def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe:
     return replace(settings, cached=cache or settings.cached)
 
 
-def prepare_on_all(team: Team, data: Data, progress: ProgressCallback | None) -> Prepared:
+def prepare_on_all(team: Team, data: Data, progress: ProgressCallback | None, source: Any = None) -> Prepared:
     """Return the prepared data on every process: the audit of the main one fills the cache that the others read."""
     prepared = problem = None
     if team.is_main:
         try:
-            prepared = prepare_data(data, progress)
+            prepared = prepare_data(data, progress, source=source)
         except (ValueError, OSError) as error:
             problem = error
     failed = team.broadcast_object(problem is not None)
@@ -351,7 +439,7 @@ def prepare_on_all(team: Team, data: Data, progress: ProgressCallback | None) ->
         raise problem
     if failed:
         raise SystemExit(2)  # the main process reports the error
-    return prepared or prepare_data(data)
+    return prepared or prepare_data(data, source=source)
 
 
 def check_labels(recipe: Recipe) -> None:
@@ -360,20 +448,21 @@ def check_labels(recipe: Recipe) -> None:
     name = type(objective).__name__
     if objective.label_use == "none":
         if classes is not None:
-            raise ValueError(f"{name} trains without labels, a model without classes: use vitrail pretrain")
+            raise ValueError(f"{name} trains without labels, a model without classes: use vitrail.pretrain")
         if recipe.teacher is not None:
-            raise ValueError(f"{name} uses no teacher: set teacher=none, or use --method features")
+            raise ValueError(f"{name} uses no teacher: settings=['teacher=none'], or use method='features'")
     elif classes is None and objective.label_use == "required":
-        raise ValueError(f"{name} learns labels, the model has no classes: set model.classes, or use vitrail pretrain")
+        raise ValueError(f"{name} learns labels, the model has no classes: set model.classes, or use vitrail.pretrain")
     elif classes is None and not unlabelled:
-        raise ValueError(f"the model has no classes to learn: use vitrail pretrain --method {objective.method}")
+        raise ValueError(f"the model has no classes to learn: use vitrail.pretrain with method={objective.method!r}")
     elif classes is not None and unlabelled:
-        raise ValueError(f"{name} with {classes} classes learns labels: use vitrail train")
+        raise ValueError(f"{name} with {classes} classes learns labels: use vitrail.train")
 
 
 def choose_directory(where: str, kind: str) -> Path:
     """Return a run directory that does not exist yet, such as runs/photos-finetune-1."""
-    data = re.sub(r"[^\w.-]+", "-", Path(where).resolve().name if Path(where).exists() else where).strip("-.") or "data"
+    name = Path(where).resolve().name if Path(where).exists() else where.removeprefix(PREFIX)
+    data = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
     number = 1
     while (directory := Path("runs") / f"{data}-{kind}-{number}").exists():
         number += 1

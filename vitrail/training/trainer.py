@@ -222,7 +222,7 @@ class Trainer:
         if self.progress.nonfinite > self.plan.skip_nonfinite:
             raise Diverged(
                 f"{where}; images: {', '.join(images)}. The last checkpoint is intact. "
-                "Lower the learning rate, or use --skip-nonfinite N to skip up to N such steps"
+                "Lower the learning rate, or use settings=['skip_nonfinite=N'] to skip up to N such steps"
             )
         self.journal.write({"kind": "skipped", "step": step + 1, "why": what, "lr": lr, "pictures": images})
 

@@ -94,7 +94,7 @@ class Assumptions:
         """Return a given fact or its default, and record it with its reason; raise if there is neither."""
         value, source = self.given.get(name, (default, why))
         if value is None:
-            raise ValueError(f"tensors do not determine {name} ({why}): give it with --assume {name}=…")
+            raise ValueError(f"tensors do not determine {name} ({why}): give it with assume={{{name!r}: …}}")
         self.used[name] = (value, source)
         return value
 
@@ -120,12 +120,12 @@ class Assumptions:
         if "size" in self.given:
             height, width = self.resolve("size", None, "")
             if height % stride or width % stride or (height // stride) * (width // stride) != patches:
-                patches_and_remedy = f"{patches} patches of {stride}×{stride}: give another --assume size=HxW"
+                patches_and_remedy = f"{patches} patches of {stride}×{stride}: give another assume={{'size': 'HxW'}}"
                 raise ValueError(f"an image of {height}×{width} does not have the checkpoint's {patches_and_remedy}")
             return height, width
         side = math.isqrt(patches)
         if side * side != patches or not side:
-            raise ValueError(f"{patches} positions are no square grid: give --assume size=HEIGHTxWIDTH")
+            raise ValueError(f"{patches} positions are no square grid: give assume={{'size': 'HEIGHTxWIDTH'}}")
         return self.resolve("size", (side * stride, side * stride), "a square grid of positions")
 
     def resolve_image_size(self, stride: int, why: str) -> tuple[int, int]:

@@ -241,7 +241,9 @@ def _read_position(
             height, width = assumptions.resolve("size", (side, side), "a square grid of relative offsets")
             if rows < 1 or (2 * (height // stride) - 1) * (2 * (width // stride) - 1) != rows:
                 image = f"{height}×{width}"
-                raise ValueError(f"{rows} relative offsets do not match an image of {image}: give --assume size=HxW")
+                raise ValueError(
+                    f"{rows} relative offsets do not match an image of {image}: give assume={{'size': 'HxW'}}"
+                )
             resampling = assumptions.resolve_resampling("timm", "vitrail's default; timm does not resample a bias")
             return Relative("every" if at == "every" else "shared", resampling=resampling), (height, width)
     rows = names.shape("pos_embed", 3)[1]
@@ -331,7 +333,7 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
         return imagenet, "timm's default for fc_norm (MAE)"
     if release := re.search(r"(?<![a-z])(deit3?|dino(?:v2)?|mae)(?![a-z])", name.lower()):
         return imagenet, f"timm's default for {release[1]}, from the file name"
-    why = "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use --assume mean=imagenet"
+    why = "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use assume={'mean': 'imagenet'}"
     return _make_center_crop(size, fraction, "bicubic", INCEPTION_STATS), why
 
 
@@ -475,7 +477,7 @@ def parse_labels_and_preprocessing(settings: dict[str, Any], size: tuple[int, in
     if not 0.01 <= fraction <= 1:
         raise ValueError(f"crop_pct in config.json must be from 0.01 to 1, got {fraction}")
     if mode not in ("center", "squash"):
-        raise ValueError(f"unsupported crop mode {mode!r} in config.json: give the pipeline with --assume")
+        raise ValueError(f"unsupported crop mode {mode!r} in config.json: give the pipeline with assume=")
     pipeline = _make_center_crop(size, fraction, cfg["interpolation"])
     stats = {name: tuple(float(v) for v in cfg[name]) for name in ("mean", "std")}
     return labels, replace(pipeline, fit="squash" if mode == "squash" else "cover", **stats)

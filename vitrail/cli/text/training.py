@@ -3,9 +3,11 @@
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import StatusDisplay, format_clock
 
 Record = dict[str, Any]
@@ -14,8 +16,9 @@ Record = dict[str, Any]
 class TrainingDisplay(StatusDisplay):
     """Display of a run's records: validation results stay on the screen, the step is the status line."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, flags: Mapping[str, str] | None = None) -> None:
         super().__init__(quiet)
+        self.flags = flags or {}  # of the command, as `spell_options` takes them
         self.steps = self.per_epoch = 0
         self.train: Record = {}
         self.stage, self.stage_start = "", self.last_shown
@@ -36,7 +39,7 @@ class TrainingDisplay(StatusDisplay):
         elif kind == "stopping":
             self.print_line("stopping after this step; a checkpoint is saved")
         elif kind == "note":
-            self.print_line(record["text"])
+            self.print_line(spell_options(record["text"], self.flags))
 
     def show_step(self, timing: Record) -> None:
         """Show epoch, step, loss, learning rate, images per second and time left."""

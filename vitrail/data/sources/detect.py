@@ -5,12 +5,13 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from vitrail.data.class_names import rename_classes
 from vitrail.data.dataset import Dataset, Images
-from vitrail.data.sources import downloads, layouts, manifest, parquet, tar, vtab
+from vitrail.data.sources import downloads, layouts, manifest, objects, parquet, tables, tar, vtab
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.arrays import IDX_NAME, detect_cifar, read_cifar, read_digits, read_idx
 from vitrail.data.sources.file_names import read_file_names
@@ -61,7 +62,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def load_dataset(
-    source: str | os.PathLike[str],
+    source: Any,
     *,
     fractions: parts.Fractions | None = None,
     multi_label: parts.LabelMode = None,
@@ -69,7 +70,10 @@ def load_dataset(
     label_from: str | None = None,
     names: str | None = None,
 ) -> Dataset:
-    """Load the images and labels of a name, a folder, a file or a pattern.
+    """Load the images and labels of a name, a folder, a file, a pattern, hf://datasets/owner/name or a Python object.
+
+    Objects are datasets of samples (`vitrail.data.dataset.Samples`, PyTorch's for example), lists of (image, label), a tuple
+    (images, labels) of arrays, frames of pandas or Polars, Hugging Face datasets, and dictionaries of splits.
 
     `fractions` (train, validation, test) split data without splits (default 80, 20, 0 %; a training set that comes with a
     test set: 90, 10 %). `multi_label` states whether images have several labels (default: detected); "unlabelled" accepts data
@@ -77,13 +81,25 @@ def load_dataset(
     `label_from` is a regular expression that finds the class in a file name, or in the path if it contains a slash; the
     source is then a folder or a pattern of image files. `names` is a file with readable names of the classes, or "imagenet".
     """
-    source = os.fspath(source)
-    options = parts.ReadOptions(fractions, multi_label, progress, label_from)
-    dataset = read_named_files(source, options) if label_from is not None else detect_dataset(source, options)
+    dataset = read_source(source, parts.ReadOptions(fractions, multi_label, progress, label_from))
     if multi_label is True and not all(images.is_multi_label for images in dataset.splits.values()):
         dataset = replace(dataset, splits={name: to_one_hot(images) for name, images in dataset.splits.items()})
-    dataset = replace(dataset, source=source)
+    dataset = replace(dataset, source=os.fspath(source)) if isinstance(source, str | os.PathLike) else dataset
     return dataset if names is None else rename_classes(dataset, names)
+
+
+def read_source(source: Any, options: parts.ReadOptions) -> Dataset:
+    """Load a path, a name or a Python object."""
+    if isinstance(source, str | os.PathLike):
+        path = os.fspath(source)
+        return detect_dataset(path, options) if options.label_from is None else read_named_files(path, options)
+    if options.label_from is not None:
+        raise ValueError(f"label_from= is for files: {objects.describe_object(source)} has labels of its own")
+    if tables.is_frame(source):
+        return tables.read_frame(source, options)
+    if tables.is_hub_data(source):
+        return tables.read_hub_data(source, options, read_source)
+    return objects.read_object(source, options, read_source)
 
 
 def resolve_source(source: str) -> str | None:
@@ -106,7 +122,7 @@ def read_named_files(source: str, options: parts.ReadOptions) -> Dataset:
             layouts.check_names_layout(path)
         return read_file_names(source, path, None, options)
     if not is_pattern(path):
-        raise ValueError(f"--label-from needs a folder of images, or a pattern such as 'photos/*.jpg', got {source}")
+        raise ValueError(f"label_from= needs a folder of images, or a pattern such as 'photos/*.jpg', got {source}")
     fixed = path[: next(i for i, letter in enumerate(path) if letter in "*?[{")]
     return read_file_names(source, os.path.dirname(fixed) or ".", expand_pattern(path), options)
 
@@ -120,6 +136,10 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
         return replace(dataset, notes=(*dataset.notes, note)) if source in downloads.DATASET_NAMES else dataset
     if os.path.isfile(path):
         return read_files(source, [path], options)
+    if source.startswith(tables.HUB_PREFIX):
+        return tables.read_hub(source, options, read_source)
+    if source.startswith(objects.PREFIX):
+        raise objects.refuse_name(source)
     if path.startswith(layouts.CLASSES_PREFIX):
         folder = os.path.expanduser(path.removeprefix(layouts.CLASSES_PREFIX))
         if not os.path.isdir(folder):

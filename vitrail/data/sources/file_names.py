@@ -48,7 +48,7 @@ def read_file_names(source: str, root: str, files: Sequence[str] | None, options
     try:
         regex = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"--label-from '{pattern}' is not a regular expression: {error}") from None
+        raise ValueError(f"label_from='{pattern}' is not a regular expression: {error}") from None
     walk = FolderWalker(progress=options.progress)
     if files is None:
         walk.add_tree(root, set())
@@ -66,7 +66,7 @@ def read_file_names(source: str, root: str, files: Sequence[str] | None, options
         splits.append(next(filter(None, map(parts.parse_split_name, folder.split("/"))), None))
     if unmatched:
         count = f"{len(unmatched):,} of {len(store):,} files, first {store.name(unmatched[0])}"
-        raise ValueError(f"--label-from '{pattern}' matches no class in {count}: change the pattern, or move the files")
+        raise ValueError(f"label_from='{pattern}' matches no class in {count}: change the pattern, or move the files")
     if None in splits:
         splits = [None] * len(labels)
     where = "paths" if "/" in pattern else "file names"

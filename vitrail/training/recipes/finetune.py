@@ -34,7 +34,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     # Tuned on held-out training images of clothing. With a frozen body, patch dropout would train the head on features that
     # differ from those of whole images.
     frozen, few = how == "head", how == "head" or how.startswith("lora")
-    why = f"for this batch size and --tune {how}" if few else "for this batch size, lower for each layer below the head"
+    why = f"for this batch size and tune={how!r}" if few else "for this batch size, lower for each layer below the head"
     lr = facts.choose("lr", (3e-3 if few else 1e-3) * (batch / 32) ** 0.5, why)
     half = "the head needs features of complete images" if frozen else "a step takes little more than half of the time"
     return Recipe(

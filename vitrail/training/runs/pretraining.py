@@ -71,7 +71,8 @@ class FeatureEvaluator(Evaluator):
             raise ValueError(f"{present}: pretraining needs at least {MIN_IMAGES} and {needed}")
         self.objective.check_run(recipe.model, self.setup.batch_size(), recipe.views, recipe.ema is not None)
         if recipe.tune != "full":
-            raise ValueError(f"tune={recipe.tune} freezes the encoder: pretraining trains all of it, use tune=full")
+            frozen = f"settings=['tune={recipe.tune}'] freezes the encoder"
+            raise ValueError(f"{frozen}: pretraining trains all of it, use settings=['tune=full']")
         self.setup.augmentation()  # raises for crops of another size
 
     def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:
@@ -82,7 +83,7 @@ class FeatureEvaluator(Evaluator):
             if not self.has_knn and held_out < FEW_HELD_OUT:
                 self.setup.note(
                     f"{held_out} held-out images without labels: rank and spread are unreliable; "
-                    "hold out more with --fractions 0.8,0.2,0"
+                    "hold out more with fractions=(0.8, 0.2, 0)"
                 )
             # Before the trainer exists, whose task takes memory too.
             task = build_baseline().to(self.setup.team.device).eval()

@@ -142,7 +142,7 @@ class Run:
         """Return the training loop of this run."""
         setup, recipe, machine, team = self.setup, self.setup.recipe, self.setup.machine, self.setup.team
         if recipe.tune.startswith("lora") and team.world_size > 1 and team.parallel == "fsdp":
-            raise ValueError("LoRA matrices are too small to be sharded: use --parallel ddp")
+            raise ValueError("LoRA matrices are too small to be sharded: use parallel='ddp'")
         loader = self.loaders.training()
         if self.teacher is not None:
             self.teacher.attach_outputs(loader)
@@ -184,7 +184,7 @@ class Run:
         if warmup >= steps:
             self.setup.note(
                 f"the warm-up of {warmup:,} steps is longer than the run of {steps:,}: the learning rate stays below its full "
-                "value; change it with --set schedule.warmup=N"
+                "value; change it with settings=['schedule.warmup=N']"
             )
         trainer.journal.notify({"kind": "begin", "steps": steps, "steps_per_epoch": trainer.loader.steps_per_epoch})
         try:

@@ -68,7 +68,7 @@ class RunSetup:
         if batch % world:
             raise ValueError(f"batch size {batch} must be divisible by the number of processes, {world}")
         if self.recipe.objective.mixes_pairs and batch < 2:
-            raise ValueError(f"mixing needs pairs: use --batch-size 2 or more, got {batch}, or turn mixing off")
+            raise ValueError(f"mixing needs pairs: use batch_size=2 or more, got {batch}, or turn mixing off")
         if self.recipe.objective.mixes_pairs and world > 1 and batch // world % 2:
             raise ValueError(f"mixing needs pairs: a batch of {batch} gives each of {world} processes an odd number")
         return batch
