@@ -237,6 +237,15 @@ class Model(RecomputeModule, ABC):
             if is_classifier(name):
                 parameter.div_(temperature)
 
+    @torch.no_grad()
+    def set_classifier(self, weight: Tensor, bias: Tensor) -> None:
+        """Set the classifier to a linear function of `embed_images`: weight [K, feature_dim], bias [K]."""
+        modules = ((f"head.{name}", module) for name, module in self.head.named_modules())
+        layers = [module for name, module in modules if isinstance(module, nn.Linear) and is_classifier(name)]
+        for layer, part in zip(layers, weight.chunk(len(layers), 1), strict=True):  # two heads are averaged
+            layer.weight.copy_(len(layers) * part)
+            layer.bias.copy_(bias)
+
     def dense_logits(self, images: Tensor) -> Tensor:
         """Return logits at every cell of the last grid, [B, h, w, K]."""
         raise refuse(self.config, "token labelling")

@@ -132,6 +132,8 @@ class SummaryRecord(TypedDict, total=False):
     knn_pixels: Number
     knn_random: Number
     collapse: CollapseRecord
+    converged: bool
+    recipe_steps: int
 
 
 class LogRecord(TypedDict, total=False):

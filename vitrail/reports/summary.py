@@ -134,10 +134,19 @@ def render_run_lead(run: RunDirectory) -> Markup:
 
 def _render_state(run: RunDirectory) -> Markup | None:
     if run.is_finished:
-        return None
+        return _render_convergence(run.summary or {})
     rows = run.training or run.validation
     last = f" up to step {text.format_count(rows[-1]['step'])}" if rows else ""
     return h("p", h("strong", "This run has not finished."), f" The page shows its results{last}.", class_="notice")
+
+
+def _render_convergence(summary: dict[str, Any]) -> Markup | None:
+    """Return the notice of a training that a time budget cut short, or None."""
+    if summary.get("converged") is not False:
+        return None
+    steps, total = (text.format_count(summary.get(key)) for key in ("steps", "recipe_steps"))
+    cut = f" The time budget allowed {steps} of the recipe’s {total} steps, and the loss had not stopped falling."
+    return h("p", h("strong", "This training has not converged."), cut, class_="notice")
 
 
 def _render_problems(run: RunDirectory) -> Markup | None:
