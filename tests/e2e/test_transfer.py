@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -140,7 +141,8 @@ def test_table_of_all_methods_is_not_computed_twice(here: Path, run: Run) -> Non
 def test_methods_without_time_are_listed(here: Path, run: Run) -> None:
     done = run(*TRANSFER, "--out", "out", "--minutes", "0.0001", "--methods", "knn,head,lora,full")
     assert done.returncode == 0, done.stderr
-    assert "lora was skipped: the budget of 0.0001 minutes is used up; raise --minutes" in done.stdout
+    used = "lora was skipped: the budget of 0.0001 minutes is used up, and at the pace of the features it needs"
+    assert re.search(rf"{used} \d+\.\d more; raise --minutes to 1$", done.stdout, re.MULTILINE)
     assert "full was skipped" in done.stdout
     assert not (here / "out" / "full").exists()
     more = run(*TRANSFER, "--out", "out", "--methods", "knn,lora", "--json")

@@ -120,10 +120,14 @@ class ProbeReport:
     images: int
     width: int  # of the features
     seconds: float  # for the features
-    cached: bool
+    n_computed: int  # images whose features were not in the cache
     results: tuple[ProbeResult, ...]
     unreadable: dict[str, str]  # name and reason
     notes: tuple[str, ...] = ()
+
+    @property
+    def cached(self) -> bool:
+        return not self.n_computed
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON, with each row under its key; a single row also at the top level."""
@@ -200,7 +204,7 @@ def probe(
         images=len(test.values),
         width=train.values.shape[1],
         seconds=train.seconds + test.seconds,
-        cached=train.cached and test.cached,
+        n_computed=train.n_computed + test.n_computed,
         results=tuple(rows),
         unreadable=skipped,
         notes=(*prepared.dataset.notes, *prepared.warnings, *train.notes, *test.notes),

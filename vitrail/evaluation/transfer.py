@@ -55,7 +55,9 @@ class TransferComparison:
     listeners: tuple[Listener, ...]
     progress: ProgressCallback | None
     fitted: LinearProbe | None = None  # of the probe in this call
-    pace: tuple[str, StepTime] | None = None  # the method measured last
+    feature_seconds: float = 0.0  # of the probes in this call
+    forward: float | None = None  # seconds of an image through the frozen model, where features were computed
+    pace: tuple[str, StepTime] | None = None  # of the training measured last
 
     def report(self, text: str) -> None:
         for listener in self.listeners:
@@ -101,6 +103,8 @@ class TransferComparison:
             options |= {"size": self.size, "prepared": self.prepared, "progress": self.progress}
             report = probe(self.model, self.data, methods, ProbeSettings(seed=self.seed), **options)
             self.table.unreadable |= report.unreadable
+            self.feature_seconds = report.seconds
+            self.forward = report.seconds / report.n_computed if report.n_computed else None
             for note in report.notes:
                 self.report(note)
             for row in report.results:
@@ -130,7 +134,8 @@ class TransferComparison:
             )
             self.table.unreadable |= result.unreadable
             about = f"C {result.c:g}, the linear probe as a model" if shares_features else f"C {result.c:g}"
-            values = (result.score, result.interval, self.total_seconds("head", elapsed()), result.parameters, about)
+            seconds = self.total_seconds("head", self.feature_seconds + elapsed())
+            values = (result.score, result.interval, seconds, result.parameters, about)
             self.add_result(TransferRow("head", *values, run="head", converged=result.converged))
 
     def run_training(self, method: str, n_remaining: int) -> None:
@@ -157,14 +162,25 @@ class TransferComparison:
                 self.add_result(self.build_row(method, directory, summary, self.total_seconds(method, elapsed())))
 
     def explain_no_time(self, method: str) -> str:
-        """Return why a method without time was skipped, and the time it would need if another one was measured."""
+        """Return why a method without time was skipped, and the time it would need where that can be estimated."""
         used = f"the budget of {self.table.minutes:g} minutes is used up"
-        if self.pace is None:
+        source, pace = self.pace or ("the features", self.estimate_pace(method))
+        if pace is None:
             return f"{used}; raise --minutes"
-        other, pace = self.pace
         needed = pace.total_minutes(count_useful_steps(pace, self.count_recipe_steps(method, pace.steps_per_epoch)))
         total = math.ceil(self.table.spent / 60 + needed)
-        return f"{used}, and at the pace of {other} it needs {needed:.1f} more; raise --minutes to {total}"
+        return f"{used}, and at the pace of {source} it needs {needed:.1f} more; raise --minutes to {total}"
+
+    def estimate_pace(self, method: str) -> StepTime | None:
+        """Return the pace of a training from that of the features: forward and backward pass take three forward passes."""
+        if self.forward is None:
+            return None
+        recipe, splits = self.build_recipe(method), self.prepared.splits
+        batch = min(recipe.batch_size, len(splits["train"]))
+        patches = 1 - getattr(recipe.objective, "patch_dropout", 0.0)
+        n_evaluated = sum(len(splits[split]) for split in ("validation", "test") if split in splits)
+        evaluation = self.forward * (n_evaluated + VALIDATIONS_PER_RUN * len(splits["validation"]))
+        return StepTime(0.0, 3 * patches * self.forward * batch, evaluation, max(1, len(splits["train"]) // batch))
 
     def plan_steps(self, method: str, seconds: float, n_remaining: int) -> tuple[int, StepTime] | None:
         """Return the steps that fit into the remaining seconds, by measuring some; None if they are too few."""
