@@ -58,9 +58,10 @@ def format_temperature(calibration: Any) -> str:
         return ""
     temperature, images, before, after = values
     if temperature == 1:
-        return f"1, logits are not scaled: {calibration.get('reason')} ({format_count(images)} validation images)"
-    errors = f"calibration error {format_percent(before)} before, {format_percent(after)} after, cross-validated"
-    return f"{temperature:.3g}, in the weights of the head ({format_count(images)} validation images: {errors})"
+        return f"1, logits are not scaled: {calibration.get('reason')}"
+    errors = f"calibration error {format_percent(before)} → {format_percent(after)}"
+    fitted = f"(cross-validated on {format_count(images)} validation images)"
+    return f"{temperature:.3g}, in the weights of the head: {errors} {fitted}"
 
 
 def format_count(value: Any) -> str:
