@@ -74,7 +74,7 @@ class TransferTable:
         lines += format_table(cells, right=range(2, 6))
         if unfinished := [row.method for row in self.rows if not row.converged]:
             lines.append(
-                f"{' and '.join(unfinished)} not converged: the score would rise with more time; raise --minutes"
+                f"{' and '.join(unfinished)} not converged: the score may rise with more time; raise --minutes"
             )
         lines += [f"{method} was skipped: {reason}" for method, reason in self.left_out.items()]
         if self.unreadable:
