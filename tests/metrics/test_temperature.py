@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
-from scipy.special import expit, log_softmax
+from scipy.special import expit, log_expit, log_softmax
 
 from vitrail.metrics import compute_metrics
 from vitrail.metrics.temperature import (
@@ -36,7 +36,7 @@ def reference_loss(logits: np.ndarray, targets: np.ndarray, temperature: float) 
     rest, scaled = 1 / (len(logits) + 1), logits.astype(np.float64) / temperature
     if targets.ndim == 2:
         soft = (1 - rest) * targets + rest / 2
-        return -float((soft * np.log(expit(scaled)) + (1 - soft) * np.log(expit(-scaled))).sum())
+        return -float((soft * log_expit(scaled) + (1 - soft) * log_expit(-scaled)).sum())
     soft = (1 - rest) * np.eye(logits.shape[1])[targets] + rest / logits.shape[1]
     return -float((soft * log_softmax(scaled, 1)).sum())
 
