@@ -23,6 +23,7 @@ from vitrail.evaluation import transfer as compare
 from vitrail.evaluation.step_time import StepTime
 from vitrail.evaluation.transfer import METHODS, TransferRow, TransferTable, choose_steps
 from vitrail.evaluation.transfer_table import read_table
+from vitrail.models.vit_config import RESAMPLINGS
 from vitrail.nn.head import Projection
 from vitrail.training.recipe import Data, Facts
 from vitrail.training.recipes import build_recipe
@@ -420,7 +421,8 @@ def test_a_new_head_is_initialised_to_zero(here: Path, run: Run) -> None:
     assert head.weight.abs().max() < 1e-9
 
 
-def test_a_larger_size_resamples_positions(here: Path, run: Run) -> None:
+def test_a_larger_size_resamples_positions_by_the_rule_of_the_checkpoint(here: Path, run: Run) -> None:
+    vitrail.save(vitrail.load(here / "model.safetensors", assume={"resampling": "google"}), here / "model.safetensors")
     done = run(*TRAIN, "--size", "24", "--steps", "1", "--lr", "1e-12", "--set", "ema=none")
     assert done.returncode == 0, done.stderr
     loaded = vitrail.load(here / "run" / "model.safetensors")
@@ -430,6 +432,9 @@ def test_a_larger_size_resamples_positions(here: Path, run: Run) -> None:
     assert loaded.preprocessing.size == (24, 24)
     torch.testing.assert_close(loaded.state_dict()["position.weight"], expected, atol=1e-6, rtol=0)
     assert expected.shape[1] == 37
+    assert loaded.config.resampling == RESAMPLINGS["google"]
+    other = vitrail.load(here / "model.safetensors", image_size=24, assume={"resampling": "timm"})
+    assert (other.state_dict()["position.weight"] - expected).abs().max() > 1e-3
 
 
 def test_a_size_not_divisible_by_the_patch_is_refused(run: Run) -> None:
