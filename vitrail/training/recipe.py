@@ -80,6 +80,7 @@ class Recipe:
     validate_every: float = 1.0  # epochs
     patience: int | None = None  # validations without improvement before training stops
     keep: Literal["last", "best"] = "last"  # the weights that become the model
+    calibrate: Literal["temperature", "none"] = "temperature"  # scale the logits at the end, if it helps on validation
     skip_nonfinite: int = 0
     seed: int = 0
 

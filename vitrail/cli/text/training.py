@@ -9,6 +9,7 @@ from typing import Any
 
 from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import StatusDisplay, format_clock
+from vitrail.utils.text import NO_BREAK_SPACE, format_calibration, format_percent, format_temperature
 
 Record = dict[str, Any]
 
@@ -85,7 +86,17 @@ def format_outcome(summary: dict[str, Any], directory: Path) -> str:
     summary = defaultdict(lambda: math.nan, summary)  # a run whose weights are not finite lacks some
     duration = f"after {format_clock(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"
     result = format_self_supervised(summary) if "method" in summary else format_supervised(summary)
-    return f"{result}, {duration}\nmodel   {directory / 'model.safetensors'}\nreport  {directory / 'report.html'}"
+    files = [f"model   {directory / 'model.safetensors'}", f"report  {directory / 'report.html'}"]
+    return "\n".join([f"{result}, {duration}", *format_confidence(summary), *files])
+
+
+def format_confidence(summary: dict[str, Any]) -> list[str]:
+    """Return the lines on the calibration and the temperature; none where they are unknown."""
+    direction, temperature = format_calibration(summary), format_temperature(summary.get("calibration"))
+    error = f"calibration error {format_percent(summary.get('calibration_error'))}"
+    lines = [f"{direction[0].upper()}{direction[1:]} ({error})"] if direction else []
+    lines += [f"Temperature {temperature}"] if temperature else []
+    return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
 
 
 def format_supervised(summary: dict[str, Any]) -> str:
