@@ -74,7 +74,7 @@ def build_parser() -> CommandParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code. A user error prints one line and returns 2, a full disk 1, Ctrl-C 130."""
+    """Run a command and return its exit code: after an error 2, for a full disk or lost processes 1, after Ctrl-C 130."""
     for name in ("stdout", "stderr"):  # a daemon may have closed them; a terminal may lack some characters
         stream = getattr(sys, name)
         if stream is None:
@@ -92,10 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
         clear_progress()
         if options.traceback or os.environ.get("VITRAIL_TRACEBACK"):
             raise
-        from vitrail.utils.files import DiskFullError
-
         print(f"vitrail {options.command}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, DiskFullError) else 2
+        return getattr(error, "exit_code", 2)  # 1 where the machine is at fault, not the user
     except KeyboardInterrupt:
         clear_progress()
         print(f"vitrail {options.command}: interrupted", file=sys.stderr)

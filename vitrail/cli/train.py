@@ -154,9 +154,9 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
                 **connected,
             )
     except Stopped as stopped:
-        command = f"vitrail {options.command} --resume {options.resume or stopped.run}"
+        command = f"vitrail {options.command} --resume {options.resume or stopped.run}{stopped.options}"
         display.print_line(f"{stopped}. Continue with: {command}")
-        return 128 + stopped.number
+        return stopped.exit_code
     display.clear()
     if is_main and (options.json or not options.quiet):
         print_result(options, summary, [format_outcome(summary, directory)])

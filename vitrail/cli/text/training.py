@@ -34,7 +34,7 @@ class TrainingDisplay(StatusDisplay):
         elif kind == "skipped":
             self.print_line(f"step {record['step']} skipped: {record['why']}")
         elif kind == "stopping":
-            self.print_line("stopping after this step; a checkpoint is saved")
+            self.print_line("stopping after this step")
         elif kind == "note":
             self.print_line(record["text"])
 
@@ -42,7 +42,7 @@ class TrainingDisplay(StatusDisplay):
         """Show epoch, step, loss, learning rate, images per second and time left."""
         step, speed, train = timing["step"], timing["images_per_second"], self.train
         if train and (self.terminal or time.monotonic() - self.last_shown > 10 or step == self.steps):
-            left = format_clock((self.steps - step) * timing["seconds"] / max(1, step))
+            left = format_clock(timing["seconds_left"])
             epoch = f"epoch {train['epoch']:.2f}/{self.steps / max(1, self.per_epoch):g}  step {step:,}/{self.steps:,}"
             values = f"loss {train['loss']:.4f}  lr {train['lr']:.3g}  {speed:,.0f} images/s"
             self.show_status(f"{epoch}  {values}  {left} left")
