@@ -6,6 +6,7 @@ The docstring of a command's module is its help: the description, then the examp
 import argparse
 import os
 import sys
+import time
 from importlib import import_module
 
 import vitrail
@@ -81,7 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    started = time.monotonic()
     options = build_parser().parse_args(arguments)
+    options.started = started
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return options.run(options)

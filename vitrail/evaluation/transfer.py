@@ -12,7 +12,6 @@ from typing import Any
 from vitrail.checkpoints.load import find_weights
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.evaluation.probes import ProbeSettings, probe
-from vitrail.evaluation.step_time import VALIDATIONS_PER_RUN, StepTime, measure_step_time
 from vitrail.metrics import score_name
 from vitrail.models.sizes import closest
 from vitrail.training.features import hash_model
@@ -20,6 +19,7 @@ from vitrail.training.logging import Listener
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, read_recipe
 from vitrail.training.runs.prepare import Prepared, prepare_data
 from vitrail.training.runs.record import fingerprint_splits, read_run_record
+from vitrail.training.step_time import VALIDATIONS_PER_RUN, StepTime, measure_step_time
 from vitrail.training.train import build_named_recipe, resume, train
 from vitrail.utils.files import atomic_write
 from vitrail.utils.progress import ProgressCallback

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import PRETRAINING
 from vitrail.reports import write_report
+from vitrail.training.budget import fit_recipe
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import Listener, import_tracker
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, Teacher, method_of, read_recipe, with_settings
@@ -24,6 +26,7 @@ from vitrail.training.runs.record import check_recipe, read_run_record, read_sum
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunSetup
 from vitrail.training.runs.teaching import with_teacher
+from vitrail.training.runs.validation import describe_validation, limit_validation
 from vitrail.utils.json import dataclass_from_json
 from vitrail.utils.progress import ProgressCallback
 
@@ -52,6 +55,7 @@ def train(
     out: str | Path | None = None,
     settings: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
+    minutes: float | None = None,
     machine: Machine = Machine(),  # noqa: B008
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
@@ -63,7 +67,8 @@ def train(
     `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to learn from,
     `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
     `overrides` are values that a named recipe adapts to (`epochs`, `steps`, `batch_size`, `lr`, `model`, `size`), `settings`
-    change the finished recipe (`optimizer.lr=3e-4`).
+    change the finished recipe (`optimizer.lr=3e-4`). With `minutes` a few steps are measured, and the recipe gets so many
+    steps that the call ends after about that time.
     """
     name = recipe if isinstance(recipe, str) and not recipe.endswith(".json") else None
     if name is not None:
@@ -74,7 +79,7 @@ def train(
     source = find_data(data, given, "vitrail train digits")
     taught = choose_teacher(teacher, distil, teacher_cache, given)
     name = name or ("finetune" if init else "distil" if taught else "scratch-small")
-    choice = RecipeChoice(name, given, source, init, taught, distil, overrides or {}, settings)
+    choice = RecipeChoice(name, given, source, init, taught, distil, overrides or {}, settings, set_deadline(minutes))
     return start_run(choice, out, machine, Connected(listeners=listeners, trackers=trackers, progress=progress))
 
 
@@ -89,6 +94,7 @@ def pretrain(
     out: str | Path | None = None,
     settings: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
+    minutes: float | None = None,
     machine: Machine = Machine(),  # noqa: B008
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
@@ -118,7 +124,7 @@ def pretrain(
     if uses_teacher and teacher is None and given is None:
         raise ValueError(f"--method {name} needs a teacher: give --teacher MODEL, a trained model")
     taught = choose_teacher(teacher, None, teacher_cache, given) if uses_teacher else None
-    choice = RecipeChoice(name, given, source, init, taught, None, overrides or {}, settings)
+    choice = RecipeChoice(name, given, source, init, taught, None, overrides or {}, settings, set_deadline(minutes))
     return start_run(choice, out, machine, Connected(listeners=listeners, trackers=trackers, progress=progress))
 
 
@@ -146,6 +152,32 @@ class RecipeChoice:
     distil: str | None
     overrides: Mapping[str, Any]
     settings: Sequence[str]
+    deadline: float | None = None  # by `time.monotonic()`
+
+    def choose(self, prepared: Prepared, machine: Machine, team: Team) -> tuple[Recipe, Facts]:
+        """Return the recipe for this data, within the time budget if there is one, and the choices made."""
+        fixed = frozenset(setting.partition("=")[0].strip() for setting in self.settings)
+        lengths = {"epochs", "steps"}
+        if self.deadline is not None:
+            if self.given is not None:
+                raise ValueError("--minutes is for named recipes: leave it out, or use --set steps=N")
+            if both := lengths & {*fixed, *(name for name in lengths if self.overrides.get(name) is not None)}:
+                raise ValueError(f"--minutes and {min(both)} are both given: give one of them")
+        measured = prepared.measure_facts()
+
+        def build(more: Mapping[str, Any]) -> tuple[Recipe, Facts]:
+            facts = replace(measured, overrides={}, chosen=[], used=set())
+            return replace(self, overrides={**self.overrides, **more}).build(facts, team), facts
+
+        if self.deadline is not None:
+            recipe, facts = fit_recipe(build, prepared, machine, team, self.deadline, fixed)
+        else:
+            (asked, facts) = build({})
+            recipe = asked if self.given is not None else limit_validation(asked, prepared, fixed)
+            if recipe == asked:
+                return recipe, facts
+        facts.chosen.append(describe_validation(recipe, prepared))
+        return recipe, facts
 
     def build(self, facts: Facts, team: Team) -> Recipe:
         """Return the recipe for data with these facts."""
@@ -186,8 +218,7 @@ def start_run(
         if directory.is_dir() and any(directory.iterdir()):
             raise ValueError(f"{directory} is not empty: give --out another name, or use --resume {directory}")
         prepared = prepare_on_all(team, choice.data, connected["progress"])
-        facts = prepared.measure_facts()
-        recipe = choice.build(facts, team)
+        recipe, facts = choice.choose(prepared, machine, team)
         check_labels(recipe)
         classes, present = recipe.model.classes, len(prepared.labels)
         if classes is not None and classes != present:
@@ -281,6 +312,15 @@ def build_named_recipe(
         option = unused[0].replace("_", "-")
         raise ValueError(f"the recipe {name} does not use --{option}: leave it out, or use --set")
     return replace(recipe, init=init, **{k: overrides[k] for k in COMMON_OVERRIDES if overrides.get(k) is not None})
+
+
+def set_deadline(minutes: float | None) -> float | None:
+    """Return the time by `time.monotonic()` at which a run of so many minutes that starts now should end."""
+    if minutes is None:
+        return None
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes must be > 0, got {minutes:g}")
+    return time.monotonic() + 60 * minutes
 
 
 def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe: Recipe | None) -> Teacher | None:

@@ -82,7 +82,20 @@ def format_outcome(summary: dict[str, Any], directory: Path) -> str:
     summary = defaultdict(lambda: math.nan, summary)  # a run whose weights are not finite lacks some
     duration = f"after {format_clock(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"
     result = format_self_supervised(summary) if "method" in summary else format_supervised(summary)
-    return f"{result}, {duration}\nmodel   {directory / 'model.safetensors'}\nreport  {directory / 'report.html'}"
+    return "\n".join([f"{result}, {duration}", *format_files(summary, directory)])
+
+
+def format_files(summary: dict[str, Any], directory: Path) -> list[str]:
+    """Return the paths of model and report, and of the best weights where others were kept."""
+    from vitrail.reports.kept import describe_weights
+
+    kept, others = describe_weights(summary) or ("", "")
+    lines = [f"model   {directory / 'model.safetensors'}" + (f" ({kept})" if kept else "")]
+    if kept and summary["weights"] == "best":
+        lines.append(f"        {others}")
+    elif kept:
+        lines.append(f"best    {directory / 'best.safetensors'} ({others})")
+    return [*lines, f"report  {directory / 'report.html'}"]
 
 
 def format_supervised(summary: dict[str, Any]) -> str:
