@@ -43,7 +43,9 @@ class TrainingDisplay(StatusDisplay):
         step, speed, train = timing["step"], timing["images_per_second"], self.train
         if train and (self.terminal or time.monotonic() - self.last_shown > 10 or step == self.steps):
             left = format_clock(timing["seconds_left"])
-            epoch = f"epoch {train['epoch']:.2f}/{self.steps / max(1, self.per_epoch):g}  step {step:,}/{self.steps:,}"
+            epoch = (
+                f"epoch {train['epoch']:.2f}/{self.steps / max(1, self.per_epoch):.4g}  step {step:,}/{self.steps:,}"
+            )
             values = f"loss {train['loss']:.4f}  lr {train['lr']:.3g}  {speed:,.0f} images/s"
             self.show_status(f"{epoch}  {values}  {left} left")
 

@@ -11,7 +11,7 @@ from vitrail.training.runs.prepare import Prepared
 MAX_SHARE = 0.1  # of the training time
 TRAINING_PASSES = 3  # forward, backward to the inputs, backward to the weights
 MAX_QUERIES, REFERENCES_PER_QUERY = 1_000, 5  # held-out images of a validation of pretraining, training images for k-NN
-FEW_QUERIES, MIN_QUERIES = 100, 20  # below the first, there are fewer validations instead; the second is the minimum
+FEW_QUERIES, MIN_QUERIES = 100, 50  # below the first, there are fewer validations instead; the second is the minimum
 MIN_VALIDATIONS = 10  # of pretraining, so that the alarm comes in time; with fewer images rather than fewer validations
 
 
