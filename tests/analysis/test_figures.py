@@ -240,6 +240,7 @@ POSITIONS = {
     "learned2d": "one vector per row and one per column",
     "sincos2d": "fixed sines and cosines",
     "relative": "that one head adds to its attention scores",
+    "relative1d": "the product of the query with a learned vector",
     "rotary2d": "Queries and keys are rotated",
     "none": "The model has no position embedding",
 }

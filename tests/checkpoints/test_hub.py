@@ -72,6 +72,31 @@ def test_model_from_the_hub_is_cached_for_offline_use(hub, model, tmp_path):
     hub.close()
     offline = run(hub, tmp_path, LOAD.format(address="hf://me/vit"), offline=True)
     assert offline.stdout == first.stdout, offline.stderr
+    unreachable = run(hub, tmp_path, LOAD.format(address="hf://me/vit"))
+    assert unreachable.stdout == first.stdout, unreachable.stderr
+
+
+UNREACHABLE = """
+import time, vitrail
+from vitrail.cli import main
+try:
+    vitrail.load("hf://me/vit")
+except OSError as error:
+    print(error)
+start = time.monotonic()
+print(main(["train", "digits", "--init", "hf://me/vit"]), time.monotonic() - start < 20)
+"""
+
+
+def test_unreachable_hub_is_one_line_without_repetition(hub, tmp_path):
+    hub.close()
+    result = run(hub, tmp_path, UNREACHABLE)
+    message = f"hf://me/vit: not in the cache, and {hub.url} cannot be reached: check the network, or give a local file"
+    first, second = result.stdout.splitlines()
+    assert first == f"{message} or directory"
+    assert second == "2 True"
+    assert result.stderr.splitlines()[-1] == f"vitrail train: {message} or directory"
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from vitrail.cli.text.training import TrainingDisplay
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import transfer as compare
 from vitrail.evaluation.transfer import METHODS, TransferRow, TransferTable, read_table
+from vitrail.models.vit_config import RESAMPLINGS
 from vitrail.training.recipe import Data, Facts
 from vitrail.training.recipes import build_recipe
 from vitrail.training.step_time import StepTime
@@ -311,7 +312,8 @@ def test_a_new_head_is_initialised_to_zero(here: Path, run: Run) -> None:
     assert head.weight.abs().max() < 1e-9
 
 
-def test_a_larger_size_resamples_positions(here: Path, run: Run) -> None:
+def test_a_larger_size_resamples_positions_by_the_rule_of_the_checkpoint(here: Path, run: Run) -> None:
+    vitrail.save(vitrail.load(here / "model.safetensors", assume={"resampling": "google"}), here / "model.safetensors")
     done = run(*TRAIN, "--size", "24", "--steps", "1", "--lr", "1e-12", "--set", "ema=none")
     assert done.returncode == 0, done.stderr
     loaded = vitrail.load(here / "run" / "model.safetensors")
@@ -321,6 +323,9 @@ def test_a_larger_size_resamples_positions(here: Path, run: Run) -> None:
     assert loaded.preprocessing.size == (24, 24)
     torch.testing.assert_close(loaded.state_dict()["position.weight"], expected, atol=1e-6, rtol=0)
     assert expected.shape[1] == 37
+    assert loaded.config.resampling == RESAMPLINGS["google"]
+    other = vitrail.load(here / "model.safetensors", image_size=24, assume={"resampling": "timm"})
+    assert (other.state_dict()["position.weight"] - expected).abs().max() > 1e-3
 
 
 def test_a_size_not_divisible_by_the_patch_is_refused(run: Run) -> None:

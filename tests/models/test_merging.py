@@ -18,7 +18,15 @@ WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
 
 # Positions inside the layers; merged tokens have no single position.
-INSIDE = ("relative", "relative@shared", "rotary2d", "learned1d@every", "learned2d@shared", "sincos2d@shared")
+INSIDE = (
+    "relative",
+    "relative1d",
+    "relative@shared",
+    "rotary2d",
+    "learned1d@every",
+    "learned2d@shared",
+    "sincos2d@shared",
+)
 
 
 def small(**slots) -> ViT:
@@ -152,7 +160,9 @@ def test_merging_identical_tokens_changes_nothing(slots):
 
 @pytest.mark.parametrize("position", INSIDE)
 def test_positions_inside_layers_are_refused_by_name(position):
-    kind = {"relative": "Relative", "rotary2d": "Rotary2D"}.get(position.split("@")[0], "at=")
+    kind = {"relative": "Relative", "relative1d": "Relative1D", "rotary2d": "Rotary2D"}.get(
+        position.split("@")[0], "at="
+    )
     with pytest.raises(ValueError, match=rf"does not support .*{kind}.*at the stem"):
         merge_model(small(position=position), 4)
 

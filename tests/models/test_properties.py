@@ -10,7 +10,7 @@ from tests.models.test_vit import shaken
 from vitrail.nn.embed import patchify
 
 POSITIONS = (
-    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "rotary2d"),
+    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "relative1d", "rotary2d"),
     *("learned1d@every", "learned2d@shared", "relative@shared", "sincos2d@every"),
 )
 QUICK = settings(max_examples=40, deadline=None)

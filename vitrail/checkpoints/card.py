@@ -33,6 +33,8 @@ def build_report(checkpoint: Checkpoint, progress: ByteProgress | None) -> dict[
     source, detection, contract = checkpoint.source, checkpoint.detection, checkpoint.contract
     not_finite = None if progress is None else checkpoint.find_nonfinite(progress)
     assumed = {name: {"value": value, "from": why} for name, (value, why) in detection.assumptions.items()}
+    if "resampling" in assumed and not isinstance(assumed["resampling"]["value"], str):
+        assumed["resampling"]["value"] = assumed["resampling"]["value"].describe()
     odd = {name: {"found": list(shape), "expected": list(want)} for name, (shape, want) in detection.mismatched.items()}
     dtypes = Counter(str(source.specs[name].dtype).removeprefix("torch.") for name in detection.loaded)
     return {

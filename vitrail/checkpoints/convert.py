@@ -21,7 +21,7 @@ from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_ad
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
-from vitrail.models.vit_config import POOLS
+from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, Mean
 from vitrail.nn.position import Learned1D
@@ -70,6 +70,9 @@ class ConversionTarget:
     supports_projections: bool = True  # CLIP's projection without a bias
     list_unused_tensors: Callable[[Any], dict[str, tuple[int, ...]]] = lambda config: {}  # required, not used
     supports_fixed_positions: bool = False  # positions without a table
+    resampling: Callable[[TokenConfig], str | None] = lambda config: (
+        None
+    )  # its code's rule; None if it has one image size
 
 
 @dataclass
@@ -99,6 +102,7 @@ TARGETS: dict[str, ConversionTarget] = {
         families=frozenset({"vit", "bit"}),
         supports_swiglu=True,
         supports_projections=False,
+        resampling=lambda config: "timm",
     ),
     "hf": ConversionTarget(
         "transformers",
@@ -109,6 +113,7 @@ TARGETS: dict[str, ConversionTarget] = {
         write=write_transformers_directory,
         supports_swiglu=True,
         list_unused_tensors=transformers.list_unused_tensors,
+        resampling=lambda config: transformers.choose_resampling(transformers.choose_family(config)),
     ),
     "big_vision": ConversionTarget(
         "Google's .npz",
@@ -118,18 +123,22 @@ TARGETS: dict[str, ConversionTarget] = {
         suffixes=(".npz",),
         write=lambda out, theirs, contract: npz.save_npz(out, theirs),
         supports_fixed_positions=True,
+        resampling=lambda config: "google",
     ),
-    "torchvision": ConversionTarget("torchvision", torchvision.list_limits, torchvision.map_vit),
+    "torchvision": ConversionTarget(
+        "torchvision", torchvision.list_limits, torchvision.map_vit, resampling=lambda config: "torchvision"
+    ),
     "vit-pytorch": ConversionTarget(
         "vit-pytorch", vit_pytorch.list_limits, vit_pytorch.build_table, supports_fixed_positions=True
     ),
-    "clip": ConversionTarget("CLIP", clip.list_limits, clip.map_vit),
+    "clip": ConversionTarget("CLIP", clip.list_limits, clip.map_vit, resampling=lambda config: "timm"),
     "dinov2": ConversionTarget(
         "DINOv2",
         timm.list_dinov2_limits,
         lambda config: timm.map_vit(config, timm.DINOV2),
         supports_swiglu=True,
         list_unused_tensors=lambda config: {"mask_token": (1, config.size.width)},
+        resampling=lambda config: timm.choose_dinov2_resampling(config.prefix.registers),
     ),
 }
 assert ("vitrail", *TARGETS) == TARGET_NAMES
@@ -269,6 +278,7 @@ def write_and_verify(
             if isinstance(contract.config, TokenConfig):
                 config, written = _restate(target, contract.config, state)
                 notes += _describe_restatements(contract.config, config)
+                notes += compare_resampling(contract.config, target.resampling(config), target.title)
                 stated = replace(contract, config=config)
             theirs = export_state(target.build_table(stated.config), written)
             dtype, unused = next(iter(theirs.values())).dtype, target.list_unused_tensors(stated.config)
@@ -321,6 +331,15 @@ def _describe_restatements(before: TokenConfig, after: TokenConfig) -> list[str]
     return notes
 
 
+def compare_resampling(config: TokenConfig, theirs: str | None, project: str) -> list[str]:
+    """Return a note if a project resamples positions by another rule than the model; None: it has one image size."""
+    ours = config.resampling
+    if ours is None or theirs is None or parse_resampling(theirs) == ours:
+        return []
+    words = f"{describe_resampling(ours)} here, {describe_resampling(parse_resampling(theirs))} in {project}"
+    return [f"positions are resampled to other sizes by another rule: {words}"]
+
+
 def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
     """Return the facts of a model that tensors do not determine, as assumptions for reading it back."""
     facts: dict[str, Any] = {"size": config.image_size}
@@ -328,7 +347,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
-        facts |= {name: value for name, value in {"gelu": gelu, "pool": pool}.items() if value}
+        choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling}
+        facts |= {name: value for name, value in choices.items() if value}
     return facts
 
 

@@ -9,6 +9,7 @@ from vitrail.checkpoints.io import FILES_BY_SAFETY, INDEX_FILES, WEIGHT_FILES
 
 ADDRESS_PATTERN = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 CONFIG_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")
+CONNECTION_SECONDS = 10.0
 
 
 def parse_address(address: str, revision: str | None = None) -> tuple[str, str | None]:
@@ -47,23 +48,43 @@ def choose_weights(files: Iterable[str]) -> str:
 
 
 def download_weights(address: str, revision: str | None = None) -> Path:
-    """Download the weights of a repository and their settings to the Hub's cache, and return their path."""
+    """Download the weights of a repository and their settings to the Hub's cache, and return their path.
+
+    Without a connection, weights in the cache are used.
+    """
     repo, revision = parse_address(address, revision)
     library = import_hub()
     try:
-        if library.constants.HF_HUB_OFFLINE:
+        files = None if library.constants.HF_HUB_OFFLINE else list_files(library, repo, revision)
+        if files is None:
             folder = find_cached(library, repo, revision)
             weights = choose_weights(path.name for path in folder.iterdir() if path.is_file())
         else:
-            weights = choose_weights(library.HfApi().list_repo_files(repo, revision=revision))
+            weights = choose_weights(files)
             shards = weights.replace(".index.json", "").rpartition(".")
             wanted = [weights, *CONFIG_FILES, *([f"{shards[0]}-*.{shards[2]}"] if weights in INDEX_FILES else [])]
             folder = Path(library.snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except ValueError as error:
         raise ValueError(f"hf://{repo}: {format_error(error)}") from None
-    except OSError as error:
+    except (OSError, connection_error(library)) as error:
         raise OSError(f"hf://{repo}: {format_error(error)}") from None
     return folder if weights in (*WEIGHT_FILES, *INDEX_FILES) else folder / weights
+
+
+def connection_error(library: Any) -> type[Exception]:
+    """Return the base class of the errors of the Hub's HTTP library, which are not OSErrors in all of its versions."""
+    return library.errors.HfHubHTTPError.__mro__[1]
+
+
+def list_files(library: Any, repo: str, revision: str | None) -> list[str] | None:
+    """Return the files of a repository, by one request without repetition; None if the Hub cannot be reached."""
+    try:
+        found = library.HfApi().model_info(repo, revision=revision, timeout=CONNECTION_SECONDS)
+    except library.errors.HfHubHTTPError:  # the Hub's own answer: no such repository, no permission
+        raise
+    except (OSError, connection_error(library)):
+        return None
+    return [file.rfilename for file in found.siblings or ()]
 
 
 def find_cached(library: Any, repo: str, revision: str | None) -> Path:
@@ -77,7 +98,10 @@ def find_cached(library: Any, repo: str, revision: str | None) -> Path:
     commit = named.read_text().strip() if named.is_file() else revision or ""
     if commit and (home / "snapshots" / commit).is_dir():
         return home / "snapshots" / commit
-    raise FileNotFoundError("not in the cache, and the Hub's offline mode is on (HF_HUB_OFFLINE)")
+    reason = "the Hub's offline mode is on (HF_HUB_OFFLINE)"
+    if not library.constants.HF_HUB_OFFLINE:
+        reason = f"{library.constants.ENDPOINT} cannot be reached: check the network, or give a local file or directory"
+    raise FileNotFoundError(f"not in the cache, and {reason}")
 
 
 def format_error(error: Exception) -> str:

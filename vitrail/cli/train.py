@@ -9,6 +9,7 @@ examples:
   vitrail train digits                                        a minute on a laptop
   vitrail train photos --init deit_tiny.safetensors           fine-tune on a folder
   vitrail train photos --init hf://facebook/deit-tiny-patch16-224 --tune lora --epochs 10
+  vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
   vitrail train photos --teacher clip.safetensors --distil features   a teacher with other classes
   vitrail train imagenet --recipe deit --model B/16 --set optimizer.lr=1e-3
@@ -29,6 +30,7 @@ from vitrail.training.recipes import DISTILLATION_METHODS
 
 OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
 DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
+DATA_OPTIONS += ("label_from", "names")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
@@ -83,6 +85,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
 
 def add_data_options(group: OptionGroup) -> None:
     """Add the options of a labelled dataset."""
+    group.add_shared("--label-from REGEX", "--names FILE")
     group.add_shared("--fractions A,B,C", note="0.8,0.2,0")
     group.add_shared("--task")
     balance = "compensation of class imbalance: loss weights or sampling [none]"
@@ -116,6 +119,8 @@ def data_fields(options: argparse.Namespace) -> dict[str, Any]:
     given = given_options(options, DATA_OPTIONS)
     if "per_class_seed" in given and "per_class" not in given:
         raise ValueError("--per-class-seed needs --per-class: give it too")
+    if "names" in given and os.path.isfile(given["names"]):  # resuming and evaluating may start in another directory
+        given["names"] = os.path.abspath(given["names"])
     return {"drawn" if name == "per_class_seed" else name: value for name, value in given.items()}
 
 

@@ -59,9 +59,14 @@ class Images:
         return self.store.name(int(self.items[index]))
 
     def absolute_name(self, index: int) -> str:
-        """Return the name as an absolute path with symbolic links resolved."""
+        """Return the name as an absolute path with symbolic links to folders resolved."""
         folder, name = os.path.split(self.name(index))
         return os.path.join(resolve_folder(os.path.join(os.getcwd(), folder)), name)
+
+    def real_name(self, index: int) -> str:
+        """Return the absolute path of the file, also if it is a symbolic link to another."""
+        name = self.absolute_name(index)
+        return os.path.realpath(name) if os.path.islink(name) else name
 
     def open(self, index: int) -> Image.Image:
         return self.store.open(int(self.items[index]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.class_names import find_output_names
 from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels
 from vitrail.deploy.runtimes.base import DeployedModel
@@ -103,7 +104,7 @@ def is_evaluation(directory: Path) -> bool:
 
 def evaluate(
     model: str | Path,
-    data: str | EvaluationData,
+    data: str | EvaluationData | None = None,
     *,
     against: Sequence[str | Path] = (),
     class_map: str | Path | None = None,
@@ -119,11 +120,12 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate a model on a dataset, and compare it with other models on the same images.
 
-    `model` is a file, a directory, a run or `hf://owner/name`; `data` a folder, a file, a dataset name, or an `EvaluationData`.
+    `model` is a file, a directory, a run or `hf://owner/name`; `data` a folder, a file, a dataset name, or an `EvaluationData`;
+    without it the model's own test images, else its validation images, are used, as its training split them.
     `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
     maps class names, or "index" if the data's classes are the model's indices.
     """
-    request = EvaluationData(data) if isinstance(data, str) else data
+    request = data if isinstance(data, EvaluationData) else EvaluationData(data)
     first = open_for_evaluation(model, compute, size=size, assume=assume, take=take, runtime=runtime, merge=merge)
     models = [first, *(open_for_evaluation(where, compute, size=size) for where in against)]
     for item in models:
@@ -131,7 +133,7 @@ def evaluate(
             raise ValueError(f"{item.where} has no classifier: use --probe knn, linear or few-shot")
 
     def match_all(images: Images) -> list[ClassMatching]:
-        return [match_to_model(item, images, class_map) for item in models]
+        return [match_to_model(item, images, class_map, request.names) for item in models]
 
     names = make_names_unique([item.name for item in models])
     trained = {name: read_training_data(item) for name, item in zip(names, models, strict=True)}
@@ -147,10 +149,17 @@ def evaluate(
     return EvaluationResult(evaluations, names, pairs, tuple(command))
 
 
-def match_to_model(deployed: DeployedModel, images: Images, class_map: str | Path | None) -> ClassMatching:
-    """Match the data's classes to the model's outputs; errors name the model."""
+def match_to_model(
+    deployed: DeployedModel, images: Images, class_map: str | Path | None, names: str | None = None
+) -> ClassMatching:
+    """Match the data's classes to the model's outputs; errors name the model.
+
+    A model without class names gets those of the file `names`, if it lists them all.
+    """
     assert deployed.contract.labels is not None
     outputs, labels = len(deployed.contract.labels), deployed.class_names
+    if names is not None and drop_placeholder_labels(labels) is None:
+        labels = find_output_names(names, outputs) or labels
     try:
         if class_map is None or str(class_map) == "index":
             return match_classes(images, labels, outputs, class_map and "index")

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from vitrail.checkpoints.io.source import read_json
-from vitrail.checkpoints.load import find_weights
+from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.dataset import Images
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import open_checkpoint, open_deployed_model
+from vitrail.evaluation.selection import parse_own_data
 from vitrail.inference import BATCH_SIZE, run_batches
+from vitrail.training.recipe import Data
 from vitrail.utils.progress import ProgressCallback
 
 
@@ -53,15 +55,28 @@ def open_for_evaluation(
 
 def read_training_data(deployed: DeployedModel) -> dict[str, Any] | None:
     """Return the data of a model's recipe, with its `path` if the run directory around the model records it."""
-    recipe = deployed.model.card.get("recipe") if deployed.model is not None else None
+    return None if deployed.model is None else read_card_data(deployed.model.card, deployed.where)
+
+
+def read_card_data(card: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Return the data of the recipe in a card, with the `path` that the run directory around the model records."""
+    recipe = card.get("recipe")
     data = recipe.get("data") if isinstance(recipe, dict) else None
     if not isinstance(data, dict):
         return None
-    path = find_weights(deployed.where)
+    path = find_weights(where)
     run_json = (path if path.is_dir() else path.parent) / "run.json"
     run = read_json(run_json).get("data") if run_json.is_file() else None
     data_path = run.get("path") if isinstance(run, dict) and run.get("where") == data.get("where") else None
     return data | ({"path": data_path} if isinstance(data_path, str) else {})
+
+
+def find_own_data(where: str) -> Data:
+    """Return the data that a model was trained on; its weights are not read."""
+    if is_exported(where):
+        return parse_own_data(where, None)
+    with inspect_checkpoint(find_weights(where)) as checkpoint:
+        return parse_own_data(where, read_card_data(checkpoint.contract.card, where))
 
 
 @dataclass(frozen=True)

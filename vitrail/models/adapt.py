@@ -12,6 +12,7 @@ from vitrail.models.base import Model, ModelConfig, State, TokenConfig
 from vitrail.models.registry import build_from, lay_out
 from vitrail.nn.head import Linear, Projection
 from vitrail.nn.position import AddedPositionEmbedding, Learned1D, SinCos2D, Sinusoid1D
+from vitrail.nn.resampling import Resampling
 
 KEEP: Any = object()  # leave unchanged, where None means none
 
@@ -60,10 +61,16 @@ def with_channels(config: ModelConfig, state: State, channels: int) -> tuple[Mod
 
 
 def adapt_model(
-    model: Model, classes: int | None = KEEP, image_size: tuple[int, int] = KEEP, channels: int = KEEP
+    model: Model,
+    classes: int | None = KEEP,
+    image_size: tuple[int, int] = KEEP,
+    channels: int = KEEP,
+    resampling: str | Resampling = KEEP,
 ) -> Model:
     """Return a copy of a model for other classes, another image size or other channels."""
     config, state = model.config, dict(model.state_dict())
+    if resampling is not KEEP:
+        config = config.with_resampling(resampling)
     if channels is not KEEP and channels != config.channels:
         config, state = with_channels(config, state, channels)
     if image_size is not KEEP and image_size != config.image_size:

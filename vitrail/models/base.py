@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.nn.head import HeadSlot
     from vitrail.nn.pool import Pool, PoolSlot
     from vitrail.nn.position import PositionEmbedding, PositionSlot
+    from vitrail.nn.resampling import Resampling
 
 State = dict[str, Tensor]
 
@@ -97,6 +98,15 @@ class ModelConfig:
     def matches_option(self, name: str, value: Any) -> bool:
         """Return whether a fact given by hand (heads, eps, size, …) is that of the configuration."""
         return (name, value) in (("size", self.image_size), ("channels", self.channels))
+
+    @property
+    def resampling(self) -> "Resampling | None":
+        """Return the rule that resamples positions to other image sizes; None if no table is resampled."""
+        return None
+
+    def with_resampling(self, resampling: "str | Resampling") -> Self:
+        """Return the configuration with another rule, or the name of one, to resample positions."""
+        raise refuse(self, "resampling of positions", "leave out resampling")
 
     # A trained model for another task, as configuration and tensors; see models/adapt.py.
 
@@ -295,9 +305,14 @@ class Model(RecomputeModule, ABC):
         """Return a copy for tracing in which everything independent of the image is a constant."""
         return self.for_tracing(any_size)
 
-    def resize(self, image_size: tuple[int, int]) -> "Model":
-        """Return the model for another image size, positions resampled (section 3.2)."""
-        return self._adapt(image_size=image_size)
+    def resize(self, image_size: tuple[int, int], resampling: "str | Resampling | None" = None) -> "Model":
+        """Return the model for another image size, positions resampled (section 3.2).
+
+        `resampling` replaces the model's rule, now and for further sizes: "timm", "transformers", "dino", "torchvision",
+        "google" or a `Resampling`.
+        """
+        changes = {} if resampling is None else {"resampling": resampling}
+        return self._adapt(image_size=image_size, **changes)
 
     def replace_head(self, classes: int | None) -> "Model":
         """Return the model with a new zero head for this number of classes (section 3.2); None returns features."""

@@ -22,7 +22,7 @@ from vitrail.nn.embed import Embedding, PrefixTokens
 from vitrail.nn.head import DistilledHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
 from vitrail.nn.pool import AttentionPool
-from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativePositionBias
+from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativeEmbedding1D, RelativePositionBias
 
 SCHEMES = ("vit", "deit")
 
@@ -66,7 +66,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
         elif isinstance(module, (Learned1DTable, Learned2DTable)):
             for weight in module.parameters(recurse=False):
                 (nn.init.normal_ if scheme == "vit" else _truncated)(weight, std=0.02)
-        elif isinstance(module, RelativePositionBias):
+        elif isinstance(module, (RelativePositionBias, RelativeEmbedding1D)):
             for weight in module.parameters(recurse=False):
                 _truncated(weight)
         elif isinstance(module, PrefixTokens):

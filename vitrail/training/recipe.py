@@ -33,6 +33,8 @@ class Data:
     test: bool = True  # whether the test split is used: not while something is still being tuned
     classes: tuple[int, int] | None = None  # first class and step, to use a part of the classes
     examples: tuple[int, int] | None = None  # training and validation images in all, as VTAB draws them
+    label_from: str | None = None  # regular expression that finds the class in a file name
+    names: str | None = None  # file of readable class names, or "imagenet"
 
     def __post_init__(self) -> None:
         if self.classes is not None and not 0 <= self.classes[0] < self.classes[1]:

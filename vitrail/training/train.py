@@ -13,6 +13,7 @@ import torch
 
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.file_names import preview_labels
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import PRETRAINING
 from vitrail.reports import write_report
@@ -385,6 +386,7 @@ def describe_run(recipe: Recipe, prepared: Prepared, facts: Facts, directory: Pa
     classes = f"{len(prepared.labels)} classes; " if prepared.labelled else ""
     lines = [f"{recipe.data.where}: {classes}{parts}"]
     lines += [f"  {note}" for note in (*prepared.dataset.notes, *prepared.warnings)]
+    lines += [f"    {line}" for line in preview_labels(prepared.dataset)] if recipe.data.label_from else []
     lines += [f"  {line}" for line in prepared.audit.format_summary() if not line.startswith("note")]
     if prepared.skipped:
         lines.append(f"  {len(prepared.skipped)} bad files are left out; {directory / 'run.json'} lists them")

@@ -14,11 +14,12 @@ from vitrail.checkpoints.keys import KeyTable
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.sizes import SIZES
-from vitrail.models.vit_config import GELUS
+from vitrail.models.vit_config import GELUS, parse_resampling
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Linear, PreLogits
 from vitrail.nn.mlp import MLPSlot
 from vitrail.nn.position import Learned1D
+from vitrail.nn.resampling import Resampling
 
 # Widths whose heads do not have 64 values: the named sizes, SigLIP's So400m, big_vision's mu and e.
 HEADS_BY_WIDTH = {size.width: size.heads for size in SIZES.values()} | {1152: 16, 32: 2, 1792: 16}
@@ -109,6 +110,10 @@ class Assumptions:
         if name not in GELUS:
             raise ValueError(f"unknown gelu {name!r}: known are {', '.join(GELUS)}")
         return GELUS[name]
+
+    def resolve_resampling(self, default: str, why: str) -> Resampling:
+        """Return the rule that resamples the positions to other image sizes."""
+        return parse_resampling(self.resolve("resampling", default, why))
 
     def resolve_table_size(self, patches: int, stride: int) -> tuple[int, int]:
         """Return the image size of a model with positions for this number of patches: square unless it was given."""

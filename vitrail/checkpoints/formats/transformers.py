@@ -107,7 +107,12 @@ def read_config(names: TensorNames, assumptions: Assumptions, family: Family, la
     return ViTConfig(
         size=Size(depth, width, mlp, assumptions.resolve_heads(width, "transformers")),
         embed=Patches(patch),
-        position=Learned1D(prefix="all" if distilled and not teacher else "outputs"),
+        position=Learned1D(
+            prefix="all" if distilled and not teacher else "outputs",
+            resampling=assumptions.resolve_resampling(
+                choose_resampling(family), f"interpolate_pos_encoding of {family}"
+            ),
+        ),
         prefix=prefix,
         block=PreNorm(
             mlp=SwiGLU() if gated else assumptions.resolve_gelu("exact", "transformers' default"),
@@ -122,6 +127,11 @@ def read_config(names: TensorNames, assumptions: Assumptions, family: Family, la
         eps=assumptions.resolve("eps", 1e-6 if dino else 1e-12, f"transformers' default for {family}"),
         init="deit" if teacher else "vit",
     )
+
+
+def choose_resampling(family: Family) -> str:
+    """Return the rule of a family's `interpolate_pos_encoding`: bicubic, antialiased only for DINOv2 with registers."""
+    return "timm" if family == "dinov2_with_registers" else "transformers"
 
 
 def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -31,11 +31,12 @@ HASH_RANGE = float(2**64)
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of every reader: fractions of data without splits, label mode, and progress callback."""
+    """Options of every reader: fractions of data without splits, label mode, progress, labels in names."""
 
     fractions: Fractions | None = None
     multi_label: LabelMode = None
     progress: ProgressCallback | None = None
+    label_from: str | None = None  # pattern that finds the class in a file name
 
     @property
     def needs_labels(self) -> bool:

@@ -12,7 +12,7 @@ from vitrail.deploy.predict.formats import PredictionRow
 from vitrail.deploy.predict.inputs import ImageInputs, collect_inputs
 from vitrail.deploy.predict.parallel import BatchOutput, BatchSizeTuner, ParallelInference
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
-from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
+from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.inference import TorchRuntime, top_classes
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
@@ -23,7 +23,7 @@ MAX_BATCH_BYTES = 2**31  # of the batches of all threads, on a CPU
 ACTIVATION_FACTOR = 24  # memory of an image inside a model, relative to its input
 
 
-RUN_OPTIONS = ("batch_size", "workers")  # of an inference, not of opening the model
+RUN_OPTIONS = ("batch_size", "workers", "names")  # of an inference, not of opening the model
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class InferenceOptions:
     assume: Mapping[str, Any] | None = None
     take: str | None = None
     batch_timeout: float = BATCH_SECONDS
+    names: str | None = None  # file of class names for a model without them, or "imagenet"
 
     def __post_init__(self) -> None:
         for option, value in (("--batch-size", self.batch_size), ("--workers", self.workers)):
@@ -96,7 +97,7 @@ def open_pool(
     lanes = max(1, min(options.workers or min(available_cores(), MAX_LANES), count))
     threads = 1 if pick_device(options.device).type != "cpu" else max(1, available_cores() // lanes)
     more = {"output_kind": output_kind, "threads": threads, "report": report, "n_images": count}
-    deployed = open_deployed_model(where, **options.opening(), **more)
+    deployed = with_class_names(open_deployed_model(where, **options.opening(), **more), options.names)
     device = device_type(deployed.runtime)
     limit = max_cpu_batch_size(deployed.contract, lanes) if device == "cpu" else parallel.MAX_BATCH_SIZE.get(device, 64)
     tuner = BatchSizeTuner(parallel.INITIAL_BATCH_SIZE.get(device, 8), limit)

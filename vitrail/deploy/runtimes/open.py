@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints import load as checkpoints
+from vitrail.data.class_names import name_outputs
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file
@@ -80,6 +81,16 @@ def open_deployed_model(
     file = get_or_export(whole, runtime, report)
     running, _ = open_exported_file(file, output_kind, threads, batch_timeout)
     return replace(opened, runtime=running, file=str(file), batch_timeout=batch_timeout)
+
+
+def with_class_names(deployed: DeployedModel, file: str | None) -> DeployedModel:
+    """Return the model with the class names of a file, or as it is without one."""
+    if file is None:
+        return deployed
+    if deployed.contract.labels is None:
+        raise ValueError(f"{deployed.where} has no classifier: leave out --names")
+    labels = name_outputs(file, len(deployed.contract.labels))
+    return replace(deployed, contract=replace(deployed.contract, labels=labels))
 
 
 def open_exported_model(

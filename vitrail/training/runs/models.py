@@ -39,6 +39,8 @@ def load_initial_model(setup: RunSetup) -> Model:
     # Not memory-mapped: the alignment of a file's pages differs from that of memory, and sums could differ in the last bit.
     source = load(init, classes=config.classes, image_size=config.image_size, channels=config.channels, mmap=False)
     if config.classes is None:
+        if config.resampling is not None and source.config.resampling not in (None, config.resampling):
+            source = source.resize(config.image_size, config.resampling)  # recipes of earlier versions do not record it
         if source.config != config:
             raise ValueError(f"{init} is another model than the recipe's: leave out settings that change the model")
         return source.train()

@@ -123,7 +123,8 @@ def concatenate_images(first: Images, second: Images) -> Images:
 def load_data(data: Data, fractions: Fractions | None, progress: ProgressCallback | None = None) -> Dataset:
     """Read a dataset, split by these fractions where it has no splits."""
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
-    return load_dataset(data.where, fractions=fractions, multi_label=several, progress=progress)
+    labels = {"label_from": data.label_from, "names": data.names}
+    return load_dataset(data.where, fractions=fractions, multi_label=several, progress=progress, **labels)
 
 
 def audit_and_split(

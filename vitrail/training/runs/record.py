@@ -18,6 +18,7 @@ import torch
 
 import vitrail
 from vitrail.data.dataset import Images
+from vitrail.data.sources.detect import resolve_source
 from vitrail.reports.run import RunRecord, SummaryRecord, find_differences, format_value
 from vitrail.training.distributed import Team
 from vitrail.training.recipe import Machine, Recipe, method_of
@@ -118,8 +119,7 @@ def build_run_record(
 
 def absolute_path(where: str) -> str | None:
     """Return the absolute path of data; None for a name."""
-    path = os.path.expanduser(where)
-    return os.path.realpath(path) if os.path.exists(path) else None
+    return resolve_source(where)
 
 
 def fingerprint_splits(splits: dict[str, Images]) -> dict[str, str]:
