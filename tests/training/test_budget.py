@@ -14,7 +14,13 @@ from vitrail.training import train as training
 from vitrail.training.budget import FINISH_SECONDS, choose_steps, has_same_steps
 from vitrail.training.recipe import Data, Facts, Recipe, read_recipe, with_settings, write_recipe
 from vitrail.training.runs.prepare import Prepared, prepare_data
-from vitrail.training.runs.validation import MAX_SHARE, count_passes, count_training_passes, limit_validation
+from vitrail.training.runs.validation import (
+    MAX_SHARE,
+    count_passes,
+    count_training_passes,
+    describe_validation,
+    limit_validation,
+)
 from vitrail.training.step_time import StepTime
 from vitrail.training.train import build_named_recipe
 from vitrail.training.trainer import Plan
@@ -83,7 +89,10 @@ def test_fields_given_by_the_user_stay(unlabelled: Prepared) -> None:
 def test_slow_validation_with_labels_is_rare_but_never_missing(digits: Prepared) -> None:
     asked, _ = build(digits, "scratch-small", steps=60)
     assert count_validations(asked, digits) > 1
-    assert count_validations(limit_validation(asked, digits, passes=1e-3), digits) == 1
+    once = limit_validation(asked, digits, passes=1e-3)
+    assert count_validations(once, digits) == 1
+    assert describe_validation(once, digits) == "validation once, after the last step: the run is short"
+    assert describe_validation(asked, digits).endswith("steps: at most a tenth of the time")
 
 
 @pytest.mark.parametrize("seconds", [60.0, 300.0])
@@ -134,7 +143,7 @@ def test_run_within_minutes_stores_its_steps_and_resumes_without_measuring(
     assert recipe.epochs is None
     assert recipe.steps == summary(tmp / "timed")["steps"]
     assert f"  steps {recipe.steps:,}: " in done.stderr
-    assert "at most a tenth of the time" in done.stderr
+    assert "  validation " in done.stderr
     trained(tmp, "--recipe", "timed/recipe.json", "--out", "again")
     assert_same(tmp / "again", tmp / "timed")
     (tmp / "again" / "summary.json").unlink()
