@@ -20,13 +20,13 @@ from vitrail.cli import transfer as command
 from vitrail.cli.text.training import TrainingDisplay
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import transfer as compare
-from vitrail.evaluation.step_time import StepTime
 from vitrail.evaluation.transfer import METHODS, TransferRow, TransferTable, choose_steps
 from vitrail.evaluation.transfer_table import read_table
 from vitrail.models.vit_config import RESAMPLINGS
 from vitrail.nn.head import Projection
 from vitrail.training.recipe import Data, Facts
 from vitrail.training.recipes import build_recipe
+from vitrail.training.step_time import StepTime
 
 Run = Callable[..., "Done"]
 TRANSFER = ("transfer", "model.safetensors", "photos", "--workers", "0")

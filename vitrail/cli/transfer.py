@@ -65,6 +65,6 @@ def run(options: argparse.Namespace) -> int:
         )
     except Stopped as stopped:
         display.print_line(f"{stopped}. Continue with the same command and --out {out}")
-        return 128 + stopped.number
+        return stopped.exit_code
     display.clear()
     return print_result(options, table.as_dict() | {"out": str(out)}, [*table.format_lines(), f"runs    {out}"])

@@ -16,7 +16,6 @@ from vitrail.checkpoints.load import find_weights
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.evaluation.frozen_head import train_head
 from vitrail.evaluation.probes import ProbeSettings, probe
-from vitrail.evaluation.step_time import VALIDATIONS_PER_RUN, StepTime, measure_step_time
 from vitrail.evaluation.transfer_table import METHODS, TransferRow, TransferTable, read_earlier_table
 from vitrail.metrics import score_name
 from vitrail.metrics.convergence import has_converged
@@ -30,6 +29,7 @@ from vitrail.training.logging import Listener, read_json_lines
 from vitrail.training.recipe import Data, Facts, Machine, Recipe
 from vitrail.training.runs.prepare import Prepared, prepare_data
 from vitrail.training.runs.record import fingerprint_splits, read_run_record, write_json
+from vitrail.training.step_time import VALIDATIONS_PER_RUN, StepTime, measure_step_time
 from vitrail.training.train import build_named_recipe, resume, train
 from vitrail.utils.progress import ProgressCallback
 

@@ -117,6 +117,11 @@ class SummaryRecord(TypedDict, total=False):
     steps: Required[int]
     images_per_second: Required[Finite]
     stopped: Required[str]
+    weights: str
+    validation_score: str
+    last_validation: Number | None
+    best_validation: Number | None
+    best_step: int
     split: str
     images: int
     top1: float

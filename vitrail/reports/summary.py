@@ -8,6 +8,7 @@ from vitrail.reports.charts.lines import render_bar
 from vitrail.reports.curves import describe_method
 from vitrail.reports.document import render_heading
 from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
+from vitrail.reports.kept import describe_weights
 from vitrail.reports.run import RunDirectory
 from vitrail.utils import text
 
@@ -129,6 +130,10 @@ def render_run_lead(run: RunDirectory) -> Markup:
         details = stops.get(str(summary.get("stopped")), "") + weights.get(str(summary.get("weights")), "")
         duration = text.format_duration(summary.get("seconds"))
         sentences.append(f"{text.format_count(summary['steps'])} steps in {duration}{details}.")
+        if weights := describe_weights(summary):
+            kept, others = weights
+            name = "not kept" if summary.get("weights") == "best" else "best.safetensors"
+            sentences.append(f"model.safetensors: {kept}. {name.capitalize()}: {others}.")
     return join_markup(sentences, " ")
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from vitrail.models.base import image_sides
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import PRETRAINING
 from vitrail.reports import write_report
+from vitrail.training.budget import fit_recipe
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import Listener, import_tracker
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, Teacher, method_of, read_recipe, with_settings
@@ -31,6 +33,7 @@ from vitrail.training.runs.record import check_recipe, read_run_record, read_sum
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunSetup
 from vitrail.training.runs.teaching import with_teacher
+from vitrail.training.runs.validation import describe_validation, limit_validation
 from vitrail.utils.json import dataclass_from_json
 from vitrail.utils.progress import ProgressCallback
 
@@ -71,6 +74,7 @@ def train(
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
+    minutes: float | None = None,
     augment: Augment | None = None,
     fractions: tuple[float, float, float] | None = None,
     task: Literal["auto", "single", "multi"] | None = None,
@@ -99,6 +103,7 @@ def train(
     learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
     A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"),
     `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
+    With `minutes` a few steps are measured, and the recipe gets so many steps that the call ends after about that time.
     Training stops after `patience` validations without improvement. `augment` is a function of one image (of torchvision,
     albumentations or your own) in place of the recipe's steps after the crop, or a list of functions and steps in place of
     all. `device` and `workers` are fields of `machine`.
@@ -119,7 +124,9 @@ def train(
     overrides |= {"lr": lr, "precision": precision, "seed": seed}
     overrides |= {"width": width, "depth": depth, "patch_dropout": patch_dropout}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
-    choice = RecipeChoice(name, given, *source, optional_path(init), taught, distil, overrides, settings, augment)
+    choice = RecipeChoice(
+        name, given, *source, optional_path(init), taught, distil, overrides, settings, augment, set_deadline(minutes)
+    )
     connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
     return start_run(choice, out, change_machine(machine, device, workers), connected)
 
@@ -142,6 +149,7 @@ def pretrain(
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
+    minutes: float | None = None,
     augment: Augment | None = None,
     fractions: tuple[float, float, float] | None = None,
     quarantine: str | os.PathLike[str] | None = None,
@@ -185,7 +193,9 @@ def pretrain(
     overrides = {"model": model, "size": size, "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr}
     overrides |= {"precision": precision, "seed": seed}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
-    choice = RecipeChoice(name, given, *source, optional_path(init), taught, None, overrides, settings, augment)
+    choice = RecipeChoice(
+        name, given, *source, optional_path(init), taught, None, overrides, settings, augment, set_deadline(minutes)
+    )
     connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
     return start_run(choice, out, change_machine(machine, device, workers), connected)
 
@@ -235,10 +245,38 @@ class RecipeChoice:
     overrides: Mapping[str, Any]
     settings: Sequence[str]
     augment: Augment | None = None
+    deadline: float | None = None  # by `time.monotonic()`
 
     def __post_init__(self) -> None:
         if self.init is not None:  # the recipe records the address, not the name
             object.__setattr__(self, "init", expand_name(self.init))
+
+    def choose(self, prepared: Prepared, machine: Machine, team: Team) -> tuple[Recipe, Facts]:
+        """Return the recipe for this data, within the time budget if there is one, and the choices made."""
+        fixed = frozenset(setting.partition("=")[0].strip() for setting in self.settings)
+        lengths = {"epochs", "steps"}
+        if self.deadline is not None:
+            if self.given is not None:
+                raise ValueError("minutes= is for named recipes: leave it out, or use settings=['steps=N']")
+            if both := lengths & {*fixed, *(name for name in lengths if self.overrides.get(name) is not None)}:
+                raise ValueError(f"minutes= and {min(both)}= are both given: give one of them")
+        measured = prepared.measure_facts()
+
+        def build(more: Mapping[str, Any]) -> tuple[Recipe, Facts]:
+            facts = replace(measured, overrides={}, chosen=[], used=set())
+            return replace(self, overrides={**self.overrides, **more}).build(facts, team), facts
+
+        if self.deadline is not None:
+            recipe, facts = fit_recipe(
+                build, prepared, machine, team, self.deadline, fixed, list_functions(self.augment)
+            )
+        else:
+            (asked, facts) = build({})
+            recipe = asked if self.given is not None else limit_validation(asked, prepared, fixed)
+            if recipe == asked:
+                return recipe, facts
+        facts.chosen.append(describe_validation(recipe, prepared))
+        return recipe, facts
 
     def build(self, facts: Facts, team: Team) -> Recipe:
         """Return the recipe for data with these facts."""
@@ -295,8 +333,7 @@ def start_run(
                 f"{directory} is not empty: give another name as out=, or use vitrail.resume({str(directory)!r})"
             )
         prepared = prepare_on_all(team, choice.data, connected["progress"], choice.source)
-        facts = prepared.measure_facts()
-        recipe = choice.build(facts, team)
+        recipe, facts = choice.choose(prepared, machine, team)
         check_labels(recipe)
         classes, present = recipe.model.classes, len(prepared.labels)
         if classes is not None and classes != present:
@@ -409,6 +446,15 @@ def build_named_recipe(
     if unused := [option for option in options if overrides.get(option) is not None and option not in facts.used]:
         raise ValueError(f"the recipe {name} does not use {unused[0]}=: leave it out, or use settings=")
     return replace(recipe, init=init, **{k: overrides[k] for k in COMMON_OVERRIDES if overrides.get(k) is not None})
+
+
+def set_deadline(minutes: float | None) -> float | None:
+    """Return the time by `time.monotonic()` at which a run of so many minutes that starts now should end."""
+    if minutes is None:
+        return None
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes must be > 0, got {minutes:g}")
+    return time.monotonic() + 60 * minutes
 
 
 def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe: Recipe | None) -> Teacher | None:

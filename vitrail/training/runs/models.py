@@ -192,6 +192,8 @@ class TrainedModel:
             "images_per_second": progress.images / max(1e-9, progress.seconds),
             "weights": "best" if best else "last" if average is None else "ema",
             "stopped": self.trainer.stopped,
+            "validation_score": self.trainer.plan.score,
+            "last_validation": progress.last,
             "best_validation": progress.best,
             "best_step": progress.best_step,
             "skipped_nonfinite": progress.nonfinite,
