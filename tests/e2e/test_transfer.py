@@ -421,6 +421,17 @@ def test_a_new_head_is_initialised_to_zero(here: Path, run: Run) -> None:
     assert head.weight.abs().max() < 1e-9
 
 
+@pytest.mark.parametrize(("given", "scale"), [((), 16), (("--set", "optimizer.head_scale=2"), 2)])
+def test_a_new_head_has_a_higher_learning_rate_in_a_short_run(
+    here: Path, run: Run, given: tuple[str, ...], scale: int
+) -> None:
+    """The first step of Adam moves a parameter by its learning rate."""
+    done = run(*TRAIN, "--steps", "1", "--lr", "1e-5", "--set", "ema=none", *given)
+    assert done.returncode == 0, done.stderr
+    head = vitrail.load(here / "run" / "model.safetensors").head
+    assert head.weight.abs().max().item() == pytest.approx(scale * 1e-5, rel=0.01)
+
+
 def test_a_larger_size_resamples_positions_by_the_rule_of_the_checkpoint(here: Path, run: Run) -> None:
     vitrail.save(vitrail.load(here / "model.safetensors", assume={"resampling": "google"}), here / "model.safetensors")
     done = run(*TRAIN, "--size", "24", "--steps", "1", "--lr", "1e-12", "--set", "ema=none")

@@ -96,7 +96,8 @@ class Trainer:
             keep_freed_memory()
         self.task.to(self.team.device)
         self.wrapped = self.team.wrap(self.task)
-        self.optimizers = self.optim.build(self.task, parameter_rules(self.task, self.optim.layer_decay))
+        rules = parameter_rules(self.task, self.optim.layer_decay, self.optim.head_scale)
+        self.optimizers = self.optim.build(self.task, rules)
         self.average = WeightAverage(self.ema, self.task) if self.ema else None
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         # The loss is scaled for float16, where small gradients underflow.
