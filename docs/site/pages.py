@@ -15,6 +15,7 @@ GUIDES = {
     "evaluate": ("Evaluate a model", "evaluate.md"),
     "export": ("Export to other runtimes", "export.md"),
     "inspect": ("Gallery of model inspections", "gallery.md"),
+    "models": ("Bring your weights", "weights.md"),
     "paper": ("Studies", "studies.md"),
     "predict": ("Predict many images", "predict.md"),
     "pretrain": ("Pretraining without labels", "pretraining.md"),

@@ -21,6 +21,7 @@ TIMM_RESULTS = "timm, results/results-imagenet.csv"
 DINO_README = "README of facebookresearch/dino"
 DINOV2_README = "README of facebookresearch/dinov2"
 OPENCLIP_DOCS = "open_clip, docs/PRETRAINED.md"
+SWIN_README = "README of microsoft/Swin-Transformer"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,14 @@ def _openclip(name: str, repo: str, architecture: str, params: int, zero_shot: f
     facts: dict[str, Any] = {"accuracy": zero_shot, "measure": "zero-shot", "source": OPENCLIP_DOCS, "licence": "mit"}
     facts["options"] = {**CLIP, "projection": width}
     return _features(name, f"laion/{repo}", architecture, params, "CLIP on LAION-2B", **facts)
+
+
+def _swin(name: str, size: str, architecture: str, params: int, top1: float) -> KnownModel:
+    """Return a Swin Transformer of Microsoft, in transformers' format."""
+    facts: dict[str, Any] = {"accuracy": top1, "source": SWIN_README}
+    return KnownModel(
+        name, f"microsoft/swin-{size}-patch4-window7-224", architecture, params, "ImageNet-1k (Swin)", **facts
+    )
 
 
 AUGREG, ORIGINAL = "ImageNet-21k, then ImageNet-1k (AugReg)", "ImageNet-21k, then ImageNet-1k (the paper)"
@@ -242,6 +251,9 @@ KNOWN_MODELS = (
         size=384,
         options=ATTENTION_POOL,
     ),
+    _swin("swin-tiny", "tiny", "Swin-T", 28_288_354, 81.2),
+    _swin("swin-small", "small", "Swin-S", 49_606_258, 83.2),
+    _swin("swin-base", "base", "Swin-B", 87_768_224, 83.5),
 )
 MODELS_BY_NAME = {model.name: model for model in KNOWN_MODELS}
 

@@ -13,12 +13,12 @@ from vitrail.training.schedule import Cosine
 MAX_SMALL_SIDE = 64  # pixels: up to this side, a ResNet gets a small stem and images are not cropped
 
 
-def configure_init(facts: Facts, size: tuple[int, int] | None = None) -> TokenConfig:
+def configure_init(facts: Facts, size: tuple[int, int] | None = None) -> ModelConfig:
     """Return the configuration of the initial checkpoint with this data's classes."""
     if facts.init is None:
         raise ValueError("this recipe fine-tunes: give the initial checkpoint, init=FILE")
-    init = facts.init.require_tokens("this recipe").with_classes(facts.classes)
-    return replace(init, image_size=size or init.image_size)
+    init = facts.init.with_classes(facts.classes)
+    return replace(init, image_size=size or init.image_size)  # type: ignore[call-arg]
 
 
 def configure_named(facts: Facts, **slots: Any) -> ModelConfig:

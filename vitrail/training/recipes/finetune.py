@@ -1,4 +1,4 @@
-"""Fine-tuning of a trained Vision Transformer on your own images. The default with --init.
+"""Fine-tuning of a trained model on your own images. The default with --init.
 
     vitrail train photos/ --init deit_tiny.safetensors
     vitrail train photos/ --init deit_tiny.safetensors --tune lora
@@ -62,7 +62,10 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     lr = facts.choose("lr", factor * 1e-3 * (batch / 32) ** 0.5, why)
     reach = f"in {total:,} steps the head moves as far as in {LONG_RUN:,}" if share < 1 else "a long run"
     head_scale = facts.choose("head_scale", choose_head_scale(share, factor), reach)
-    half = "the head needs features of complete images" if frozen else "a step takes little more than half of the time"
+    dropout, half = 0.5, "a step takes little more than half of the time"
+    if frozen or not model.has_tokens:
+        dropout = 0.0
+        half = "the head needs features of complete images" if frozen else f"{model.title} have no patch tokens"
     return Recipe(
         name="finetune",
         data=data,
@@ -71,10 +74,8 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         augment=(RandomResizedCrop(size, scale=(0.35, 1.0)), Flip()),
         objective=Classification(
             loss=facts.loss,
-            smoothing=0.0
-            if facts.several
-            else round(0.1 * share, 3),  # lowers the confidence, which is low after few steps
-            patch_dropout=facts.choose("patch_dropout", 0.0 if frozen else 0.5, half),
+            smoothing=0.0 if facts.several else round(0.1 * share, 3),  # lowers confidence, which few steps leave low
+            patch_dropout=facts.choose("patch_dropout", dropout, half),
         ),
         optimizer=AdamW(
             lr=lr,

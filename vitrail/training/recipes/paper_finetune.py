@@ -29,7 +29,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     like = "CIFAR" if facts.images >= CIFAR_SIZE else "VTAB" if facts.images in VTAB_SIZES else "Pets and Flowers"
     like = "ImageNet" if facts.images >= IMAGENET_SIZE else like
     steps, lr = TABLE_4[like]
-    init = configure_init(facts)
+    init = configure_init(facts).require_tokens("the recipe paper-finetune")
     side = {(24, 16): 512, (32, 14): 518}.get((init.size.depth, init.embed.stride), 384) if like == "ImageNet" else 384
     side = side // init.embed.stride * init.embed.stride  # 14 does not divide 384
     size = facts.choose("size", (side, side), f"the paper's for {like}")

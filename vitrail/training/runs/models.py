@@ -142,12 +142,13 @@ class TrainedModel:
             return None
         try:
             check_expressible("hf", recipe.model)
+            vit = model.require_tokens("PEFT's form")
         except ValueError as reason:
             return f"not written: {reason}"
         shutil.rmtree(directory, ignore_errors=True)  # left by a run that was killed after writing it
         write_adapter(
             directory,
-            model.require_tokens("PEFT's form"),
+            vit,
             base=recipe.init.removeprefix("hf://") if recipe.init else None,
             labels=self.setup.prepared.labels.names,
             preprocessing=recipe.preprocessing,
