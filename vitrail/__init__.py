@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
+    from vitrail.training.estimator import VitrailClassifier
     from vitrail.training.train import pretrain, resume, train
 
 _MODULES = {
     "Model": "vitrail.models.base",
     "ModelConfig": "vitrail.models.base",
     "Preprocessing": "vitrail.data.preprocessing",
+    "VitrailClassifier": "vitrail.training.estimator",
     "build": "vitrail.models.registry",
     "build_from": "vitrail.models.registry",
     "check": "vitrail.data.audit",
@@ -42,6 +44,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Preprocessing",
+    "VitrailClassifier",
     "__version__",
     "build",
     "build_from",

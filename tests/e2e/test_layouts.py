@@ -145,7 +145,10 @@ def test_labels_in_names_are_used_by_every_command(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["rows"][0]["method"] == "knn"
     assert main(["evaluate", "run", "--probe", "knn", *common]) == 0
     assert json.loads(capsys.readouterr().out)["data"]
-    assert main(["evaluate", "run", "photos", "--names", "nowhere", *pattern]) == 2
+    Path("names.csv").write_text("cat,dog\ndog,cat\n")  # the pattern stays that of training
+    assert main(["evaluate", "run", "photos", "--names", "names.csv", *common]) == 0
+    assert "cat is dog, dog is cat" in " ".join(json.loads(capsys.readouterr().out)["data"]["notes"])
+    assert "--names nowhere: no such file" in refused(capsys, "evaluate", "run", "photos", "--names", "nowhere")
 
 
 def test_a_model_without_names_shows_those_of_a_file(tmp_path, capsys):

@@ -25,7 +25,7 @@ from vitrail.nn.embed import Patches
 
 ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
 NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
-ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling")
+ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling", "window")
 PREPROCESSING_KEYS = ("mean", "std", "crop", "fit", "interpolation")
 
 
@@ -182,7 +182,8 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
         raise ValueError(f"{source.path}: {error}") from None
     if max(detection.config.image_size) > 65_536:
         raise source.error(f"image size must be at most 65536, got {detection.config.image_size}")
-    dtypes = {source.specs[name].dtype for name in detection.loaded}
+    constants = {name for entry in select_mappings(detection.table) if not entry.ours for name in entry.theirs}
+    dtypes = {source.specs[name].dtype for name in detection.loaded if name not in constants}
     if strange := [dtype for dtype in dtypes if not dtype.is_floating_point]:
         raise source.error(f"its weights are stored as {strange[0]}, not as floating-point numbers")
     for name, value in architecture.items():
@@ -244,7 +245,13 @@ def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[st
 
 def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parsed assumptions, from text or values: heads=6, gelu=tanh, size=224x224, mean=imagenet, crop=0.9…"""
-    parsers: dict[str, Callable[[Any], Any]] = {"heads": int, "channels": int, "eps": float, "crop": float}
+    parsers: dict[str, Callable[[Any], Any]] = {
+        "heads": int,
+        "channels": int,
+        "eps": float,
+        "crop": float,
+        "window": int,
+    }
     parsers |= {"size": _parse_size, "mean": _parse_numbers, "std": _parse_numbers, "resampling": lambda value: value}
     parsed: dict[str, Any] = {}
     for name, value in given.items():
@@ -261,7 +268,7 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"invalid value assume={{{name!r}: {given[name]!r}}}: see `vitrail describe --help`"
             ) from None
-    for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1}.items():
+    for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1, "window": 1_000}.items():
         if name in parsed and not 0 < parsed[name] <= most:
             raise ValueError(f"{name} must be above 0 and at most {most:,}, got {given[name]}")
     if 0 < parsed.get("crop", 1) < 0.01:

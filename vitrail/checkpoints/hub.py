@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints.io import FILES_BY_SAFETY, INDEX_FILES, WEIGHT_FILES
+from vitrail.checkpoints.io import INDEX_FILES, OPEN_CLIP_CONFIG, WEIGHT_FILES, list_folder, rank_weights
+from vitrail.checkpoints.known_models import describe_offline, find_local_model
 
 ADDRESS_PATTERN = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-CONFIG_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")
+CONFIG_FILES = ("config.json", "preprocessor_config.json", OPEN_CLIP_CONFIG, "README.md")
 CONNECTION_SECONDS = 10.0
 
 
@@ -35,9 +36,8 @@ def import_hub() -> Any:
 def choose_weights(files: Iterable[str]) -> str:
     """Return the weights among a repository's files, in the safest available format."""
     files = list(files)
-    for name in FILES_BY_SAFETY:
-        if name in files:
-            return name
+    if standard := rank_weights(files):
+        return standard[0]
     for suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"):
         found = [name for name in files if name.endswith(suffix) and "/" not in name]
         if len(found) == 1:
@@ -50,15 +50,18 @@ def choose_weights(files: Iterable[str]) -> str:
 def download_weights(address: str, revision: str | None = None) -> Path:
     """Download the weights of a repository and their settings to the Hub's cache, and return their path.
 
-    Without a connection, weights in the cache are used.
+    Without a revision, weights in the directory VITRAIL_MODELS come first; without a connection, those in the cache are used.
     """
     repo, revision = parse_address(address, revision)
+    local = find_local_model(repo) if revision is None else None
+    if local is not None:
+        return local
     library = import_hub()
     try:
         files = None if library.constants.HF_HUB_OFFLINE else list_files(library, repo, revision)
         if files is None:
             folder = find_cached(library, repo, revision)
-            weights = choose_weights(path.name for path in folder.iterdir() if path.is_file())
+            weights = choose_weights(list_folder(folder))
         else:
             weights = choose_weights(files)
             shards = weights.replace(".index.json", "").rpartition(".")
@@ -100,8 +103,8 @@ def find_cached(library: Any, repo: str, revision: str | None) -> Path:
         return home / "snapshots" / commit
     reason = "the Hub's offline mode is on (HF_HUB_OFFLINE)"
     if not library.constants.HF_HUB_OFFLINE:
-        reason = f"{library.constants.ENDPOINT} cannot be reached: check the network, or give a local file or directory"
-    raise FileNotFoundError(f"not in the cache, and {reason}")
+        reason = f"{library.constants.ENDPOINT} cannot be reached"
+    raise FileNotFoundError(f"not in the cache, and {reason}: {describe_offline(repo)}")
 
 
 def format_error(error: Exception) -> str:

@@ -28,6 +28,7 @@ COMMANDS = {
     "serve": "serve models over HTTP, with a web page",
     "inspect": "write attention maps, rollout, distances and other figures of a model",
     "report": "write the report page of a run, or compare several runs",
+    "models": "list public checkpoints that can be given by name",
     "describe": "describe a checkpoint, or the shapes and cost of an architecture",
     "convert": "convert a checkpoint to another project's format, and verify it",
     "push": "upload a model with its card to the Hugging Face Hub",
@@ -36,7 +37,7 @@ COMMANDS = {
 EPILOG = """\
 examples:
   vitrail check photos                            find defects in a folder
-  vitrail train photos --init deit_tiny.safetensors
+  vitrail train photos --init deit-tiny           fine-tune a public checkpoint; see `vitrail models`
   vitrail train fashion-mnist                     from scratch; see `vitrail recipes`
   vitrail describe B/16                           shapes and cost of ViT-B/16
   vitrail describe S/16 --size 160x224 --pool mean --registers 4

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from vitrail.checkpoints import TARGET_NAMES
 from vitrail.cli.describe import format_bytes
-from vitrail.cli.options import CommandParser, parse_assumptions, print_result
+from vitrail.cli.options import CHECKPOINT_HELP, CommandParser, parse_assumptions, print_result
 from vitrail.cli.text.progress import byte_progress
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail convert`."""
-    parser.add_argument("source", metavar="IN", help="checkpoint file or directory, or hf://owner/name")
+    parser.add_argument("source", metavar="IN", help=CHECKPOINT_HELP)
     parser.add_argument("out", metavar="OUT", help="output file; for hf a new directory")
     targets = f"target format: {', '.join(TARGET_NAMES)}"
     parser.add_option("--to FORMAT", targets, choices=TARGET_NAMES, required=True)

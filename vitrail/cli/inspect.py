@@ -185,13 +185,14 @@ def build_inspector(options: argparse.Namespace) -> "ModelInspector":
 def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[TokenModel, Preprocessing, str]":
     """Load a model on its device and at --size; return it with its preprocessing and its name."""
     from vitrail.analysis.record import find_vit
+    from vitrail.checkpoints.known_models import expand_name
     from vitrail.checkpoints.load import find_weights, load, require_preprocessing
     from vitrail.data.class_names import name_outputs
     from vitrail.training.distributed import pick_device
 
     device = pick_device(options.device)
     model = load(
-        path if path.startswith("hf://") else find_weights(path),
+        path if expand_name(path).startswith("hf://") else find_weights(path),
         assume=parse_assumptions(options),
         take=options.take,
         image_size=options.size,

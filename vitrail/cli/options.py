@@ -16,7 +16,7 @@ from vitrail.models.sizes import RESAMPLING_NAMES
 if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import InferenceOptions
 
-CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name"
+CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name, name of `vitrail models` (deit-tiny)"
 DATA_HELP = "folder, CSV or Parquet table, tar shards, or dataset name (digits)"
 
 
@@ -95,7 +95,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--batch-size N": ("images per batch", {"type": int}),
     "--workers N": ("processes that decode images", {"type": int}),
     "--save-seconds N": ("seconds between checkpoints", {"type": float}),
-    "--init FILE": ("checkpoint to start from: file, directory, hf://owner/name", {}),
+    "--init FILE": ("checkpoint to start from: file, directory, hf://owner/name, name of `vitrail models`", {}),
     "--licence TEXT": ("licence, as the Hugging Face Hub spells it: apache-2.0", {}),
     "--set NAME=VALUE": (
         "field of the recipe (repeatable): steps=50, optimizer.lr=3e-4, ema=EMA (on), ema=none",

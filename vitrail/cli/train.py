@@ -8,7 +8,7 @@ report.html, summary.json, metrics.jsonl and recipe.json.
 examples:
   vitrail train digits                                        a minute on a laptop
   vitrail train photos --init deit_tiny.safetensors           fine-tune on a folder
-  vitrail train photos --init hf://facebook/deit-tiny-patch16-224 --tune lora --epochs 10
+  vitrail train photos --init deit-tiny --tune lora --epochs 10
   vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
   vitrail train photos --teacher clip.safetensors --distil features   a teacher with other classes
@@ -64,7 +64,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
     group.add_shared("--size N|HxW", note="the recipe's")
     group.add_shared("--seed N")
     teacher = parser.add_group(teacher_title)
-    teacher.add_option("--teacher MODEL", "trained model to distil: file, run, directory, hf://owner/name")
+    teacher.add_option("--teacher MODEL", "trained model to distil: file, run, directory, hf://owner/name, deit-base")
     cache = "compute the teacher's outputs once per image, without augmentation, and keep them on disk: faster"
     teacher.add_option("--teacher-cache", cache)
     return group, teacher

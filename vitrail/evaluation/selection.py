@@ -141,10 +141,10 @@ def read_dataset(
     if request.split is not None or embedded:
         known = (trained or {}).get("fractions")
         fractions = None if known is None else (float(known[0]), float(known[1]), float(known[2]))
-    label_from, names = request.label_from, request.names
-    if label_from is None and names is None and trained and not isinstance(where, Dataset):
-        label_from, names = trained.get("label_from"), trained.get("names")
-    task, labels = TASKS[request.task], {"label_from": label_from, "names": names}
+    given = {"label_from": request.label_from, "names": request.names}
+    kept = {} if trained is None or isinstance(where, Dataset) else trained
+    labels = {name: kept.get(name) if value is None else value for name, value in given.items()}
+    task = TASKS[request.task]
     return load_dataset(where, fractions=fractions, multi_label=task, progress=progress, **labels)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.evaluation.probes import ProbeSettings, probe
@@ -265,6 +266,7 @@ def transfer(
         raise ValueError(f"no method given: use {', '.join(METHODS)}")
     start = time.monotonic()
     source = Data(data) if isinstance(data, str) else data
+    model = expand_name(model)
     model = model if model.startswith("hf://") else str(find_weights(model))
     directory = Path(out)
     earlier = read_earlier_table(directory)

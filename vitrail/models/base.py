@@ -8,16 +8,21 @@ B images, C channels, T tokens, D width, K classes, a grid of h×w cells.
 """
 
 import copy
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
+import vitrail
 from vitrail.nn.block import RecomputeModule
 from vitrail.nn.shape import EncoderShape, Grid
+from vitrail.utils.files import WEIGHT_SUFFIXES
 
 if TYPE_CHECKING:
     from vitrail.models.sizes import Size
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from vitrail.nn.resampling import Resampling
 
 State = dict[str, Tensor]
+HUB_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 class Unsupported(ValueError):
@@ -284,6 +290,34 @@ class Model(RecomputeModule, ABC):
     def lora_modules(self) -> list[nn.Linear]:
         """Return the matrices that low-rank adaptation (LoRA) adds to."""
         raise refuse(self.config, "tune='lora'", "use head, last-N or full")
+
+    # --- files and the Hub, in the words of the ecosystem ---
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | os.PathLike[str], **options: Any) -> Self:
+        """Load a model from a file, a directory, `hf://owner/name` or a name of `vitrail models`, as `vitrail.load` does.
+
+        `owner/name` is a repository on the Hub unless there is such a path. `options` are those of `vitrail.load`.
+        """
+        where = os.fspath(name_or_path)
+        if HUB_REPOSITORY.fullmatch(where) and not where.endswith(WEIGHT_SUFFIXES) and not os.path.exists(where):
+            where = f"hf://{where}"
+        model = vitrail.load(where, **options)
+        if not isinstance(model, cls):
+            raise ValueError(f"{where} is a {type(model).__name__}, not a {cls.__name__}: use vitrail.load")
+        return model
+
+    def save_pretrained(self, directory: str | os.PathLike[str], **card: Any) -> None:
+        """Save the model as `model.safetensors` in a directory, as `vitrail.save` does; `from_pretrained` reads it."""
+        folder = Path(directory)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file: give a directory, or use vitrail.save")
+        folder.mkdir(parents=True, exist_ok=True)
+        vitrail.save(self, folder / "model.safetensors", **card)
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:
+        """Upload the model with its card to `owner/name` on the Hub, as `vitrail.push` does; return the commit's address."""
+        return vitrail.push(self, repo, **options)
 
     # --- other forms of the same model ---
 

@@ -6,14 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 
+from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.file_names import preview_labels
 from vitrail.data.sources.objects import PREFIX, describe_object
+from vitrail.data.transforms.augment import AugmentSlot
+from vitrail.data.transforms.pipeline import CROP_TYPES
+from vitrail.data.transforms.user import UserFunction, bind_transforms, describe_transform, list_functions
 from vitrail.models.base import image_sides
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import PRETRAINING
@@ -34,6 +38,8 @@ RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # o
 SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "distil")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
 FROM_CHECKPOINT = ("finetune", "paper-finetune", *METHODS)
+
+Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
 
 
 class Connected(TypedDict):
@@ -66,6 +72,7 @@ def train(
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
+    augment: Augment | None = None,
     fractions: tuple[float, float, float] | None = None,
     task: Literal["auto", "single", "multi"] | None = None,
     balance: Literal["none", "weights", "sampling"] | None = None,
@@ -88,12 +95,14 @@ def train(
     Face, a list of (image, label), (images, labels) as arrays, a table, a dict of splits; or a `Data`. `fractions`, `task`,
     `balance`, `per_class`, `allow_class_mismatch`, `quarantine`, `label_from` and `names` are fields of `Data`.
 
-    `init` is the initial checkpoint; `recipe` a name, a recipe.json or a Recipe (by default `finetune` with a checkpoint,
-    `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to learn from, `distil` how (hard, soft,
-    features, tokens); with `teacher_cache` its outputs are computed once for each image. A named recipe adapts to `model`
-    ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"), `epochs` or `steps`, `batch_size`
-    and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"]. Training stops after `patience`
-    validations without improvement. `device` and `workers` are fields of `machine`.
+    `init` is the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name, a recipe.json or a Recipe (by
+    default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to
+    learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each
+    image. A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head",
+    "lora"), `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4",
+    "ema=none"]. Training stops after `patience` validations without improvement. `augment` is a function of one image (of
+    torchvision, albumentations or your own) in place of the recipe's steps after the crop, or a list of functions and steps
+    in place of all. `device` and `workers` are fields of `machine`.
     """
     name = os.fspath(recipe) if isinstance(recipe, str) and not recipe.endswith(".json") else None
     if name is not None:
@@ -111,7 +120,7 @@ def train(
     overrides |= {"lr": lr, "precision": precision, "seed": seed}
     overrides |= {"width": width, "depth": depth, "patch_dropout": patch_dropout}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
-    choice = RecipeChoice(name, given, *source, optional_path(init), taught, distil, overrides, settings)
+    choice = RecipeChoice(name, given, *source, optional_path(init), taught, distil, overrides, settings, augment)
     connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
     return start_run(choice, out, change_machine(machine, device, workers), connected)
 
@@ -134,6 +143,7 @@ def pretrain(
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
+    augment: Augment | None = None,
     fractions: tuple[float, float, float] | None = None,
     quarantine: str | os.PathLike[str] | None = None,
     label_from: str | None = None,
@@ -176,7 +186,7 @@ def pretrain(
     overrides = {"model": model, "size": size, "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr}
     overrides |= {"precision": precision, "seed": seed}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
-    choice = RecipeChoice(name, given, *source, optional_path(init), taught, None, overrides, settings)
+    choice = RecipeChoice(name, given, *source, optional_path(init), taught, None, overrides, settings, augment)
     connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
     return start_run(choice, out, change_machine(machine, device, workers), connected)
 
@@ -225,6 +235,11 @@ class RecipeChoice:
     distil: str | None
     overrides: Mapping[str, Any]
     settings: Sequence[str]
+    augment: Augment | None = None
+
+    def __post_init__(self) -> None:
+        if self.init is not None:  # the recipe records the address, not the name
+            object.__setattr__(self, "init", expand_name(self.init))
 
     def build(self, facts: Facts, team: Team) -> Recipe:
         """Return the recipe for data with these facts."""
@@ -242,7 +257,21 @@ class RecipeChoice:
                 recipe = replace(recipe, precision=facts.choose("precision", best, "fast on this GPU"))
         if self.teacher is not None and (self.given is not None or recipe.teacher is None):
             recipe = with_teacher(recipe, self.teacher, self.distil)
+        if self.augment is not None:
+            recipe = with_augment(recipe, self.augment)
         return with_settings(recipe, self.settings)
+
+
+def with_augment(recipe: Recipe, augment: Augment) -> Recipe:
+    """Return a recipe with another augmentation: a function in place of all steps after the crop, or a sequence of steps."""
+    if recipe.views is not None:
+        raise ValueError(f"the recipe {recipe.name} makes several crops of each image: augment= is for one")
+    crop = [step for step in recipe.augment if isinstance(step, CROP_TYPES)]
+    steps = [*crop, augment] if not isinstance(augment, Sequence) or callable(augment) else augment
+    slots = [describe_transform(step) if callable(step) else step for step in steps]
+    if strange := [step for step in slots if not isinstance(step, get_args(AugmentSlot))]:
+        raise ValueError(f"augment takes functions and steps of vitrail, got {strange[0]!r}")
+    return replace(recipe, augment=tuple(slots))
 
 
 def start_run(
@@ -259,7 +288,7 @@ def start_run(
     with join_process_group(machine.device, machine.parallel) as team:
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a failure
         if restarted and (directory / "recipe.json").is_file():
-            return resume_run(directory, machine, team, connected, source=choice.source)
+            return resume_run(directory, machine, team, connected, source=choice.source, augment=choice.augment)
         if directory.exists() and not directory.is_dir():
             raise ValueError(f"{directory} is a file: give the name of a directory as out=")
         if directory.is_dir() and any(directory.iterdir()):
@@ -274,7 +303,9 @@ def start_run(
         if classes is not None and classes != present:
             counts = f"the recipe is for {classes} classes and {where} has {present}"
             raise ValueError(f"{counts}: settings=['model.classes={present}'], or use a named recipe")
-        setup = RunSetup(recipe, prepared, directory, machine, team, facts.chosen, **connected)
+        functions = list_functions(choice.augment)
+        setup = RunSetup(recipe, prepared, directory, machine, team, facts.chosen, **connected, functions=functions)
+        setup.check_functions()
         for line in describe_run(recipe, prepared, facts, directory):
             setup.note(line)
         return write_run_report(setup, Run(setup).start())
@@ -288,6 +319,7 @@ def resume(
     workers: int | None = None,
     changes: Mapping[str, Any] | None = None,
     accept_changes: bool = False,
+    augment: Augment | None = None,
     listeners: tuple[Listener, ...] = (),
     trackers: tuple[str, ...] = (),
     progress: ProgressCallback | None = None,
@@ -296,7 +328,7 @@ def resume(
 
     A run on a Python object needs the same object as `data`. The machine's settings are those of the start; `device`, `workers`
     and `changes` replace some of them: {"compile": True}. A recipe.json that was edited since is refused; `accept_changes`
-    continues with it.
+    continues with it. A run with functions as augmentation needs them again, in `augment`.
     """
     directory = Path(directory)
     for tracker in trackers:
@@ -307,7 +339,7 @@ def resume(
     machine = change_machine(replace(machine, **(changes or {})), device, workers)
     with join_process_group(machine.device, machine.parallel) as team:
         connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
-        return resume_run(directory, machine, team, connected, accept_changes, data)
+        return resume_run(directory, machine, team, connected, accept_changes, data, augment)
 
 
 def resume_run(
@@ -317,6 +349,7 @@ def resume_run(
     connected: Connected,
     accept_changes: bool = False,
     source: Any = None,
+    augment: Augment | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Resume a run on this team; return at once where it is finished."""
     if (directory / "summary.json").is_file():
@@ -329,12 +362,15 @@ def resume_run(
     recipe = read_recipe(directory / "recipe.json")
     changes = check_recipe(directory, recipe, accept_changes)
     check_labels(recipe)
+    functions = list_functions(augment)
+    bind_transforms(recipe.augment, functions)  # raises before the data is read
     if (source is None) == recipe.data.where.startswith(PREFIX):
         started = f"{directory} was started on {recipe.data.where}"
         needs = "give the same Python object, vitrail.resume(RUN, data=OBJECT)" if source is None else "leave out data"
         raise ValueError(f"{started}: {needs}")
     prepared = prepare_on_all(team, recipe.data, connected["progress"], source)
-    setup = RunSetup(recipe, prepared, directory, machine, team, **connected)
+    setup = RunSetup(recipe, prepared, directory, machine, team, **connected, functions=functions)
+    setup.check_functions()
     for change in changes:
         setup.note(f"the recipe changed: {change}")
     return write_run_report(setup, Run(setup).resume())
@@ -384,6 +420,7 @@ def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe:
             raise ValueError(f"{'distil=' if distil else 'teacher_cache='} needs a teacher: give teacher=MODEL")
         return None
     if teacher is not None:
+        teacher = expand_name(teacher)
         with inspect_checkpoint(find_weights(teacher)):
             settings = replace(settings, where=teacher) if settings is not None else Teacher(teacher)
     assert settings is not None

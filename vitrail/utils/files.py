@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
+WEIGHT_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # of files of weights, the safest first
 MIN_FREE_BYTES = 2**20  # with less, a failed write is blamed on the full disk
 STALE_SECONDS = 10.0  # a new temporary directory may not be locked yet
 

@@ -272,10 +272,8 @@ def list_limits(config: TokenConfig) -> Reasons:
     }
 
 
-def build_settings(
-    config: TokenConfig, class_names: tuple[str, ...] | None, pipeline: Preprocessing | None, dtype: str
-) -> dict[str, dict[str, Any]]:
-    """Return config.json, and preprocessor_config.json if the pipeline is known."""
+def build_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
+    """Return what config.json says of the model."""
     family, size = choose_family(config), config.size
     camel = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[family]
     body = "Model" if config.classes is None else "ForImageClassification"
@@ -305,8 +303,15 @@ def build_settings(
         settings["intermediate_size"] = size.mlp
         if isinstance(config.head, PreLogits):
             settings |= {"pooler_output_size": config.head.hidden or size.width, "pooler_act": "tanh"}
-    if config.classes is not None:
-        labels = class_names or tuple(f"LABEL_{i}" for i in range(config.classes))
+    return settings
+
+
+def build_files(
+    settings: dict[str, Any], classes: int | None, class_names: tuple[str, ...] | None, pipeline: Preprocessing | None
+) -> dict[str, dict[str, Any]]:
+    """Return config.json with the labels, and preprocessor_config.json if the pipeline is known."""
+    if classes is not None:
+        labels = class_names or tuple(f"LABEL_{i}" for i in range(classes))
         settings["id2label"] = {str(i): name for i, name in enumerate(labels)}
         settings["label2id"] = {name: i for i, name in enumerate(labels)}
     files = {"config.json": settings}

@@ -1,6 +1,7 @@
 """Inputs of a run, and the values that follow from them: batch size, augmentation, class weights, data loaders."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from vitrail.data.dataset import Images
 from vitrail.data.loader import Loader
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline
+from vitrail.data.transforms.user import BoundTransform, UserFunction, bind_transforms, check_transform
 from vitrail.training.distributed import Team
 from vitrail.training.logging import Listener, connect_tracker
 from vitrail.training.recipe import Machine, Recipe
@@ -34,6 +36,7 @@ class RunSetup:
     listeners: tuple[Listener, ...] = ()
     trackers: tuple[str, ...] = ()
     progress: ProgressCallback | None = None
+    functions: Sequence[UserFunction] = ()  # of the user, that the recipe's augmentation calls
 
     def note(self, text: str) -> None:
         """Send a line of text to the listeners of the main process."""
@@ -85,7 +88,20 @@ class RunSetup:
         recipe, pipeline = self.recipe, self.recipe.preprocessing
         if recipe.views is not None:
             return recipe.views.build_pipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
-        return TrainPipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
+        steps = bind_transforms(recipe.augment, self.functions)
+        return TrainPipeline(steps, pipeline.size, pipeline.channels, pipeline.turn)
+
+    def check_functions(self) -> None:
+        """Raise ValueError unless the recipe's augmentation has exactly the functions given, and they work."""
+        pipeline = self.augmentation() if self.recipe.views is None else None
+        steps = pipeline.steps if isinstance(pipeline, TrainPipeline) else ()
+        bound = [step for step in steps if isinstance(step, BoundTransform)]
+        if self.functions and not bound:
+            raise ValueError("the augmentation calls no function of yours: leave out augment")
+        if bound and self.recipe.objective.teacher_output == "maps":
+            raise ValueError("augment= moves pixels in an unknown way, and token labels must follow: leave it out")
+        for step in bound:
+            check_transform(step, self.recipe.preprocessing.size, self.recipe.preprocessing.channels)
 
     def normalise(self, pixels: Tensor) -> Any:
         """Return the uint8 pixels of a batch as the task takes them."""
