@@ -55,6 +55,24 @@ def test_layer_decay_is_applied_to_every_parameter() -> None:
     assert seen == set(expected)
 
 
+@pytest.mark.parametrize("optim", [SGD(lr=0.1, head_scale=4.0), AdamW(head_scale=4.0), Muon(head_scale=4.0)])
+def test_head_scale_is_applied_to_the_head_alone(optim: OptimizerSlot) -> None:
+    made = task()
+    names = {id(parameter): name for name, parameter in made.named_parameters()}
+    plain, scaled = (
+        {
+            names[id(parameter)]: group["lr"]
+            for optimizer in optim.build(made, parameter_rules(made, 0.5, scale))
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for scale in (1.0, optim.head_scale)
+    )
+    assert any(name.startswith("model.head.") for name in plain)
+    for name, lr in plain.items():
+        assert scaled[name] == pytest.approx(lr * (4 if name.startswith("model.head.") else 1)), name
+
+
 def test_no_decay_for_norms_biases_positions_and_tokens() -> None:
     made = task(registers=2, layer_scale=0.1, prefix="class", pool="map")
     given = parameter_rules(made, 1.0)
@@ -155,7 +173,8 @@ def test_every_optimiser_overfits_a_batch(optim: OptimizerSlot) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("lr", 0.0), ("lr", -1.0), ("weight_decay", -1.0), ("clip", 0.0), ("layer_decay", 0.0)]
+    ("name", "value"),
+    [("lr", 0.0), ("lr", -1.0), ("weight_decay", -1.0), ("clip", 0.0), ("layer_decay", 0.0), ("head_scale", 0.0)],
 )
 def test_invalid_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=r"."):

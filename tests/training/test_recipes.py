@@ -12,6 +12,7 @@ import pytest
 import vitrail
 from vitrail.data.transforms.augment import Flip, RandomResizedCrop
 from vitrail.models.vit_config import RESAMPLINGS
+from vitrail.objectives.classification import Classification
 from vitrail.objectives.token_labelling import TokenLabelling
 from vitrail.training.optim import SGD, AdamW, Muon
 from vitrail.training.recipe import Data, Facts, Recipe, Teacher, read_recipe, with_settings, write_recipe
@@ -83,6 +84,51 @@ def test_paper_finetune_is_table_4(images: int, steps: int) -> None:
     assert (found.batch_size, found.steps, found.model.image_size) == (512, steps, (384, 384))
     rates = (0.003, 0.01, 0.03, 0.06) if steps == 20_000 else (0.001, 0.003, 0.01, 0.03)
     assert found.optimizer.lr in rates
+
+
+def fine_tune(**overrides: object) -> tuple[AdamW, Classification, Facts]:
+    """Return the optimiser and the objective of a fine-tune of 800 images with these overrides, and its facts."""
+    given = checkpoint(images=800, classes=10, overrides=overrides)
+    found = recipe("finetune", given)
+    assert isinstance(found.optimizer, AdamW)
+    assert isinstance(found.objective, Classification)
+    return found.optimizer, found.objective, given
+
+
+@pytest.mark.parametrize(
+    ("length", "head_scale", "smoothing"),
+    [
+        ({}, 1.0, 0.1),  # 20 epochs of 25 steps
+        ({"steps": 5_000}, 1.0, 0.1),
+        ({"steps": 250}, 2.0, 0.05),
+        ({"epochs": 10.0}, 2.0, 0.05),
+        ({"steps": 125}, 4.0, 0.025),
+        ({"steps": 125, "batch_size": 128}, 2.0, 0.05),  # the learning rate is twice as high
+        ({"steps": 50}, 10.0, 0.01),
+        ({"steps": 1}, 16.0, 0.0),
+    ],
+)
+def test_short_fine_tunes_move_the_head_as_far_as_long_ones(
+    length: dict[str, object], head_scale: float, smoothing: float
+) -> None:
+    optimizer, objective, given = fine_tune(**length)
+    assert (optimizer.head_scale, objective.smoothing) == (head_scale, smoothing)
+    line = next(line for line in given.chosen if line.startswith("head scale"))
+    assert ("as far as in 500" in line) == (head_scale > 1)
+
+
+def test_fine_tunes_change_smoothly_with_the_number_of_steps() -> None:
+    scales = [fine_tune(steps=steps)[0].head_scale for steps in range(1, 700, 3)]
+    assert scales == sorted(scales, reverse=True)
+    assert scales[-1] == 1.0
+    products = [scale * steps for scale, steps in zip(scales, range(1, 700, 3), strict=True) if 32 <= steps <= 500]
+    assert products == pytest.approx([500] * len(products), rel=0.01)
+
+
+@pytest.mark.parametrize(("tune", "head_scale"), [("full", 10.0), ("last-2", 10.0), ("lora", 3.33), ("head", 3.33)])
+def test_a_higher_learning_rate_of_all_parameters_counts_for_the_head(tune: str, head_scale: float) -> None:
+    assert fine_tune(steps=50, tune=tune)[0].head_scale == head_scale
+    assert fine_tune(tune=tune)[0].head_scale == 1.0
 
 
 def test_overrides_come_first_and_reasons_are_given() -> None:

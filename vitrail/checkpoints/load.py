@@ -21,7 +21,7 @@ from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.checkpoints.known_models import check_known, expand_name
 from vitrail.data.preprocessing import PIL_MODES, Preprocessing
 from vitrail.models.adapt import KEEP, with_channels, with_classes, with_size
-from vitrail.models.base import Model, ModelConfig, State, image_sides
+from vitrail.models.base import Model, ModelConfig, State, image_sides, remove_calibration
 from vitrail.models.registry import lay_out
 
 MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
@@ -141,20 +141,20 @@ def adapt_state(
     channels: int | None = None,
 ) -> tuple[CheckpointContract, State]:
     """Return a contract and its tensors for other classes, another image size or other channels."""
-    config, labels, pipeline = contract.config, contract.labels, contract.preprocessing
+    config, labels, pipeline, card = contract.config, contract.labels, contract.preprocessing, contract.card
     for name, number in (("classes", classes), ("image size", image_size), ("channels", channels)):
         if number is not KEEP and number is not None and max(image_sides(number)) > MAX_CONFIG_VALUE:
             raise ValueError(f"{name} must be at most {MAX_CONFIG_VALUE:,}, got {number}")
     if classes is not KEEP and classes != config.classes:
         config, state = with_classes(config, state, classes)
-        labels = None
+        labels, card = None, remove_calibration(card)
     if image_size is not None and image_sides(image_size) != config.image_size:
         config, state = with_size(config, state, image_sides(image_size))
         pipeline = None if pipeline is None else pipeline.with_size(config.image_size)
     if channels is not None and channels != config.channels:
         config, state = with_channels(config, state, channels)
         pipeline = None if pipeline is None else pipeline.with_channels(channels)
-    return replace(contract, config=config, labels=labels, preprocessing=pipeline), state
+    return replace(contract, config=config, labels=labels, preprocessing=pipeline, card=card), state
 
 
 def merge_adapter(contract: CheckpointContract, state: State, folder: str | Path) -> tuple[CheckpointContract, State]:
@@ -176,8 +176,9 @@ def merge_adapter(contract: CheckpointContract, state: State, folder: str | Path
     if adapter.labels is not None and len(adapter.labels) != contract.config.classes:
         raise ValueError(f"{folder} has {len(adapter.labels)} labels for {contract.config.classes} classes")
     labels = adapter.labels if adapter.head else contract.labels  # a new head has other classes
-    pipeline = adapter.preprocessing or contract.preprocessing
-    return replace(contract, labels=labels, preprocessing=pipeline), state
+    pipeline, card = adapter.preprocessing or contract.preprocessing, contract.card
+    card = remove_calibration(card) if adapter.head else card
+    return replace(contract, labels=labels, preprocessing=pipeline, card=card), state
 
 
 def save(

@@ -6,6 +6,7 @@ The docstring of a command's module is its help: the description, then the examp
 import argparse
 import os
 import sys
+import time
 from importlib import import_module
 
 import vitrail
@@ -88,14 +89,16 @@ def list_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code. A user error prints one line and returns 2, a full disk 1, Ctrl-C 130."""
+    """Run a command and return its exit code: after an error 2, for a full disk or lost processes 1, after Ctrl-C 130."""
     for name in ("stdout", "stderr"):  # a daemon may have closed them; a terminal may lack some characters
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    started = time.monotonic()
     options = build_parser().parse_args(arguments)
+    options.started = started
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return options.run(options)
@@ -106,10 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
         clear_progress()
         if options.traceback or os.environ.get("VITRAIL_TRACEBACK"):
             raise
-        from vitrail.utils.files import DiskFullError
-
         print(f"vitrail {options.command}: {spell_options(str(error), options.flags)}", file=sys.stderr)
-        return 1 if isinstance(error, DiskFullError) else 2
+        return getattr(error, "exit_code", 2)  # 1 where the machine is at fault, not the user
     except KeyboardInterrupt:
         clear_progress()
         print(f"vitrail {options.command}: interrupted", file=sys.stderr)

@@ -20,6 +20,7 @@ examples:
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,18 @@ DATA_OPTIONS += ("label_from", "names")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
-NEW_RUN_OPTIONS = (*OVERRIDES, *TEACHER_OPTIONS, *DATA_OPTIONS, "data", "method", "init", "recipe", "out", "set")
+NEW_RUN_OPTIONS = (
+    *OVERRIDES,
+    *TEACHER_OPTIONS,
+    *DATA_OPTIONS,
+    "data",
+    "method",
+    "init",
+    "recipe",
+    "out",
+    "set",
+    "minutes",
+)
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -58,6 +70,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
     group = parser.add_group("overrides of the recipe")
     group.add_option("--epochs N", "epochs of training", float)
     group.add_option("--steps N", "steps of training, instead of epochs", int)
+    group.add_option("--minutes N", "time for the whole command: as many steps as fit, by measuring some", float)
     group.add_option("--batch-size N", "batch size over all processes; lr is scaled with it", int)
     group.add_option("--lr LR", "peak learning rate", float)
     group.add_option("--model NAME", "model for training from scratch: Ti/16, S/16, B/32 …")
@@ -154,14 +167,16 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
                 out=options.out,
                 settings=[*options.set, *settings],
                 **given_options(options, OVERRIDES),
+                minutes=options.minutes and options.minutes - (time.monotonic() - options.started) / 60,
                 machine=Machine(**machine),
                 **more,
                 **connected,
             )
     except Stopped as stopped:
-        command = f"vitrail {options.command} --resume {options.resume or stopped.run}"
+        fewer = "" if stopped.workers is None else f" --workers {stopped.workers}"
+        command = f"vitrail {options.command} --resume {options.resume or stopped.run}{fewer}"
         display.print_line(f"{stopped}. Continue with: {command}")
-        return 128 + stopped.number
+        return stopped.exit_code
     display.clear()
     if is_main and (options.json or not options.quiet):
         print_result(options, summary, [format_outcome(summary, directory)])

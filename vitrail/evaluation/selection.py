@@ -142,8 +142,8 @@ def read_dataset(
         known = (trained or {}).get("fractions")
         fractions = None if known is None else (float(known[0]), float(known[1]), float(known[2]))
     given = {"label_from": request.label_from, "names": request.names}
-    kept = {} if trained is None or isinstance(where, Dataset) else trained
-    labels = {name: kept.get(name) if value is None else value for name, value in given.items()}
+    known = {} if isinstance(where, Dataset) else trained or {}
+    labels = {name: known.get(name) if value is None else value for name, value in given.items()}
     task = TASKS[request.task]
     return load_dataset(where, fractions=fractions, multi_label=task, progress=progress, **labels)
 

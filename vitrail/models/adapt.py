@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitrail.models.base import Model, ModelConfig, State, TokenConfig
+from vitrail.models.base import Model, ModelConfig, State, TokenConfig, is_classifier, remove_calibration
 from vitrail.models.registry import build_from, lay_out
 from vitrail.nn.head import Linear, Projection
 from vitrail.nn.position import AddedPositionEmbedding, Learned1D, SinCos2D, Sinusoid1D
@@ -29,7 +29,7 @@ def with_classes(config: ModelConfig, state: State, classes: int | None) -> tupl
     tensors: State = {}
     for name, like in wanted.items():
         old = state.get(name)
-        last = name.startswith("head.") and not name.startswith("head.pre_logits")
+        last = is_classifier(name)
         keep = old is not None and old.shape == like.shape and not last
         tensors[name] = old if keep and old is not None else one.new_zeros(like.shape)
         assert keep or last, name
@@ -85,8 +85,10 @@ def adapt_model(
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:  # not stored: an empty buffer that holds the device and the precision
                 module.register_buffer(name, like.new_empty(buffer.shape), persistent=False)
-    adapted.labels = model.labels if config.classes == model.config.classes else None
-    adapted.preprocessing, adapted.card = model.preprocessing, dict(model.card)
+    keeps_head = config.classes == model.config.classes
+    adapted.labels = model.labels if keeps_head else None
+    adapted.preprocessing = model.preprocessing
+    adapted.card = dict(model.card) if keeps_head else remove_calibration(model.card)
     return adapted.train(model.training)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 import vitrail
@@ -198,6 +199,16 @@ class Layer(NamedTuple):
     module: nn.Module
 
 
+def is_classifier(name: str) -> bool:
+    """Return whether a parameter of this name turns features into logits: it belongs to the head, but not to pre-logits."""
+    return name.startswith("head.") and not name.startswith("head.pre_logits")
+
+
+def remove_calibration(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the card of a model whose classifier was replaced: without the temperature that was in its weights."""
+    return {name: value for name, value in card.items() if name != "calibration"}
+
+
 class Model(RecomputeModule, ABC):
     """A model with its labels, preprocessing and card."""
 
@@ -234,6 +245,22 @@ class Model(RecomputeModule, ABC):
     def embed_images(self, images: Tensor) -> Tensor:
         """Return one feature vector per image, [B, feature_dim]: the flattened pre-logits."""
         return self.compute_pre_logits(images).flatten(1)
+
+    @torch.no_grad()
+    def divide_logits(self, temperature: float) -> None:
+        """Divide the weights and biases of the classifier, and with them all logits, by a temperature."""
+        for name, parameter in self.named_parameters():
+            if is_classifier(name):
+                parameter.div_(temperature)
+
+    @torch.no_grad()
+    def set_classifier(self, weight: Tensor, bias: Tensor) -> None:
+        """Set the classifier to a linear function of `embed_images`: weight [K, feature_dim], bias [K]."""
+        modules = ((f"head.{name}", module) for name, module in self.head.named_modules())
+        layers = [module for name, module in modules if isinstance(module, nn.Linear) and is_classifier(name)]
+        for layer, part in zip(layers, weight.chunk(len(layers), 1), strict=True):  # two heads are averaged
+            layer.weight.copy_(len(layers) * part)
+            layer.bias.copy_(bias)
 
     def dense_logits(self, images: Tensor) -> Tensor:
         """Return logits at every cell of the last grid, [B, h, w, K]."""

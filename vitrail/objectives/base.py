@@ -100,6 +100,11 @@ class Objective:
         return False
 
     @property
+    def kept_patches(self) -> float:
+        """Fraction of the patches of an image that the model computes in a training step."""
+        return 1.0
+
+    @property
     def map_classes(self) -> int:
         """Classes kept of each cell of a teacher's cached score map."""
         raise NotImplementedError(f"{type(self).__name__} uses no score maps")

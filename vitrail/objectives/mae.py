@@ -49,6 +49,10 @@ class MAE(Objective):
     def __post_init__(self) -> None:
         check_fields(self, "> 0 and < 1", "mask, the fraction of hidden patches")
 
+    @property
+    def kept_patches(self) -> float:
+        return 1 - self.mask
+
     def count_visible(self, patches: int) -> int:
         """Return how many of so many patches are visible."""
         return int(patches * (1 - self.mask))

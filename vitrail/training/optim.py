@@ -36,16 +36,20 @@ ParameterRules = dict[str, ParameterRule]
 
 @dataclass(frozen=True)
 class Optim:
-    """Settings of all optimisers. `layer_decay` multiplies the learning rate once for each layer further from the head."""
+    """Settings of all optimisers. `layer_decay` multiplies the learning rate once for each layer further from the head.
+
+    `head_scale` multiplies that of the head, which is new where a trained model gets other classes.
+    """
 
     lr: float = 1e-3
     weight_decay: float = 0.0
     clip: float | None = 1.0  # maximum global norm of the gradient; None for no clipping
     layer_decay: float = 1.0
     decay_end: float | None = None  # weight decay at the end of the run, on a cosine; None for constant
+    head_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fields(self, "> 0", "lr")
+        check_fields(self, "> 0", "lr", "head_scale")
         check_fields(self, ">= 0", "weight_decay", "decay_end")
         check_fields(self, "> 0 and <= 1", "layer_decay")
         if self.clip is not None and not self.clip > 0:
@@ -155,7 +159,7 @@ def set_weight_decay(optimizers: list[Optimizer], decay: float) -> None:
             group["weight_decay"] = decay if group["decays"] else 0.0
 
 
-def parameter_rules(task: nn.Module, layer_decay: float) -> ParameterRules:
+def parameter_rules(task: nn.Module, layer_decay: float, head_scale: float = 1.0) -> ParameterRules:
     """Return the rule of each parameter. Modules of the task besides `task.model` get the full learning rate."""
     model = task.model
     assert isinstance(model, Model)
@@ -166,11 +170,12 @@ def parameter_rules(task: nn.Module, layer_decay: float) -> ParameterRules:
         plain = (inside or name).replace("parametrizations.weight.original", "weight")
         distance = 0 if inside is None else top - model.layer_index(inside)
         decay = model.decays(plain, parameter)
+        head = inside is not None and inside.startswith("head.")
         # A filter of a few values (the first of a stem on grey images) is not treated as a matrix.
-        matrix = decay and inside is not None and not inside.startswith("head.") and parameter[0].numel() > 9
+        matrix = decay and inside is not None and not head and parameter[0].numel() > 9
         rules[name] = ParameterRule(
             decay=decay,
-            scale=layer_decay**distance,
+            scale=layer_decay**distance * (head_scale if head else 1.0),
             matrix=matrix,
             parts=3 if matrix and plain.endswith("msa.qkv.weight") else 1,
         )

@@ -78,15 +78,27 @@ class Recipe:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     accumulate: int = 1
     validate_every: float = 1.0  # epochs
+    validation_images: int | None = None  # held-out images of a validation of pretraining; None for at most 1,000
     patience: int | None = None  # validations without improvement before training stops
     keep: Literal["last", "best"] = "last"  # the weights that become the model
+    calibrate: Literal["temperature", "none"] = "temperature"  # scale the logits at the end, if it helps on validation
     skip_nonfinite: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("a recipe has either epochs or steps: set one, and the other to none")
-        check_fields(self, "> 0", "batch_size", "epochs", "steps", "accumulate", "patience", "validate_every")
+        check_fields(
+            self,
+            "> 0",
+            "batch_size",
+            "epochs",
+            "steps",
+            "accumulate",
+            "patience",
+            "validate_every",
+            "validation_images",
+        )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be from 0 to {2**31 - 1}, got {self.seed}")
         check_tune(self.tune)

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from vitrail.models.base import image_sides
 from vitrail.models.sizes import closest
 from vitrail.objectives.registry import PRETRAINING
 from vitrail.reports import write_report
+from vitrail.training.budget import fit_recipe
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import Listener, import_tracker
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, Teacher, method_of, read_recipe, with_settings
@@ -31,15 +33,15 @@ from vitrail.training.runs.record import check_recipe, read_run_record, read_sum
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunSetup
 from vitrail.training.runs.teaching import with_teacher
+from vitrail.training.runs.validation import describe_validation, limit_validation
 from vitrail.utils.json import dataclass_from_json
 from vitrail.utils.progress import ProgressCallback
 
 RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
 SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "distil")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
-FROM_CHECKPOINT = ("finetune", "paper-finetune", *METHODS)
-
 Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
+FROM_CHECKPOINT = ("finetune", "paper-finetune", *METHODS)
 
 
 class Connected(TypedDict):
@@ -72,6 +74,7 @@ def train(
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
+    minutes: float | None = None,
     augment: Augment | None = None,
     fractions: tuple[float, float, float] | None = None,
     task: Literal["auto", "single", "multi"] | None = None,
@@ -97,12 +100,13 @@ def train(
 
     `init` is the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name, a recipe.json or a Recipe (by
     default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to
-    learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each
-    image. A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head",
-    "lora"), `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4",
-    "ema=none"]. Training stops after `patience` validations without improvement. `augment` is a function of one image (of
-    torchvision, albumentations or your own) in place of the recipe's steps after the crop, or a list of functions and steps
-    in place of all. `device` and `workers` are fields of `machine`.
+    learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
+    A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"),
+    `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
+    With `minutes` a few steps are measured, and the recipe gets so many steps that the call ends after about that time.
+    Training stops after `patience` validations without improvement. `augment` is a function of one image (of torchvision,
+    albumentations or your own) in place of the recipe's steps after the crop, or a list of functions and steps in place of
+    all. `device` and `workers` are fields of `machine`.
     """
     name = os.fspath(recipe) if isinstance(recipe, str) and not recipe.endswith(".json") else None
     if name is not None:
@@ -120,7 +124,9 @@ def train(
     overrides |= {"lr": lr, "precision": precision, "seed": seed}
     overrides |= {"width": width, "depth": depth, "patch_dropout": patch_dropout}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
-    choice = RecipeChoice(name, given, *source, optional_path(init), taught, distil, overrides, settings, augment)
+    choice = RecipeChoice(
+        name, given, *source, optional_path(init), taught, distil, overrides, settings, augment, set_deadline(minutes)
+    )
     connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
     return start_run(choice, out, change_machine(machine, device, workers), connected)
 
@@ -143,6 +149,7 @@ def pretrain(
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
+    minutes: float | None = None,
     augment: Augment | None = None,
     fractions: tuple[float, float, float] | None = None,
     quarantine: str | os.PathLike[str] | None = None,
@@ -186,7 +193,9 @@ def pretrain(
     overrides = {"model": model, "size": size, "epochs": epochs, "steps": steps, "batch_size": batch_size, "lr": lr}
     overrides |= {"precision": precision, "seed": seed}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
-    choice = RecipeChoice(name, given, *source, optional_path(init), taught, None, overrides, settings, augment)
+    choice = RecipeChoice(
+        name, given, *source, optional_path(init), taught, None, overrides, settings, augment, set_deadline(minutes)
+    )
     connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
     return start_run(choice, out, change_machine(machine, device, workers), connected)
 
@@ -236,10 +245,38 @@ class RecipeChoice:
     overrides: Mapping[str, Any]
     settings: Sequence[str]
     augment: Augment | None = None
+    deadline: float | None = None  # by `time.monotonic()`
 
     def __post_init__(self) -> None:
         if self.init is not None:  # the recipe records the address, not the name
             object.__setattr__(self, "init", expand_name(self.init))
+
+    def choose(self, prepared: Prepared, machine: Machine, team: Team) -> tuple[Recipe, Facts]:
+        """Return the recipe for this data, within the time budget if there is one, and the choices made."""
+        fixed = frozenset(setting.partition("=")[0].strip() for setting in self.settings)
+        lengths = {"epochs", "steps"}
+        if self.deadline is not None:
+            if self.given is not None:
+                raise ValueError("minutes= is for named recipes: leave it out, or use settings=['steps=N']")
+            if both := lengths & {*fixed, *(name for name in lengths if self.overrides.get(name) is not None)}:
+                raise ValueError(f"minutes= and {min(both)}= are both given: give one of them")
+        measured = prepared.measure_facts()
+
+        def build(more: Mapping[str, Any]) -> tuple[Recipe, Facts]:
+            facts = replace(measured, overrides={}, chosen=[], used=set())
+            return replace(self, overrides={**self.overrides, **more}).build(facts, team), facts
+
+        if self.deadline is not None:
+            recipe, facts = fit_recipe(
+                build, prepared, machine, team, self.deadline, fixed, list_functions(self.augment)
+            )
+        else:
+            (asked, facts) = build({})
+            recipe = asked if self.given is not None else limit_validation(asked, prepared, fixed)
+            if recipe == asked:
+                return recipe, facts
+        facts.chosen.append(describe_validation(recipe, prepared))
+        return recipe, facts
 
     def build(self, facts: Facts, team: Team) -> Recipe:
         """Return the recipe for data with these facts."""
@@ -296,8 +333,7 @@ def start_run(
                 f"{directory} is not empty: give another name as out=, or use vitrail.resume({str(directory)!r})"
             )
         prepared = prepare_on_all(team, choice.data, connected["progress"], choice.source)
-        facts = prepared.measure_facts()
-        recipe = choice.build(facts, team)
+        recipe, facts = choice.choose(prepared, machine, team)
         check_labels(recipe)
         classes, present = recipe.model.classes, len(prepared.labels)
         if classes is not None and classes != present:
@@ -326,9 +362,9 @@ def resume(
 ) -> tuple[Path, dict[str, Any]]:
     """Resume a run that was stopped or killed; the weights are those of an uninterrupted run.
 
-    A run on a Python object needs the same object as `data`. The machine's settings are those of the start; `device`, `workers`
-    and `changes` replace some of them: {"compile": True}. A recipe.json that was edited since is refused; `accept_changes`
-    continues with it. A run with functions as augmentation needs them again, in `augment`.
+    A run on a Python object needs the same object as `data`, one with functions as augmentation needs them in `augment`. The
+    machine's settings are those of the start; `device`, `workers` and `changes` replace some of them: {"compile": True}. A
+    recipe.json that was edited since is refused; `accept_changes` continues with it.
     """
     directory = Path(directory)
     for tracker in trackers:
@@ -362,12 +398,12 @@ def resume_run(
     recipe = read_recipe(directory / "recipe.json")
     changes = check_recipe(directory, recipe, accept_changes)
     check_labels(recipe)
-    functions = list_functions(augment)
-    bind_transforms(recipe.augment, functions)  # raises before the data is read
     if (source is None) == recipe.data.where.startswith(PREFIX):
         started = f"{directory} was started on {recipe.data.where}"
         needs = "give the same Python object, vitrail.resume(RUN, data=OBJECT)" if source is None else "leave out data"
         raise ValueError(f"{started}: {needs}")
+    functions = list_functions(augment)
+    bind_transforms(recipe.augment, functions)  # raises before the data is read
     prepared = prepare_on_all(team, recipe.data, connected["progress"], source)
     setup = RunSetup(recipe, prepared, directory, machine, team, **connected, functions=functions)
     setup.check_functions()
@@ -410,6 +446,15 @@ def build_named_recipe(
     if unused := [option for option in options if overrides.get(option) is not None and option not in facts.used]:
         raise ValueError(f"the recipe {name} does not use {unused[0]}=: leave it out, or use settings=")
     return replace(recipe, init=init, **{k: overrides[k] for k in COMMON_OVERRIDES if overrides.get(k) is not None})
+
+
+def set_deadline(minutes: float | None) -> float | None:
+    """Return the time by `time.monotonic()` at which a run of so many minutes that starts now should end."""
+    if minutes is None:
+        return None
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes must be > 0, got {minutes:g}")
+    return time.monotonic() + 60 * minutes
 
 
 def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe: Recipe | None) -> Teacher | None:

@@ -19,6 +19,8 @@ STALE_SECONDS = 10.0  # a new temporary directory may not be locked yet
 class DiskFullError(OSError):
     """A file system without room for what is written to it."""
 
+    exit_code = 1
+
 
 @contextmanager
 def atomic_write(path: Path, nbytes: int = 0) -> Iterator[BinaryIO]:

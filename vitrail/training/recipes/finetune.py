@@ -6,6 +6,10 @@
 AdamW with a lower learning rate for each layer further from the head, a new head that starts at zero, random crops and flips. The
 number of epochs depends on the number of images. A head alone (--tune head) and LoRA (--tune lora) get three times the learning
 rate; a head alone gets no patch dropout.
+
+Runs of fewer than 500 steps of 32 images get a higher learning rate for the head and less label smoothing. With Adam each weight
+of the head moves by about the learning rate in a step: in few steps a head that starts at zero stays so small that predictions
+have a low confidence, and the layers below it get small gradients.
 Expected: DeiT-Ti on 800 photographs of clothing in ten classes: 85 % (80.9–88.4) of 341 (measured: docs/results.md).
 """
 
@@ -20,6 +24,25 @@ from vitrail.training.recipes.common import configure_init
 from vitrail.training.schedule import EMA, Cosine
 
 SMALL_DATA = 5_000  # training images up to which small batches and many epochs are better
+LONG_RUN = 500  # steps of 32 images from which on the head needs no help
+MAX_HEAD_SCALE = 16.0  # reached at 31 steps; not measured above
+
+
+def run_share(steps: int, batch: int) -> float:
+    """Return the distance that the head can move in a run as a fraction of that in a long one, from 0 to 1.
+
+    The distance is the learning rate, which is proportional to the root of the batch size, times the number of steps.
+    """
+    return min(1.0, steps * (batch / 32) ** 0.5 / LONG_RUN)
+
+
+def choose_head_scale(share: float, lr_factor: float = 1.0) -> float:
+    """Return the factor of the head's learning rate that lets it move as far as in a long run.
+
+    `lr_factor` is what the learning rate of all parameters has been multiplied by already. In 60 steps a head at 8 times the
+    learning rate has an accuracy of 84.9 % instead of 79.3 %, and a calibration error of 7 % instead of 55 % (docs/results.md).
+    """
+    return round(max(1.0, min(MAX_HEAD_SCALE, 1 / share) / lr_factor), 2)
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
@@ -35,7 +58,10 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     # differ from those of whole images.
     frozen, few = how == "head", how == "head" or how.startswith("lora")
     why = f"for this batch size and tune={how!r}" if few else "for this batch size, lower for each layer below the head"
-    lr = facts.choose("lr", (3e-3 if few else 1e-3) * (batch / 32) ** 0.5, why)
+    factor, share = 3.0 if few else 1.0, run_share(total, batch)
+    lr = facts.choose("lr", factor * 1e-3 * (batch / 32) ** 0.5, why)
+    reach = f"in {total:,} steps the head moves as far as in {LONG_RUN:,}" if share < 1 else "a long run"
+    head_scale = facts.choose("head_scale", choose_head_scale(share, factor), reach)
     half = "the head needs features of complete images" if frozen else "a step takes little more than half of the time"
     return Recipe(
         name="finetune",
@@ -45,10 +71,18 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         augment=(RandomResizedCrop(size, scale=(0.35, 1.0)), Flip()),
         objective=Classification(
             loss=facts.loss,
-            smoothing=0.0 if facts.several else 0.1,
+            smoothing=0.0
+            if facts.several
+            else round(0.1 * share, 3),  # lowers the confidence, which is low after few steps
             patch_dropout=facts.choose("patch_dropout", 0.0 if frozen else 0.5, half),
         ),
-        optimizer=AdamW(lr=lr, weight_decay=0.05, layer_decay=0.65 if how == "full" else 1.0, betas=(0.9, 0.98)),
+        optimizer=AdamW(
+            lr=lr,
+            weight_decay=0.05,
+            layer_decay=0.65 if how == "full" else 1.0,
+            betas=(0.9, 0.98),
+            head_scale=head_scale,
+        ),
         schedule=Cosine(warmup=max(1, total // 10)),
         batch_size=batch,
         **lasting,

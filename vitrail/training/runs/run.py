@@ -27,6 +27,7 @@ from vitrail.training.runs.record import (
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import LabelEvaluator
 from vitrail.training.runs.teaching import RunTeacher
+from vitrail.training.runs.validation import count_passes, count_training_passes
 from vitrail.training.trainer import Plan, Trainer
 from vitrail.utils.files import DiskFullError, disk_full_error, is_disk_full, stage_output
 
@@ -147,6 +148,7 @@ class Run:
         if self.teacher is not None:
             self.teacher.attach_outputs(loader)
         steps, per_epoch = recipe.total_steps(loader.steps_per_epoch), loader.steps_per_epoch
+        cost = count_passes(recipe, setup.prepared)
         task = self.build_task(model, steps)
         if machine.compile:
             compile_task(task)
@@ -161,6 +163,8 @@ class Run:
             patience=recipe.patience,
             skip_nonfinite=recipe.skip_nonfinite,
             score=self.evaluator.score,
+            validation_steps=cost.validation / (count_training_passes(recipe) * loader.batch_size),
+            ending=cost.ending / cost.validation,
         )
         trainer = Trainer(
             task=task,

@@ -14,6 +14,7 @@ from vitrail.data.loader import Loader
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline
 from vitrail.data.transforms.user import BoundTransform, UserFunction, bind_transforms, check_transform
+from vitrail.data.worker_pool import log
 from vitrail.training.distributed import Team
 from vitrail.training.logging import Listener, connect_tracker
 from vitrail.training.recipe import Machine, Recipe
@@ -136,6 +137,7 @@ class RunLoaders:
             weights="balanced" if recipe.data.balance == "sampling" else None,
             epochs=-(-recipe.total_steps(len(train) // batch) // (len(train) // batch)),
             progress=self._report_decoding,
+            fallback=False,  # the run stops after a checkpoint, to be resumed with fewer workers
         )
 
     def split(self, name: str) -> Loader:
@@ -164,6 +166,7 @@ class RunLoaders:
         if name not in self.loaders:
             team, options["seed"] = self.setup.team, self.setup.recipe.seed
             options |= {"rank": team.rank, "world_size": team.world_size, "workers": self._workers(images)}
+            options["report"] = self.setup.note if team.is_main else log.warning
             self.loaders[name] = Loader(images, None, pipeline, **options)
         return self.loaders[name]
 
