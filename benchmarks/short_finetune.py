@@ -124,8 +124,11 @@ def train_vitrail(folder: Path, steps: int, seed: int, options: argparse.Namespa
             str(folder),
             init=str(WEIGHTS),
             out=Path(out) / "run",
-            overrides={"steps": steps, "seed": seed, "batch_size": options.batch_size, "precision": options.precision}
-            | {"size": (options.size, options.size)},
+            steps=steps,
+            seed=seed,
+            batch_size=options.batch_size,
+            precision=options.precision,
+            size=options.size,
             settings=["validate_every=1000", *options.settings],
             machine=Machine(device="cpu", workers=0),
         )

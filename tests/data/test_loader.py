@@ -336,11 +336,11 @@ def test_killed_workers_are_replaced_once_and_no_batch_changes(photographs):
     kill_workers(loader)
     found = collected([first, *batches])
     assert equal(found, expected)
-    assert lines == [f"{KILLED}: replaced once; fewer --workers need less"]
+    assert lines == [f"{KILLED}: replaced once; fewer workers need less"]
     batches = loader.iter_epoch(1)
     next(batches)
     kill_workers(loader)
-    with pytest.raises(WorkersLost, match=f"^{KILLED}: use fewer --workers or a smaller image size$"):
+    with pytest.raises(WorkersLost, match=f"^{KILLED}: use fewer workers or a smaller image size$"):
         list(batches)
     assert len(lines) == 1
     loader.close()

@@ -159,7 +159,7 @@ def test_recomputing_gives_the_same_gradients():
 def test_tokens_are_refused_by_name():
     with pytest.raises(Unsupported, match="attention rollout does not support Swin Transformers"):
         build().require_tokens("attention rollout")
-    with pytest.raises(Unsupported, match="--dynamic-size does not support Swin Transformers"):
+    with pytest.raises(Unsupported, match="dynamic_size= does not support Swin Transformers"):
         build().config.check_any_size()
 
 

@@ -44,10 +44,10 @@ def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(tmp: Path, out: str, *listeners: Callable[[dict[str, Any]], None]) -> Path:
     settings = ["model.size.depth=1", "ema=EMA"]
-    overrides = {"steps": STEPS, "batch_size": 4}
+    overrides: dict[str, Any] = {"steps": STEPS, "batch_size": 4}
     machine = Machine(workers=2, save_seconds=1000)
     run, _ = vitrail.train(
-        str(tmp / "photos"), out=tmp / out, settings=settings, overrides=overrides, machine=machine, listeners=listeners
+        str(tmp / "photos"), out=tmp / out, settings=settings, **overrides, machine=machine, listeners=listeners
     )
     return run
 
@@ -75,7 +75,7 @@ class Killer:
 def test_one_death_changes_no_bit(tmp: Path, whole: Path) -> None:
     killer = Killer(7)
     run = train(tmp, "once", killer)
-    assert killer.notes == [f"{KILLED}: replaced once; fewer --workers need less"]
+    assert killer.notes == [f"{KILLED}: replaced once; fewer workers need less"]
     assert_same(run, whole)
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
@@ -83,10 +83,10 @@ def test_one_death_changes_no_bit(tmp: Path, whole: Path) -> None:
 def test_second_death_saves_and_the_resumed_run_changes_no_bit(tmp: Path, whole: Path) -> None:
     killer = Killer(3, 9)
     with pytest.raises(
-        Stopped, match=f"^{KILLED}: use fewer --workers or a smaller image size; checkpoint saved"
+        Stopped, match=f"^{KILLED}: use fewer workers or a smaller image size; checkpoint saved"
     ) as error:
         train(tmp, "twice", killer)
-    assert (error.value.exit_code, error.value.options) == (1, " --workers 1")
+    assert (error.value.exit_code, error.value.workers) == (1, 1)
     assert 9 <= newest(tmp / "twice") < STEPS
     assert not multiprocessing.active_children()
     run, _ = vitrail.resume(tmp / "twice", changes={"workers": 0})
@@ -128,7 +128,7 @@ def test_command_ends_with_one_line_and_the_command_that_resumes(tmp: Path) -> N
     lines = process.stderr.read().splitlines()
     assert process.returncode == 1
     assert lines[-1] == (
-        f"{KILLED}: use fewer --workers or a smaller image size; checkpoint saved in "
+        f"{KILLED}: use fewer workers or a smaller image size; checkpoint saved in "
         f"cli/checkpoints/step-{newest(tmp / 'cli'):08d}. Continue with: vitrail train --resume cli --workers 1"
     )
     assert sum(KILLED in line for line in lines) == 2

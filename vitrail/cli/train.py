@@ -173,7 +173,8 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
                 **connected,
             )
     except Stopped as stopped:
-        command = f"vitrail {options.command} --resume {options.resume or stopped.run}{stopped.options}"
+        fewer = "" if stopped.workers is None else f" --workers {stopped.workers}"
+        command = f"vitrail {options.command} --resume {options.resume or stopped.run}{fewer}"
         display.print_line(f"{stopped}. Continue with: {command}")
         return stopped.exit_code
     display.clear()

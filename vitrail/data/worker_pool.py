@@ -17,7 +17,7 @@ from vitrail.data.workers import BatchPreparer, BatchRequest, PreparedBatch
 GRACE_SECONDS = 30  # time for the parent process to save before a terminated worker exits
 MAX_DEATHS = 1  # of worker processes, after which a pool is not replaced again
 WORKER = "a process that prepares images"
-REMEDY = "use fewer --workers or a smaller image size"
+REMEDY = "use fewer workers or a smaller image size"
 log = logging.getLogger("vitrail.data")
 
 
@@ -83,7 +83,7 @@ class WorkerPool:
                 self._deaths += 1
                 cause = describe_death(code)
                 if self._deaths <= MAX_DEATHS:
-                    self._report(f"{cause}: replaced once; fewer --workers need less")
+                    self._report(f"{cause}: replaced once; fewer workers need less")
                 elif self._fallback and -code in (signal.SIGKILL, SIGBUS):  # a crash could end this process too
                     self._report(f"{cause}, again: this process prepares the images from now on")
                 else:

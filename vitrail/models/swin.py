@@ -129,7 +129,7 @@ class SwinConfig(ModelConfig):
 
     def check_any_size(self) -> None:
         raise Unsupported(
-            "--dynamic-size does not support Swin Transformers: their windows depend on the size, use --size"
+            "dynamic_size= does not support Swin Transformers: their windows depend on the size, use size="
         )
 
     def matches_option(self, name: str, value: Any) -> bool:

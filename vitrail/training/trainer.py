@@ -62,10 +62,10 @@ class Plan:
 class Stopped(Exception):
     """The run stopped before its end, after a checkpoint was saved: for a signal, or because worker processes died."""
 
-    def __init__(self, reason: str, checkpoint: Path, exit_code: int, options: str = "") -> None:
+    def __init__(self, reason: str, checkpoint: Path, exit_code: int, workers: int | None = None) -> None:
         super().__init__(f"{reason}; checkpoint saved in {checkpoint}")
         self.run, self.exit_code = checkpoint.parent.parent, exit_code
-        self.options = options  # to resume with
+        self.workers = workers  # to resume with, if fewer than before
 
 
 class Diverged(ValueError):
@@ -174,7 +174,7 @@ class Trainer:
         checkpoint = self.save()
         numbers, losses = zip(*self.team.gather_objects((self.signal_number or 0, self.lost)), strict=True)
         if lost := next(filter(None, losses), None):
-            raise Stopped(lost, checkpoint, 1, f" --workers {self.loader.workers // 2}")
+            raise Stopped(lost, checkpoint, 1, self.loader.workers // 2)
         number = max(numbers)
         raise Stopped(f"stopped by {signal.Signals(number).name}", checkpoint, 128 + number)
 
