@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import vitrail
 from vitrail.cli import main
@@ -43,5 +44,6 @@ def test_a_swin_run_is_evaluated_exported_and_predicted(
     images = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8).numpy()
     rows = [list(vitrail.predict(model, list(images))) for model in (run, tmp_path / "model.onnx")]
     assert [row.label for row in rows[0]] == [row.label for row in rows[1]]
-    assert main(["inspect", str(run), "--out", str(tmp_path / "figures")]) == 2
+    Image.fromarray(images[0]).save(tmp_path / "image.png")
+    assert main(["inspect", str(run), str(tmp_path / "image.png"), "--out", str(tmp_path / "figures")]) == 2
     assert "does not support Swin Transformers" in capsys.readouterr().err
