@@ -113,7 +113,7 @@ def test_name_stands_for_its_address_unless_there_is_such_a_file(tmp_path, monke
 )
 def test_unknown_name_suggests_the_closest(name, hint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=f"{name}: no such file, and no model of that name") as failure:
+    with pytest.raises(FileNotFoundError, match=f"{name}: no such file or model name") as failure:
         vitrail.load(name)
     assert hint in str(failure.value)
     assert "\n" not in str(failure.value)

@@ -21,7 +21,7 @@ from vitrail.data.transforms.pipeline import TrainPipeline
 from vitrail.data.worker_pool import WorkersLost
 
 COUNT = 37
-KILLED = "a process that prepares images was killed, probably out of memory"
+KILLED = "a data loading worker was killed, probably out of memory"
 
 
 class Files:
@@ -336,7 +336,7 @@ def test_killed_workers_are_replaced_once_and_no_batch_changes(photographs):
     kill_workers(loader)
     found = collected([first, *batches])
     assert equal(found, expected)
-    assert lines == [f"{KILLED}: replaced once; fewer workers need less"]
+    assert lines == [f"{KILLED}: started new workers; fewer need less memory"]
     batches = loader.iter_epoch(1)
     next(batches)
     kill_workers(loader)
@@ -369,7 +369,7 @@ def test_workers_that_crash_are_an_error_the_second_time(photographs):
     for _ in range(2):
         next(batches)
         kill_workers(loader, signal.SIGSEGV)
-    with pytest.raises(WorkersLost, match=r"^a process that prepares images crashed \(SIGSEGV\): use fewer"):
+    with pytest.raises(WorkersLost, match=r"^a data loading worker crashed \(SIGSEGV\): use fewer"):
         next(batches)
 
 

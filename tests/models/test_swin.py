@@ -10,7 +10,7 @@ from vitrail.models.base import Unsupported
 from vitrail.models.flops import count
 from vitrail.models.lora import tune
 from vitrail.models.registry import config_from_json, configure
-from vitrail.nn.window import MASKED, ShiftRule, SwinV2, join, partition, shift_mask
+from vitrail.nn.window import MASKED, ShiftRule, SwinV2, compute_shift_mask, join_windows, partition_windows
 from vitrail.utils.json import to_json
 
 SMALL = {"family": "swin", "width": 16, "depths": (2, 2), "heads": (1, 2), "window": 4, "classes": 5, "image_size": 32}
@@ -45,14 +45,14 @@ def test_cost_grows_linearly_with_the_pixels():
 
 def test_windows_join_to_the_grid():
     x = torch.randn(2, 8, 12, 3)
-    windows = partition(x, 4)
+    windows = partition_windows(x, 4)
     assert windows.shape == (2, 6, 16, 3)
     torch.testing.assert_close(windows[0, 1].view(4, 4, 3), x[0, :4, 4:8])
-    torch.testing.assert_close(join(windows, (8, 12), 4), x)
+    torch.testing.assert_close(join_windows(windows, (8, 12), 4), x)
 
 
 def test_rolled_neighbours_do_not_see_each_other():
-    mask = shift_mask((8, 8), 4, (2, 2), torch.zeros(1))
+    mask = compute_shift_mask((8, 8), 4, (2, 2), torch.zeros(1))
     assert not mask[0].any()  # the first window holds neighbours only
     assert set(mask[-1].unique().tolist()) == {MASKED, 0.0}
     assert (mask[-1] == 0).sum() == 4 * 4 * 4  # four regions of 2×2 tokens

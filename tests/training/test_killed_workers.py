@@ -22,7 +22,7 @@ from vitrail.training.recipe import Machine
 from vitrail.training.trainer import Stopped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
-KILLED = "a process that prepares images was killed, probably out of memory"
+KILLED = "a data loading worker was killed, probably out of memory"
 STEPS = 24
 OPTIONS = ("--steps", str(STEPS), "--batch-size", "4", "--set", "model.size.depth=1", "--set", "ema=EMA")
 
@@ -75,7 +75,7 @@ class Killer:
 def test_one_death_changes_no_bit(tmp: Path, whole: Path) -> None:
     killer = Killer(7)
     run = train(tmp, "once", killer)
-    assert killer.notes == [f"{KILLED}: replaced once; fewer workers need less"]
+    assert killer.notes == [f"{KILLED}: started new workers; fewer need less memory"]
     assert_same(run, whole)
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
@@ -151,7 +151,7 @@ def test_all_processes_save_and_stop_when_one_loses_its_workers(tmp: Path) -> No
     assert process.stderr is not None
     errors = process.stderr.read()
     assert process.returncode == 1
-    assert f"{KILLED}: replaced once" in errors
+    assert f"{KILLED}: started new workers" in errors
     assert re.search(f"{KILLED}: use fewer .* Continue with: vitrail train --resume two --workers 0", errors)
     assert len(list((tmp / "two" / "checkpoints" / f"step-{newest(tmp / 'two'):08d}").glob("*.distcp"))) == 2
 

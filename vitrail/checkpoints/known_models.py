@@ -270,7 +270,7 @@ def check_known(path: str) -> None:
         return
     near = get_close_matches(path.lower().replace("_", "-"), MODELS_BY_NAME, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise FileNotFoundError(f"{path}: no such file, and no model of that name: {hint}See vitrail models")
+    raise FileNotFoundError(f"{path}: no such file or model name: {hint}`vitrail models` lists the names")
 
 
 def find_local_model(repo: str) -> Path | None:

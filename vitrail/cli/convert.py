@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         classes=KEEP if options.classes is ... else options.classes,
         image_size=options.size,
         channels=options.channels,
-        labels=name_outputs(options.labels, None, "--labels") if options.labels else None,
+        labels=name_outputs(options.labels, None, "labels=") if options.labels else None,
         licence=options.licence,
         adapter=options.adapter,
         image_path=options.image or SAMPLE_IMAGE,

@@ -1,8 +1,8 @@
 """Describe a checkpoint, or the cost of an architecture before any weight exists.
 
-MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16") or a BiT ResNet ("R50x1"). The table has
-the shape, parameters, multiply-adds and bytes of each stage. Multiply-adds and activation bytes are for the whole batch, in
-32-bit floats; those of attention are for one image.
+MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16"), a BiT ResNet ("R50x1") or a Swin
+Transformer ("Swin-T", "SwinV2-B/16"). The table has the shape, parameters, multiply-adds and bytes of each stage.
+Multiply-adds and activation bytes are for the whole batch, in 32-bit floats; those of attention are for one image.
 
 FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name, a name of `vitrail models`). The
 report has its format and the evidence for it, the architecture, missing and unused tensors, the origin of labels and
@@ -40,7 +40,7 @@ SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail describe`: one for each slot of a model."""
-    models = 'architecture ("B/16", "R50+B/16", "R50x1"), or checkpoint: file, directory, hf://owner/name, deit-tiny'
+    models = 'architecture ("B/16", "R50+B/16", "R50x1", "Swin-T"), or checkpoint: file, directory, hf://owner/name, deit-tiny'
     parser.add_argument("model", metavar="MODEL|FILE", help=models)
     parser.add_shared("--size N|HxW", note="224", default=(224, 224))
     parser.add_option("--batch N", "images per batch [1]", int, default=1)
@@ -82,7 +82,7 @@ def is_checkpoint(name: str) -> bool:
         return False
     if name.startswith("hf://") or name.endswith(CHECKPOINT_SUFFIXES) or Path(name).exists():
         return True
-    return "-" in name and not name.startswith("BiT-")  # of `vitrail models`
+    return "-" in name and not name.startswith(("BiT-", "Swin"))  # of `vitrail models`
 
 
 def describe_checkpoint(options: argparse.Namespace) -> int:

@@ -164,7 +164,7 @@ def name_outputs(file: str | Path, outputs: int | None, option: str = "names=") 
     if names := find_output_names(file, outputs, option):
         return names
     expected = "the classes in order" if outputs is None else f"the {outputs:,} classes of the model in order"
-    raise ValueError(f"{option} {file} must list {expected}: one name per line, or a JSON list")
+    raise ValueError(f"{option}{str(file)!r} must list {expected}: one name per line, or a JSON list")
 
 
 def rename_classes(dataset: Dataset, file: str) -> Dataset:

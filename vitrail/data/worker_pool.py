@@ -16,7 +16,8 @@ from vitrail.data.workers import BatchPreparer, BatchRequest, PreparedBatch
 
 GRACE_SECONDS = 30  # time for the parent process to save before a terminated worker exits
 MAX_DEATHS = 1  # of worker processes, after which a pool is not replaced again
-WORKER = "a process that prepares images"
+WORKER = "a data loading worker"
+SIGKILL, SIGBUS = getattr(signal, "SIGKILL", 9), getattr(signal, "SIGBUS", None)  # Windows has neither
 REMEDY = "use fewer workers or a smaller image size"
 log = logging.getLogger("vitrail.data")
 
@@ -83,8 +84,8 @@ class WorkerPool:
                 self._deaths += 1
                 cause = describe_death(code)
                 if self._deaths <= MAX_DEATHS:
-                    self._report(f"{cause}: replaced once; fewer workers need less")
-                elif self._fallback and -code in (signal.SIGKILL, SIGBUS):  # a crash could end this process too
+                    self._report(f"{cause}: started new workers; fewer need less memory")
+                elif self._fallback and -code in (SIGKILL, SIGBUS):  # a crash could end this process too
                     self._report(f"{cause}, again: this process prepares the images from now on")
                 else:
                     raise WorkersLost(f"{cause}: {REMEDY}") from error
@@ -131,9 +132,6 @@ class WorkerPool:
         return code
 
 
-SIGBUS = getattr(signal, "SIGBUS", signal.SIGKILL)  # not on Windows
-
-
 def is_death(error: Exception) -> bool:
     """Return True if an error of a DataLoader is the death of a process, not an exception that was raised in it."""
     text = str(error)
@@ -143,9 +141,9 @@ def is_death(error: Exception) -> bool:
 
 def describe_death(code: int) -> str:
     """Return the likely cause of a death by its exit code, which is negative for a signal."""
-    if -code == SIGBUS != signal.SIGKILL:
+    if SIGBUS is not None and -code == SIGBUS:
         return f"{WORKER} was killed, probably for lack of shared memory (/dev/shm)"
-    if code in (0, -signal.SIGKILL):
+    if code in (0, -SIGKILL):
         return f"{WORKER} was killed, probably out of memory"
     try:
         how = signal.Signals(-code).name

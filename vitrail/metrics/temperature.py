@@ -1,8 +1,8 @@
 """Temperature scaling (Guo et al. 2017): one number that divides all logits, so that confidence agrees with accuracy.
 
 n images, K classes. The temperature T minimises the cross-entropy of the probabilities of logits / T. The accuracy does not
-change. As in Platt's method, one further image with a random class counts (for multi-label images: with every label half of the
-time), so that T has a finite value where all n predictions are correct.
+change. Targets are smoothed by 1/(n + 1) towards equal probabilities, similar to Platt's method, so that T is finite even if all
+n predictions are correct.
 
 T is kept only where it helps on images that it was not fitted on: by cross-validation over the images.
 """

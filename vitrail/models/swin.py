@@ -27,7 +27,7 @@ SWIN_SIZES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "B": (128, (2, 2, 18, 2), (4, 8, 16, 32)),
     "L": (192, (2, 2, 18, 2), (6, 12, 24, 48)),
 }
-WINDOWS = {SwinV1: 7, SwinV2: 8}  # of the smallest published models, for images of 32 windows
+WINDOWS = {SwinV1: 7, SwinV2: 8}  # default
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class SwinConfig(ModelConfig):
         if isinstance(self.block, SwinV2) and self.block.pretrained_windows is not None:
             stages["pretrained_windows"] = self.block.pretrained_windows
         if len({len(values) for values in stages.values()}) > 1 or not self.depths:
-            raise ValueError(f"every stage needs a depth, heads and a window, got {stages}")
+            lengths = ", ".join(f"{len(values)} {name}" for name, values in stages.items())
+            raise ValueError(f"every stage needs a depth, heads and a window, got {lengths}")
         for name, values in {"width": (self.width,), "patch": (self.patch,), **stages}.items():
             if min(values) < 1:
                 raise ValueError(f"{name} must be at least 1, got {min(values)}")
@@ -158,8 +159,15 @@ class Swin(Model):
         for stage, depth in enumerate(config.depths):
             for layer in range(depth):
                 rate = config.stochastic_depth * len(blocks) / max(1, config.depth - 1)
-                sizes = config.window_shape(stage), layer % 2 == 1, config.dropout, config.attention_dropout, rate
-                blocks.append(config.block.module(*sizes))
+                blocks.append(
+                    config.block.module(
+                        config.window_shape(stage),
+                        is_shifted=layer % 2 == 1,
+                        dropout=config.dropout,
+                        attention_dropout=config.attention_dropout,
+                        stochastic_depth=rate,
+                    )
+                )
         self.blocks = nn.ModuleList(blocks)
         widths = [config.width * 2**stage for stage in range(config.n_stages)]
         self.merges = nn.ModuleList(PatchMerging(w, config.eps, config.block.norm_first) for w in widths[:-1])
@@ -276,8 +284,8 @@ def configure_swin(
 ) -> SwinConfig:
     """Return the configuration of a Swin Transformer from its name, "Swin-T" or "SwinV2-B/16", or from its sizes.
 
-    The number after the slash is the window; images have 32 windows of patches per side by default (Swin v2: 256 pixels). A
-    window larger than the grid of a stage becomes as large as that grid.
+    The number after the slash is the window. By default, images have 32 × window pixels per side (Swin v2: 256). In a stage
+    whose grid is smaller than the window, the window is as large as the grid.
     """
     if name is not None:
         match = SWIN_NAME.fullmatch(name)

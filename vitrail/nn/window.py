@@ -46,12 +46,11 @@ ShiftedSides = Literal["side", "image", "configured"]
 
 @dataclass(frozen=True)
 class ShiftRule:
-    """How windows are shifted on grids that they do not fill, where projects differ.
+    """Rule for shifting windows on grids that they do not fill, where projects differ.
 
-    A window that covers a side of the grid needs no shift along it. That is decided for each `side` of the image at hand
-    (torchvision), for both sides of the `image` if one is covered (Microsoft, transformers), or for each side of the
-    `configured` image size (timm; transformers for Swin v2). A grid is padded to whole windows before or after the shift
-    (timm).
+    A side that one window covers is not shifted. `side`: each side of the actual image is tested (torchvision). `image`: if
+    one side is covered, neither is shifted (Microsoft, transformers). `configured`: each side of the configured image size
+    is tested (timm; transformers for Swin v2). With `pad_first=False` a grid is padded after the shift (timm).
     """
 
     sides: ShiftedSides = "image"
@@ -75,14 +74,14 @@ class ShiftRule:
 # --- the grid in windows ---
 
 
-def partition(x: Tensor, window: int) -> Tensor:
+def partition_windows(x: Tensor, window: int) -> Tensor:
     """Cut a grid [B, h, w, D], whose sides are multiples of the window, into windows [B, n, N, D]."""
     b, h, w, d = x.shape
     x = x.view(b, h // window, window, w // window, window, d)
     return x.transpose(2, 3).reshape(b, -1, window * window, d)
 
 
-def join(windows: Tensor, grid: Grid, window: int) -> Tensor:
+def join_windows(windows: Tensor, grid: Grid, window: int) -> Tensor:
     """Return the grid [B, h, w, D] of windows [B, n, N, D]."""
     h, w = grid
     b, d = windows.shape[0], windows.shape[-1]
@@ -90,7 +89,7 @@ def join(windows: Tensor, grid: Grid, window: int) -> Tensor:
     return x.transpose(2, 3).reshape(b, h, w, d)
 
 
-def offset_index(window: int, device: torch.device) -> Tensor:
+def compute_offset_index(window: int, device: torch.device) -> Tensor:
     """Return the row of each query-key offset in a table of (2M - 1)² offsets, in reading order: [N, N]."""
     token = torch.arange(window * window, device=device)
     y, x = token // window, token % window
@@ -99,17 +98,17 @@ def offset_index(window: int, device: torch.device) -> Tensor:
     return dy * (2 * window - 1) + dx
 
 
-def log_offsets(window: int, trained_window: int, device: torch.device | None = None) -> Tensor:
+def compute_log_offsets(window: int, trained_window: int, device: torch.device | None = None) -> Tensor:
     """Return the offsets of two tokens of a window on a logarithmic scale (Swin v2, equation 4), [(2M - 1)², 2].
 
-    An offset of 8 units is 1 after the logarithm to the base 8; the trained window is 8 units wide.
+    Offsets are scaled so that the largest one of the trained window is 8; then x becomes sign(x)·log2(1 + |x|) / log2(8).
     """
     line = torch.arange(1 - window, window, device=device, dtype=torch.float32) * (8 / max(1, trained_window - 1))
     line = line.sign() * (line.abs() + 1).log2() / 3
     return torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).flatten(0, 1)
 
 
-def shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Tensor:
+def compute_shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Tensor:
     """Return what is added to q·k in the windows of a rolled grid, [n, N, N]: 0 within a region, MASKED between two.
 
     Rolling brings the first rows and columns beside the last ones; they share a window but are not neighbours.
@@ -119,7 +118,7 @@ def shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Tensor:
         index = torch.arange(side, device=like.device)
         regions.append((index >= side - window).int() + (index >= side - moved).int() if moved else index * 0)
     region = 3 * regions[0][:, None] + regions[1][None, :]  # [h, w]
-    region = partition(region[None, :, :, None], window)[0, :, :, 0]  # [n, N]
+    region = partition_windows(region[None, :, :, None], window)[0, :, :, 0]  # [n, N]
     return (region[:, :, None] != region[:, None, :]).to(like.dtype) * MASKED
 
 
@@ -136,9 +135,9 @@ class WindowAttention(nn.Module):
         self.offsets = nn.Parameter(torch.empty((2 * shape.window - 1) ** 2, shape.heads))
         self.out = nn.Linear(shape.width, shape.width)
 
-    def bias(self) -> Tensor:
+    def compute_bias(self) -> Tensor:
         """Return the bias of every pair of tokens of a window, [H, N, N]."""
-        return self.offsets[offset_index(self.window, self.offsets.device)].permute(2, 0, 1)
+        return self.offsets[compute_offset_index(self.window, self.offsets.device)].permute(2, 0, 1)
 
     def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values per head, [B, n, H, N, d] each; queries are scaled."""
@@ -152,7 +151,7 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the attention of the tokens of each window [B, n, N, D] to each other; `mask`, [n, N, N], is added."""
         q, k, v = self.split_heads(self.project(x))
-        bias = self.bias()
+        bias = self.compute_bias()
         fold = (0, 1)  # windows beside images: [B·n, H, N, d]
         if mask is not None:
             bias = (bias + mask[:, None]).flatten(0, 1)  # [n·H, N, N]
@@ -188,12 +187,12 @@ class CosineWindowAttention(WindowAttention):
         scale = self.log_scale.clamp(max=MAX_LOG_SCALE).exp()[:, None, None]
         return (F.normalize(q, dim=-1) * scale).to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v
 
-    def bias(self) -> Tensor:
+    def compute_bias(self) -> Tensor:
         """Return 16 σ(MLP(offset)) with the offsets on a logarithmic scale (Swin v2, equation 4), [H, N, N]."""
         device = self.q_bias.device
-        offsets = log_offsets(self.window, self.pretrained_window, device)
+        offsets = compute_log_offsets(self.window, self.pretrained_window, device)
         table = self.bias_mlp(offsets.to(self.q_bias.dtype))
-        return 16 * table[offset_index(self.window, device)].permute(2, 0, 1).sigmoid()
+        return 16 * table[compute_offset_index(self.window, device)].permute(2, 0, 1).sigmoid()
 
 
 # --- layers ---
@@ -225,7 +224,9 @@ class WindowBlock(nn.Module):
         x = x.roll((-shift[0], -shift[1]), (1, 2)) if is_moved else x
         x = x if pad_first else F.pad(x, padding)
         grid = (x.shape[1], x.shape[2])
-        x = join(self.msa(partition(x, m), shift_mask(grid, m, shift, x) if is_moved else None), grid, m)
+        x = join_windows(
+            self.msa(partition_windows(x, m), compute_shift_mask(grid, m, shift, x) if is_moved else None), grid, m
+        )
         x = x if pad_first else x[:, :height, :width]
         x = x.roll(shift, (1, 2)) if is_moved else x
         return x[:, :height, :width]

@@ -28,7 +28,7 @@ from vitrail.checkpoints.keys import (
 )
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
 from vitrail.models.swin import SwinConfig, fit_windows
-from vitrail.nn.window import ShiftRule, SwinV1, SwinV2, WindowSlot, log_offsets, offset_index
+from vitrail.nn.window import ShiftRule, SwinV1, SwinV2, WindowSlot, compute_log_offsets, compute_offset_index
 
 COMPUTED = "computed from the size of the window"
 WINDOW_IN_NAME = re.compile(r"window(?P<first>\d+)(?:to(?P<last>\d+))?_(?P<size>\d+)(?:to(?P<larger>\d+))?")
@@ -119,7 +119,7 @@ def map_swin(config: SwinConfig, naming: SwinNaming, root: str = "") -> KeyTable
     for stage, depth in enumerate(config.depths):
         for layer in range(depth):
             ours, theirs = f"blocks.{number}", root + naming.block(stage, layer)
-            rules |= {f"{ours}.{name}": value for name, value in block_rules(config, naming, stage, theirs).items()}
+            rules |= {f"{ours}.{name}": value for name, value in map_block(config, naming, stage, theirs).items()}
             entries += map_shared_tensors(config, naming, stage, ours, f"{theirs}.{naming.attention}")
             number += 1
     for stage in range(config.n_stages - 1):
@@ -132,7 +132,7 @@ def map_swin(config: SwinConfig, naming: SwinNaming, root: str = "") -> KeyTable
     return [*map_tensors(naming.title, config, rules, *entries), *ignored]
 
 
-def block_rules(config: SwinConfig, naming: SwinNaming, stage: int, block: str) -> Rules:
+def map_block(config: SwinConfig, naming: SwinNaming, stage: int, block: str) -> Rules:
     """Return the rules of a layer, without its name on our side."""
     attention, (norm1, norm2), (fc1, fc2) = f"{block}.{naming.attention}", naming.norms, naming.mlp
     rules: Rules = {
@@ -166,17 +166,17 @@ def map_shared_tensors(
     """Yield the entries of torchvision's tensors that are not one of ours: computed ones, and the bias of q, k and v."""
     is_v2, window, width = isinstance(config.block, SwinV2), config.windows[stage], config.width * 2**stage
     if naming.has_index:
-        index = offset_index(window, torch.device("cpu")).flatten()
+        index = compute_offset_index(window, torch.device("cpu")).flatten()
         yield map_constant(f"{attention}.relative_position_index", index)
         if is_v2:
-            table = log_offsets(window, window).view(1, 2 * window - 1, 2 * window - 1, 2)
+            table = compute_log_offsets(window, window).view(1, 2 * window - 1, 2 * window - 1, 2)
             yield map_constant(f"{attention}.relative_coords_table", table)
     if is_v2 and naming.v2_biases is None:
 
         def read(theirs: list[Tensor]) -> list[Tensor]:
             q_bias, k_bias, v_bias = theirs[0].chunk(3)
             if k_bias.any():
-                raise ValueError(f"{attention}.qkv.bias has values for the keys: Swin v2 has none")
+                raise ValueError(f"{attention}.qkv.bias is not zero for the keys, which Swin v2 does not support")
             return [q_bias.contiguous(), v_bias.contiguous()]
 
         def write(biases: list[Tensor]) -> list[Tensor]:
@@ -191,7 +191,7 @@ def map_constant(theirs: str, value: Tensor) -> KeyMapping:
 
     def read(found: list[Tensor]) -> list[Tensor]:
         if not torch.allclose(found[0].double(), value.double(), atol=1e-5):
-            raise ValueError(f"{theirs} differs from what its window of tokens gives")
+            raise ValueError(f"{theirs} does not match its window: the file is damaged or modified")
         return []
 
     return KeyMapping((), (theirs,), TensorTransform(read, lambda _: [value.clone()]))
@@ -206,16 +206,15 @@ def build_table(config: SwinConfig, naming: SwinNaming) -> KeyTable:
     fitted = fit_windows(window, config.image_size, config.patch, config.n_stages)
     is_v2 = isinstance(config.block, SwinV2)
     has_one_window = naming is TORCHVISION or (naming is TRANSFORMERS and not is_v2)
-    reasons = {
-        "its stages have one window": has_one_window and set(windows) != {window},
-        "its windows follow from the image size": not has_one_window and windows != fitted,
-        "its biases are trained with its own windows": (
-            naming is TORCHVISION and is_v2 and getattr(config.block, "pretrained_windows", None) is not None
-        ),
-    }
-    if found := [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"{naming.title} cannot express this model: {'; '.join(found)}")
-    root = {1: "swin.", 2: "swinv2."}[1 + is_v2] if naming is TRANSFORMERS and config.classes is not None else ""
+    trained = getattr(config.block, "pretrained_windows", None)
+    if has_one_window and set(windows) != {window}:
+        raise ValueError(f"{naming.title} needs one window for all stages, got {windows}: use another format")
+    if not has_one_window and windows != fitted:
+        raise ValueError(f"{naming.title} needs the windows {fitted} at this size, got {windows}: use another format")
+    if naming is TORCHVISION and trained is not None:
+        raise ValueError(f"{naming.title} does not store pretrained_windows {trained}: use another format")
+    has_root = naming is TRANSFORMERS and config.classes is not None
+    root = ("swinv2." if is_v2 else "swin.") if has_root else ""
     return map_swin(config, naming, root)
 
 
@@ -269,7 +268,7 @@ def read_config(names: TensorNames, assumptions: Assumptions, naming: SwinNaming
     block: WindowSlot
     if version == 1:
         tables = [names.shape(f"{name}.relative_position_bias_table", 2) for name in attention]
-        windows = tuple(window_of_offsets(rows) for rows, _ in tables)
+        windows = tuple(infer_window(rows) for rows, _ in tables)
         heads, block = tuple(heads for _, heads in tables), SwinV1()
         default = (8 * patch * windows[0], 8 * patch * windows[0])
         size = assumptions.resolve("size", default, f"the published size for windows of {windows[0]}×{windows[0]}")
@@ -300,7 +299,7 @@ def read_config(names: TensorNames, assumptions: Assumptions, naming: SwinNaming
     )
 
 
-def window_of_offsets(rows: int) -> int:
+def infer_window(rows: int) -> int:
     """Return the window of a table with this number of offsets, (2M - 1)²."""
     side = math.isqrt(rows)
     if side * side != rows or side % 2 == 0:
@@ -363,12 +362,12 @@ TORCHVISION_SIZES = {
 }
 
 
-def _make_format(name: str, naming: SwinNaming, version: int, merge: int, roots: tuple[str, ...] = ("",)):
-    telling = "relative_position_bias_table" if version == 1 else "logit_scale"
+def _make_format(name: str, naming: SwinNaming, version: int, roots: tuple[str, ...] = ("",)):
+    marker = "relative_position_bias_table" if version == 1 else "logit_scale"
     required = (
         f"{naming.embed}.weight",
-        f"{naming.merge(merge)}.reduction.weight",
-        f"{naming.block(0, 0)}.{naming.attention}.{telling}",
+        f"{naming.merge(0)}.reduction.weight",
+        f"{naming.block(0, 0)}.{naming.attention}.{marker}",
     )
     return CheckpointFormat(
         f"{name} swin{'v2' if version == 2 else ''}",
@@ -385,7 +384,7 @@ def _make_format(name: str, naming: SwinNaming, version: int, merge: int, roots:
 
 TARGETS = {"timm": TIMM, "hf": TRANSFORMERS, "torchvision": TORCHVISION}  # by the names of conversion targets
 FORMATS = tuple(
-    _make_format(name, naming, version, 0, (f"{roots[version - 1]}", "") if roots else ("",))
+    _make_format(name, naming, version, (roots[version - 1], "") if roots else ("",))
     for name, naming, roots in (
         ("microsoft", MICROSOFT, None),
         ("timm", TIMM, None),

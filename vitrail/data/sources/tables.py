@@ -37,7 +37,7 @@ def read_frame(frame: Any, options: parts.ReadOptions) -> Dataset:
     image, label, split = (manifest.find_column(names, known) for known in columns)
     if image is None or (label is None and options.needs_labels):
         missing = "image (path or image)" if image is None else "label"
-        raise ValueError(f"the table has no column {missing}, got {', '.join(names) or 'none'}")
+        raise ValueError(f"the table has no column {missing}, got {', '.join(names) or 'none'}: rename one")
     images, source, reader = frame[frame.columns[image]].to_list(), describe_object(frame), LabelReader()
     rows = [f"row {row}" for row in range(len(images))]
     labels: list[Any] = [None] * len(images)
@@ -85,7 +85,7 @@ def read_hub_data(data: Any, options: parts.ReadOptions, read: ReadSource) -> Da
     label = find_label_feature(features, datasets.ClassLabel)
     if image is None or (label is None and options.needs_labels):
         missing = "Image" if image is None else "ClassLabel"
-        raise ValueError(f"the dataset has no column of the type {missing}, got {', '.join(features)}")
+        raise ValueError(f"the dataset has no column of type {missing}, got {', '.join(features)}: use cast_column")
     images = ColumnImages(plain.select_columns([image]).cast_column(image, datasets.Image(decode=False)), image)
     source, count = describe_object(data), len(data)
     if label is None:

@@ -201,8 +201,9 @@ def describe_missing(step: UserTransform, functions: Sequence[UserFunction]) -> 
     if not functions:
         return f"the augmentation calls {name}: give that function again, in Python, with augment="
     given = ", ".join(shorten(describe_transform(function).description, 60) for function in functions)
-    why = "the function changed" if given == name else f"augment={given} is another one"
-    return f"the augmentation of the start calls {name}, and {why}: give the same function"
+    if given == name:
+        return f"{name} has changed since the run was started: give the same function"
+    return f"augment={given} differs from the {name} that the run was started with: give the same function"
 
 
 def check_transform(step: BoundTransform, size: ImageSize, channels: int) -> None:
