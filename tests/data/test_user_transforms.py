@@ -219,7 +219,7 @@ def test_recorded_function_that_is_not_given_is_refused():
     slot = describe_transform(jitter)
     with pytest.raises(ValueError, match="give that function again, in Python, with augment="):
         TrainPipeline((Fit(SIZE), slot), SIZE)
-    with pytest.raises(ValueError, match="differs from .*: give the same function"):
+    with pytest.raises(ValueError, match=r"differs from .*: give the same function"):
         bind_transforms((slot,), [Quiet(9)])
     changed = UserTransform(slot.description, "0" * 32)
     with pytest.raises(ValueError, match="has changed since the run was started: give the same function"):
@@ -258,7 +258,7 @@ def test_resume_needs_the_function_again(tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
     with pytest.raises(ValueError, match=r"calls tests.data.test_user_transforms.jitter: give that function again"):
         vitrail.resume(tmp_path / "run")
-    with pytest.raises(ValueError, match="differs from .*: give the same function"):
+    with pytest.raises(ValueError, match=r"differs from .*: give the same function"):
         vitrail.resume(tmp_path / "run", augment=Quiet(9))
     vitrail.resume(tmp_path / "run", augment=jitter)
     first, second = (vitrail.load(tmp_path / run / "model.safetensors").state_dict() for run in ("whole", "run"))
