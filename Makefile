@@ -60,6 +60,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than two hours o
 	$(BIN)/python benchmarks/preparing.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/time_to_accuracy.py
+	$(BIN)/python benchmarks/short_finetune.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/inspect.py
 	$(BIN)/python benchmarks/shipping.py

@@ -1,7 +1,7 @@
 """Accuracy and calibration of short fine-tunes of DeiT-Ti: `vitrail train --init` against a plain timm loop at equal steps.
 
-    python benchmarks/short_finetune.py ../shared/data/clothing ../shared/data/pets
-    python benchmarks/short_finetune.py ../shared/data/clothing --tuning --steps 60 --set optimizer.layer_decay=0.75
+    python benchmarks/short_finetune.py
+    python benchmarks/short_finetune.py photos --tuning --steps 60 --set optimizer.layer_decay=0.75
 
 Both sides train on the same copies of the images (shorter side 256), with the same batch size, number of steps and precision, and
 are evaluated once, after the last step, on the same held-out images. The plain loop is what a user of timm writes: a new head,
@@ -158,7 +158,7 @@ CONTESTANTS = {"vitrail": train_vitrail, "timm": train_timm}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="+", type=Path)
+    parser.add_argument("data", nargs="*", type=Path, default=[SHARED / "data" / name for name in ("clothing", "pets")])
     parser.add_argument("--steps", nargs="+", type=int, default=[30, 60, 120])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32)

@@ -96,23 +96,24 @@ def fine_tune(**overrides: object) -> tuple[AdamW, Classification, Facts]:
 
 
 @pytest.mark.parametrize(
-    ("length", "head_scale", "smoothing"),
+    ("length", "head_scale", "smoothing", "layer_decay"),
     [
-        ({}, 1.0, 0.1),  # 20 epochs of 25 steps
-        ({"steps": 5_000}, 1.0, 0.1),
-        ({"steps": 250}, 2.0, 0.05),
-        ({"epochs": 10.0}, 2.0, 0.05),
-        ({"steps": 125}, 4.0, 0.025),
-        ({"steps": 125, "batch_size": 128}, 2.0, 0.05),  # the learning rate is twice as high
-        ({"steps": 50}, 10.0, 0.01),
-        ({"steps": 1}, 16.0, 0.0),
+        ({}, 1.0, 0.1, 0.65),  # 20 epochs of 25 steps
+        ({"steps": 5_000}, 1.0, 0.1, 0.65),
+        ({"steps": 250}, 2.0, 0.05, 0.725),
+        ({"epochs": 10.0}, 2.0, 0.05, 0.725),
+        ({"steps": 125}, 4.0, 0.025, 0.762),
+        ({"steps": 125, "batch_size": 128}, 2.0, 0.05, 0.725),  # the learning rate is twice as high
+        ({"steps": 50}, 10.0, 0.01, 0.785),
+        ({"steps": 1}, 16.0, 0.0, 0.8),
     ],
 )
-def test_short_fine_tunes_move_the_head_as_far_as_long_ones(
-    length: dict[str, object], head_scale: float, smoothing: float
+def test_short_fine_tunes_move_head_and_low_layers_further(
+    length: dict[str, object], head_scale: float, smoothing: float, layer_decay: float
 ) -> None:
     optimizer, objective, given = fine_tune(**length)
     assert (optimizer.head_scale, objective.smoothing) == (head_scale, smoothing)
+    assert optimizer.layer_decay == pytest.approx(layer_decay, abs=2e-3)
     line = next(line for line in given.chosen if line.startswith("head scale"))
     assert ("as far as in 500" in line) == (head_scale > 1)
 

@@ -7,9 +7,9 @@ AdamW with a lower learning rate for each layer further from the head, a new hea
 number of epochs depends on the number of images. A head alone (--tune head) and LoRA (--tune lora) get three times the learning
 rate; a head alone gets no patch dropout.
 
-Runs of fewer than 500 steps of 32 images get a higher learning rate for the head and less label smoothing. With Adam each weight
-of the head moves by about the learning rate in a step: in few steps a head that starts at zero stays so small that predictions
-have a low confidence, and the layers below it get small gradients.
+Runs of fewer than 500 steps of 32 images get a higher learning rate for the head and for lower layers, and less label smoothing.
+With Adam each weight moves by about its learning rate in a step: in few steps a head that starts at zero stays so small that
+predictions have a low confidence and the layers below it get small gradients, and the lowest layers do not move at all.
 Expected: DeiT-Ti on 800 photographs of clothing in ten classes: 85 % (80.9–88.4) of 341 (measured: docs/results.md).
 """
 
@@ -43,6 +43,14 @@ def choose_head_scale(share: float, lr_factor: float = 1.0) -> float:
     learning rate has an accuracy of 84.9 % instead of 79.3 %, and a calibration error of 7 % instead of 55 % (docs/results.md).
     """
     return round(max(1.0, min(MAX_HEAD_SCALE, 1 / share) / lr_factor), 2)
+
+
+def choose_layer_decay(share: float) -> float:
+    """Return the layer decay: 0.65 in a long run, up to 0.8 in a short one, where low layers must move faster to move at all.
+
+    In 60 steps on clothing the accuracy is 84.8 % with 0.8 and 81.1 % with 0.65 (docs/results.md).
+    """
+    return round(0.8 - 0.15 * share, 3)
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
@@ -80,7 +88,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         optimizer=AdamW(
             lr=lr,
             weight_decay=0.05,
-            layer_decay=0.65 if how == "full" else 1.0,
+            layer_decay=choose_layer_decay(share) if how == "full" else 1.0,
             betas=(0.9, 0.98),
             head_scale=head_scale,
         ),
