@@ -108,7 +108,7 @@ def test_name_stands_for_its_address_unless_there_is_such_a_file(tmp_path, monke
     [
         ("deit-tinny", "did you mean 'deit-tiny'?"),
         ("dino_v2_base", "did you mean 'dinov2-base'?"),
-        ("zzzz", "no model"),
+        ("zzzz", "model name: `vitrail models`"),
     ],
 )
 def test_unknown_name_suggests_the_closest(name, hint, tmp_path, monkeypatch):

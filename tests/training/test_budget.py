@@ -122,7 +122,7 @@ def test_budget_never_exceeds_the_recipe(digits: Prepared) -> None:
 def test_too_short_a_budget_is_one_line(digits: Prepared) -> None:
     pace = StepTime(startup=4.0, step=20.0, evaluation=0.0, steps_per_epoch=8, image=1e-3)
     with pytest.raises(
-        ValueError, match=r"^--minutes is too short for 5 steps of 20 s .*: give at least 1\.\d minutes more$"
+        ValueError, match=r"^minutes= is too short for 5 steps of 20 s .*: give at least 1\.\d minutes more$"
     ):
         choose_steps(lambda more: build(digits, "scratch-small", **more), digits, pace, 30.0, NOTHING)
 
@@ -157,8 +157,8 @@ def test_run_within_minutes_stores_its_steps_and_resumes_without_measuring(
     [
         (("digits", "--minutes", "0"), "minutes must be > 0"),
         (("digits", "--minutes", "nan"), "minutes must be > 0"),
-        (("digits", "--minutes", "1", "--steps", "5"), "--minutes and steps are both given: give one of them"),
-        (("digits", "--minutes", "1", "--set", "epochs=5"), "--minutes and epochs are both given: give one of them"),
+        (("digits", "--minutes", "1", "--steps", "5"), "--minutes and --steps are both given: give one of them"),
+        (("digits", "--minutes", "1", "--set", "epochs=5"), "--minutes and --epochs are both given: give one of them"),
         (("--recipe", "given.json", "--minutes", "1"), "--minutes is for named recipes"),
         (("--resume", "timed", "--minutes", "1"), "leave out --minutes"),
     ],

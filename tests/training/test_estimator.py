@@ -168,3 +168,17 @@ def test_unfitted_classifier_and_unreadable_files_are_refused(fitted, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"1 of 1 images cannot be read, first .*broken\.png"):
         fitted.predict([tmp_path / "broken.png"])
+
+
+def test_columns_of_paths_are_taken_and_one_image_is_refused(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'vitrail[dev]'")
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    paths, labels = [str(tmp_path / f"{number}.png") for number in range(12)], ["a", "b"] * 6
+    classifier = vitrail.VitrailClassifier(steps=1, batch_size=4)
+    for column in (pandas.Series(paths), np.array(paths), np.array(paths, dtype=object)):
+        assert len(classifier.fit(column, labels).predict(column[:3])) == 3
+    classifier.fit(images, labels)
+    with pytest.raises(ValueError, match=r"X has the shape \(8, 8\): for one image give X\[None\]"):
+        classifier.predict(images[0])

@@ -68,7 +68,7 @@ class Killer:
             process = multiprocessing.active_children()[0]
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
-        elif record["kind"] == "note" and "process that prepares" in record["text"]:
+        elif record["kind"] == "note" and "data loading worker" in record["text"]:
             self.notes.append(record["text"])
 
 
@@ -131,7 +131,7 @@ def test_command_ends_with_one_line_and_the_command_that_resumes(tmp: Path) -> N
         f"{KILLED}: use fewer workers or a smaller image size; checkpoint saved in "
         f"cli/checkpoints/step-{newest(tmp / 'cli'):08d}. Continue with: vitrail train --resume cli --workers 1"
     )
-    assert sum(KILLED in line for line in lines) == 2
+    assert sum(KILLED in line for line in lines) >= 2  # more, if one died in a validation
     assert not any("Traceback" in line for line in lines)
 
 

@@ -170,7 +170,7 @@ def test_fields_of_the_data_are_keywords(tmp_path: Path) -> None:
     out, _ = vitrail.train(Data("digits"), out=tmp_path / "b", steps=1, per_class=2, patience=1, **TINY)
     assert read_run(out)["data"]["splits"]["train"]["images"] == 20
     assert json.loads((out / "recipe.json").read_text(encoding="utf-8"))["patience"] == 1
-    with pytest.raises(ValueError, match=r"has no validation images: give fractions=\(0\.8, 0\.2, 0\) or a validation"):
+    with pytest.raises(ValueError, match=r"has no images for a validation split: give fractions=\(0\.8, 0\.2, 0\)"):
         vitrail.train(data, out=tmp_path / "c", steps=1, fractions=(1.0, 0.0, 0.0), **TINY)
 
 

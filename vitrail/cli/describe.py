@@ -82,7 +82,11 @@ def is_checkpoint(name: str) -> bool:
         return False
     if name.startswith("hf://") or name.endswith(CHECKPOINT_SUFFIXES) or Path(name).exists():
         return True
-    return "-" in name and not name.startswith(("BiT-", "Swin"))  # of `vitrail models`
+    if "-" not in name:  # as the names of `vitrail models` have
+        return False
+    from vitrail.models.registry import FAMILIES
+
+    return not any(family.matches(name) for family in FAMILIES.values())
 
 
 def describe_checkpoint(options: argparse.Namespace) -> int:

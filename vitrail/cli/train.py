@@ -143,6 +143,13 @@ def check_run_options(options: argparse.Namespace) -> None:
         refuse_options(options, DATA_OPTIONS, "needs DATA: give it too")
 
 
+def remaining_minutes(options: argparse.Namespace) -> float | None:
+    """Return the minutes of --minutes that are left after the start of the command; invalid values as they are."""
+    if not options.minutes or not options.minutes > 0:
+        return options.minutes
+    return max(1e-3, options.minutes - (time.monotonic() - options.started) / 60)
+
+
 def run_training(options: argparse.Namespace, start: Callable[..., Any], **more: Any) -> int:
     """Resume a run, or start one with `vitrail.train` or `vitrail.pretrain`. The exit code is 1 after a collapse."""
     from vitrail.training.recipe import Data, Machine
@@ -167,7 +174,7 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
                 out=options.out,
                 settings=[*options.set, *settings],
                 **given_options(options, OVERRIDES),
-                minutes=options.minutes and options.minutes - (time.monotonic() - options.started) / 60,
+                minutes=remaining_minutes(options),
                 machine=Machine(**machine),
                 **more,
                 **connected,

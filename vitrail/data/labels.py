@@ -68,7 +68,9 @@ class LabelMap:
             raise ValueError(f"the {images.split} split has no images")
         empty = format_names(name for name, count in images.class_counts.items() if not count)
         if empty and not allow_mismatch:
-            raise ValueError(f"the {images.split} split has no images of {empty}: add some, or remove the class")
+            raise ValueError(
+                f"the {images.split} split has no images of {empty}: add some, remove the class, or use allow_class_mismatch=True"
+            )
         return cls(images.classes)
 
     def __len__(self) -> int:
@@ -90,7 +92,7 @@ class LabelMap:
             differences.append(f"has no images of {format_names(missing)}")
         if differences and not allow_mismatch:
             found = " and ".join(differences)
-            raise ValueError(f"the {images.split} split {found}: fix the data, or allow mismatched classes")
+            raise ValueError(f"the {images.split} split {found}: fix the data, or use allow_class_mismatch=True")
         targets, keep = self._map_targets(images)
         n_dropped = int((~keep).sum())
         kept = images.select(keep) if n_dropped else images

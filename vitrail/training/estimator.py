@@ -103,12 +103,12 @@ class VitrailClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on images X with labels y."""
-        X, y = self._check_training_data(X, y)
+        X, y = self._check_training_data(list_paths(X), y)
         self.classes_, targets = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("y has one class: a classifier needs two or more")
         if isinstance(X, np.ndarray):
-            self.pixel_range_ = float(X.min()), float(X.max())
+            self.pixel_range_, self.dimensions_ = (float(X.min()), float(X.max())), X.ndim
         names = tuple(map(str, self.classes_.tolist()))
         images = Images(self._read_images(X), np.arange(len(y)), targets.astype(np.int64), names)
         with tempfile.TemporaryDirectory(prefix="vitrail-") as folder:
@@ -125,8 +125,11 @@ class VitrailClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class, [n, classes], in the order of `classes_`."""
         check_is_fitted(self, "model_bytes_")
+        X = list_paths(X)
         if not is_image_list(X):
-            X = validate_data(self, X, reset=False, allow_nd=True, dtype="numeric")
+            if isinstance(X, np.ndarray) and 1 < X.ndim == getattr(self, "dimensions_", X.ndim) - 1:
+                raise ValueError(f"X has the shape {X.shape}: for one image give X[None], [1, H, W]")
+            X = validate_data(self, cast(Any, X), reset=False, allow_nd=True, dtype="numeric")
         store, model = self._read_images(X), self.to_model()
         images = Images(store, np.arange(len(store)), np.zeros(len(store), np.int64), ("0",))
         runtime = TorchRuntime(model, require_preprocessing("the classifier", model), device=pick_device(self.device))
@@ -231,6 +234,12 @@ def hold_out(targets: np.ndarray, share: float, seed: int) -> np.ndarray:
         mine = order[targets[order] == label]
         held[mine[: int(share * len(mine))]] = True
     return held
+
+
+def list_paths(X: Any) -> Any:
+    """Return a column of paths or images, such as a pandas Series, as a list; other values as they are."""
+    is_column = getattr(X, "ndim", None) == 1 and hasattr(X, "tolist")
+    return X.tolist() if is_column and not np.issubdtype(np.asarray(X).dtype, np.number) else X
 
 
 def is_image_list(X: Any) -> bool:

@@ -64,6 +64,9 @@ class Stopped(Exception):
 
     def __init__(self, reason: str, checkpoint: Path, exit_code: int, workers: int | None = None) -> None:
         super().__init__(f"{reason}; checkpoint saved in {checkpoint}")
+        self.add_note(
+            f"continue with vitrail.resume({str(checkpoint.parent.parent)!r}); a run on a Python object needs data="
+        )
         self.run, self.exit_code = checkpoint.parent.parent, exit_code
         self.workers = workers  # to resume with, if fewer than before
 

@@ -38,6 +38,9 @@ def is_interval(value: Any) -> TypeGuard[Sequence[float]]:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_number, value))
 
 
+CLEAR_GAP = 0.05  # of confidence and accuracy, that only a small sample leaves unexplained
+
+
 def format_calibration(metrics: Mapping[str, Any]) -> str:
     """Return "under-confident: mean confidence 70.1 % at 94.3 % accuracy", or "" where that was not measured."""
     confidence, gap, direction = (
@@ -45,7 +48,10 @@ def format_calibration(metrics: Mapping[str, Any]) -> str:
     )
     if not is_number(confidence) or not is_number(gap) or not isinstance(direction, str):
         return ""
-    direction = "neither over- nor under-confident" if direction == "neither" else direction
+    if direction == "neither":
+        direction = (
+            "neither over- nor under-confident" if abs(gap) < CLEAR_GAP else "too few images to tell the direction"
+        )
     accuracy = "accuracy of the labels" if "map" in metrics else "accuracy"
     return f"{direction}: mean confidence {format_percent(confidence)} at {format_percent(confidence - gap)} {accuracy}"
 

@@ -69,7 +69,8 @@ def prepare_data(
     fractions = data.fractions or (HOLDOUT_FRACTIONS if data.task == "none" else None)
     prepared = audit_and_split(data, load_data(data, fractions, progress, source), progress, cache)
     if "validation" not in prepared.splits:
-        raise ValueError(f"{data.where} has no validation images: give fractions=(0.8, 0.2, 0) or a validation split")
+        remedy = "add images, or give one" if fractions is None or fractions[1] else "give fractions=(0.8, 0.2, 0)"
+        raise ValueError(f"{data.where} has no images for a validation split: {remedy}")
     return prepared
 
 
@@ -161,6 +162,11 @@ def audit_and_split(
         }
         note = "the splits do not have the same classes: labels are not used"
         clean = replace(clean, splits=plain, notes=(*clean.notes, note))
+    if not len(clean["train"]) and skipped:
+        path, detail = skipped[0]
+        raise ValueError(
+            f"no training image of {data.where} can be used; {len(skipped):,} are bad, first {path}: {detail}"
+        )
     allow = data.allow_class_mismatch or unlabelled
     labels = LabelMap.from_images(clean["train"], allow_mismatch=allow)
     if len(labels) < 2 and not clean["train"].is_multi_label and not unlabelled:
