@@ -8,7 +8,7 @@ CORE := $(VENV)/.core
 EXTRAS := dev,peers,site,hub,datasets,parquet,tensorboard,onnx,openvino,serve,faiss
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install hooks test test-fast check format bench docs clean
+.PHONY: help demo install hooks test test-fast check format bench docs site notebooks clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -70,6 +70,12 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than two hours o
 
 docs: $(STAMP) ## write the pages that are generated from the source
 	$(BIN)/python docs/annotate.py
+
+site: $(STAMP) ## build/site: the documentation as a site, to open from the disk or to serve; broken links fail
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict # --quiet would let warnings pass
+
+notebooks: $(STAMP) ## run the notebooks and save their outputs
+	$(BIN)/python examples/notebooks/run.py
 
 clean: ## remove what make made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -119,11 +119,13 @@ def ours(seed: int, epochs: float, clock: Clock) -> dict[str, Any]:
 
     begin = clock()
     with tempfile.TemporaryDirectory() as folder:
-        overrides = {"epochs": epochs, "seed": seed, "width": WIDTH, "depth": DEPTH}
         run, summary = train(
             "fashion-mnist",
             out=Path(folder) / "run",
-            overrides=overrides,
+            epochs=epochs,
+            seed=seed,
+            width=WIDTH,
+            depth=DEPTH,
             settings=["validate_every=100"],
             machine=Machine(device="cpu"),
         )

@@ -32,7 +32,7 @@ def train_backbone(folder: Path, steps: int) -> Path:
         if record["kind"] == "validation":
             print(f"backbone: step {record['step']:4d}  validation accuracy {record['top1']:.3f}", flush=True)
 
-    run, _ = vitrail.train("digits", out=folder / "backbone", overrides={"steps": steps}, listeners=(print_validation,))
+    run, _ = vitrail.train("digits", out=folder / "backbone", steps=steps, listeners=(print_validation,))
     return run / "model.safetensors"
 
 

@@ -11,8 +11,11 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "normed patches": {"embed": Patches(8, normed=True)},
     "conv stem": {"embed": "conv-stem"},
-    **{f"position {name}": {"position": name} for name in ("none", "learned2d", "relative", "sincos2d")},
-    **{f"position {name}": {"position": name} for name in ("sinusoid1d", "rotary2d", "relative@shared")},
+    **{f"position {name}": {"position": name} for name in ("none", "learned2d", "relative", "relative1d", "sincos2d")},
+    **{
+        f"position {name}": {"position": name}
+        for name in ("sinusoid1d", "rotary2d", "relative@shared", "relative1d@shared")
+    },
     **{
         f"position {name}@{at}": {"position": f"{name}@{at}"}
         for name in ("learned1d", "learned2d")
@@ -22,6 +25,7 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "distillation": {"prefix": "class+distillation"},
     "registers": {"registers": 3},
     "registers relative": {"registers": 3, "position": "relative"},
+    "registers relative1d": {"registers": 3, "position": "relative1d"},
     "registers rotary": {"registers": 3, "position": "rotary2d"},
     "no prefix": {"pool": "mean"},
     "pool mean-norm": {"pool": "mean-norm", "prefix": "class"},

@@ -11,19 +11,26 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from vitrail.checkpoints.card import push
     from vitrail.checkpoints.load import load, save
+    from vitrail.data.audit import check
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.deploy.predict.predict import predict
+    from vitrail.deploy.predict.predict import embed, predict
+    from vitrail.evaluation.evaluate import evaluate
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
+    from vitrail.training.estimator import VitrailClassifier
     from vitrail.training.train import pretrain, resume, train
 
 _MODULES = {
     "Model": "vitrail.models.base",
     "ModelConfig": "vitrail.models.base",
     "Preprocessing": "vitrail.data.preprocessing",
+    "VitrailClassifier": "vitrail.training.estimator",
     "build": "vitrail.models.registry",
     "build_from": "vitrail.models.registry",
+    "check": "vitrail.data.audit",
     "configure": "vitrail.models.registry",
+    "embed": "vitrail.deploy.predict.predict",
+    "evaluate": "vitrail.evaluation.evaluate",
     "load": "vitrail.checkpoints.load",
     "predict": "vitrail.deploy.predict.predict",
     "pretrain": "vitrail.training.train",
@@ -37,10 +44,14 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Preprocessing",
+    "VitrailClassifier",
     "__version__",
     "build",
     "build_from",
+    "check",
     "configure",
+    "embed",
+    "evaluate",
     "load",
     "predict",
     "pretrain",

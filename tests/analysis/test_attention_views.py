@@ -138,6 +138,7 @@ SLOTS = [
     "paper",
     "distillation",
     "registers relative",
+    "registers relative1d",
     "registers rotary",
     "no prefix",
     "pool mean-norm",
@@ -176,7 +177,7 @@ def test_relevance_and_rollout_equal_the_naive_ones_with_materialised_attention(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("slot", ["paper", "registers relative", "no prefix"])
+@pytest.mark.parametrize("slot", ["paper", "registers relative", "registers relative1d", "no prefix"])
 def test_a_few_rows_at_a_time_give_what_all_at_once_give(slot, monkeypatch):
     model = shaken(slot)
     x = pictures(model)

@@ -9,6 +9,7 @@ import torch
 import vitrail
 from tests.analysis.made import shaken
 from vitrail.analysis import extract_filters, extract_positions
+from vitrail.analysis.figures.terminal import render_model_view
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.position import rotate
 
@@ -60,6 +61,12 @@ def test_turn_is_the_mean_cosine_by_offset():
 
 def test_no_positions():
     assert extract_positions(shaken("position none")).kind == "none"
+
+
+def test_a_bias_that_depends_on_the_image_has_no_map():
+    found = extract_positions(shaken("position relative1d"))
+    assert (found.kind, found.bias) == ("query", None)
+    assert "product with the query" in render_model_view(found, 80, "none")[0]
 
 
 def hybrid(channels: int = 3):

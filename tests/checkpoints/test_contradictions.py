@@ -163,7 +163,7 @@ def test_classifier_outside_the_backbone_is_loaded(tmp_path):
         ({"fit": "foo"}, "unknown fit 'foo'"),
         ({"mean": "0,0,0,0", "std": "1,1,1,1"}, "mean must have 3 values, one per channel, got 4"),
         ({"mean": "nan,0,0"}, "mean must be finite"),
-        ({"size": "32x1x32"}, "invalid value size=32x1x32"),
+        ({"size": "32x1x32"}, "invalid value assume={'size': '32x1x32'}"),
         ({"channels": 1}, "channels=1 contradicts the tensors"),
         ({"crop": "1e-320"}, "crop"),
         ({"heads": 0}, "above 0"),

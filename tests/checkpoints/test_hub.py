@@ -72,6 +72,32 @@ def test_model_from_the_hub_is_cached_for_offline_use(hub, model, tmp_path):
     hub.close()
     offline = run(hub, tmp_path, LOAD.format(address="hf://me/vit"), offline=True)
     assert offline.stdout == first.stdout, offline.stderr
+    unreachable = run(hub, tmp_path, LOAD.format(address="hf://me/vit"))
+    assert unreachable.stdout == first.stdout, unreachable.stderr
+
+
+UNREACHABLE = """
+import time, vitrail
+from vitrail.cli import main
+try:
+    vitrail.load("hf://me/vit")
+except OSError as error:
+    print(error)
+start = time.monotonic()
+print(main(["train", "digits", "--init", "hf://me/vit"]), time.monotonic() - start < 20)
+"""
+
+
+def test_unreachable_hub_is_one_line_without_repetition(hub, tmp_path):
+    hub.close()
+    result = run(hub, tmp_path, UNREACHABLE)
+    ways = "load it once with the network, or set VITRAIL_MODELS to a directory with me/vit.safetensors"
+    message = f"hf://me/vit: not in the cache, and {hub.url} cannot be reached: {ways}"
+    first, second = result.stdout.splitlines()
+    assert first == message
+    assert second == "2 True"
+    assert result.stderr.splitlines()[-1] == f"vitrail train: {message}"
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
@@ -182,5 +208,16 @@ def test_the_safest_weights_are_chosen():
         == "model.safetensors.index.json"
     )
     assert choose_weights(["B_16.npz", "README.md"]) == "B_16.npz"
+    openclip = [
+        "model.safetensors",
+        "open_clip_pytorch_model.bin",
+        "pytorch_model.bin",
+    ]  # the others: transformers' CLIP
+    assert choose_weights([*openclip, "open_clip_config.json"]) == "open_clip_pytorch_model.bin"
+    assert (
+        choose_weights([*openclip, "open_clip_config.json", "open_clip_model.safetensors"])
+        == "open_clip_model.safetensors"
+    )
+    assert choose_weights(openclip) == "model.safetensors"
     with pytest.raises(ValueError, match=r"several weights files, a\.npz, b\.npz"):
         choose_weights(["a.npz", "b.npz"])

@@ -88,7 +88,7 @@ def test_one_missing_tensor_is_refused_and_named(tmp_path, theirs):
     path = written(tmp_path, theirs)
     with pytest.raises(
         ValueError,
-        match=r"(?s)closest format is timm's.*1 differ:\n  blocks.1.attn.qkv.bias \[192\] is missing.*--allow-missing",
+        match=r"(?s)closest format is timm's.*1 differ:\n  blocks.1.attn.qkv.bias \[192\] is missing.*allow_missing=",
     ):
         vitrail.load(path)
 
@@ -158,7 +158,7 @@ def test_missing_tensors_are_random_only_when_allowed_and_listed(tmp_path, their
 def test_undetermined_heads_must_be_given(tmp_path):
     config = configure(patch=16, width=48, depth=1, heads=3, image_size=32, classes=5)
     path = written(tmp_path, keys.export_state(timm_names.map_vit(config), vitrail.build_from(config).state_dict()))
-    with pytest.raises(ValueError, match=r"tensors do not determine heads .* --assume heads="):
+    with pytest.raises(ValueError, match=r"tensors do not determine heads .* assume=\{'heads': "):
         vitrail.load(path)
     assert vitrail.load(path, assume={"heads": 3}).config == config
     with pytest.raises(ValueError, match=r"5 heads do not divide the width 48"):
@@ -170,7 +170,7 @@ def test_undetermined_heads_must_be_given(tmp_path):
 def test_oblong_grids_must_be_given(tmp_path):
     config = configure(patch=16, width=64, depth=1, heads=1, image_size=(32, 96), classes=5)
     path = written(tmp_path, keys.export_state(timm_names.map_vit(config), vitrail.build_from(config).state_dict()))
-    with pytest.raises(ValueError, match=r"--assume size=HEIGHTxWIDTH"):
+    with pytest.raises(ValueError, match=r"assume=.'size': 'HEIGHTxWIDTH'"):
         vitrail.load(path)
     assert vitrail.load(path, assume={"size": "32x96"}).config == config
     with pytest.raises(ValueError, match=r"an image of 32×64 does not have"):

@@ -18,8 +18,10 @@ from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.augment import ColourJitter, Flip, PadCrop, RandAugment, RandomErasing
 from vitrail.data.transforms.crops import RandomResizedCrop
 from vitrail.data.transforms.pipeline import TrainPipeline
+from vitrail.data.worker_pool import WorkersLost
 
 COUNT = 37
+KILLED = "a process that prepares images was killed, probably out of memory"
 
 
 class Files:
@@ -72,6 +74,7 @@ def pixels() -> Images:
 
 
 LARGE = TrainPipeline((RandomResizedCrop((32, 32)), Flip(), RandAugment(2, 9), RandomErasing(0.5)), (32, 32))
+PLAIN = Preprocessing((32, 32), (32, 32))
 SMALL = TrainPipeline((PadCrop(2), Flip(), ColourJitter(0.3, 0.3, 0.3, 0.1), RandomErasing(0.5)), (16, 16))
 CROPPED = TrainPipeline((RandomResizedCrop((16, 16), (0.3, 1.0)), Flip()), (16, 16))
 EVALUATION = Preprocessing(size=(32, 32), resize=(36, 36), turn=True)
@@ -80,6 +83,11 @@ EVALUATION = Preprocessing(size=(32, 32), resize=(36, 36), turn=True)
 def collected(batches) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     found: list[Batch] = list(batches)
     return tuple(torch.cat([getattr(each, name) for each in found]) for name in ("pixels", "targets", "indices"))  # pyright: ignore
+
+
+def worker_ids(loader: Loader) -> set[int]:
+    assert loader._pool is not None
+    return {worker.pid for worker in loader._pool.processes}
 
 
 def two_epochs(loader: Loader):
@@ -178,12 +186,12 @@ def test_start_skips_without_reading(photographs, workers):
 def test_consecutive_epochs_reuse_workers(photographs):
     loader = Loader(photographs, None, LARGE, batch_size=8, workers=2)
     first = collected(loader.iter_epoch(0))
-    processes = {worker.pid for worker in loader._pool._loader._iterator._workers}  # pyright: ignore
+    processes = worker_ids(loader)
     for _ in loader.iter_epoch(1):
         break
     again = collected(loader.iter_epoch(0))
     assert equal(first, again)
-    assert {worker.pid for worker in loader._pool._loader._iterator._workers} == processes  # pyright: ignore
+    assert worker_ids(loader) == processes
     loader.close()
 
 
@@ -252,7 +260,7 @@ def test_evaluation_reads_every_image_once_in_order(photographs, workers, world)
         assert indices[order].tolist() == list(range(COUNT))
         assert torch.equal(pixels[order], expected)
         assert torch.equal(targets[order], torch.from_numpy(photographs.targets))
-    assert all(loader._pool is None for loader in loaders)
+    assert not any(loader._pool.processes for loader in loaders if loader._pool)
 
 
 def test_evaluation_skips_and_names_unreadable_images(photographs):
@@ -309,16 +317,60 @@ def test_shards_are_read_a_window_at_a_time():
     assert (order != shuffle_indices(1000, 0, 1, shards)).any()
 
 
+def kill_workers(loader: Loader, number: signal.Signals = signal.SIGKILL) -> None:
+    assert loader._pool is not None
+    for worker in loader._pool.processes:
+        os.kill(worker.pid, number)
+        worker.join()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_a_killed_worker_is_an_error(photographs):
-    loader = Loader(photographs, None, LARGE, batch_size=4, workers=2, cache_bytes=0)
+def test_killed_workers_are_replaced_once_and_no_batch_changes(photographs):
+    expected = collected(Loader(photographs, None, LARGE, batch_size=4).iter_epoch(0))
+    lines: list[str] = []
+    loader = Loader(
+        photographs, None, LARGE, batch_size=4, workers=2, cache_bytes=0, fallback=False, report=lines.append
+    )
     batches = loader.iter_epoch(0)
+    first = next(batches)
+    kill_workers(loader)
+    found = collected([first, *batches])
+    assert equal(found, expected)
+    assert lines == [f"{KILLED}: replaced once; fewer --workers need less"]
+    batches = loader.iter_epoch(1)
     next(batches)
-    for worker in loader._pool._loader._iterator._workers:  # pyright: ignore
-        os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(OSError, match=r"^a data-loading worker process died[^\n]*fewer workers$"):
+    kill_workers(loader)
+    with pytest.raises(WorkersLost, match=f"^{KILLED}: use fewer --workers or a smaller image size$"):
         list(batches)
+    assert len(lines) == 1
     loader.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_after_a_second_death_this_process_evaluates(photographs):
+    expected = collected(Loader(photographs, None, PLAIN, batch_size=4).iter_once())
+    lines: list[str] = []
+    loader = Loader(photographs, None, PLAIN, batch_size=4, workers=2, cache_bytes=0, report=lines.append)
+    found = []
+    for number, batch in enumerate(loader.iter_once()):
+        found.append(batch)
+        if number < 2:
+            kill_workers(loader)
+    assert equal(collected(found), expected)
+    assert lines[1:] == [f"{KILLED}, again: this process prepares the images from now on"]
+    assert loader._pool is not None
+    assert not loader._pool.processes
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_workers_that_crash_are_an_error_the_second_time(photographs):
+    loader = Loader(photographs, None, PLAIN, batch_size=4, workers=1, cache_bytes=0, report=lambda line: None)
+    batches = loader.iter_once()
+    for _ in range(2):
+        next(batches)
+        kill_workers(loader, signal.SIGSEGV)
+    with pytest.raises(WorkersLost, match=r"^a process that prepares images crashed \(SIGSEGV\): use fewer"):
+        next(batches)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -328,8 +380,8 @@ def test_workers_ignore_signals_to_the_group(photographs, which):
     loader = Loader(photographs, None, LARGE, batch_size=4, workers=2)
     batches = loader.iter_epoch(0)
     first = [next(batches), next(batches)]  # one of each worker: both have started
-    for worker in loader._pool._loader._iterator._workers:  # pyright: ignore
-        os.kill(worker.pid, which)
+    for pid in worker_ids(loader):
+        os.kill(pid, which)
     assert equal(alone, collected([*first, *batches]))
     loader.close()
 

@@ -21,10 +21,9 @@ from vitrail.deploy.runtimes.open import open_deployed_model
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.registry import build_from
-from vitrail.models.tracing import bicubic_weights
+from vitrail.models.vit_config import RESAMPLINGS
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
-from vitrail.nn.position import resample_table
 
 pytest.importorskip("onnxruntime")
 
@@ -144,7 +143,15 @@ SIZES = ((16, 24), (40, 16), (32, 56))
 
 
 @pytest.mark.parametrize(
-    "make", [tiny, lambda: tiny(position="relative"), small_bit], ids=["learned", "relative", "BiT"]
+    "make",
+    [
+        tiny,
+        lambda: tiny(position="relative"),
+        lambda: tiny(position="relative1d", registers=1),
+        lambda: tiny(resampling="dino"),
+        small_bit,
+    ],
+    ids=["learned", "relative", "relative 1-D", "DINO's rule", "BiT"],
 )
 def test_dynamic_size_resamples_positions_in_the_graph(make, tmp_path):
     model = make()
@@ -162,7 +169,7 @@ def test_dynamic_size_resamples_positions_in_the_graph(make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "position", ["learned1d@every", "learned2d", "learned2d@shared", "relative@shared", "rotary2d"]
+    "position", ["learned1d@every", "learned2d", "learned2d@shared", "relative@shared", "relative1d", "rotary2d"]
 )
 def test_dynamic_positions_equal_the_model(position):
     model = tiny(position=position, registers=1)
@@ -173,17 +180,21 @@ def test_dynamic_positions_equal_the_model(position):
         np.testing.assert_allclose(by_pytorch(other, contract, images), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(14, 14), (14, 9), (7, 16), (3, 20), (27, 13)])
-def test_resampling_weights_equal_pytorch(sizes):
-    source, count = sizes
-    table = torch.randn(5, source, 1)
-    expected = resample_table(table, (count, 1))
-    torch.testing.assert_close(bicubic_weights(source, count, table) @ table, expected, atol=1e-5, rtol=0)
+@pytest.mark.parametrize("name", RESAMPLINGS)
+def test_graphs_of_any_size_resample_by_the_rule_of_the_model(name):
+    model, images = tiny(resampling=name), {size: pixels(tiny(), 1, size) for size in SIZES}
+    other, contract = model.with_constants(any_size=True), contract_of(model)
+    wanted = {size: by_pytorch(model, contract, images[size]) for size in SIZES}
+    for size in SIZES:
+        np.testing.assert_allclose(by_pytorch(other, contract, images[size]), wanted[size], atol=1e-5)
+    if name != "timm":  # otherwise the rule would not matter
+        by_timm = by_pytorch(tiny(resampling="timm"), contract, images[SIZES[1]])
+        assert np.abs(by_timm - wanted[SIZES[1]]).max() > 1e-3
 
 
 def test_variants_without_dynamic_size_are_rejected_by_name(tmp_path):
     for model, name in ((small_hybrid(), "Hybrid"), (tiny(embed="conv-stem"), "ConvStem")):
-        with pytest.raises(ValueError, match=f"--dynamic-size does not support {name}"):
+        with pytest.raises(ValueError, match=f"dynamic_size= does not support {name}"):
             export(model, contract_of(model), tmp_path / "a.onnx", target="onnx", dynamic_size=True)
     model = tiny()
     with pytest.raises(ValueError, match="--merge and --dynamic-size exclude each other"):

@@ -185,7 +185,7 @@ def test_dynamic_size_file_is_verified_and_opened_at_other_sizes(tmp_path, capsy
 
 def test_fixed_size_file_rejects_another_size():
     assert open_deployed_model(shared() / "model.onnx", size=(16, 24)).contract.preprocessing.size == (16, 24)
-    with pytest.raises(ValueError, match=r"--size is fixed to 16×24 in .*: omit it, or export the model with"):
+    with pytest.raises(ValueError, match=r"size= is fixed to 16×24 in .*: omit it, or export the model with"):
         open_deployed_model(shared() / "model.onnx", size=(32, 24))
 
 

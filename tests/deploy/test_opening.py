@@ -89,14 +89,14 @@ def translation(place):
 
 def test_fixed_options_of_an_exported_file_are_errors(place):
     (place / "x.onnx").write_bytes(b"")
-    with pytest.raises(ValueError, match="--merge is fixed in the exported file"):
+    with pytest.raises(ValueError, match="merge= is fixed in the exported file"):
         open_deployed_model(place / "x.onnx", merge=2)
-    with pytest.raises(ValueError, match="is a file for onnx: omit --runtime openvino"):
+    with pytest.raises(ValueError, match="is a file for onnx: omit runtime='openvino'"):
         open_deployed_model(place / "x.onnx", runtime="openvino")
 
 
 def test_options_of_pytorch_only(place):
-    with pytest.raises(ValueError, match="--precision bf16 needs PyTorch"):
+    with pytest.raises(ValueError, match="precision='bf16' needs PyTorch"):
         open_deployed_model(place / "model.safetensors", runtime="onnx", precision="bf16")
     with pytest.raises(ValueError, match="unknown runtime 'tensorrt'"):
         open_deployed_model(place / "model.safetensors", runtime="tensorrt")
@@ -160,7 +160,7 @@ def test_runtime_with_different_outputs_is_rejected(place, monkeypatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(export, "export", lambda model, contract, path, **how: path.write_bytes(b""))
     monkeypatch.setattr(choosing, "open_exported_file", lambda *how: (lambda pixels: np.zeros((len(pixels), 7)), None))
-    with pytest.raises(ValueError, match=r"onnx outputs of .* differ by .*: use --runtime torch"):
+    with pytest.raises(ValueError, match=r"onnx outputs of .* differ by .*: use runtime='torch'"):
         open_deployed_model(place / "model.safetensors", runtime="onnx")
     assert not list(tmp_path.rglob("*.onnx"))
 

@@ -20,6 +20,7 @@ from tests.e2e.test_report import CONTRAST
 from vitrail.analysis import trace_image
 from vitrail.analysis.figures import terminal as in_terminal
 from vitrail.analysis.figures.image_view import ImageView
+from vitrail.analysis.figures.overlay import MAP_STRENGTH
 from vitrail.analysis.inputs import CheckedFiles, InspectedModel, make_images
 from vitrail.analysis.inspect import FILTER_COUNT, VIEWS, select_distance_files
 from vitrail.analysis.page.data import pack_image
@@ -242,7 +243,7 @@ def test_models_without_usable_preprocessing_are_refused(photographs, tmp_path, 
     for where, message in {
         tmp_path / "bare.safetensors": "save it again with vitrail.save(…, preprocessing=…)",
         tmp_path / "five.safetensors": "takes 5 channels, images have 1, 3 or 4: ",
-        run: f"is an unfinished run: vitrail train --resume {run}, or use {run}/best.safetensors, its best so far",
+        run: f"is an unfinished run: continue it with --resume {run}, or use {run}/best.safetensors, its best so far",
     }.items():
         code, stdout, stderr = ran(where, photographs, "--out", tmp_path / "out", capsys=capsys)
         assert (code, stdout) == (2, "")
@@ -401,7 +402,7 @@ def test_help_imports_no_torch_and_lists_the_views():
 
 
 GREY = 100
-GROUND = 18 + 0.72 * GREY
+GROUND = 0.4 * GREY + 0.6 * (18 + 0.72 * GREY)  # maps begin at 60 %
 
 
 def on_grey(name, **given) -> ImageView:
@@ -456,7 +457,7 @@ def on_stage(opened) -> np.ndarray:
 def expected(values: np.ndarray) -> np.ndarray:
     """Return the colours of a map [h, w] over grey."""
     codes = np.round(values.astype(np.float64) / values.max() * 255)
-    part = (0.12 + 0.76 * (codes / 255) ** 0.8)[..., None]
+    part = 0.6 * (0.12 + 0.76 * (codes / 255) ** 0.8)[..., None]
     return ((1 - part) * GROUND + part * colour_table(HEAT_CMAP)[codes.astype(int)]).reshape(-1, 3)
 
 
@@ -543,7 +544,7 @@ def test_page_works_with_the_keyboard(browser, written):
     np.testing.assert_allclose(on_stage(opened), expected(seen.relevance), atol=3)
     opened.keyboard.press("ArrowRight")
     colours = seen.colours[2].reshape(-1, 3) * 255
-    np.testing.assert_allclose(on_stage(opened), 0.06 * GROUND + 0.94 * colours, atol=3)
+    np.testing.assert_allclose(on_stage(opened), (1 - 0.6 * 0.94) * GROUND + 0.6 * 0.94 * colours, atol=3)
     assert messages == []
     opened.context.close()
 
@@ -578,6 +579,14 @@ def test_strength_0_shows_the_image(browser, written):
     opened, _ = visit(browser, written[0])
     opened.locator("#strength").fill("0")
     assert np.abs(on_stage(opened) - GREY).max() <= 2
+    opened.context.close()
+
+
+def test_maps_begin_at_60_percent(browser, written):
+    opened, _ = visit(browser, written[0])
+    assert opened.locator("#strength").input_value() == "60"
+    assert opened.locator("#strength").get_attribute("aria-valuetext") == "60 %"
+    assert opened.evaluate("MAP_STRENGTH") == MAP_STRENGTH  # of the page and of the figures
     opened.context.close()
 
 

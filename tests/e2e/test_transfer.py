@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +20,13 @@ from vitrail.cli import transfer as command
 from vitrail.cli.text.training import TrainingDisplay
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import transfer as compare
-from vitrail.evaluation.step_time import StepTime
-from vitrail.evaluation.transfer import METHODS, TransferRow, TransferTable, read_table
+from vitrail.evaluation.transfer import METHODS, TransferRow, TransferTable, choose_steps
+from vitrail.evaluation.transfer_table import read_table
+from vitrail.models.vit_config import RESAMPLINGS
+from vitrail.nn.head import Projection
 from vitrail.training.recipe import Data, Facts
 from vitrail.training.recipes import build_recipe
+from vitrail.training.step_time import StepTime
 
 Run = Callable[..., "Done"]
 TRANSFER = ("transfer", "model.safetensors", "photos", "--workers", "0")
@@ -111,7 +115,8 @@ def test_table_of_all_methods_is_not_computed_twice(here: Path, run: Run) -> Non
         assert 0 <= row["interval"][0] <= row["score"] <= row["interval"][1] <= 1
         assert row["seconds"] > 0
     assert min(found["knn"]["score"], found["linear"]["score"]) > 0.6  # 1.0 where measured; chance is 1/3
-    for method in ("head", "lora", "full"):
+    assert (found["head"]["score"], found["head"]["run"]) == (found["linear"]["score"], "head")
+    for method in ("lora", "full"):
         summary = json.loads((here / "out" / method / "summary.json").read_text())
         assert found[method]["score"] == summary["top1"]
     body, head = 2 * 16 * (48 + 16 + 64 + 64), 3 * 17
@@ -135,14 +140,15 @@ def test_table_of_all_methods_is_not_computed_twice(here: Path, run: Run) -> Non
 
 
 def test_methods_without_time_are_listed(here: Path, run: Run) -> None:
-    done = run(*TRANSFER, "--out", "out", "--minutes", "0.0001", "--methods", "knn,head,full")
+    done = run(*TRANSFER, "--out", "out", "--minutes", "0.0001", "--methods", "knn,head,lora,full")
     assert done.returncode == 0, done.stderr
-    assert "head was skipped: the budget of 0.0001 minutes is used up" in done.stdout
+    used = "lora was skipped: the budget of 0.0001 minutes is used up, and at the pace of the features it needs"
+    assert re.search(rf"{used} \d+\.\d more; raise --minutes to 1$", done.stdout, re.MULTILINE)
     assert "full was skipped" in done.stdout
     assert not (here / "out" / "full").exists()
-    more = run(*TRANSFER, "--out", "out", "--methods", "knn,head", "--json")
-    assert set(rows(more.stdout)) == {"knn", "head"}
-    assert "head" not in json.loads(more.stdout)["left_out"]
+    more = run(*TRANSFER, "--out", "out", "--methods", "knn,lora", "--json")
+    assert set(rows(more.stdout)) == {"knn", "head", "lora"}
+    assert "lora" not in json.loads(more.stdout)["left_out"]
 
 
 def test_a_stopped_training_is_resumed(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,15 +207,15 @@ def test_time_of_earlier_calls_is_counted(here: Path, run: Run, clock: Clock) ->
     clock.takes("probe", 90)
     assert run(*TRANSFER, "--out", "out", "--minutes", "2", "--methods", "knn").returncode == 0
     clock.takes("prepare_data", 31)
-    done = run(*TRANSFER, "--out", "out", "--minutes", "2", "--methods", "knn,head")
-    assert "head was skipped: the budget of 2 minutes is used up" in done.stdout  # 90 + 31 seconds
+    done = run(*TRANSFER, "--out", "out", "--minutes", "2", "--methods", "knn,full")
+    assert "full was skipped: the budget of 2 minutes is used up" in done.stdout  # 90 + 31 seconds
 
 
 def test_probes_ignore_the_budget(run: Run, clock: Clock) -> None:
     clock.takes("prepare_data", 100)
-    done = run(*TRANSFER, "--out", "out", "--minutes", "1", "--methods", "knn,head", "--json")
-    assert set(rows(done.stdout)) == {"knn"}
-    assert set(json.loads(done.stdout)["left_out"]) == {"head"}
+    done = run(*TRANSFER, "--out", "out", "--minutes", "1", "--methods", "knn,head,lora", "--json")
+    assert set(rows(done.stdout)) == {"knn", "head"}
+    assert set(json.loads(done.stdout)["left_out"]) == {"lora"}
 
 
 def test_too_small_a_share_is_reported_with_the_time_needed(
@@ -218,23 +224,127 @@ def test_too_small_a_share_is_reported_with_the_time_needed(
     pace = StepTime(startup=12.0, step=6.0, evaluation=18.0, steps_per_epoch=30)
     monkeypatch.setattr(compare, "measure_step_time", lambda *arguments: pace)
     clock.takes("measure_step_time", 30)
-    arguments = [*TRANSFER, "--out", "out", "--methods", "head"]
+    arguments = [*TRANSFER, "--out", "out", "--methods", "full"]
     done = run(*arguments, "--minutes", "3")
+    # Useful are four epochs of 30 steps.
     assert (
-        "head was skipped: its share of 2.5 minutes is too short for 30 steps, which take 3.5 with evaluation; "
-        "raise --minutes, or give fewer --methods" in done.stdout
+        "full was skipped: 2.5 minutes are left, and 120 steps with evaluation take 12.5; raise --minutes to 13"
+        in done.stdout
     )
-    assert not (here / "out" / "head").exists()
+    assert not (here / "out" / "full").exists()
     found = read_table(here / "out")
     assert found is not None
     assert (found.spent, found.begun) == (30, {})
 
-    def refused(*_: Any, overrides: dict[str, Any], **__: Any) -> None:
-        raise ValueError(f"{overrides['steps']} steps are asked for")
+    def refused(*_: Any, steps: int, **__: Any) -> None:
+        raise ValueError(f"{steps} steps are asked for")
 
     monkeypatch.setattr(compare, "train", refused)
     # Of five minutes, 30 s were spent before, 30 s go to timing and 30 s to startup and evaluation.
     assert "35 steps are asked for" in run(*arguments, "--minutes", "5").stderr
+
+
+def test_a_method_after_the_budget_is_reported_with_the_time_needed(
+    run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = StepTime(startup=2.0, step=1.0, evaluation=10.0, steps_per_epoch=3)
+    monkeypatch.setattr(compare, "measure_step_time", lambda *arguments: pace)
+    clock.takes("train", 200)
+    done = run(*TRANSFER, "--out", "out", "--methods", "lora,full", "--minutes", "1")
+    assert (
+        "full was skipped: the budget of 1 minutes is used up, and at the pace of lora it needs 1.0 more; "
+        "raise --minutes to 5" in done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_remaining", "steps"),
+    [
+        (20, 1, 0),  # startup and evaluation take 12 s: not even 25 steps fit
+        (37, 1, 25),
+        (37, 2, 25),  # all of it: another training would not fit
+        (124, 2, 112),  # the same
+        (160, 2, 100),  # four epochs, and the rest for another training
+        (224, 2, 100),  # equal shares
+        (400, 2, 188),
+        (9000, 2, 500),  # the recipe's length
+    ],
+)
+def test_time_is_spent_where_a_training_is_useful(seconds: float, n_remaining: int, steps: int) -> None:
+    pace = StepTime(startup=2.0, step=1.0, evaluation=10.0, steps_per_epoch=25)
+    assert choose_steps(pace, 500, seconds, n_remaining) == steps
+
+
+def test_head_is_the_linear_probe_on_cached_features(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*TRANSFER, "--out", "out", "--methods", "knn").returncode == 0
+
+    def compute(*_: Any, **__: Any) -> None:
+        raise AssertionError("the frozen model is computed again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vitrail.training.features.run_batches", compute)
+        done = run(*TRANSFER, "--out", "out", "--methods", "linear,head")
+    assert done.returncode == 0, done.stderr
+    assert "the linear probe as a model" in done.stdout
+    table = read_table(here / "out")
+    assert table is not None
+    found = {row.method: row for row in table.rows}
+    assert found["head"].score == found["linear"].score
+    assert found["head"].converged
+    written = run("evaluate", "out/head", "photos", "--workers", "0", "--json")
+    assert written.returncode == 0, written.stderr
+    assert json.loads(written.stdout)["top1"] == found["head"].score
+    assert json.loads(written.stdout)["task"] == "single"
+    before, after = (vitrail.load(here / name).state_dict() for name in ("model.safetensors", "out/head"))
+    assert all(torch.equal(before[name], after[name]) for name in before if not name.startswith("head."))
+    assert "logistic regression" in vitrail.load(here / "out" / "head").card["recipe"]["method"]
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [{"head": "pre-logits"}, {"prefix": "class+distillation"}, {"head": Projection(8), "classes": None}],
+    ids=str,
+)
+def test_head_of_every_kind_of_model(here: Path, run: Run, slots: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    given = {"patch": 4, "width": 16, "depth": 2, "heads": 2, "classes": 5, "image_size": 16} | slots
+    model = vitrail.build(None, **given)
+    torch.nn.init.normal_(next(model.head.parameters()))
+    vitrail.save(model, here / "model.safetensors", preprocessing=Preprocessing((16, 16), (16, 16)))
+    done = run(*TRANSFER, "--out", "out", "--methods", "linear,head", "--json")
+    assert done.returncode == 0, done.stderr
+    found = rows(done.stdout)
+    if slots.get("classes", 5):
+        assert found["head"]["score"] == found["linear"]["score"]
+    written = run("evaluate", "out/head", "photos", "--workers", "0", "--json")
+    assert json.loads(written.stdout)["top1"] == found["head"]["score"]
+
+
+def test_length_is_the_same_in_plan_progress_and_table(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(12, 15):  # 39 images in batches of 32: one step per epoch, not 39 / 32
+        picture(here / "photos" / "train" / "red" / f"{number}.png", COLOURS["red"], number)
+    done = run(*TRANSFER, "--out", "out", "--methods", "full", "--json")
+    assert done.returncode == 0, done.stderr
+    about = rows(done.stdout)["full"]["about"]
+    assert f"full: {about} at" in done.stderr
+    records = [json.loads(line) for line in (here / "out" / "full" / "metrics.jsonl").read_text().splitlines()]
+    assert about == f"{records[-1]['step']} steps, {records[-1]['epoch']:g} epochs"
+    assert rows(done.stdout)["full"]["converged"] is True  # the recipe's length
+
+
+def test_training_cut_short_is_marked(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "choose_steps", lambda *arguments: 4)
+    done = run(*TRANSFER, "--out", "out", "--methods", "full")
+    assert done.returncode == 0, done.stderr
+    assert "4 of 24 steps, 4 epochs, not converged" in done.stdout
+    assert "full not converged: the score may rise with more time; raise --minutes" in done.stdout
+    table = json.loads((here / "out" / "table.json").read_text())
+    assert table["rows"][0]["converged"] is False
+    page = (here / "out" / "full" / "report.html").read_text(encoding="utf-8")
+    assert "This training has not converged." in page
+    assert "4 of the recipe’s 24 steps" in page
 
 
 @pytest.mark.parametrize("command", [["transfer"], ["evaluate", "--probe", "knn"]])
@@ -322,7 +432,8 @@ def test_a_new_head_has_a_higher_learning_rate_in_a_short_run(
     assert head.weight.abs().max().item() == pytest.approx(scale * 1e-5, rel=0.01)
 
 
-def test_a_larger_size_resamples_positions(here: Path, run: Run) -> None:
+def test_a_larger_size_resamples_positions_by_the_rule_of_the_checkpoint(here: Path, run: Run) -> None:
+    vitrail.save(vitrail.load(here / "model.safetensors", assume={"resampling": "google"}), here / "model.safetensors")
     done = run(*TRAIN, "--size", "24", "--steps", "1", "--lr", "1e-12", "--set", "ema=none")
     assert done.returncode == 0, done.stderr
     loaded = vitrail.load(here / "run" / "model.safetensors")
@@ -332,6 +443,9 @@ def test_a_larger_size_resamples_positions(here: Path, run: Run) -> None:
     assert loaded.preprocessing.size == (24, 24)
     torch.testing.assert_close(loaded.state_dict()["position.weight"], expected, atol=1e-6, rtol=0)
     assert expected.shape[1] == 37
+    assert loaded.config.resampling == RESAMPLINGS["google"]
+    other = vitrail.load(here / "model.safetensors", image_size=24, assume={"resampling": "timm"})
+    assert (other.state_dict()["position.weight"] - expected).abs().max() > 1e-3
 
 
 def test_a_size_not_divisible_by_the_patch_is_refused(run: Run) -> None:

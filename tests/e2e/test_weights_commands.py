@@ -118,7 +118,7 @@ def test_missing_information_is_reported(weights, tmp_path, capsys):
         (["describe", "{empty}"], "an empty file"),
         (["describe", "{text}"], "not a safetensors, PyTorch or NumPy file"),
         (["describe", "{weights}", "--assume", "heads"], "write it as NAME=VALUE"),
-        (["describe", "{weights}", "--assume", "heads=five"], "invalid value heads=five"),
+        (["describe", "{weights}", "--assume", "heads=five"], "invalid value --assume heads=five"),
         (["describe", "{weights}", "--assume", "gelu=hard"], "unknown gelu 'hard': known are exact, tanh, quick"),
         (["convert", "{weights}", "out.safetensors", "--to", "keras"], "invalid choice: 'keras'"),
         (["convert", "{weights}", "out.pth", "--to", "vitrail"], "a file for vitrail must be named *.safetensors"),

@@ -12,10 +12,10 @@ from vitrail.data.preprocessing import Preprocessing
 CLASSES = ("ape", "bee", "cat", "dog", "elk", "fox", "gnu")
 
 
-def model(path: Path, labels=CLASSES, *, seed: int = 0) -> Path:
+def model(path: Path, labels=CLASSES, *, seed: int = 0, classes: int | None = None) -> Path:
     """Save a model with random weights and no biases, whose predictions differ between images."""
     torch.manual_seed(seed)
-    made = vitrail.build(patch=4, width=16, depth=1, heads=2, classes=len(labels), image_size=8, pool="mean")
+    made = vitrail.build(patch=4, width=16, depth=1, heads=2, classes=classes or len(labels), image_size=8, pool="mean")
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.ndim == 2:

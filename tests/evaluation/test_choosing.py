@@ -56,7 +56,7 @@ def test_evaluation_on_training_data_is_noted(tmp_path):
     trained = {"m": {"where": where + "/../data", "fractions": None}}
     assert "m was trained on images" in select_images(EvaluationData(where), trained).notes[-1]
     assert (
-        "its metrics are too optimistic: use --split validation"
+        "its metrics are too optimistic: use split='validation'"
         in select_images(EvaluationData(where), trained).notes[-1]
     )
     assert "optimistic" not in " ".join(select_images(EvaluationData(where, "validation"), trained).notes)
@@ -100,7 +100,7 @@ def test_limit_is_deterministic_and_covers_all_classes(tmp_path):
     assert found.images.items.tolist() == select_images(EvaluationData(where, limit=14)).images.items.tolist()
     assert found.notes == ("14 of 63 images, evenly spaced",)
     assert select_images(EvaluationData(where, limit=1000)).notes == ()
-    with pytest.raises(ValueError, match="--limit must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="limit= must be >= 1, got 0"):
         select_images(EvaluationData(where, limit=0))
 
 
@@ -155,5 +155,5 @@ def test_classes_from_file_names(tmp_path):
 
 def test_flat_folder_error_suggests_label_from(tmp_path):
     root = tree(tmp_path / "flat", {"0002_shark.png": 1})
-    with pytest.raises(ValueError, match=r"no class folders.*--label-from"):
+    with pytest.raises(ValueError, match=r"no class folders.*label_from="):
         select_images(EvaluationData(str(root)))

@@ -14,8 +14,6 @@ from tests.evaluation import made
 from vitrail.data.sources import load_dataset
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.evaluation.loading import ComputeOptions
-from vitrail.evaluation.selection import EvaluationData
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.reports.summary import get_interval
 
@@ -84,16 +82,16 @@ def test_multilabel_metrics_equal_scikit_learn(tmp_path):
 def test_evaluation_reproduces_the_metrics_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = ["model.size.depth=1"]
-    run, summary = vitrail.train("digits", out="run", overrides={"steps": 12, "batch_size": 32}, settings=settings)
+    run, summary = vitrail.train("digits", out="run", steps=12, batch_size=32, settings=settings)
     for split in ("validation", "test"):
-        found = evaluate(run, EvaluationData("digits", split), compute=ComputeOptions(batch_size=32))
+        found = evaluate(run, "digits", split=split, batch_size=32)
         report = found.as_dict()
         assert {name: report[name] for name in summary[split]} == summary[split]
         with np.load(run / "evaluation" / f"{split}.npz") as kept:
             assert np.array_equal(found.evaluations[0].evaluation.logits, kept["logits"])
     assert evaluate(run, "digits").evaluations[0].selection.split == "test"
     (run / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"is an unfinished run: vitrail train --resume"):
+    with pytest.raises(ValueError, match=r"is an unfinished run: continue it with vitrail.resume"):
         open_checkpoint(run)
 
 
@@ -108,7 +106,7 @@ def test_only_present_restricts_the_outputs(tmp_path):
     assert among_all.as_dict()["data"]["classes_present"] == 2
     assert len(among_all.as_dict()["per_class"]) == 2
     one = str(made.folder(tmp_path / "one", ("cat",), each=3))
-    with pytest.raises(ValueError, match="--only-present leaves a single class"):
+    with pytest.raises(ValueError, match="only_present= leaves a single class"):
         evaluate(path, one, only_present=True)
     assert evaluate(path, one).evaluations[0].measures["images"] == 3
 
@@ -164,10 +162,7 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path):
 
 def test_half_precision_is_close_to_fp32(tmp_path):
     data, path = str(made.folder(tmp_path / "data")), made.model(tmp_path / "m.safetensors")
-    whole, half = (
-        evaluate(path, data, compute=ComputeOptions(precision=p)).evaluations[0].outputs.logits
-        for p in ("fp32", "bf16")
-    )
+    whole, half = (evaluate(path, data, precision=p).evaluations[0].outputs.logits for p in ("fp32", "bf16"))
     assert not np.array_equal(whole, half)
     assert np.abs(whole - half).max() < 0.1 * np.abs(whole).max()
 
@@ -175,8 +170,7 @@ def test_half_precision_is_close_to_fp32(tmp_path):
 def test_batch_size_and_workers_do_not_change_logits(tmp_path):
     data, path = str(made.folder(tmp_path / "data")), made.model(tmp_path / "m.safetensors")
     one, other = (
-        evaluate(path, data, compute=ComputeOptions(batch_size=size, workers=workers)).evaluations[0]
-        for size, workers in ((64, 0), (5, 1))
+        evaluate(path, data, batch_size=size, workers=workers).evaluations[0] for size, workers in ((64, 0), (5, 1))
     )
     assert np.allclose(one.outputs.logits, other.outputs.logits, atol=1e-4)
     assert one.evaluation.names == other.evaluation.names
@@ -232,7 +226,7 @@ def test_training_data_is_recognised_from_another_directory(tmp_path, monkeypatc
     made.folder(tmp_path / "zoo", each=12)
     other = made.model(tmp_path / "m.safetensors")
     monkeypatch.chdir(tmp_path)
-    vitrail.train("zoo", out="run", overrides={"steps": 2, "batch_size": 8}, settings=["model.size.depth=1"])
+    vitrail.train("zoo", out="run", steps=2, batch_size=8, settings=["model.size.depth=1"])
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
     found = evaluate(other, "../zoo", against=["../run"])
@@ -249,7 +243,7 @@ def test_top5_has_an_interval_for_few_classes_and_multilabel(tmp_path):
     report = evaluate(path, data).as_dict()
     assert (report["top5"], report["top5_interval"]) == (1.0, list(wilson_interval(21, 21)))
     listed = made.several(tmp_path / "several", classes=few[:2])
-    several = evaluate(path, EvaluationData(str(listed), task="multi")).as_dict()
+    several = evaluate(path, listed, task="multi").as_dict()
     right = round(40 * several["top5"])
     assert right < 40  # some pictures have no label
     assert several["top5_interval"] == list(wilson_interval(right, 40))
@@ -288,7 +282,7 @@ def test_predictions_csv_has_a_row_per_image(tmp_path):
 def test_model_without_classifier_error_suggests_probes(tmp_path):
     body = vitrail.build(patch=4, width=16, depth=1, heads=2, classes=None, image_size=8)
     vitrail.save(body, tmp_path / "body.safetensors", preprocessing=vitrail.Preprocessing((8, 8), (8, 8)))
-    with pytest.raises(ValueError, match="has no classifier: use --probe"):
+    with pytest.raises(ValueError, match=r"has no classifier: use vitrail.evaluation.probes.probe"):
         evaluate(tmp_path / "body.safetensors", str(made.folder(tmp_path / "data")))
 
 

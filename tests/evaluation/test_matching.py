@@ -33,7 +33,7 @@ def test_unknown_classes_are_listed_with_suggestions():
         )
     assert str(caught.value) == (
         "3 of 4 classes are unknown to the model: 'Hats' (like 'hat'?), "
-        "'golden_retriever' (like 'golden retriever, dog'?), 'xylophone'; rename them, or use --map FILE"
+        "'golden_retriever' (like 'golden retriever, dog'?), 'xylophone'; rename them, or use class_map=FILE"
     )
 
 
@@ -51,7 +51,7 @@ def test_numbers_are_indices_for_models_without_names():
 
 
 def test_words_need_a_map_for_models_without_names():
-    with pytest.raises(ValueError, match="the model has no class names, and 'hat' is not an index: give --map"):
+    with pytest.raises(ValueError, match="the model has no class names, and 'hat' is not an index: give class_map="):
         match_classes(images(("hat", "3")), None, 10)
 
 
@@ -62,10 +62,10 @@ def test_index_out_of_range_is_an_error():
 
 def test_numbers_for_a_model_with_names_need_map_index():
     data = images(("0", "1"))
-    with pytest.raises(ValueError, match="--map index if these are the model's indices"):
+    with pytest.raises(ValueError, match="class_map='index' if these are the model's indices"):
         match_classes(data, ("hat", "shoe"), 2)
     assert match_classes(data, ("hat", "shoe"), 2, "index").indices.tolist() == [0, 1]
-    with pytest.raises(ValueError, match="--map index: 'hat' is not an index"):
+    with pytest.raises(ValueError, match="class_map='index': 'hat' is not an index"):
         match_classes(images(("hat",)), ("hat", "shoe"), 2, "index")
 
 

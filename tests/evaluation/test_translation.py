@@ -108,9 +108,9 @@ def test_ambiguous_model_name_needs_an_index(tmp_path):
 
 
 def test_missing_file_and_directory_are_errors(tmp_path):
-    with pytest.raises(OSError, match=r"^--map .*gone\.json: no such file$"):
+    with pytest.raises(OSError, match=r"^class_map='.*gone\.json': no such file$"):
         read_class_map(tmp_path / "gone.json", NAMES, 5)
-    with pytest.raises(OSError, match=r"^--map .* is a directory: give JSON"):
+    with pytest.raises(OSError, match=r"^class_map=.* is a directory: give JSON"):
         read_class_map(tmp_path, NAMES, 5)
 
 

@@ -27,7 +27,7 @@ def test_a_check_cache_of_other_types_is_not_used(column, value, tmp_path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     audit = ["check", str(FIXTURES / "images"), "--json"]
     assert run_quietly(audit)[0] == 0
-    (path,) = (tmp_path / "cache").rglob("check-*.sqlite")
+    (path,) = (tmp_path / "cache").rglob("check.sqlite")
     with closing(sqlite3.connect(path)) as database, database:
         (table,) = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchone()
         database.execute(f"UPDATE {table} SET {column} = ?", (value,))

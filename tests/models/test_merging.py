@@ -18,7 +18,15 @@ WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
 
 # Positions inside the layers; merged tokens have no single position.
-INSIDE = ("relative", "relative@shared", "rotary2d", "learned1d@every", "learned2d@shared", "sincos2d@shared")
+INSIDE = (
+    "relative",
+    "relative1d",
+    "relative@shared",
+    "rotary2d",
+    "learned1d@every",
+    "learned2d@shared",
+    "sincos2d@shared",
+)
 
 
 def small(**slots) -> ViT:
@@ -152,13 +160,15 @@ def test_merging_identical_tokens_changes_nothing(slots):
 
 @pytest.mark.parametrize("position", INSIDE)
 def test_positions_inside_layers_are_refused_by_name(position):
-    kind = {"relative": "Relative", "rotary2d": "Rotary2D"}.get(position.split("@")[0], "at=")
+    kind = {"relative": "Relative", "relative1d": "Relative1D", "rotary2d": "Rotary2D"}.get(
+        position.split("@")[0], "at="
+    )
     with pytest.raises(ValueError, match=rf"does not support .*{kind}.*at the stem"):
         merge_model(small(position=position), 4)
 
 
 def test_resnets_and_negative_r_are_refused():
-    with pytest.raises(ValueError, match="--merge does not support BiT ResNets"):
+    with pytest.raises(ValueError, match="merge= does not support BiT ResNets"):
         vitrail.build("R14x0.25", image_size=32, classes=3).merge_tokens(4)
     with pytest.raises(ValueError, match="must be at least 0, got -1"):
         merge_model(small(), -1)

@@ -1,5 +1,7 @@
 """Properties of all sizes, patches, grids and slots."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from tests.models.test_vit import shaken
 from vitrail.nn.embed import patchify
 
 POSITIONS = (
-    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "rotary2d"),
+    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "relative1d", "rotary2d"),
     *("learned1d@every", "learned2d@shared", "relative@shared", "sincos2d@every"),
 )
 QUICK = settings(max_examples=40, deadline=None)
@@ -163,3 +165,13 @@ def test_mlp_is_two_pointwise_convolutions():
     hidden = torch.nn.functional.gelu(conv(grid, mlp.fc1.weight[..., None, None], mlp.fc1.bias))
     output = conv(hidden, mlp.fc2.weight[..., None, None], mlp.fc2.bias)
     torch.testing.assert_close(mlp(x), output.flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-5)
+
+
+def test_adapted_models_with_fixed_positions_run_move_and_are_copied():
+    """Fixed positions keep a buffer that is not stored, which an adapted model needs on the device of its weights."""
+    model = vitrail.build(patch=4, width=16, depth=1, heads=2, classes=3, image_size=8, position="sincos2d")
+    for adapted in (model.replace_head(None), model.resize((16, 16)), model.adapt_channels(1)):
+        height, width = adapted.config.image_size
+        image = torch.zeros(1, adapted.config.channels, height, width)
+        assert not any(buffer.is_meta for buffer in adapted.buffers())
+        assert torch.equal(copy.deepcopy(adapted).to("cpu").eval()(image), adapted.eval()(image))

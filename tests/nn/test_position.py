@@ -7,8 +7,10 @@ import torch
 
 import vitrail
 from tests.models.test_vit import shaken
+from vitrail.analysis import record_attention
 from vitrail.models.init import initialise
-from vitrail.nn.position import Learned1D, Learned2D, Relative, Rotary2D, SinCos2D, Sinusoid1D, resample_table, rotate
+from vitrail.nn.position import Learned1D, Learned2D, Relative, Relative1D, Rotary2D, SinCos2D, Sinusoid1D, rotate
+from vitrail.nn.resampling import Resampling, resample_table
 from vitrail.nn.shape import EncoderShape
 
 SHAPE = EncoderShape(width=8, depth=2, heads=2, grid=(3, 4), mlp=32, outputs=1)
@@ -22,7 +24,7 @@ def build_position(slot, shape=SHAPE):
 
 def test_resampling_to_the_same_grid_is_bit_exact():
     table = torch.randn(5, 3, 4)
-    assert resample_table(table, (3, 4)) is table
+    assert resample_table(table, (3, 4), Resampling()) is table
     position = build_position(Learned1D())
     assert torch.equal(position.stem_embedding((3, 4), None)[0], position.weight[0])
 
@@ -95,6 +97,60 @@ def test_relative_bias_has_separate_values_for_prefix_tokens():
     assert (bias[:2, :2] == among).all()
     assert (bias[:2, 2:] == to_patch).all()
     assert (bias[2:, :2] == to_prefix).all()
+
+
+@pytest.mark.parametrize("kept", [None, [[5, 0, 7, 11], [3, 2, 1, 0]]])
+def test_relative_1d_adds_the_product_of_query_and_offset(kept):
+    """Appendix D.4: q_i · (k_j + r_{i-j}) / √d before the softmax, with patches in reading order."""
+    shape = EncoderShape(8, 2, 2, (3, 4), 32, 1)
+    position, keep = build_position(Relative1D(), shape), None if kept is None else torch.tensor(kept)
+    patches = [range(12)] * 2 if kept is None else kept
+    tokens = 1 + len(patches[0])
+    q = torch.randn(2, 2, tokens, 4)
+    layers = list(position.layer_positions((3, 4), keep))
+    assert len(layers) == 2
+    bias = layers[1].compute_bias(q).expand(2, -1, -1, -1)
+    to_patch, to_prefix, among = position.prefix[1]
+    for image in range(2):
+        for i in range(tokens):
+            for j in range(tokens):
+                if i and j:
+                    key = position.offsets[1, patches[image][i - 1] - patches[image][j - 1] + 11]
+                else:
+                    key = among if i == j == 0 else to_patch if i == 0 else to_prefix
+                expected = q[image, :, i] @ key / 2  # √4
+                torch.testing.assert_close(bias[image, :, i, j], expected, atol=1e-5, rtol=0)
+    last = layers[1].compute_bias(q[:, :, :1], 1)  # the last layer computes the class token only
+    torch.testing.assert_close(last.expand(2, -1, -1, -1), bias[:, :, :1], atol=1e-5, rtol=0)
+
+
+def test_relative_1d_attention_is_the_softmax_of_the_sum():
+    model = shaken(
+        vitrail.build(patch=8, width=32, depth=1, heads=2, image_size=(16, 24), classes=3, position="relative1d")
+    )
+    images = torch.randn(2, 3, 16, 24)
+    with torch.no_grad(), record_attention(model) as maps:
+        z = model.tokens(images)
+        block, layer = model.blocks[0], next(model.position.layer_positions((2, 3), None))
+        found = block(z, layer)
+        q, k, v = block.msa.split_heads(block.msa.qkv(block.norm1(z)))
+        keys, index = layer.offsets
+        attention = ((q @ k.mT + (q @ keys.T).gather(-1, index[:, None].expand(2, 2, 7, 7))) / 4).softmax(-1)
+        z = z + block.msa.out((attention @ v).transpose(1, 2).flatten(2))
+        expected = z + block.mlp(block.norm2(z))
+    torch.testing.assert_close(maps[1][:2], attention, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_relative_1d_is_resampled_along_the_offset():
+    position = build_position(Relative1D("shared"), EncoderShape(8, 2, 2, (4, 4), 32, 0))
+    with torch.no_grad():
+        position.offsets[0] = torch.linspace(-1, 1, 31)[:, None]  # the value is the offset as a share of the image
+    table = position.table(0, (8, 4))
+    assert table.shape == (63, 4)
+    torch.testing.assert_close(table[:, 0], torch.linspace(-1, 1, 63), atol=0.03, rtol=0)  # the edges are flat
+    resized = Relative1D("shared").resize_tensors(dict(position.state_dict()), position.shape, (8, 4))
+    torch.testing.assert_close(resized["offsets"][0], table)
 
 
 def test_rotary_products_depend_only_on_the_offset():

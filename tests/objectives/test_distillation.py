@@ -278,9 +278,9 @@ def test_invalid_settings_are_refused(fields: dict[str, Any], said: str) -> None
 
 
 def test_a_teacher_is_needed_and_must_have_the_classes() -> None:
-    with pytest.raises(ValueError, match="give --teacher MODEL"):
+    with pytest.raises(ValueError, match="give teacher=MODEL"):
         Distillation().build(model())
     with pytest.raises(ValueError, match="5 classes and the student 4"):
         Distillation().build(model(classes=4), None, teacher(), OURS)
-    with pytest.raises(ValueError, match="use --distil features"):
+    with pytest.raises(ValueError, match="use distil='features'"):
         Teacher(model(classes=None), OURS).logits(batch()[0], OURS.mean, OURS.std)

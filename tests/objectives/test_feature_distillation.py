@@ -115,5 +115,5 @@ def test_invalid_settings_are_refused() -> None:
         FeatureDistillation(labels=-1)
     with pytest.raises(ValueError, match="leaves the head untrained"):
         FeatureDistillation(labels=0).build(model(), None, teacher(), OURS)
-    with pytest.raises(ValueError, match="give --teacher MODEL"):
+    with pytest.raises(ValueError, match="give teacher=MODEL"):
         FeatureDistillation().build(model())

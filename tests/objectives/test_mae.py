@@ -66,7 +66,9 @@ def test_the_order_of_tokens_does_not_matter() -> None:
     torch.testing.assert_close(found, expected.gather(1, hidden.unsqueeze(-1).expand_as(found)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("position", ["learned1d", "learned2d@every", "sincos2d", "relative", "rotary2d", "none"])
+@pytest.mark.parametrize(
+    "position", ["learned1d", "learned2d@every", "sincos2d", "relative", "relative1d", "rotary2d", "none"]
+)
 @pytest.mark.parametrize("slots", [{}, {"pool": "mean", "prefix": "none"}, {"registers": 2}, {"block": "post"}])
 def test_every_parameter_learns_but_the_decoders_positions(position, slots) -> None:
     made = task(position=position, **slots)

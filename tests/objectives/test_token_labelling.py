@@ -351,7 +351,7 @@ def test_invalid_students_and_teachers_are_refused() -> None:
             Teacher(vitrail.build(None, patch=4, width=16, depth=1, heads=2, classes=None, image_size=16), STUDENT),
             STUDENT,
         )
-    with pytest.raises(ValueError, match="give --teacher MODEL"):
+    with pytest.raises(ValueError, match="give teacher=MODEL"):
         spec.build(small())
 
 

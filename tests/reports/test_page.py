@@ -91,7 +91,7 @@ def test_sections_of_the_page(tmp_path):
         "Learning rate",
     ):
         assert label in text
-    assert re.search(r"Expected calibration error \((under|over)-confident\)", text)
+    assert re.search(r"Neither over- nor under-confident: mean confidence [\d.]+\xa0% at [\d.]+\xa0% accuracy", text)
     assert text.count("<img ") == 24
 
 

@@ -20,7 +20,7 @@ from vitrail.reports.colours import HEAT_CMAP, colour_table
 LABELS = ("window", "door", "roof", "wall", "</script><b>stairs</b>")
 LAYERS, HEADS, SIDE = 4, 3, 8  # of the tiny model: a grid of 8×8 patches
 GREY = 100
-GROUND = 18 + 0.72 * GREY  # background of maps over a grey image
+GROUND = 0.4 * GREY + 0.6 * (18 + 0.72 * GREY)  # background of maps at 60 % over a grey image
 WORDS = b"404: there was no such picture"
 
 
@@ -158,7 +158,7 @@ def on_stage(opened, pane=0, side=SIDE):
 def expected(values):
     """Return the expected colours of a map [h, w] over grey."""
     codes = np.round(values.astype(np.float64) / values.max() * 255)
-    part = (0.12 + 0.76 * (codes / 255) ** 0.8)[..., None]
+    part = 0.6 * (0.12 + 0.76 * (codes / 255) ** 0.8)[..., None]
     return ((1 - part) * GROUND + part * colour_table(HEAT_CMAP)[codes.astype(int)]).reshape(-1, 3)
 
 
@@ -320,6 +320,7 @@ def test_maps_equal_the_analysis(browser, running):
             side = wide // SIDE
             found = np.asarray(image.convert("RGB"))[side // 2 : wide : side, side // 2 :: side].reshape(-1, 3)
         same(found, seen.relevance)
+        assert opened.locator("#strength").input_value() == "60"
         opened.locator("#strength").fill("0")
         assert np.abs(on_stage(opened) - GREY).max() <= 2  # the image without a map
 

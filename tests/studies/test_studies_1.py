@@ -16,7 +16,7 @@ from vitrail.nn.block import PostNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.mlp import GELU, ReLU
 from vitrail.nn.pool import ClassToken, Mean
-from vitrail.nn.position import Learned1D, Learned2D, NoPosition, Relative, Sinusoid1D
+from vitrail.nn.position import Learned1D, Learned2D, NoPosition, Relative1D, Sinusoid1D
 from vitrail.studies import data_size, load_study
 from vitrail.studies.base import (
     HYBRID,
@@ -195,7 +195,7 @@ def test_positions_differ_in_positions_alone():
         "2-D, stem": Learned2D("stem"),
         "2-D, every layer": Learned2D("every"),
         "2-D, shared": Learned2D("shared"),
-        "relative": Relative("every"),
+        "relative": Relative1D("every"),
     }
     assert len({replace(model, position=NoPosition()) for model in found.values()}) == 1
 

@@ -278,12 +278,12 @@ def test_train_and_pretrain_refuse_each_others_recipes(capsys: pytest.CaptureFix
     teacher()
     assert learnt() == 0
     assert "(features): use vitrail pretrain" in refused(capsys, "train", "labelled", "--recipe", "run/recipe.json")
-    assert "vitrail pretrain DATA --method features" in refused(capsys, "train", "labelled", "--recipe", "features")
+    assert "vitrail pretrain with --method features" in refused(capsys, "train", "labelled", "--recipe", "features")
     taught = ("--teacher", "teacher.safetensors", "--distil", "features")
     assert main(["train", "labelled", *taught, "--out", "with", *SHORT, "--steps", "2"]) == 0
     assert "learns labels: use vitrail train" in refused(capsys, "pretrain", "photos", "--recipe", "with/recipe.json")
     without = refused(capsys, "train", "labelled", *taught, "--set", "model.classes=none")
-    assert "use vitrail pretrain --method features" in without
+    assert "use vitrail pretrain with --method features" in without
 
 
 def test_recipe_file_with_another_teacher() -> None:

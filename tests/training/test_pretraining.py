@@ -276,7 +276,7 @@ def test_bad_input_is_one_line_before_training(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--recipe", "mae"), "vitrail pretrain DATA --method mae"),
+        (("--recipe", "mae"), "vitrail pretrain with --method mae"),
         (("--set", "objective=MAE"), "trains without labels"),
         (("--set", "model.classes=none"), "no classes"),
     ],

@@ -1,11 +1,15 @@
-"""Processes that were started again agree on a new name, whatever their dead predecessors left in the store."""
+"""Process groups: restarted processes agree on a new name, and leaving a group never hangs."""
 
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from tests.training.runs import environment
 from vitrail.training.distributed import agree_on_group_name
 
 
@@ -35,3 +39,30 @@ def test_a_process_waits_for_the_others(rank: int) -> None:
         time.sleep(0.4)
         assert not early.done()
         assert pool.submit(agree_on_group_name, store, 1 - rank, 2).result(30) == early.result(30)
+
+
+LEAVE_GROUPS = """
+import torch
+from vitrail.training.distributed import join_process_group
+
+def fail_inside_group():
+    with join_process_group("cpu") as team:
+        wrapped = team.wrap(torch.nn.Linear(2, 2))  # refers to the group as long as the traceback refers to it
+        team.gather_objects(list(range(100)))
+        raise KeyError(wrapped)
+
+for _ in range(60):
+    try:
+        fail_inside_group()
+    except KeyError:
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_a_group_is_not_destroyed_while_its_threads_free_tensors(tmp_path: Path) -> None:
+    """Its destructor joins the threads with the GIL held: one that waits for the GIL would never end."""
+    (tmp_path / "leave_groups.py").write_text(LEAVE_GROUPS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program = [*torchrun, str(tmp_path / "leave_groups.py")]
+    assert subprocess.run(program, env=environment(tmp_path), capture_output=True, timeout=240).returncode == 0

@@ -5,16 +5,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import vitrail
 from vitrail.data.transforms.augment import Flip, RandomResizedCrop
+from vitrail.models.vit_config import RESAMPLINGS
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.token_labelling import TokenLabelling
 from vitrail.training.optim import SGD, AdamW, Muon
 from vitrail.training.recipe import Data, Facts, Recipe, Teacher, read_recipe, with_settings, write_recipe
 from vitrail.training.recipes import METHODS, NAMES, build_recipe, describe_recipe
+from vitrail.training.runs.models import load_initial_model
 from vitrail.training.schedule import Cosine
 from vitrail.utils.json import to_json
 
@@ -193,7 +196,7 @@ def test_settings_that_belong_together_are_accepted_in_any_order(order: int) -> 
     assert (found.model.size.width, found.model.size.heads) == (16, 2)  # pyright: ignore[reportAttributeAccessIssue]
     tokens = ["objective=TokenLabelling", "objective.mixup=0", "objective.cutmix=0", "optimizer.lr=0.1"]
     assert isinstance(with_settings(recipe("deit"), tokens).objective, TokenLabelling)
-    with pytest.raises(ValueError, match=r"^--set model\.size\.width=16: ") as caught:
+    with pytest.raises(ValueError, match=r"^settings=\['model\.size\.width=16'\]: ") as caught:
         with_settings(recipe("deit"), ["model.size.width=16", "optimizer.lr=0.1"])
     assert "heads" in str(caught.value)
 
@@ -221,7 +224,7 @@ def test_another_class_keeps_shared_fields() -> None:
     ],
 )
 def test_invalid_settings_are_named(setting: str, said: str) -> None:
-    with pytest.raises(ValueError, match="--set") as caught:
+    with pytest.raises(ValueError, match="settings=") as caught:
         with_settings(recipe("deit"), [setting])
     assert said in str(caught.value)
 
@@ -240,3 +243,15 @@ def test_recipes_are_listed_without_pytorch() -> None:
     for name in NAMES:
         assert name in done.stdout
     assert done.stdout.count("Expected") == len((*NAMES, *METHODS))
+
+
+def test_recipe_of_an_earlier_version_keeps_its_rule_of_resampling(tmp_path: Path) -> None:
+    """It has no rule and stands for timm's; its checkpoint, read by this version, has another."""
+    small = {"patch": 8, "width": 16, "depth": 1, "heads": 1, "image_size": 16, "classes": None}
+    vitrail.save(vitrail.build(**small, resampling="transformers"), tmp_path / "init.safetensors")
+    new = recipe("mae", facts(init=vitrail.load(tmp_path / "init.safetensors").config))
+    assert new.model.resampling == RESAMPLINGS["transformers"]
+    old = replace(new, init=str(tmp_path / "init.safetensors"), model=new.model.with_resampling("timm"))
+    model = load_initial_model(SimpleNamespace(recipe=old))  # pyright: ignore[reportArgumentType]
+    assert model.config == old.model
+    assert model.training

@@ -196,6 +196,6 @@ def test_multi_label_images_are_refused(photos: Path, capsys: pytest.CaptureFixt
     assert main(["train", "table.csv", *TOKENS, "--out", "other", *SHORT]) == 2
     assert "token labelling needs one label per image" in capsys.readouterr().err
     recipe = trained("run", "--steps", "1", "--workers", "0")  # finished, with a softmax
-    with pytest.raises(ValueError, match="token labelling needs one label per image: use --distil soft"):
+    with pytest.raises(ValueError, match="token labelling needs one label per image: use distil='soft'"):
         vitrail.train("table.csv", recipe=recipe, out="other")
     assert not Path("other").exists()

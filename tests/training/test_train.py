@@ -247,7 +247,7 @@ def test_vanished_held_out_images_are_not_counted_as_correct(folder: Path, tmp_p
         "from pathlib import Path\nimport vitrail.training.train as t\nold = t.prepare_data\n"
         "def prepare(*a, **k):\n    found = old(*a, **k)\n"
         "    [p.unlink() for p in Path('photos/val/blue').glob('[012].png')]\n    return found\n"
-        "t.prepare_data = prepare\nt.train('photos', out='run', overrides={'steps': 2, 'batch_size': 8})\n"
+        "t.prepare_data = prepare\nt.train('photos', out='run', steps=2, batch_size=8)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -264,8 +264,8 @@ def test_vanished_held_out_images_are_not_counted_as_correct(folder: Path, tmp_p
 
 
 def test_unknown_overrides_are_refused() -> None:
-    with pytest.raises(ValueError, match="batch_size"):
-        vitrail.train("digits", overrides={"batchsize": 7})
+    with pytest.raises(TypeError, match="batchsize"):
+        vitrail.train("digits", batchsize=7)  # type: ignore[call-arg]
 
 
 def test_recipe_from_a_file_is_changed_with_set_alone(folder: Path, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_run_survives_a_closed_stderr(folder: Path, tmp_path: Path) -> None:
 def test_training_from_a_thread_works(folder: Path, tmp_path: Path) -> None:
     code = (
         "import threading, vitrail\n"
-        "t = threading.Thread(target=lambda: vitrail.train('photos', out='run', overrides={'steps': 2, 'batch_size': 8}))\n"
+        "t = threading.Thread(target=lambda: vitrail.train('photos', out='run', steps=2, batch_size=8))\n"
         "t.start(); t.join()\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(tmp_path), timeout=120, check=True)

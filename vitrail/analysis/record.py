@@ -91,7 +91,7 @@ class AttentionHook:
             return
         with torch.no_grad():
             q, k, _v = self.msa.split_heads(qkv.detach(), self.position)
-            self.callback(self.layer, LayerHeads(q, k, self.position.bias))
+            self.callback(self.layer, LayerHeads(q, k, self.position.compute_bias(q)))
 
 
 @contextmanager

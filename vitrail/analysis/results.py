@@ -44,7 +44,7 @@ class ImageTrace:
 class PositionMaps:
     """Maps of the position embedding of a model."""
 
-    kind: str  # "added", "bias", "rotary" or "none"
+    kind: str  # "added", "bias", "rotary", "query" (a bias that depends on the image: no map) or "none"
     grid: Grid
     similarity: np.ndarray | None = None  # "added": [h, w, h, w], cosine similarity of each position with all others
     bias: np.ndarray | None = None  # "bias": [tables, H, 2h-1, 2w-1], by offset in rows and columns

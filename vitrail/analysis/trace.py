@@ -80,8 +80,9 @@ def iter_backward(vit: TokenModel, states: list[Tensor], grid: Grid, gradient: T
         del out
         with torch.no_grad():
             q, k, v = msa.split_heads(captured["qkv"], position)
+            attended = LayerHeads(q, k, position.compute_bias(q)).select_image(0)
         del captured
-        yield TracedLayer(number, LayerHeads(q, k, position.bias).select_image(0), v[0].float(), dy)
+        yield TracedLayer(number, attended, v[0].float(), dy)
 
 
 ATTENTION_VIEWS = ("attention", "between", "distance", "entropy", "alike", "rollout", "relevance")

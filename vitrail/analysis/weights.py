@@ -13,7 +13,7 @@ from vitrail.analysis.tokens import principal_components, to_numpy
 from vitrail.models.base import TokenModel
 from vitrail.models.bit import StdConv
 from vitrail.nn.embed import PatchEmbedding
-from vitrail.nn.position import RelativePositionBias, resample_table
+from vitrail.nn.position import RelativeEmbedding1D, RelativePositionBias
 from vitrail.nn.shape import Grid
 
 
@@ -64,8 +64,10 @@ def extract_positions(model: nn.Module, grid: Grid | None = None) -> PositionMap
     grid = grid or vit.config.shape.grid
     h, w = grid
     if isinstance(vit.position, RelativePositionBias):
-        table = resample_table(vit.position.offsets, (2 * h - 1, 2 * w - 1))  # by query minus key
+        table = vit.position.resample_offsets(vit.position.offsets, grid)  # by query minus key
         return PositionMaps("bias", grid, bias=to_numpy(table.flip(-2, -1)))
+    if isinstance(vit.position, RelativeEmbedding1D):
+        return PositionMaps("query", grid)
     table = get_added_positions(vit, grid)
     if table is not None:
         unit = F.normalize(table.float(), dim=-1)

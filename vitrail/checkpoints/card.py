@@ -17,6 +17,7 @@ from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.checkpoints.load import load, save
 from vitrail.models.base import Model, ModelConfig, TokenConfig
 from vitrail.utils.json import to_json
+from vitrail.utils.text import format_temperature
 
 
 def describe_architecture(config: ModelConfig) -> dict[str, str]:
@@ -33,6 +34,8 @@ def build_report(checkpoint: Checkpoint, progress: ByteProgress | None) -> dict[
     source, detection, contract = checkpoint.source, checkpoint.detection, checkpoint.contract
     not_finite = None if progress is None else checkpoint.find_nonfinite(progress)
     assumed = {name: {"value": value, "from": why} for name, (value, why) in detection.assumptions.items()}
+    if "resampling" in assumed and not isinstance(assumed["resampling"]["value"], str):
+        assumed["resampling"]["value"] = assumed["resampling"]["value"].describe()
     odd = {name: {"found": list(shape), "expected": list(want)} for name, (shape, want) in detection.mismatched.items()}
     dtypes = Counter(str(source.specs[name].dtype).removeprefix("torch.") for name in detection.loaded)
     return {
@@ -101,6 +104,8 @@ def format_report(report: dict[str, Any], limit: int = 12) -> str:
     for name, fact in report["not_told_by_tensors"].items():
         value = "×".join(map(str, fact["value"])) if isinstance(fact["value"], tuple) else fact["value"]
         rows.append((f"  {name}", f"{value}: {fact['from']}"))
+    if temperature := format_temperature(report["card"].get("calibration")):
+        rows.append(("temperature", temperature))
     if licence := report["card"].get("licence"):
         rows.append(("licence", str(licence)))
     width = max(len(key) for key, _ in rows) + 2
@@ -128,7 +133,10 @@ def render_model_card(contract: CheckpointContract, repo: str, params: int) -> s
         _render_table("Architecture", rows),
         "## Preprocessing\n\n" + (contract.preprocessing.describe() if contract.preprocessing else "Not recorded."),
         _render_labels(contract),
-        *(_render_section(name.capitalize(), about.get(name)) for name in ("data", "recipe", "metrics", "provenance")),
+        *(
+            _render_section(name.capitalize(), about.get(name))
+            for name in ("data", "recipe", "metrics", "calibration", "provenance")
+        ),
         "## Licence\n\n" + (licence or "Not recorded. Ask the author before using the model."),
         render_usage(contract, repo),
     ]

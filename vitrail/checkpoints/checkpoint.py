@@ -20,11 +20,12 @@ from vitrail.checkpoints.io.source import TensorFile
 from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
 from vitrail.models.registry import build_from
+from vitrail.models.vit_config import parse_resampling
 from vitrail.nn.embed import Patches
 
 ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
 NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
-ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels")
+ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling", "window")
 PREPROCESSING_KEYS = ("mean", "std", "crop", "fit", "interpolation")
 
 
@@ -143,7 +144,7 @@ def incomplete_error(path: Path, detection: Detection, limit: int = 12) -> Value
     if len(differences) > limit:
         lines.append(f"  and {len(differences) - limit} more")
     if detection.missing and not detection.unexpected and not detection.mismatched:
-        lines.append("Missing tensors can be initialised at random: --allow-missing PATTERN")
+        lines.append("Missing tensors can be initialised at random: allow_missing=PATTERN")
     return ValueError("\n".join(lines))
 
 
@@ -167,8 +168,10 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
     shapes = {name: spec.shape for name, spec in source.specs.items()}
     if isinstance(source, SafetensorsFile) and is_artifact(source.metadata):
         contract, digests = read_contract(source)
-        if assume:
-            raise source.error(f"an artifact needs no assumptions: leave out {', '.join(assume)}")
+        if facts := [name for name in assume if name != "resampling"]:
+            raise source.error(f"an artifact needs no assumptions: leave out {', '.join(facts)}")
+        if "resampling" in assume:  # not a fact of the weights: files of earlier versions do not record it
+            contract = replace(contract, config=contract.config.with_resampling(assume["resampling"]))
         detection = match_artifact(contract.config, shapes)
         return Checkpoint(source, detection, contract, digests, "the artifact", "the artifact")
     architecture = {name: value for name, value in assume.items() if name in ARCHITECTURE_KEYS}
@@ -179,7 +182,8 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
         raise ValueError(f"{source.path}: {error}") from None
     if max(detection.config.image_size) > 65_536:
         raise source.error(f"image size must be at most 65536, got {detection.config.image_size}")
-    dtypes = {source.specs[name].dtype for name in detection.loaded}
+    constants = {name for entry in select_mappings(detection.table) if not entry.ours for name in entry.theirs}
+    dtypes = {source.specs[name].dtype for name in detection.loaded if name not in constants}
     if strange := [dtype for dtype in dtypes if not dtype.is_floating_point]:
         raise source.error(f"its weights are stored as {strange[0]}, not as floating-point numbers")
     for name, value in architecture.items():
@@ -241,8 +245,14 @@ def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[st
 
 def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parsed assumptions, from text or values: heads=6, gelu=tanh, size=224x224, mean=imagenet, crop=0.9…"""
-    parsers: dict[str, Callable[[Any], Any]] = {"heads": int, "channels": int, "eps": float, "crop": float}
-    parsers |= {"size": _parse_size, "mean": _parse_numbers, "std": _parse_numbers}
+    parsers: dict[str, Callable[[Any], Any]] = {
+        "heads": int,
+        "channels": int,
+        "eps": float,
+        "crop": float,
+        "window": int,
+    }
+    parsers |= {"size": _parse_size, "mean": _parse_numbers, "std": _parse_numbers, "resampling": lambda value: value}
     parsed: dict[str, Any] = {}
     for name, value in given.items():
         if name not in (known := (*ARCHITECTURE_KEYS, *PREPROCESSING_KEYS)):
@@ -255,12 +265,16 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 parsed[name] = parsers.get(name, str)(value)
         except (TypeError, ValueError, IndexError):
-            raise ValueError(f"invalid value {name}={given[name]}: see `vitrail describe --help`") from None
-    for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1}.items():
+            raise ValueError(
+                f"invalid value assume={{{name!r}: {given[name]!r}}}: see `vitrail describe --help`"
+            ) from None
+    for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1, "window": 1_000}.items():
         if name in parsed and not 0 < parsed[name] <= most:
             raise ValueError(f"{name} must be above 0 and at most {most:,}, got {given[name]}")
     if 0 < parsed.get("crop", 1) < 0.01:
         raise ValueError(f"crop must be at least 0.01, got {given['crop']}")
+    if "resampling" in parsed:
+        parse_resampling(parsed["resampling"])  # raises for an unknown name
     if min(parsed.get("size", (1,))) < 1:
         raise ValueError(f"both sides of size must be at least 1 pixel, got {given['size']}")
     return parsed

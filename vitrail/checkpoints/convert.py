@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.checkpoints import TARGET_NAMES
 from vitrail.checkpoints.artifact import CheckpointContract, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, no_progress, open_and_detect
-from vitrail.checkpoints.formats import GELUS, Reasons, clip, google, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.formats import GELUS, Reasons, clip, google, swin, timm, torchvision, transformers, vit_pytorch
 from vitrail.checkpoints.io import npz, safetensors
 from vitrail.checkpoints.io import pytorch as pickled
 from vitrail.checkpoints.keys import KeyTable, build_meta_state, export_state, format_names
@@ -21,7 +21,8 @@ from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_ad
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
-from vitrail.models.vit_config import POOLS
+from vitrail.models.swin import SwinConfig
+from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, Mean
 from vitrail.nn.position import Learned1D
@@ -44,14 +45,19 @@ def write_transformers_directory(
     out: Path, theirs: Mapping[str, Tensor], contract: CheckpointContract, more: Mapping[str, Any] | None = None
 ) -> None:
     """Write the weights and transformers' configuration files to a directory; `more` is added to config.json."""
-    assert isinstance(contract.config, TokenConfig)
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in theirs.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
     out.mkdir()
     safetensors.save_safetensors(out / "model.safetensors", theirs, {"format": "pt"})
-    settings = transformers.build_settings(contract.config, contract.labels, contract.preprocessing, dtype)
-    settings["config.json"] |= more or {}
-    for name, content in settings.items():
+    config = contract.config
+    if isinstance(config, SwinConfig):
+        settings = swin.build_settings(config, dtype)
+    else:
+        settings = transformers.build_settings(config.require_tokens("transformers' format"), dtype)
+    files = transformers.build_files(
+        settings | dict(more or {}), config.classes, contract.labels, contract.preprocessing
+    )
+    for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -70,6 +76,9 @@ class ConversionTarget:
     supports_projections: bool = True  # CLIP's projection without a bias
     list_unused_tensors: Callable[[Any], dict[str, tuple[int, ...]]] = lambda config: {}  # required, not used
     supports_fixed_positions: bool = False  # positions without a table
+    resampling: Callable[[TokenConfig], str | None] = lambda config: (
+        None
+    )  # its code's rule; None if it has one image size
 
 
 @dataclass
@@ -96,9 +105,10 @@ TARGETS: dict[str, ConversionTarget] = {
         timm.list_limits,
         timm.build_table,
         position_prefix=timm.choose_position_prefix,
-        families=frozenset({"vit", "bit"}),
+        families=frozenset({"vit", "bit", "swin"}),
         supports_swiglu=True,
         supports_projections=False,
+        resampling=lambda config: "timm",
     ),
     "hf": ConversionTarget(
         "transformers",
@@ -107,8 +117,10 @@ TARGETS: dict[str, ConversionTarget] = {
         position_prefix=lambda config: "all" if transformers.choose_family(config) == "deit" else "outputs",
         suffixes=(),
         write=write_transformers_directory,
+        families=frozenset({"vit", "swin"}),
         supports_swiglu=True,
         list_unused_tensors=transformers.list_unused_tensors,
+        resampling=lambda config: transformers.choose_resampling(transformers.choose_family(config)),
     ),
     "big_vision": ConversionTarget(
         "Google's .npz",
@@ -118,18 +130,26 @@ TARGETS: dict[str, ConversionTarget] = {
         suffixes=(".npz",),
         write=lambda out, theirs, contract: npz.save_npz(out, theirs),
         supports_fixed_positions=True,
+        resampling=lambda config: "google",
     ),
-    "torchvision": ConversionTarget("torchvision", torchvision.list_limits, torchvision.map_vit),
+    "torchvision": ConversionTarget(
+        "torchvision",
+        torchvision.list_limits,
+        torchvision.map_vit,
+        families=frozenset({"vit", "swin"}),
+        resampling=lambda config: "torchvision",
+    ),
     "vit-pytorch": ConversionTarget(
         "vit-pytorch", vit_pytorch.list_limits, vit_pytorch.build_table, supports_fixed_positions=True
     ),
-    "clip": ConversionTarget("CLIP", clip.list_limits, clip.map_vit),
+    "clip": ConversionTarget("CLIP", clip.list_limits, clip.map_vit, resampling=lambda config: "timm"),
     "dinov2": ConversionTarget(
         "DINOv2",
         timm.list_dinov2_limits,
         lambda config: timm.map_vit(config, timm.DINOV2),
         supports_swiglu=True,
         list_unused_tensors=lambda config: {"mask_token": (1, config.size.width)},
+        resampling=lambda config: timm.choose_dinov2_resampling(config.prefix.registers),
     ),
 }
 assert ("vitrail", *TARGETS) == TARGET_NAMES
@@ -203,7 +223,7 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
     if config.family not in target.families:
         raise refuse(config, f"the format of {target.title}", "use --to vitrail")
     if not isinstance(config, TokenConfig):
-        target.build_table(config)
+        build_target_table(to, config)
         return
     config, _ = _restate(target, config, None)
     limits = {**list_vitrail_only(config), **target.list_limits(config)}
@@ -211,6 +231,13 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
     if reasons := [reason for reason, holds in limits.items() if holds]:
         raise ValueError(f"{target.title} cannot express this model: {'; '.join(reasons)}")
     target.build_table(config)
+
+
+def build_target_table(to: str, config: ModelConfig) -> KeyTable:
+    """Return the key table of a file to write."""
+    if isinstance(config, SwinConfig):
+        return swin.build_table(config, swin.TARGETS[to])
+    return TARGETS[to].build_table(config)
 
 
 def restate_config(to: str, config: ModelConfig) -> ModelConfig:
@@ -269,10 +296,14 @@ def write_and_verify(
             if isinstance(contract.config, TokenConfig):
                 config, written = _restate(target, contract.config, state)
                 notes += _describe_restatements(contract.config, config)
+                notes += compare_resampling(contract.config, target.resampling(config), target.title)
                 stated = replace(contract, config=config)
-            theirs = export_state(target.build_table(stated.config), written)
-            dtype, unused = next(iter(theirs.values())).dtype, target.list_unused_tensors(stated.config)
-            theirs |= {name: torch.zeros(shape, dtype=dtype) for name, shape in unused.items()}
+            theirs = export_state(build_target_table(to, stated.config), written)
+            if isinstance(stated.config, TokenConfig):
+                dtype, unused = next(iter(theirs.values())).dtype, target.list_unused_tensors(stated.config)
+                theirs |= {name: torch.zeros(shape, dtype=dtype) for name, shape in unused.items()}
+            elif isinstance(stated.config, SwinConfig):
+                notes += swin.compare_shift(stated.config, swin.TARGETS[to])
             target.write(path, theirs, stated)
             assume = collect_assumptions(stated.config)
         with open_and_detect(path, assume) as again:
@@ -307,6 +338,9 @@ def _copy_training_fields(read: ModelConfig, wanted: ModelConfig) -> ModelConfig
     names = ("dropout", "stochastic_depth", "init")
     if isinstance(read, TokenConfig) and isinstance(wanted, TokenConfig):
         return replace(read, **{name: getattr(wanted, name) for name in names})
+    if isinstance(read, SwinConfig) and isinstance(wanted, SwinConfig):
+        names = (*names, "attention_dropout")
+        return replace(read, **{name: getattr(wanted, name) for name in names})
     return read
 
 
@@ -321,6 +355,15 @@ def _describe_restatements(before: TokenConfig, after: TokenConfig) -> list[str]
     return notes
 
 
+def compare_resampling(config: TokenConfig, theirs: str | None, project: str) -> list[str]:
+    """Return a note if a project resamples positions by another rule than the model; None: it has one image size."""
+    ours = config.resampling
+    if ours is None or theirs is None or parse_resampling(theirs) == ours:
+        return []
+    words = f"{describe_resampling(ours)} here, {describe_resampling(parse_resampling(theirs))} in {project}"
+    return [f"positions are resampled to other sizes by another rule: {words}"]
+
+
 def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
     """Return the facts of a model that tensors do not determine, as assumptions for reading it back."""
     facts: dict[str, Any] = {"size": config.image_size}
@@ -328,7 +371,10 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
-        facts |= {name: value for name, value in {"gelu": gelu, "pool": pool}.items() if value}
+        choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling}
+        facts |= {name: value for name, value in choices.items() if value}
+    elif isinstance(config, SwinConfig):
+        facts |= {"eps": config.eps, "window": config.windows[0]}
     return facts
 
 

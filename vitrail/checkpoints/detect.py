@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from vitrail.checkpoints import formats, keys
-from vitrail.checkpoints.formats import clip, google, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.formats import clip, google, swin, timm, torchvision, transformers, vit_pytorch
 from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, find_ignored, format_names
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
-PROJECTS = (timm, transformers, google, torchvision, clip, vit_pytorch)  # in the order in which they are tried
+PROJECTS = (timm, transformers, google, torchvision, clip, vit_pytorch, swin)  # in the order in which they are tried
 FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")  # that training adds to every name
 
@@ -146,7 +146,11 @@ def build_example_names() -> dict[str, set[str]]:
     small: dict[str, Any] = {"patch": 16, "width": 64, "depth": 1, "heads": 1, "image_size": 32}
     examples = {}
     for form in FORMATS:
-        config = configure(**form.example) if "name" in form.example else configure(**{**small, **form.example})
+        config = (
+            configure(**form.example)
+            if "family" in form.example or "name" in form.example
+            else configure(**{**small, **form.example})
+        )
         mappings = keys.select_mappings(form.build_table(config, ""))
         examples[form.name] = {mask_numbers(name) for entry in mappings for name in entry.theirs}
     return examples

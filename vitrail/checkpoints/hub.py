@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoints.io import FILES_BY_SAFETY, INDEX_FILES, WEIGHT_FILES
+from vitrail.checkpoints.io import INDEX_FILES, OPEN_CLIP_CONFIG, WEIGHT_FILES, list_folder, rank_weights
+from vitrail.checkpoints.known_models import describe_offline, find_local_model
 
 ADDRESS_PATTERN = re.compile(r"(?:hf://)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-CONFIG_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json", "README.md")
+CONFIG_FILES = ("config.json", "preprocessor_config.json", OPEN_CLIP_CONFIG, "README.md")
+CONNECTION_SECONDS = 10.0
 
 
 def parse_address(address: str, revision: str | None = None) -> tuple[str, str | None]:
@@ -17,7 +19,7 @@ def parse_address(address: str, revision: str | None = None) -> tuple[str, str |
     if match is None:
         raise ValueError(f"invalid Hub address {address!r}: use hf://owner/name or hf://owner/name@revision")
     if revision and match["revision"] and revision != match["revision"]:
-        raise ValueError(f"{address} and --revision {revision} differ: give one of them")
+        raise ValueError(f"{address} and revision={revision!r} differ: give one of them")
     return match["repo"], revision or match["revision"]
 
 
@@ -34,9 +36,8 @@ def import_hub() -> Any:
 def choose_weights(files: Iterable[str]) -> str:
     """Return the weights among a repository's files, in the safest available format."""
     files = list(files)
-    for name in FILES_BY_SAFETY:
-        if name in files:
-            return name
+    if standard := rank_weights(files):
+        return standard[0]
     for suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"):
         found = [name for name in files if name.endswith(suffix) and "/" not in name]
         if len(found) == 1:
@@ -47,23 +48,46 @@ def choose_weights(files: Iterable[str]) -> str:
 
 
 def download_weights(address: str, revision: str | None = None) -> Path:
-    """Download the weights of a repository and their settings to the Hub's cache, and return their path."""
+    """Download the weights of a repository and their settings to the Hub's cache, and return their path.
+
+    Without a revision, weights in the directory VITRAIL_MODELS come first; without a connection, those in the cache are used.
+    """
     repo, revision = parse_address(address, revision)
+    local = find_local_model(repo) if revision is None else None
+    if local is not None:
+        return local
     library = import_hub()
     try:
-        if library.constants.HF_HUB_OFFLINE:
+        files = None if library.constants.HF_HUB_OFFLINE else list_files(library, repo, revision)
+        if files is None:
             folder = find_cached(library, repo, revision)
-            weights = choose_weights(path.name for path in folder.iterdir() if path.is_file())
+            weights = choose_weights(list_folder(folder))
         else:
-            weights = choose_weights(library.HfApi().list_repo_files(repo, revision=revision))
+            weights = choose_weights(files)
             shards = weights.replace(".index.json", "").rpartition(".")
             wanted = [weights, *CONFIG_FILES, *([f"{shards[0]}-*.{shards[2]}"] if weights in INDEX_FILES else [])]
             folder = Path(library.snapshot_download(repo, revision=revision, allow_patterns=wanted))
     except ValueError as error:
         raise ValueError(f"hf://{repo}: {format_error(error)}") from None
-    except OSError as error:
+    except (OSError, connection_error(library)) as error:
         raise OSError(f"hf://{repo}: {format_error(error)}") from None
     return folder if weights in (*WEIGHT_FILES, *INDEX_FILES) else folder / weights
+
+
+def connection_error(library: Any) -> type[Exception]:
+    """Return the base class of the errors of the Hub's HTTP library, which are not OSErrors in all of its versions."""
+    return library.errors.HfHubHTTPError.__mro__[1]
+
+
+def list_files(library: Any, repo: str, revision: str | None) -> list[str] | None:
+    """Return the files of a repository, by one request without repetition; None if the Hub cannot be reached."""
+    try:
+        found = library.HfApi().model_info(repo, revision=revision, timeout=CONNECTION_SECONDS)
+    except library.errors.HfHubHTTPError:  # the Hub's own answer: no such repository, no permission
+        raise
+    except (OSError, connection_error(library)):
+        return None
+    return [file.rfilename for file in found.siblings or ()]
 
 
 def find_cached(library: Any, repo: str, revision: str | None) -> Path:
@@ -77,7 +101,10 @@ def find_cached(library: Any, repo: str, revision: str | None) -> Path:
     commit = named.read_text().strip() if named.is_file() else revision or ""
     if commit and (home / "snapshots" / commit).is_dir():
         return home / "snapshots" / commit
-    raise FileNotFoundError("not in the cache, and the Hub's offline mode is on (HF_HUB_OFFLINE)")
+    reason = "the Hub's offline mode is on (HF_HUB_OFFLINE)"
+    if not library.constants.HF_HUB_OFFLINE:
+        reason = f"{library.constants.ENDPOINT} cannot be reached"
+    raise FileNotFoundError(f"not in the cache, and {reason}: {describe_offline(repo)}")
 
 
 def format_error(error: Exception) -> str:

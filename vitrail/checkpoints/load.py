@@ -15,12 +15,13 @@ from vitrail.checkpoints.adapter import read_adapter
 from vitrail.checkpoints.artifact import MAX_CONFIG_VALUE, CheckpointContract, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, is_finite, no_progress, open_and_detect
 from vitrail.checkpoints.hub import download_weights
-from vitrail.checkpoints.io import FILES_BY_SAFETY
+from vitrail.checkpoints.io import FILES_BY_SAFETY, list_folder, rank_weights
 from vitrail.checkpoints.io.source import read_json
 from vitrail.checkpoints.keys import build_meta_state, format_names
+from vitrail.checkpoints.known_models import check_known, expand_name
 from vitrail.data.preprocessing import PIL_MODES, Preprocessing
 from vitrail.models.adapt import KEEP, with_channels, with_classes, with_size
-from vitrail.models.base import Model, ModelConfig, State, image_sides
+from vitrail.models.base import Model, ModelConfig, State, image_sides, remove_calibration
 from vitrail.models.registry import lay_out
 
 MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
@@ -44,12 +45,13 @@ def load(
 ) -> Model:
     """Load a complete model from a checkpoint of any known format, in evaluation mode.
 
-    `path` is a file, a directory, or `hf://owner/name` on the Hugging Face Hub (at a `revision`). `model.labels` and
-    `model.preprocessing` are loaded with it. Weights are converted to `dtype`; None keeps the stored one. `assume` gives
-    facts that tensors do not determine (`{"heads": 6}`), `take` selects one of several models in a file, and `classes`,
-    `image_size`, `channels` adapt the model. `adapter` is a PEFT directory whose low-rank additions (LoRA) are merged.
-    `mmap` leaves the weights in the pages of a safetensors file, copied on write: fast, and suitable for training, but a
-    program that overwrites that file in place (vitrail never does) would change the model.
+    `path` is a file, a directory, `hf://owner/name` on the Hugging Face Hub (at a `revision`), or a name of `vitrail
+    models` ("deit-tiny"). `model.labels` and `model.preprocessing` are loaded with it. Weights are converted to `dtype`;
+    None keeps the stored one. `assume` gives facts that tensors do not determine (`{"heads": 6}`), `take` selects one of
+    several models in a file, and `classes`, `image_size`, `channels` adapt the model. `adapter` is a PEFT directory whose
+    low-rank additions (LoRA) are merged. `mmap` leaves the weights in the pages of a safetensors file, copied on write:
+    fast, and suitable for training, but a program that overwrites that file in place (vitrail never does) would change the
+    model.
     """
     with open_and_detect(resolve_path(path, revision), assume, take) as checkpoint, ThreadPoolExecutor(1) as other:
         contract = checkpoint.contract
@@ -66,11 +68,14 @@ def load(
 
 
 def resolve_path(path: str | Path, revision: str | None = None) -> Path:
-    """Return the local path of a file, a directory or `hf://owner/name`."""
-    if isinstance(path, str) and path.startswith("hf://"):
-        return download_weights(path, revision)
+    """Return the local path of a file, a directory, `hf://owner/name` or the name of a public model."""
+    address = expand_name(path) if isinstance(path, str) else path
+    if isinstance(address, str) and address.startswith("hf://"):
+        return download_weights(address, revision)
     if revision is not None:
         raise ValueError(f"revision needs hf://owner/name, and {path} is a local path")
+    if isinstance(path, str):
+        check_known(path)
     return Path(path)
 
 
@@ -136,20 +141,20 @@ def adapt_state(
     channels: int | None = None,
 ) -> tuple[CheckpointContract, State]:
     """Return a contract and its tensors for other classes, another image size or other channels."""
-    config, labels, pipeline = contract.config, contract.labels, contract.preprocessing
+    config, labels, pipeline, card = contract.config, contract.labels, contract.preprocessing, contract.card
     for name, number in (("classes", classes), ("image size", image_size), ("channels", channels)):
         if number is not KEEP and number is not None and max(image_sides(number)) > MAX_CONFIG_VALUE:
             raise ValueError(f"{name} must be at most {MAX_CONFIG_VALUE:,}, got {number}")
     if classes is not KEEP and classes != config.classes:
         config, state = with_classes(config, state, classes)
-        labels = None
+        labels, card = None, remove_calibration(card)
     if image_size is not None and image_sides(image_size) != config.image_size:
         config, state = with_size(config, state, image_sides(image_size))
         pipeline = None if pipeline is None else pipeline.with_size(config.image_size)
     if channels is not None and channels != config.channels:
         config, state = with_channels(config, state, channels)
         pipeline = None if pipeline is None else pipeline.with_channels(channels)
-    return replace(contract, config=config, labels=labels, preprocessing=pipeline), state
+    return replace(contract, config=config, labels=labels, preprocessing=pipeline, card=card), state
 
 
 def merge_adapter(contract: CheckpointContract, state: State, folder: str | Path) -> tuple[CheckpointContract, State]:
@@ -171,8 +176,9 @@ def merge_adapter(contract: CheckpointContract, state: State, folder: str | Path
     if adapter.labels is not None and len(adapter.labels) != contract.config.classes:
         raise ValueError(f"{folder} has {len(adapter.labels)} labels for {contract.config.classes} classes")
     labels = adapter.labels if adapter.head else contract.labels  # a new head has other classes
-    pipeline = adapter.preprocessing or contract.preprocessing
-    return replace(contract, labels=labels, preprocessing=pipeline), state
+    pipeline, card = adapter.preprocessing or contract.preprocessing, contract.card
+    card = remove_calibration(card) if adapter.head else card
+    return replace(contract, labels=labels, preprocessing=pipeline, card=card), state
 
 
 def save(
@@ -224,7 +230,7 @@ def find_weights(source: str | Path) -> Path:
     if (path / MODEL_FILE).is_file():
         return path / MODEL_FILE
     best = f", or use {path / BEST_FILE}, its best so far" if (path / BEST_FILE).is_file() else ""
-    raise ValueError(f"{source} is an unfinished run: vitrail train --resume {source}{best}")
+    raise ValueError(f"{source} is an unfinished run: continue it with vitrail.resume({str(source)!r}){best}")
 
 
 def require_preprocessing(source: str | Path, model: Model) -> Preprocessing:
@@ -240,7 +246,7 @@ def require_preprocessing(source: str | Path, model: Model) -> Preprocessing:
 
 def derive_model_name(source: str, path: Path) -> str:
     """Return a name for a model: its file's, or its directory's if the file has a standard name."""
-    if source.startswith("hf://"):
+    if expand_name(source).startswith("hf://"):
         return source.removeprefix("hf://")
     path = path.resolve()
     return path.parent.name if path.name in FILES_BY_SAFETY else path.name if path.is_dir() else path.stem
@@ -249,7 +255,7 @@ def derive_model_name(source: str, path: Path) -> str:
 def compute_checksum(path: Path) -> str:
     """Return the SHA-256 of the weights' bytes: of the file, or of its shards in order."""
     if path.is_dir():
-        path = next(path / name for name in FILES_BY_SAFETY if (path / name).is_file())
+        path = path / rank_weights(list_folder(path))[0]
     files = [path]
     if path.name.endswith(".index.json"):
         files = [path.parent / name for name in sorted(set(read_json(path)["weight_map"].values()))]

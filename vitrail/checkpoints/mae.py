@@ -244,7 +244,8 @@ def write_mae(
         if reasons := [reason for reason, holds in list_mae_limits(config).items() if holds]:
             raise ValueError(f"published masked autoencoders cannot express this model: {'; '.join(reasons)}")
         convert.check_expressible(to, config, contract.preprocessing)
-        notes = list_unrecorded(model.config, config, autoencoder, to)
+        notes = convert.compare_resampling(model.config, "transformers", "MAE's code")
+        notes += list_unrecorded(model.config, config, autoencoder, to)
         contract = replace(contract, config=config)
     with stage_output(out) as path:
         write_files(path, state, contract, autoencoder, to)

@@ -6,10 +6,12 @@ The docstring of a command's module is its help: the description, then the examp
 import argparse
 import os
 import sys
+import time
 from importlib import import_module
 
 import vitrail
 from vitrail.cli.options import CommandParser
+from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress
 
 COMMANDS = {
@@ -27,6 +29,7 @@ COMMANDS = {
     "serve": "serve models over HTTP, with a web page",
     "inspect": "write attention maps, rollout, distances and other figures of a model",
     "report": "write the report page of a run, or compare several runs",
+    "models": "list public checkpoints that can be given by name",
     "describe": "describe a checkpoint, or the shapes and cost of an architecture",
     "convert": "convert a checkpoint to another project's format, and verify it",
     "push": "upload a model with its card to the Hugging Face Hub",
@@ -35,7 +38,7 @@ COMMANDS = {
 EPILOG = """\
 examples:
   vitrail check photos                            find defects in a folder
-  vitrail train photos --init deit_tiny.safetensors
+  vitrail train photos --init deit-tiny           fine-tune a public checkpoint; see `vitrail models`
   vitrail train fashion-mnist                     from scratch; see `vitrail recipes`
   vitrail describe B/16                           shapes and cost of ViT-B/16
   vitrail describe S/16 --size 160x224 --pool mean --registers 4
@@ -57,6 +60,7 @@ def build_parser() -> CommandParser:
     )
     main_parser.add_argument("--version", action="version", version=f"vitrail {vitrail.__version__}")
     commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    flags: dict[str, str] = {}
     for name, summary in COMMANDS.items():
         command = import_module(f"vitrail.cli.{name}")
         description, heading, examples = (command.__doc__ or "").partition("examples:\n")
@@ -69,19 +73,32 @@ def build_parser() -> CommandParser:
         )
         sub.add_shared("--traceback")
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, flags=flags)
+        flags |= list_flags(sub)  # a message may advise another command
     return main_parser
 
 
+def list_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return the options of a command and its parts, by the names of their values."""
+    flags = {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                flags |= list_flags(part)
+    return flags
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code. A user error prints one line and returns 2, a full disk 1, Ctrl-C 130."""
+    """Run a command and return its exit code: after an error 2, for a full disk or lost processes 1, after Ctrl-C 130."""
     for name in ("stdout", "stderr"):  # a daemon may have closed them; a terminal may lack some characters
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    started = time.monotonic()
     options = build_parser().parse_args(arguments)
+    options.started = started
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return options.run(options)
@@ -92,10 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
         clear_progress()
         if options.traceback or os.environ.get("VITRAIL_TRACEBACK"):
             raise
-        from vitrail.utils.files import DiskFullError
-
-        print(f"vitrail {options.command}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, DiskFullError) else 2
+        print(f"vitrail {options.command}: {spell_options(str(error), options.flags)}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)  # 1 where the machine is at fault, not the user
     except KeyboardInterrupt:
         clear_progress()
         print(f"vitrail {options.command}: interrupted", file=sys.stderr)

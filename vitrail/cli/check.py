@@ -1,6 +1,6 @@
 """Find defects in a dataset before training.
 
-Every image is decoded completely, on all cores, and compared with all others. Results are cached by path, size and time, so
+Every image is decoded completely, on all cores, and compared with all others. Results are cached by file, size and time, so
 that a second run is fast. The exit code is 1 if there are errors: unusable images, classes that are empty or differ between
 splits, one image with different labels, the same image in the training and the test split.
 
@@ -8,6 +8,9 @@ examples:
   vitrail check photos
   vitrail check photos --quarantine bad.txt    then: vitrail train photos --quarantine bad.txt
   vitrail check labels.csv --json
+  vitrail check photos --label-from '^(.+)_'   labels in the file names: cat_001.jpg; shows ten of them
+  vitrail check imagenet --names imagenet      names for the folders n01440764 …
+  vitrail check classes:photos                 every folder is a class, whatever it looks like
   vitrail check photos --near none             only byte-identical copies, no near-duplicates
 """
 
@@ -16,6 +19,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +59,7 @@ def parse_ratio(text: str) -> float:
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail check`."""
-    parser.add_shared("data DATA", "--json")
+    parser.add_shared("data DATA", "--label-from REGEX", "--names FILE", "--json")
     parser.add_option("--quarantine FILE", "list to write of the images to leave out: path, tab, reason", Path)
     parser.add_option("--examples N", "paths shown per finding [3]", parse_count, default=3)
     parser.add_shared("--workers N", note="one per core", type=parse_count)
@@ -68,36 +72,39 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Audit the dataset and print the findings."""
-    from vitrail.data.audit import audit_dataset, format_quarantine
-    from vitrail.data.sources import load_dataset
+    from vitrail.data.audit import check, format_quarantine
+    from vitrail.data.sources.file_names import preview_labels
     from vitrail.utils.files import atomic_write
 
-    show = count_progress()
-    audit = audit_dataset(
-        load_dataset(options.data, progress=show),
+    audit = check(
+        options.data,
+        label_from=options.label_from,
+        names=options.names,
+        near=options.near,
+        tiny=options.tiny,
+        imbalance=options.imbalance,
         cache=not options.no_cache,
         workers=options.workers,
-        progress=show,
-        max_hash_distance=options.near,
-        min_side=options.tiny,
-        max_imbalance=options.imbalance,
+        progress=count_progress(),
     )
-    lines = [*format_audit(audit, options.examples)]
+    preview = preview_labels(audit.dataset) if options.label_from is not None else []
+    lines = [*format_audit(audit, options.examples, preview)]
     if options.quarantine:
         quarantined = audit.list_quarantine()
         with atomic_write(options.quarantine) as file:
             file.write(format_quarantine(quarantined).encode("utf-8"))
         lines.append(f"{options.quarantine}: {len(quarantined):,} to leave out")
-    print_result(options, audit.to_dict(), lines)
+    print_result(options, audit.to_dict() | ({"preview": preview} if preview else {}), lines)
     return 0 if audit.is_ok else 1
 
 
-def format_audit(audit: "Audit", examples: int) -> list[str]:
-    """Return the splits, then each kind of finding with its count, examples and remedy."""
+def format_audit(audit: "Audit", examples: int, preview: Sequence[str] = ()) -> list[str]:
+    """Return the splits and the preview of labels, then each kind of finding with its count, examples and remedy."""
     from vitrail.data.audit import FINDING_KINDS
 
     width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
     lines = [*format_splits(audit), *map(escape_unprintable, audit.dataset.notes)]
+    lines += [INDENT + escape_unprintable(line) for line in preview]
     for kind in audit.counts:  # most severe first
         findings = audit.select_findings([kind])
         severity = findings[0].severity

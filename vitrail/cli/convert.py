@@ -13,18 +13,17 @@ examples:
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from vitrail.checkpoints import TARGET_NAMES
 from vitrail.cli.describe import format_bytes
-from vitrail.cli.options import CommandParser, parse_assumptions, print_result
+from vitrail.cli.options import CHECKPOINT_HELP, CommandParser, parse_assumptions, print_result
 from vitrail.cli.text.progress import byte_progress
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail convert`."""
-    parser.add_argument("source", metavar="IN", help="checkpoint file or directory, or hf://owner/name")
+    parser.add_argument("source", metavar="IN", help=CHECKPOINT_HELP)
     parser.add_argument("out", metavar="OUT", help="output file; for hf a new directory")
     targets = f"target format: {', '.join(TARGET_NAMES)}"
     parser.add_option("--to FORMAT", targets, choices=TARGET_NAMES, required=True)
@@ -33,7 +32,7 @@ def add_arguments(parser: CommandParser) -> None:
     change.add_shared("--size N|HxW")
     change.add_shared("--channels N", note="the checkpoint's; for 1 the first projection is summed, else repeated")
     change.add_option("--adapter DIR", "LoRA adapter in PEFT's format to merge", Path)
-    change.add_option("--labels FILE", "class names: JSON list, or one per line", Path)
+    change.add_option("--labels FILE", "class names: JSON list, or one per line; or the word imagenet")
     change.add_shared("--licence TEXT")
     parser.add_checkpoint_options()
     missing = "initialise missing tensors that match at random ('blocks.11.*'; repeatable); each one is listed"
@@ -42,25 +41,12 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_shared("--json")
 
 
-def read_class_names(path: Path) -> tuple[str, ...]:
-    """Read class names from a JSON list or from lines."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if not text.lstrip().startswith(("[", "{")):
-            return tuple(line.strip() for line in text.splitlines() if line.strip())
-        names = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not readable as UTF-8 text or JSON ({error})") from None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{path} must be a JSON list of names")
-    return tuple(names)
-
-
 def run(options: argparse.Namespace) -> int:
     """Convert, verify and print the verification."""
     from vitrail.checkpoints.convert import SAMPLE_IMAGE
     from vitrail.checkpoints.load import KEEP
     from vitrail.checkpoints.mae import convert_with_decoder
+    from vitrail.data.class_names import name_outputs
 
     proof = convert_with_decoder(
         options.source,
@@ -72,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         classes=KEEP if options.classes is ... else options.classes,
         image_size=options.size,
         channels=options.channels,
-        labels=read_class_names(options.labels) if options.labels else None,
+        labels=name_outputs(options.labels, None, "--labels") if options.labels else None,
         licence=options.licence,
         adapter=options.adapter,
         image_path=options.image or SAMPLE_IMAGE,

@@ -4,8 +4,9 @@ MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/1
 the shape, parameters, multiply-adds and bytes of each stage. Multiply-adds and activation bytes are for the whole batch, in
 32-bit floats; those of attention are for one image.
 
-FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name). The report has its format and the evidence for
-it, the architecture, missing and unused tensors, the origin of labels and preprocessing, and whether all values are finite.
+FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name, a name of `vitrail models`). The
+report has its format and the evidence for it, the architecture, missing and unused tensors, the origin of labels and
+preprocessing, and whether all values are finite.
 
 examples:
   vitrail describe B/16 --size 384 --batch 8
@@ -27,18 +28,19 @@ from typing import TYPE_CHECKING
 from vitrail.cli.options import CommandParser, given_options, parse_assumptions, print_result
 from vitrail.cli.text.progress import byte_progress
 from vitrail.models.sizes import SLOT_NAMES
+from vitrail.utils.files import WEIGHT_SUFFIXES
 from vitrail.utils.text import format_image_count, format_table
 
 if TYPE_CHECKING:
     from vitrail.models.flops import Cost
 
-CHECKPOINT_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".index.json")
+CHECKPOINT_SUFFIXES = (*WEIGHT_SUFFIXES, ".ckpt", ".index.json")
 SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail describe`: one for each slot of a model."""
-    models = 'architecture ("B/16", "R50+B/16", "R50x1"), or checkpoint: file, directory, hf://owner/name'
+    models = 'architecture ("B/16", "R50+B/16", "R50x1"), or checkpoint: file, directory, hf://owner/name, deit-tiny'
     parser.add_argument("model", metavar="MODEL|FILE", help=models)
     parser.add_shared("--size N|HxW", note="224", default=(224, 224))
     parser.add_option("--batch N", "images per batch [1]", int, default=1)
@@ -78,7 +80,9 @@ def is_checkpoint(name: str) -> bool:
     """Return whether `name` is a checkpoint and not the name of an architecture."""
     if re.fullmatch(r"(R\d*\+)?[A-Za-z]+/\d+", name):
         return False
-    return name.startswith("hf://") or name.endswith(CHECKPOINT_SUFFIXES) or Path(name).exists()
+    if name.startswith("hf://") or name.endswith(CHECKPOINT_SUFFIXES) or Path(name).exists():
+        return True
+    return "-" in name and not name.startswith("BiT-")  # of `vitrail models`
 
 
 def describe_checkpoint(options: argparse.Namespace) -> int:

@@ -1,12 +1,14 @@
 r"""Measure a model with confidence intervals, or probe its frozen features.
 
 MODEL is a checkpoint of any known format (a file, a directory, hf://owner/name) or a run of `vitrail train`. DATA is anything
-that `vitrail train` accepts; the test split is used, else the validation split, else all images. Classes are matched by name,
+that `vitrail train` accepts; without it, MODEL's own data is used, split as for its training. The test split is used, else the
+validation split, else all images. Classes are matched by name,
 and by index for models without class names; a class without a match is an error, and --map FILE translates. Unreadable images
 are left out, counted and listed. --against evaluates another model on the same images, with a paired test of the difference;
 --merge applies to MODEL only.
 
 examples:
+  vitrail evaluate runs/photos-finetune-1                     the held-out images of its own data
   vitrail evaluate runs/photos-finetune-1 photos --split validation   the split held out in training
   vitrail evaluate deit_tiny.safetensors imagenet/val --map LOC_synset_mapping.txt --out results
   vitrail evaluate runs/a photos --against runs/b             paired test of two models
@@ -20,11 +22,13 @@ examples:
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.options import (
+    DATA_HELP,
     CommandParser,
     check_at_least,
     given_options,
@@ -34,15 +38,17 @@ from vitrail.cli.options import (
     print_result,
     refuse_options,
 )
+from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import clear_progress, count_progress
 
 if TYPE_CHECKING:
     from vitrail.evaluation.evaluate import EvaluationResult
+    from vitrail.training.recipe import Data
     from vitrail.utils.progress import ProgressCallback
 
 # The names of vitrail.evaluation.probes, repeated so that --help does not import PyTorch; a test compares them.
 PROBES = ("knn", "linear", "few-shot")
-NON_PROBE_OPTIONS = ("against", "map", "only_present", "label_from", "limit", "out", "split", "batch_size", "precision")
+NON_PROBE_OPTIONS = ("against", "map", "only_present", "limit", "out", "split", "batch_size", "precision")
 NON_PROBE_OPTIONS += ("runtime", "merge")
 PROBE_OPTIONS = {  # the probes that use each option
     "neighbours": ("knn",),
@@ -67,7 +73,8 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail evaluate`."""
-    parser.add_shared("model MODEL", "data DATA")
+    parser.add_shared("model MODEL")
+    parser.add_argument("data", nargs="?", metavar="DATA", help=f"{DATA_HELP} [the data of the run MODEL]")
     parser.add_option("--against MODEL", "another model to compare with (repeatable)", action="append", default=[])
     files = "directory for predictions.csv, evaluation.json and report.html: new, empty, or of an earlier evaluation"
     parser.add_option("--out DIR", files, Path)
@@ -75,7 +82,7 @@ def add_arguments(parser: CommandParser) -> None:
     data = parser.add_group("data")
     data.add_shared("--split NAME", "--map FILE")
     data.add_option("--only-present", "restrict predictions to the classes in the data")
-    data.add_shared("--label-from REGEX", "--limit N")
+    data.add_shared("--label-from REGEX", "--names FILE", "--limit N")
     data.add_shared("--task", default="auto")
     data.add_shared("--quarantine FILE")
     compute = parser.add_group("compute")
@@ -120,11 +127,10 @@ def run_probes(options: argparse.Namespace) -> int:
             refuse_options(options, [name], f"is an option of --probe {' or '.join(probes)}: add that, or leave it out")
     from vitrail.cli.text.evaluation import format_probes
     from vitrail.evaluation.probes import ProbeSettings, probe
-    from vitrail.training.recipe import Data
 
     report = probe(
         options.model,
-        Data(options.data, task=options.task, quarantine=options.quarantine),
+        probe_data(options),
         options.probe,
         ProbeSettings(**given_options(options, ("neighbours", "temperature", "shots", "draws", "seed"))),
         device=options.device,
@@ -136,6 +142,18 @@ def run_probes(options: argparse.Namespace) -> int:
         progress=count_progress(),
     )
     return print_result(options, report.as_dict(), format_probes(report))
+
+
+def probe_data(options: argparse.Namespace) -> "Data":
+    """Return the data of the probes: as given, or that of the run."""
+    from vitrail.evaluation.loading import find_own_data
+    from vitrail.training.recipe import Data
+
+    given = given_options(options, ("quarantine", "label_from", "names"))
+    if options.data is not None:
+        return Data(options.data, task=options.task, **given)
+    own = replace(find_own_data(options.model), **given)
+    return own if options.task == "auto" else replace(own, task=options.task)
 
 
 def run_evaluation(options: argparse.Namespace) -> int:
@@ -159,21 +177,25 @@ def run_evaluation(options: argparse.Namespace) -> int:
     from vitrail.cli.text.evaluation import format_evaluation
 
     files = result.write(options.out) if options.out is not None else []
-    return print_result(options, result.as_dict(), [format_evaluation(result), *files])
+    return print_result(options, result.as_dict(), [spell_options(format_evaluation(result), options.flags), *files])
 
 
 def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallback") -> "EvaluationResult":
     """Return the evaluation that the options describe."""
     from vitrail.evaluation.evaluate import evaluate
-    from vitrail.evaluation.loading import BATCH_SIZE, ComputeOptions
     from vitrail.evaluation.selection import EvaluationData
-    from vitrail.training.distributed import pick_device
 
     check_at_least(0, options.workers, "--workers")
     return evaluate(
         options.model,
         EvaluationData(
-            options.data, options.split, options.task, options.quarantine, options.limit, label_from=options.label_from
+            options.data,
+            options.split,
+            options.task,
+            options.quarantine,
+            options.limit,
+            options.label_from,
+            options.names,
         ),
         against=options.against,
         class_map=options.map,
@@ -183,12 +205,10 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
         take=options.take,
         runtime=options.runtime or "torch",
         merge=options.merge or 0,
-        compute=ComputeOptions(
-            pick_device(options.device),
-            BATCH_SIZE if options.batch_size is None else options.batch_size,
-            options.workers,
-            options.precision or "fp32",
-        ),
+        device=options.device,
+        workers=options.workers,
+        precision=options.precision or "fp32",
+        **given_options(options, ["batch_size"]),
         command=("vitrail", *options.arguments),
         progress=progress,
     )

@@ -82,7 +82,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--limit N", f"{limit}. {compared}", parse_positive)
     filters = f"principal filters to draw [{DEFAULT_FILTERS}, as in the paper]"
     parser.add_option("--filters N", filters, parse_positive, default=DEFAULT_FILTERS)
-    parser.add_shared("--device auto|cpu|cuda|mps", "--json")
+    parser.add_shared("--names FILE", "--device auto|cpu|cuda|mps", "--json")
     parser.add_checkpoint_options()
 
 
@@ -185,12 +185,14 @@ def build_inspector(options: argparse.Namespace) -> "ModelInspector":
 def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[TokenModel, Preprocessing, str]":
     """Load a model on its device and at --size; return it with its preprocessing and its name."""
     from vitrail.analysis.record import find_vit
+    from vitrail.checkpoints.known_models import expand_name
     from vitrail.checkpoints.load import find_weights, load, require_preprocessing
+    from vitrail.data.class_names import name_outputs
     from vitrail.training.distributed import pick_device
 
     device = pick_device(options.device)
     model = load(
-        path if path.startswith("hf://") else find_weights(path),
+        path if expand_name(path).startswith("hf://") else find_weights(path),
         assume=parse_assumptions(options),
         take=options.take,
         image_size=options.size,
@@ -199,6 +201,8 @@ def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[Token
     )
     clear_progress()
     vit = find_vit(model)
+    if options.names is not None:
+        vit.labels = name_outputs(options.names, vit.config.classes)
     name = path if path.startswith("hf://") else Path(path).name
     if name == "model.safetensors":
         name = Path(path).resolve().parent.name

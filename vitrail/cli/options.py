@@ -6,15 +6,17 @@ An option is declared by its usage, as the help shows it: `--size N|HxW` has a v
 import argparse
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vitrail import deploy
 from vitrail.cli.text.progress import clear_progress
+from vitrail.models.sizes import RESAMPLING_NAMES
 
 if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import InferenceOptions
 
-CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name"
+CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name, name of `vitrail models` (deit-tiny)"
 DATA_HELP = "folder, CSV or Parquet table, tar shards, or dataset name (digits)"
 
 
@@ -93,7 +95,7 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--batch-size N": ("images per batch", {"type": int}),
     "--workers N": ("processes that decode images", {"type": int}),
     "--save-seconds N": ("seconds between checkpoints", {"type": float}),
-    "--init FILE": ("checkpoint to start from: file, directory, hf://owner/name", {}),
+    "--init FILE": ("checkpoint to start from: file, directory, hf://owner/name, name of `vitrail models`", {}),
     "--licence TEXT": ("licence, as the Hugging Face Hub spells it: apache-2.0", {}),
     "--set NAME=VALUE": (
         "field of the recipe (repeatable): steps=50, optimizer.lr=3e-4, ema=EMA (on), ema=none",
@@ -107,14 +109,24 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "imagenet_class_index.json, LOC_synset_mapping.txt; or the word index if the data's classes are indices",
         {},
     ),
-    "--label-from REGEX": ("regular expression that finds the class in a file name", {}),
+    "--label-from REGEX": (
+        "regular expression that finds the class in a file name, or in the path if it has a slash: '^(.+)_'; DATA is a "
+        "folder or a pattern, 'photos/*.jpg'",
+        {},
+    ),
+    "--names FILE": (
+        "readable class names: list in order, JSON, CSV of two columns, imagenet_class_index.json, "
+        "LOC_synset_mapping.txt; or the word imagenet",
+        {},
+    ),
     "--limit N": ("maximum number of images, evenly spaced [all]", {"type": int}),
     "--task": ("one label per image, or several [auto]", {"choices": ("auto", "single", "multi")}),
     "--quarantine FILE": ("images to leave out, a list written by `vitrail check --quarantine`", {}),
     # checkpoint
     "--assume NAME=VALUE": (
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
-        "pool=class|mean, channels=3; preprocessing: mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
+        f"pool=class|mean, channels=3, resampling={'|'.join(RESAMPLING_NAMES)} (of positions at other sizes, by the "
+        "project with this rule); preprocessing: mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
         "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},
     ),
@@ -145,7 +157,32 @@ class OptionGroup(OptionParent, argparse._ArgumentGroup):
 
 
 class CommandParser(OptionParent, argparse.ArgumentParser):
-    """Parser of a command."""
+    """Parser of a command. Errors are one line; an abbreviated option is unknown, so that a new option breaks no script."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **settings})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse the arguments of this command; raise for unknown ones here, where the options are known."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if options := [text.partition("=")[0] for text in unknown if text.startswith("-")]:
+            known = list(self._option_string_actions)
+            self.error(f"unknown option {options[0]}: {suggest_option(options[0], known, f'{self.prog} --help')}")
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}: see {self.prog} --help")
+        return namespace, []
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise for an unknown command with the closest one."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            hint = suggest_option(value, list(action.choices), f"{self.prog} --help")
+            raise argparse.ArgumentError(None, f"unknown command {value!r}: {hint}")
+        super()._check_value(action, value)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with code 2."""
+        hint = f": see {self.prog} --help" if message.startswith("the following arguments are required") else ""
+        self.exit(2, f"{self.prog}: {message}{hint}\n")
 
     def add_group(self, title: str, description: str | None = None) -> OptionGroup:
         """Add a group of options."""
@@ -172,6 +209,13 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
         self.add_checkpoint_options()
 
 
+def suggest_option(text: str, known: Sequence[str], command: str) -> str:
+    """Return a question with the closest known option or command, or where they are listed."""
+    longer = [name for name in known if len(text) > 3 and name.startswith(text)]
+    near = longer or get_close_matches(text, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"see {command}"
+
+
 def inference_options(options: argparse.Namespace) -> "InferenceOptions":
     """Return the options of `add_compute_options` as the library's object."""
     from vitrail.deploy.predict.predict import InferenceOptions
@@ -179,7 +223,7 @@ def inference_options(options: argparse.Namespace) -> "InferenceOptions":
     names = ("runtime", "device", "precision", "merge", "size", "batch_size", "workers", "take")
     timeout = {} if options.batch_timeout is None else {"batch_timeout": options.batch_timeout}
     given = {name: getattr(options, name) for name in names} | timeout
-    return InferenceOptions(**given, assume=parse_assumptions(options))
+    return InferenceOptions(**given, assume=parse_assumptions(options), names=getattr(options, "names", None))
 
 
 def parse_assumptions(options: argparse.Namespace) -> dict[str, str]:

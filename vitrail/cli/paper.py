@@ -145,7 +145,7 @@ def run_study(options: argparse.Namespace) -> int:
             Runner(sweep, machine, display.on_record).run()
     except Stopped as stopped:
         display.print_line(f"stopped; {remedy}")
-        return 128 + stopped.number
+        return stopped.exit_code
     except (KeyboardInterrupt, SystemExit):
         display.print_line(f"stopped; {remedy}")
         raise

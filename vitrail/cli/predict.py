@@ -46,6 +46,7 @@ def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail predict`."""
     add_output_options(parser, "csv, jsonl or parquet")
     parser.add_option("--top K", "labels per image, most probable first [1]", int, default=1)
+    parser.add_shared("--names FILE")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -88,6 +89,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     # The options that determine the rows: a resumed run must have the same ones.
     names = ("merge", "precision", "size", "take", "limit", "format")
     identity = {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
+    identity |= {"names": compute.names} if compute.names else {}
     share = process_share()
     if options.out != "-":  # before any computation
         check_resumable(Path(options.out), share.rank, share.world, resume=options.resume, force=options.force)

@@ -38,6 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
     access.add_option("--token TOKEN", token, action="append", default=[])
     host = "host name of the service (repeatable; * for any) [loopback names and the address it listens on]"
     access.add_option("--allow-host NAME", host, action="append", default=[])
+    parser.add_shared("--names FILE")
     compute = parser.add_group("compute")
     compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
     compute.add_option("--workers N", "model threads [on a CPU one per core, at most 4]", int)
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
     settings = {name: getattr(options, name) for name in ("runtime", "device", "merge", "size", "take")}
     settings |= {"assume": parse_assumptions(options), "report": partial(print, file=sys.stderr, flush=True)}
-    opener = ModelOpener(threads, settings)
+    opener = ModelOpener(threads, settings, options.names)
     with bind_socket(options.host, options.port) as listening:
         address = format_address(listening)
         hosts = AllowedHosts(options.allow_host, options.host)

@@ -8,7 +8,8 @@ report.html, summary.json, metrics.jsonl and recipe.json.
 examples:
   vitrail train digits                                        a minute on a laptop
   vitrail train photos --init deit_tiny.safetensors           fine-tune on a folder
-  vitrail train photos --init hf://facebook/deit-tiny-patch16-224 --tune lora --epochs 10
+  vitrail train photos --init deit-tiny --tune lora --epochs 10
+  vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
   vitrail train photos --teacher clip.safetensors --distil features   a teacher with other classes
   vitrail train imagenet --recipe deit --model B/16 --set optimizer.lr=1e-3
@@ -19,6 +20,7 @@ examples:
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,10 +30,22 @@ from vitrail.training.recipes import DISTILLATION_METHODS
 
 OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
 DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
+DATA_OPTIONS += ("label_from", "names")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
-NEW_RUN_OPTIONS = (*OVERRIDES, *TEACHER_OPTIONS, *DATA_OPTIONS, "data", "method", "init", "recipe", "out", "set")
+NEW_RUN_OPTIONS = (
+    *OVERRIDES,
+    *TEACHER_OPTIONS,
+    *DATA_OPTIONS,
+    "data",
+    "method",
+    "init",
+    "recipe",
+    "out",
+    "set",
+    "minutes",
+)
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -56,13 +70,14 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
     group = parser.add_group("overrides of the recipe")
     group.add_option("--epochs N", "epochs of training", float)
     group.add_option("--steps N", "steps of training, instead of epochs", int)
+    group.add_option("--minutes N", "time for the whole command: as many steps as fit, by measuring some", float)
     group.add_option("--batch-size N", "batch size over all processes; lr is scaled with it", int)
     group.add_option("--lr LR", "peak learning rate", float)
     group.add_option("--model NAME", "model for training from scratch: Ti/16, S/16, B/32 …")
     group.add_shared("--size N|HxW", note="the recipe's")
     group.add_shared("--seed N")
     teacher = parser.add_group(teacher_title)
-    teacher.add_option("--teacher MODEL", "trained model to distil: file, run, directory, hf://owner/name")
+    teacher.add_option("--teacher MODEL", "trained model to distil: file, run, directory, hf://owner/name, deit-base")
     cache = "compute the teacher's outputs once per image, without augmentation, and keep them on disk: faster"
     teacher.add_option("--teacher-cache", cache)
     return group, teacher
@@ -70,6 +85,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
 
 def add_data_options(group: OptionGroup) -> None:
     """Add the options of a labelled dataset."""
+    group.add_shared("--label-from REGEX", "--names FILE")
     group.add_shared("--fractions A,B,C", note="0.8,0.2,0")
     group.add_shared("--task")
     balance = "compensation of class imbalance: loss weights or sampling [none]"
@@ -103,6 +119,8 @@ def data_fields(options: argparse.Namespace) -> dict[str, Any]:
     given = given_options(options, DATA_OPTIONS)
     if "per_class_seed" in given and "per_class" not in given:
         raise ValueError("--per-class-seed needs --per-class: give it too")
+    if "names" in given and os.path.isfile(given["names"]):  # resuming and evaluating may start in another directory
+        given["names"] = os.path.abspath(given["names"])
     return {"drawn" if name == "per_class_seed" else name: value for name, value in given.items()}
 
 
@@ -132,7 +150,7 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
     from vitrail.training.trainer import Stopped
 
     is_main = os.environ.get("RANK", "0") == "0"
-    display = TrainingDisplay(options.quiet or not is_main)
+    display = TrainingDisplay(options.quiet or not is_main, options.flags)
     connected = {"listeners": (display.on_record,), "trackers": tuple(options.log), "progress": display.progress}
     machine = given_options(options, MACHINE_OPTIONS)
     settings = [f"{name}={value}" for name, value in given_options(options, RECIPE_OPTIONS).items()]
@@ -148,15 +166,16 @@ def run_training(options: argparse.Namespace, start: Callable[..., Any], **more:
                 recipe=options.recipe,
                 out=options.out,
                 settings=[*options.set, *settings],
-                overrides=given_options(options, OVERRIDES),
+                **given_options(options, OVERRIDES),
+                minutes=options.minutes and options.minutes - (time.monotonic() - options.started) / 60,
                 machine=Machine(**machine),
                 **more,
                 **connected,
             )
     except Stopped as stopped:
-        command = f"vitrail {options.command} --resume {options.resume or stopped.run}"
+        command = f"vitrail {options.command} --resume {options.resume or stopped.run}{stopped.options}"
         display.print_line(f"{stopped}. Continue with: {command}")
-        return 128 + stopped.number
+        return stopped.exit_code
     display.clear()
     if is_main and (options.json or not options.quiet):
         print_result(options, summary, [format_outcome(summary, directory)])

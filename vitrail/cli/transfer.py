@@ -1,8 +1,9 @@
 """Compare probes, head, LoRA and full fine-tuning of a checkpoint on your data, in one table.
 
-The time budget is divided: features are computed once for the probes; each training is then timed for a few steps and gets an
-equal share of the remaining time, or as many steps as the recipe would choose. Methods without time are listed. Every run is
-kept under --out; the same command continues an interrupted comparison.
+Features are computed once; the probes and the head use them and are not limited by the budget. LoRA and full fine-tuning are
+then timed for a few steps and share the remaining time, or get as many steps as the recipe would choose. If it is too short for
+both, LoRA comes first. Methods without time are listed with the minutes they need, trainings that did not converge are marked.
+Every model is kept under --out; the same command continues an interrupted comparison.
 
 examples:
   vitrail transfer deit_tiny.safetensors photos                   ten minutes, all methods
@@ -26,7 +27,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_checkpoint()
     parser.add_shared("data DATA")
     parser.add_option("--minutes N", "time budget of all methods [10]", float, default=10.0)
-    methods = "knn, linear (probes), head, lora, full (training) [all]"
+    methods = "knn, linear (probes), head (the linear probe as a model), lora, full (training) [all]"
     parse_methods = partial(parse_names, known=METHODS, kind="method")
     parser.add_option("--methods NAME,…", methods, parse_methods, default=METHODS)
     parser.add_option("--out DIR", "directory of the runs and table.json [runs/DATA-transfer-N]")
@@ -64,6 +65,6 @@ def run(options: argparse.Namespace) -> int:
         )
     except Stopped as stopped:
         display.print_line(f"{stopped}. Continue with the same command and --out {out}")
-        return 128 + stopped.number
+        return stopped.exit_code
     display.clear()
     return print_result(options, table.as_dict() | {"out": str(out)}, [*table.format_lines(), f"runs    {out}"])

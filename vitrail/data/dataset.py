@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -12,6 +12,21 @@ from PIL import Image
 SPLITS = ("train", "validation", "test")
 
 resolve_folder = lru_cache(maxsize=4096)(os.path.realpath)  # there are far fewer folders than images
+
+
+class Samples(Protocol):
+    """The protocol of a data source of one's own: `len(samples)`, and `samples[index]`, an image and its label.
+
+    PyTorch's map-style datasets follow it, and nothing has to be imported or derived. The image is anything that
+    `vitrail.data.images.to_image` takes: a PIL image, an array [H, W, C], a tensor [C, H, W], a path, bytes. The label is an
+    index, a name, several names, or a multi-hot vector. An attribute `classes` names the classes in the order of their indices.
+    Every read of an index must give the same pixels. Worker processes get a copy of the object, by fork on Linux and by
+    pickle elsewhere; within a process, one thread at a time reads it.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class Store(Protocol):
@@ -59,9 +74,14 @@ class Images:
         return self.store.name(int(self.items[index]))
 
     def absolute_name(self, index: int) -> str:
-        """Return the name as an absolute path with symbolic links resolved."""
+        """Return the name as an absolute path with symbolic links to folders resolved."""
         folder, name = os.path.split(self.name(index))
         return os.path.join(resolve_folder(os.path.join(os.getcwd(), folder)), name)
+
+    def real_name(self, index: int) -> str:
+        """Return the absolute path of the file, also if it is a symbolic link to another."""
+        name = self.absolute_name(index)
+        return os.path.realpath(name) if os.path.islink(name) else name
 
     def open(self, index: int) -> Image.Image:
         return self.store.open(int(self.items[index]))
@@ -90,10 +110,11 @@ class Dataset:
     """The splits of a data source by name. Each split lists the classes found in that split."""
 
     source: str  # as the user wrote it
-    kind: str  # "folder", "manifest", "parquet", "tar", "idx", "cifar", "digits", "vtab"
+    kind: str  # of a Python object the name of its type; "folder", "manifest", "parquet", "tar", "idx", "cifar", "digits", "vtab"
     splits: dict[str, Images]
     notes: tuple[str, ...] = ()  # how the data was read, for the user: "split by content: 80 % train …"
     skipped: tuple[tuple[str, str], ...] = ()  # (path, reason) of everything ignored
+    fingerprint: str | None = None  # hash of the content of a Python object, by which it is recognised
 
     def __getitem__(self, split: str) -> Images:
         return self.splits[split]

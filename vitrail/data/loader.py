@@ -13,7 +13,8 @@ from vitrail.data.dataset import Images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import compute_balanced_weights, resolve_weights
 from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline, compute_crop_transforms
-from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, ImageCache, PreparedBatch, WorkerPool
+from vitrail.data.worker_pool import WorkerPool, log
+from vitrail.data.workers import MAX_UNREADABLE, BatchPreparer, BatchRequest, ImageCache, PreparedBatch
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Loader:
     2 GiB or a quarter of the free memory, over all processes); it never changes a batch. `unreadable` maps the names of
     unreadable images to the reason; in an epoch they are replaced by others. More than `max_unreadable` in one batch, and
     more than half of it, is an error. With score `maps` of a teacher, the target columns are the label, the transform of
-    the sample within its image, and the map of the image.
+    the sample within its image, and the map of the image. A killed worker process is replaced, once, and `report` gets a
+    line; after a second death batches are prepared in this process, or without `fallback` WorkersLost is raised.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class Loader:
         progress: Callable[[int, int], None] | None = None,
         maps: ScoreMaps | None = None,
         max_unreadable: int = MAX_UNREADABLE,
+        fallback: bool = True,
+        report: Callable[[str], None] = log.warning,
     ) -> None:
         targets_array = np.asarray(images.targets if targets is None else targets)
         if len(targets_array) != len(images):
@@ -83,9 +87,9 @@ class Loader:
             cache_bytes = ImageCache.default_limit() // world_size
         self._preparer = BatchPreparer(images, pipeline, seed, weights, cache_bytes, max_unreadable)
         self._requests = _RankRequests(self._preparer, batch_size, rank, world_size, epochs)
-        self._workers, self._start_method, self._progress = workers, start_method, progress
+        self.workers, self._progress = workers, progress
         self._cursor: _EpochCursor | None = None
-        self._pool: WorkerPool | None = None
+        self._pool = WorkerPool(self._preparer, workers, start_method, fallback, report) if workers else None
         self._cached: list[PreparedBatch] | None = None
 
     def __len__(self) -> int:
@@ -143,7 +147,6 @@ class Loader:
         self._cursor = None
         if self._pool is not None:
             self._pool.close()
-            self._pool = None
 
     def _make_batch(self, prepared: PreparedBatch) -> Batch:
         self.unreadable.update(prepared.unreadable)
@@ -159,10 +162,8 @@ class Loader:
     def _prepare(self, requests: Iterator[BatchRequest]) -> Iterator[PreparedBatch]:
         self._cursor = None  # ends any iteration in progress
         self._preparer.fill_cache(self._progress)
-        if not self._workers:
-            return map(self._preparer.make_batch_single_threaded, requests)
         if self._pool is None:
-            self._pool = WorkerPool(self._preparer, self._workers, self._start_method)
+            return map(self._preparer.make_batch_single_threaded, requests)
         return self._pool.run(requests)
 
 

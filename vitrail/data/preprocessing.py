@@ -1,14 +1,18 @@
 """Preprocessing of images for a model: resize, crop, normalise. Stored with the model and used everywhere."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from vitrail.data.images import ImageLike
 
 ImageSize = tuple[int, int]  # height, width
 
@@ -35,7 +39,7 @@ CLIP_STATS: NormalisationStats = {"mean": CLIP_MEAN, "std": CLIP_STD}
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Preprocessing of an image for a model. Calling it with a PIL image returns the tensor [C, H, W].
+    """Preprocessing of an image for a model. Calling it with an image returns the tensor [C, H, W].
 
     `fit` "cover" resizes the image to cover `resize`, keeping its aspect ratio (for a square: the shorter side gets that
     length, and the longer one is rounded down); "squash" resizes to exactly `resize`. Then `size` is cropped from the centre.
@@ -89,9 +93,20 @@ class Preprocessing:
         """Return the shape of an image's pixels, (C, H, W)."""
         return self.channels, *self.size
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Convert a PIL image to the normalised float32 tensor [C, H, W]."""
-        return self.normalise(self.to_pixels(image))
+    def __call__(self, image: "ImageLike | Sequence[ImageLike]") -> Tensor:
+        """Convert an image to the normalised float32 tensor [C, H, W], or a list of images to a batch [B, C, H, W].
+
+        An image is a path, bytes, a PIL image, or the pixels of one: an array [H, W, C] or a tensor [C, H, W].
+        """
+        from vitrail.data.decode import name_image_errors
+        from vitrail.data.images import name_image, to_image
+
+        if isinstance(image, list | tuple):
+            return torch.stack([self(each) for each in image])
+        if isinstance(image, Image.Image):
+            return self.normalise(self.to_pixels(image))
+        with name_image_errors(name_image(image)), to_image(image, name_image(image)) as opened:
+            return self.normalise(self.to_pixels(opened))
 
     def to_pixels(self, image: Image.Image) -> Tensor:
         """Resize and crop the image, uint8 [C, H, W]."""

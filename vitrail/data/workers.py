@@ -1,11 +1,7 @@
-"""Preparation of batches, in this process or in worker processes, which share a cache of decoded images."""
+"""Preparation of batches, with a cache of decoded images that worker processes share."""
 
-import atexit
 import os
-import signal
-import sys
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +30,6 @@ DEFAULT_MAX_BYTES = 2 * 2**30  # bytes
 NOT_CACHED = -1  # start offset of images that are read from the store every time
 
 CacheProgress = Callable[[int, int], None]  # images done, total
-WORKER_GRACE_SECONDS = 30  # time for the parent process to save before a terminated worker exits
 
 
 @dataclass(frozen=True)
@@ -281,71 +276,3 @@ class BatchPreparer:
         if self.array is not None:
             return DecodedImage(self._gather(np.array([index]))[0])
         return self.cache.get(index) if self.cache is not None else None
-
-
-class WorkerPool:
-    """Worker processes that prepare batches ahead of time, in the order of the requests."""
-
-    def __init__(self, preparer: BatchPreparer, workers: int, start_method: str | None = None) -> None:
-        from torch.utils.data import DataLoader
-
-        self._requests = _RequestSource()
-        self._loader: Any = DataLoader(
-            preparer,  # pyright: ignore[reportArgumentType]
-            batch_size=None,
-            sampler=self._requests,
-            num_workers=workers,
-            persistent_workers=True,
-            prefetch_factor=2,
-            worker_init_fn=_init_worker,
-            multiprocessing_context=start_method or ("fork" if sys.platform == "linux" else "spawn"),
-        )
-
-        # Runs at exit too, before multiprocessing terminates the workers, which would take WORKER_GRACE_SECONDS.
-        # Deleting the iterator stops them.
-        self.close = weakref.finalize(self, setattr, self._loader, "_iterator", None)
-
-    def run(self, requests: Iterable[BatchRequest]) -> Iterator[PreparedBatch]:
-        """Yield the batches of these requests; unfinished batches of an earlier run are dropped."""
-        self._requests.current = requests
-        try:
-            yield from self._loader
-        except (RuntimeError, OSError, EOFError) as error:
-            if str(error).startswith("Caught "):  # raised inside the worker
-                raise
-            connection_lost = isinstance(error, (ConnectionError, EOFError, FileNotFoundError))
-            if not connection_lost and "DataLoader worker" not in str(error):
-                raise
-            why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            text = f"a data-loading worker process died ({why}), often for lack of memory: use fewer workers"
-            raise OSError(text) from error
-
-
-class _RequestSource:
-    """The sampler of the DataLoader: iterates over the current requests."""
-
-    def __init__(self) -> None:
-        self.current: Iterable[BatchRequest] = ()
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        return iter(self.current)
-
-
-def _init_worker(_worker: int) -> None:
-    """Ignore signals sent to the process group: the main process saves first, then stops its workers."""
-    atexit.register(_exit_worker)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGTERM, _schedule_exit)
-
-
-def _exit_worker() -> None:
-    """Exit a spawned worker without PyTorch's destructors, which abort while threads are waiting."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _schedule_exit(_signal: int, _frame: object) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(WORKER_GRACE_SECONDS)

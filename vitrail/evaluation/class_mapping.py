@@ -4,30 +4,27 @@ A mapping file holds pairs of a data class and a model class (name or index), or
 indices, each with one or several names, like ImageNet's index files.
 """
 
-import ast
-import csv
-import io
-import json
-import re
-from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from vitrail.data.class_names import (
+    ClassNames,
+    ClassPairs,
+    NamesByIndex,
+    clean_names,
+    find_duplicates,
+    is_index,
+    read_names_file,
+)
 from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels, format_names, normalise_class_name
 from vitrail.utils.text import suggest_closest
 
-SYNSET = re.compile(r"(n\d{8})[\s,]+(\S.*)")
-HEADER_WORDS = {"class", "label", "name", "data", "model", "index", "id", "wnid", "synset", "folder"}
-HEADER_WORDS |= {"from", "to", "target"}
-ClassPairs = list[tuple[str, Any]]  # data class, and model class by name or index
-ClassNames = list[tuple[int, list[str]]]  # model index and class names, the display name first
 MAP_FILES = "imagenet_class_index.json, LOC_synset_mapping.txt, a list of names in order"
-MAP_HINT = f"give --map FILE: {MAP_FILES}, or two columns of data and model"
+MAP_HINT = f"give class_map=FILE: {MAP_FILES}, or two columns of data and model"
 
 
 @dataclass(frozen=True)
@@ -41,126 +38,16 @@ class ClassMap:
 
 def read_class_map(file: str | Path, names: Sequence[str] | None, outputs: int) -> ClassMap:
     """Read a mapping file for a model with `outputs` classes, named `names` if known."""
-    path = Path(file)
-    if path.is_dir():
-        raise IsADirectoryError(f"--map {file} is a directory: give JSON, CSV, or a file with one name per line")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is not UTF-8 text: --map takes JSON, CSV, or one name per line") from None
-    except FileNotFoundError:
-        raise FileNotFoundError(f"--map {file}: no such file") from None
-    except OSError as error:
-        raise OSError(f"--map {file} cannot be read: {error.strerror or error}") from error
-    if not text.strip():
-        raise ValueError(f"{file} is empty: --map takes JSON, CSV, or one name per line")
-    if text.lstrip()[0] in "{[":
-        parsed = _parse_json(str(file), text)
-    elif path.suffix.lower() in (".csv", ".tsv"):
-        parsed = _parse_csv(str(file), text, "\t" if path.suffix.lower() == ".tsv" else None)
-    else:
-        parsed = _parse_lines(str(file), [line.strip() for line in text.splitlines() if line.strip()])
+    parsed = read_names_file(file, "class_map=")
     if isinstance(parsed, NamesByIndex):
         return _map_by_index(str(file), parsed.names, outputs, parsed.is_complete)
     return _map_by_pairs(str(file), parsed, names, outputs)
 
 
-@dataclass(frozen=True)
-class NamesByIndex:
-    """Class names by index; `is_complete` if the file lists every class."""
-
-    names: ClassNames
-    is_complete: bool
-
-
-class JSONObject(list[tuple[str, Any]]):
-    """A JSON object with duplicate keys."""
-
-
-def _parse_json(file: str, text: str) -> ClassPairs | NamesByIndex:
-    try:
-        data = json.loads(text, object_pairs_hook=JSONObject)
-    except (ValueError, RecursionError) as error:
-        try:  # a Python dict literal, a common form of ImageNet's names
-            read = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise ValueError(f"{file} is not valid JSON: {error}") from None
-        data = JSONObject((str(key), value) for key, value in read.items()) if isinstance(read, dict) else read
-    if isinstance(data, list) and not isinstance(data, JSONObject):
-        return NamesByIndex([(index, _class_names(file, names)) for index, names in enumerate(data)], True)
-    if not isinstance(data, JSONObject):
-        raise ValueError(f"{file} must hold a JSON object or list")
-    if all(isinstance(value, list | tuple) and not isinstance(value, JSONObject) for _, value in data):
-        return NamesByIndex([(_parse_index(file, key), _class_names(file, value)) for key, value in data], False)
-    for key, value in data:
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            got = json.dumps(value, default=str, skipkeys=True)[:60]
-            raise ValueError(f"{file}: {key!r} must map to a class name or index, got {got}")
-    return list(data)
-
-
-def _class_names(file: str, value: Any) -> list[str]:
-    """Return the names of one class; ImageNet's entries hold a folder name and words."""
-    names = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{file}: {str(value)[:60]!r} is not a class name")
-    if len(names) > 1:  # a folder name, then words: the first word is for display
-        return [*split_synonyms(", ".join(names[1:]).replace("_", " ")), *names[1:], names[0]]
-    return [*names, *split_synonyms(names[0])]
-
-
-def split_synonyms(text: str) -> list[str]:
-    """Return the synonyms of a text like `tench, Tinca tinca`."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def is_index(text: str) -> bool:
-    """Return True for ASCII digits."""
-    return text.isascii() and text.isdecimal()
-
-
-def _parse_index(file: str, key: str) -> int:
-    if not is_index(key):
-        raise ValueError(f"{file}: {key!r} is not an index: expected integers from 0")
-    return int(key)
-
-
-def _parse_csv(file: str, text: str, delimiter: str | None) -> ClassPairs:
-    if delimiter is None:
-        first = text.lstrip().splitlines()[0]
-        delimiter = next((mark for mark in ",;\t" if len(first.split(mark)) > 1), ",")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    rows: ClassPairs = []
-    try:
-        for row in reader:
-            if not any(cell.strip() for cell in row):
-                continue
-            if len(row) != 2:
-                raise ValueError(f"{file}, line {reader.line_num}: expected two cells, data and model, got {len(row)}")
-            rows.append((row[0].strip(), row[1].strip()))
-    except csv.Error as error:
-        raise ValueError(f"{file} is not valid CSV: {error}") from None
-    if not rows:
-        raise ValueError(f"{file} has no rows: expected two cells per row, data and model")
-    if {word for cell in rows[0] for word in re.split(r"[\s_-]+", cell.casefold())} <= HEADER_WORDS:
-        rows = rows[1:]
-    return rows
-
-
-def _parse_lines(file: str, lines: list[str]) -> ClassPairs | NamesByIndex:
-    synsets = [SYNSET.fullmatch(line) for line in lines]
-    if all(synsets):
-        names = [[*split_synonyms(match[2]), match[2], match[1]] for match in synsets if match]
-        return NamesByIndex(list(enumerate(names)), True)
-    if all(line.count("\t") == 1 for line in lines):
-        return _parse_csv(file, "\n".join(lines), "\t")
-    return NamesByIndex([(index, _class_names(file, line)) for index, line in enumerate(lines)], True)
-
-
 def _map_by_index(file: str, names_by_index: ClassNames, outputs: int, is_complete: bool) -> ClassMap:
     if is_complete and len(names_by_index) != outputs:
         raise ValueError(f"{file} lists {len(names_by_index):,} classes, but the model has {outputs:,}")
-    if duplicates := _find_duplicates(index for index, _ in names_by_index):
+    if duplicates := find_duplicates(index for index, _ in names_by_index):
         raise ValueError(f"{file} lists the index {duplicates[0]} twice")
     indices: dict[str, dict[int, None]] = {}
     for index, names in names_by_index:
@@ -175,12 +62,12 @@ def _map_by_index(file: str, names_by_index: ClassNames, outputs: int, is_comple
 
 
 def _map_by_pairs(file: str, pairs: ClassPairs, names: Sequence[str] | None, outputs: int) -> ClassMap:
-    if duplicates := _find_duplicates(normalise_class_name(data) for data, _ in pairs):
+    if duplicates := find_duplicates(normalise_class_name(data) for data, _ in pairs):
         raise ValueError(f"{file} lists {duplicates[0]!r} twice: remove one")
     known = _group_by_name(map(normalise_class_name, names or ()))
     unknown = [model for _, model in pairs if isinstance(model, str) and not _is_model_class(model, known)]
     if len(unknown) == len(pairs) and all(is_index(data) for data, _ in pairs):
-        return _map_by_index(file, [(int(data), _class_names(file, model)) for data, model in pairs], outputs, False)
+        return _map_by_index(file, [(int(data), clean_names(file, model)) for data, model in pairs], outputs, False)
     if unknown:
         if known:
             raise ValueError(f"{file}: the model has no class {suggest_closest(unknown[0], known)}")
@@ -208,10 +95,6 @@ def _group_by_name(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
     for index, name in enumerate(names):
         groups[name] = (*groups.get(name, ()), index)
     return groups
-
-
-def _find_duplicates(values: Iterable[Any]) -> list[Any]:
-    return [value for value, count in Counter(values).items() if count > 1]
 
 
 @dataclass(frozen=True)
@@ -262,7 +145,7 @@ def match_by_index(classes: list[str], outputs: int, nameless: bool) -> list[int
     """Return the class names as indices; raise ValueError if they are not indices of the model."""
     if words := [name for name in classes if not is_index(name)]:
         shown = f"{format_names(words, limit=3)} is not an index"
-        text = f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"--map index: {shown}"
+        text = f"the model has no class names, and {shown}: {MAP_HINT}" if nameless else f"class_map='index': {shown}"
         raise ValueError(text)
     if beyond := [name for name in classes if int(name) >= outputs]:
         raise ValueError(f"class {beyond[0]} is out of range: the model's classes are 0 to {outputs - 1:,}")
@@ -279,12 +162,16 @@ def match_by_name(classes: list[str], names: Sequence[str] | None, class_map: Cl
                 known[name] = class_map.indices[str(int(name))]
     if unknown := [name for name in classes if name not in known]:
         where = f"the model and {class_map.file}" if class_map else "the model"
-        hint = "--map index if these are the model's indices" if all(map(str.isdecimal, unknown)) else "--map FILE"
+        hint = (
+            "class_map='index' if these are the model's indices"
+            if all(map(str.isdecimal, unknown))
+            else "class_map=FILE"
+        )
         shown = format_names(unknown, lambda name: suggest_closest(name, known), limit=5)
         count = f"{len(unknown):,} of {len(classes):,} classes are unknown to {where}"
         raise ValueError(f"{count}: {shown}; rename them, or use {hint}")
     for name in classes:
         if len(known[name]) > 1:
             first, second = known[name][:2]
-            raise ValueError(f"{name!r} names two of the model's classes, {first} and {second}: use --map FILE")
+            raise ValueError(f"{name!r} names two of the model's classes, {first} and {second}: use class_map=FILE")
     return [known[name][0] for name in classes], f"through {class_map.file}" if class_map else "by name"

@@ -1,14 +1,16 @@
 """Evaluate one or several models on a dataset, and test whether they differ."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from vitrail.data.class_names import find_output_names
 from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels
 from vitrail.deploy.runtimes.base import DeployedModel
@@ -16,12 +18,15 @@ from vitrail.evaluation.class_mapping import ClassMatching, match_classes, read_
 from vitrail.evaluation.loading import ComputeOptions, compute_logits, open_for_evaluation, read_training_data
 from vitrail.evaluation.result import ModelEvaluation, write_predictions
 from vitrail.evaluation.selection import EvaluationData, select_images
+from vitrail.inference import BATCH_SIZE
 from vitrail.metrics.paired import compare_correct, compare_map
+from vitrail.models.base import Model
 from vitrail.reports.compare import PairComparison, format_multiple_testing_note, format_pair_verdict, pair_to_dict
 from vitrail.reports.document import write_html
 from vitrail.reports.evaluation import EvaluationReport, render_evaluation_page
 from vitrail.training.distributed import Team
 from vitrail.training.runs.record import describe_environment
+from vitrail.utils.devices import pick_device
 from vitrail.utils.files import atomic_write
 from vitrail.utils.progress import ProgressCallback
 
@@ -102,59 +107,80 @@ def is_evaluation(directory: Path) -> bool:
 
 
 def evaluate(
-    model: str | Path,
-    data: str | EvaluationData,
+    model: str | os.PathLike[str] | Model,
+    data: Any = None,
     *,
-    against: Sequence[str | Path] = (),
-    class_map: str | Path | None = None,
+    against: Sequence[str | os.PathLike[str] | Model] = (),
+    split: str | None = None,
+    limit: int | None = None,
+    task: Literal["auto", "single", "multi"] = "auto",
+    quarantine: str | None = None,
+    label_from: str | None = None,
+    names: str | None = None,
+    class_map: str | os.PathLike[str] | None = None,
     only_present: bool = False,
     size: tuple[int, int] | None = None,
     assume: Mapping[str, Any] | None = None,
     take: str | None = None,
     runtime: str = "torch",
     merge: int = 0,
-    compute: ComputeOptions = ComputeOptions(),  # noqa: B008
+    device: str = "auto",
+    batch_size: int = BATCH_SIZE,
+    workers: int | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     command: Sequence[str] = (),
     progress: ProgressCallback | None = None,
 ) -> EvaluationResult:
     """Evaluate a model on a dataset, and compare it with other models on the same images.
 
-    `model` is a file, a directory, a run or `hf://owner/name`; `data` a folder, a file, a dataset name, or an `EvaluationData`.
+    `model` is a file, a directory, a run, `hf://owner/name` or a loaded model; `data` anything that `vitrail.train` takes.
+    Without data, the model's own test images, else its validation images, are used, as its training split them.
+    `split` is train, validation or test (default: test, else validation, else all images); `limit` a number of images, evenly
+    spaced; `label_from` and `names` are as for `load_dataset`; `quarantine` is a list of images to leave out.
     `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
     maps class names, or "index" if the data's classes are the model's indices.
     """
-    request = EvaluationData(data) if isinstance(data, str) else data
+    asked = (split, task, quarantine, limit, label_from, names)
+    request = data if isinstance(data, EvaluationData) else EvaluationData(data, *asked)
+    compute = ComputeOptions(pick_device(device), batch_size, workers, precision)
     first = open_for_evaluation(model, compute, size=size, assume=assume, take=take, runtime=runtime, merge=merge)
     models = [first, *(open_for_evaluation(where, compute, size=size) for where in against)]
     for item in models:
         if item.contract.labels is None:
-            raise ValueError(f"{item.where} has no classifier: use --probe knn, linear or few-shot")
+            raise ValueError(f"{item.where} has no classifier: use vitrail.evaluation.probes.probe")
 
     def match_all(images: Images) -> list[ClassMatching]:
-        return [match_to_model(item, images, class_map) for item in models]
+        return [match_to_model(item, images, class_map, request.names) for item in models]
 
-    names = make_names_unique([item.name for item in models])
-    trained = {name: read_training_data(item) for name, item in zip(names, models, strict=True)}
+    titles = make_names_unique([item.name for item in models])
+    trained = {title: read_training_data(item) for title, item in zip(titles, models, strict=True)}
     selection = select_images(request, trained, progress, match_all)
     matchings = match_all(selection.images)
     if only_present and not selection.images.is_multi_label and min(len(item.present) for item in matchings) < 2:
-        raise ValueError("--only-present leaves a single class, so accuracy is always 1: omit it")
+        raise ValueError("only_present= leaves a single class, so accuracy is always 1: omit it")
     machine = describe_environment(Team(0, 1, compute.device), compute.precision) | {"batch size": compute.batch_size}
     outputs = (compute_logits(item, selection.images, compute, progress) for item in models)
     parts = zip(models, matchings, outputs, strict=True)
     evaluations = [ModelEvaluation(item, selection, found, out, only_present, machine) for item, found, out in parts]
     pairs = [compare_pair(evaluations, index) for index in range(1, len(evaluations))]
-    return EvaluationResult(evaluations, names, pairs, tuple(command))
+    return EvaluationResult(evaluations, titles, pairs, tuple(command))
 
 
-def match_to_model(deployed: DeployedModel, images: Images, class_map: str | Path | None) -> ClassMatching:
-    """Match the data's classes to the model's outputs; errors name the model."""
+def match_to_model(
+    deployed: DeployedModel, images: Images, class_map: str | os.PathLike[str] | None, names: str | None = None
+) -> ClassMatching:
+    """Match the data's classes to the model's outputs; errors name the model.
+
+    A model without class names gets those of the file `names`, if it lists them all.
+    """
     assert deployed.contract.labels is not None
     outputs, labels = len(deployed.contract.labels), deployed.class_names
+    if names is not None and drop_placeholder_labels(labels) is None:
+        labels = find_output_names(names, outputs) or labels
     try:
         if class_map is None or str(class_map) == "index":
-            return match_classes(images, labels, outputs, class_map and "index")
-        mapped = read_class_map(class_map, drop_placeholder_labels(labels), outputs)
+            return match_classes(images, labels, outputs, None if class_map is None else "index")
+        mapped = read_class_map(os.fspath(class_map), drop_placeholder_labels(labels), outputs)
         return match_classes(images, labels, outputs, mapped)
     except ValueError as error:
         raise ValueError(f"{deployed.name}: {error}") from None

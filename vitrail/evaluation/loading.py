@@ -1,21 +1,24 @@
 """Open models for evaluation, and compute the logits of a dataset."""
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from vitrail.checkpoints.io.source import read_json
-from vitrail.checkpoints.load import find_weights
+from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.dataset import Images
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
-from vitrail.deploy.runtimes.open import open_checkpoint, open_deployed_model
+from vitrail.deploy.runtimes.open import LOADED_MODEL, open_checkpoint, open_deployed_model
+from vitrail.evaluation.selection import parse_own_data
 from vitrail.inference import BATCH_SIZE, run_batches
+from vitrail.models.base import Model
+from vitrail.training.recipe import Data
 from vitrail.utils.progress import ProgressCallback
 
 
@@ -30,7 +33,7 @@ class ComputeOptions:
 
 
 def open_for_evaluation(
-    where: str | Path,
+    where: str | os.PathLike[str] | Model,
     compute: ComputeOptions,
     *,
     size: tuple[int, int] | None = None,
@@ -39,9 +42,11 @@ def open_for_evaluation(
     runtime: str = "torch",
     merge: int = 0,
 ) -> DeployedModel:
-    """Open a checkpoint, a run, `hf://owner/name` or an exported file, with merged tokens or another runtime if requested."""
+    """Open a checkpoint, a run, `hf://owner/name`, a loaded model or an exported file, with merged
+    tokens or another runtime if requested."""
     options: dict[str, Any] = {"size": size, "assume": assume, "take": take, "precision": compute.precision}
-    if is_exported(where):
+    where = where if isinstance(where, Model) else os.fspath(where)
+    if not isinstance(where, Model) and is_exported(where):
         deployed = open_deployed_model(where, runtime="auto" if runtime == "torch" else runtime, merge=merge, **options)
     elif runtime == "torch" and not merge:
         deployed = open_checkpoint(where, compute.device, **options)
@@ -52,16 +57,31 @@ def open_for_evaluation(
 
 
 def read_training_data(deployed: DeployedModel) -> dict[str, Any] | None:
-    """Return the data of a model's recipe, with its `path` if the run directory around the model records it."""
-    recipe = deployed.model.card.get("recipe") if deployed.model is not None else None
+    """Return the data of a model's recipe, with the `path` or `fingerprint` that the run directory around it records."""
+    return None if deployed.model is None else read_card_data(deployed.model.card, deployed.where)
+
+
+def read_card_data(card: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Return the data of the recipe in a card, with the `path` or `fingerprint` that the run directory around it records."""
+    recipe = card.get("recipe")
     data = recipe.get("data") if isinstance(recipe, dict) else None
     if not isinstance(data, dict):
         return None
-    path = find_weights(deployed.where)
+    if where == LOADED_MODEL:
+        return data
+    path = find_weights(where)
     run_json = (path if path.is_dir() else path.parent) / "run.json"
     run = read_json(run_json).get("data") if run_json.is_file() else None
-    data_path = run.get("path") if isinstance(run, dict) and run.get("where") == data.get("where") else None
-    return data | ({"path": data_path} if isinstance(data_path, str) else {})
+    recorded = run if isinstance(run, dict) and run.get("where") == data.get("where") else {}
+    return data | {name: recorded[name] for name in ("path", "fingerprint") if isinstance(recorded.get(name), str)}
+
+
+def find_own_data(where: str) -> Data:
+    """Return the data that a model was trained on; its weights are not read."""
+    if is_exported(where):
+        return parse_own_data(where, None)
+    with inspect_checkpoint(find_weights(where)) as checkpoint:
+        return parse_own_data(where, read_card_data(checkpoint.contract.card, where))
 
 
 @dataclass(frozen=True)
@@ -80,7 +100,7 @@ def compute_logits(
 ) -> ModelOutputs:
     """Return the logits of every image; raise ValueError if none can be read or if logits are not finite."""
     if compute.batch_size < 1:
-        raise ValueError(f"--batch-size must be >= 1, got {compute.batch_size}")
+        raise ValueError(f"batch_size= must be >= 1, got {compute.batch_size}")
     logits, is_read = np.zeros((0, 0), np.float32), np.zeros(len(images), dtype=bool)
     unreadable: dict[str, str] = {}
     model_seconds, start = 0.0, time.perf_counter()
@@ -99,7 +119,7 @@ def compute_logits(
         is_finite = np.isfinite(batch.outputs).all(1)
         if not is_finite.all():
             first = images.name(int(batch.indices[int(is_finite.argmin())]))
-            hint = "" if compute.precision == "fp32" else f"; {compute.precision} may overflow, use --precision fp32"
+            hint = "" if compute.precision == "fp32" else f"; {compute.precision} may overflow, use precision='fp32'"
             raise ValueError(f"{deployed.name} gives logits that are not finite, for {first} first{hint}")
         if not logits.size:
             logits = np.zeros((len(images), batch.outputs.shape[1]), np.float32)

@@ -12,7 +12,7 @@ from vitrail.data.sources.splits import TRAIN_ONLY_FRACTIONS
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.knn import NEIGHBOURS, TEMPERATURE, predict_knn
-from vitrail.metrics.linear import DRAWS, SHOTS, evaluate_few_shot, fit_linear_probe
+from vitrail.metrics.linear import DRAWS, SHOTS, LinearProbe, evaluate_few_shot, fit_linear_probe
 from vitrail.models.sizes import closest
 from vitrail.training.distributed import pick_device
 from vitrail.training.features import Features, extract_features, hash_model
@@ -45,6 +45,7 @@ class ProbeResult:
     details: dict[str, Any] = field(default_factory=dict)
     spread: str = ""  # origin of the interval, or the reason why there is none
     notes: tuple[str, ...] = ()
+    fitted: LinearProbe | None = None  # of a linear probe
 
     @property
     def probe(self) -> str:
@@ -73,7 +74,9 @@ def probe_linear(train: Features, test: Features, classes: int, settings: ProbeS
     score, interval, details = score_logits(fitted.logits, test.targets)
     details |= {"c": fitted.c, "tried": {f"{c:g}": value for c, value in fitted.score_by_c.items()}}
     key, about, seconds = ("linear",), f"C {fitted.c:g}", time.monotonic() - start
-    yield ProbeResult(key, about, score, interval, seconds, fitted.parameters, details, notes=fitted.notes)
+    yield ProbeResult(
+        key, about, score, interval, seconds, fitted.parameters, details, notes=fitted.notes, fitted=fitted
+    )
 
 
 def probe_few_shot(train: Features, test: Features, classes: int, settings: ProbeSettings) -> Iterator[ProbeResult]:
@@ -117,10 +120,14 @@ class ProbeReport:
     images: int
     width: int  # of the features
     seconds: float  # for the features
-    cached: bool
+    n_computed: int  # images whose features were not in the cache
     results: tuple[ProbeResult, ...]
     unreadable: dict[str, str]  # name and reason
     notes: tuple[str, ...] = ()
+
+    @property
+    def cached(self) -> bool:
+        return not self.n_computed
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON, with each row under its key; a single row also at the top level."""
@@ -176,7 +183,7 @@ def probe(
     multilabel, classes = prepared.train.is_multi_label, len(prepared.labels)
     if multilabel and (unsupported := [name for name in probes if name in SINGLE_LABEL_PROBES]):
         others = " or ".join(name for name in PROBES if name not in SINGLE_LABEL_PROBES)
-        raise ValueError(f"{unsupported[0]} does not support multi-label data: use --probe {others}")
+        raise ValueError(f"{unsupported[0]} does not support multi-label data: use {others}")
     opened = open_checkpoint(model, output_kind="features", size=size, assume=assume, take=take)
     network, preprocessing = opened.model, opened.contract.preprocessing
     assert network is not None
@@ -197,7 +204,7 @@ def probe(
         images=len(test.values),
         width=train.values.shape[1],
         seconds=train.seconds + test.seconds,
-        cached=train.cached and test.cached,
+        n_computed=train.n_computed + test.n_computed,
         results=tuple(rows),
         unreadable=skipped,
         notes=(*prepared.dataset.notes, *prepared.warnings, *train.notes, *test.notes),

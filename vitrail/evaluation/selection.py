@@ -1,7 +1,6 @@
 """Select the images of an evaluation: split, limit, and without unreadable images."""
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,12 @@ from vitrail.data.audit import UNUSABLE_KINDS, audit_dataset, exclude_images, re
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.sources import downloads, load_dataset
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FolderWalker, NoClassFoldersError, printable_path
-from vitrail.data.sources.manifest import build_dataset
+from vitrail.data.sources.detect import resolve_source
+from vitrail.data.sources.objects import PREFIX
+from vitrail.data.sources.tables import HUB_PREFIX
+from vitrail.training.recipe import Data
+from vitrail.training.runs.prepare import prepare_data
+from vitrail.utils.json import dataclass_from_json
 from vitrail.utils.progress import ProgressCallback
 
 TrainingData = Mapping[str, Any]  # `data` of a model's recipe
@@ -22,40 +25,17 @@ TASKS = {"auto": None, "single": False, "multi": True}
 WHOLE_SPLIT = "all"  # if the data has no splits
 
 
-def read_labels_from_names(folder: str, pattern: str, progress: ProgressCallback | None = None) -> Dataset:
-    """Read all images below a folder; the class is the first group (or the match) of a pattern in the file name."""
-    try:
-        regex = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"--label-from '{pattern}' is not a regular expression: {error}") from None
-    path = os.path.expanduser(folder)
-    if not os.path.isdir(path):
-        raise ValueError(f"--label-from needs a folder of images, got {folder}")
-    walk = FolderWalker(progress=progress)
-    walk.add_tree(path, set())
-    store, labels = walk.files, []
-    for item in range(len(store)):
-        name = os.path.basename(store.path(item))
-        match = regex.search(name)
-        label = (match[1] if regex.groups else match[0]) if match else None
-        if not label or not label.strip() or printable_path(label) != label:
-            raise ValueError(f"--label-from '{pattern}' matches no class in {store.name(item)}: change the pattern")
-        labels.append(label)
-    notes, splits = (f"classes are matches of '{pattern}' in file names",), [None] * len(labels)
-    options = parts.ReadOptions(parts.TRAIN_ONLY_FRACTIONS)
-    return build_dataset(folder, "file names", store, labels, splits, options, notes=notes, skipped=walk.skipped)
-
-
 @dataclass(frozen=True)
 class EvaluationData:
     """Data of an evaluation, as requested."""
 
-    where: str
+    where: Any  # a path, a name, or a Python object; None: the data that the model was trained on
     split: str | None = None  # train, validation, test; None: held-out data, or everything
     task: str = "auto"
     quarantine: str | None = None
     limit: int | None = None
     label_from: str | None = None
+    names: str | None = None  # file of readable class names, or "imagenet"
 
 
 @dataclass(frozen=True)
@@ -87,34 +67,85 @@ def select_images(
     an error for the images before all of them are read.
     """
     if request.limit is not None and request.limit < 1:
-        raise ValueError(f"--limit must be >= 1, got {request.limit}")
+        raise ValueError(f"limit= must be >= 1, got {request.limit}")
+    if request.where is None:
+        return select_own_images(request, next(iter((trained or {}).items())), progress, check)
+    if isinstance(request.where, os.PathLike):
+        request = replace(request, where=os.fspath(request.where))
+    elif not isinstance(request.where, str):  # a Python object, read once and split below
+        options = {"multi_label": TASKS[request.task], "progress": progress, "label_from": request.label_from}
+        whole = load_dataset(request.where, fractions=parts.TRAIN_ONLY_FRACTIONS, **options)
+        request = replace(request, where=whole, label_from=None)
     known = {name: data for name, data in (trained or {}).items() if data and is_same_data(data, request.where)}
-    dataset = read_dataset(request, next(iter(known.values()), None), progress)
+    dataset = read_dataset(request, request.where, next(iter(known.values()), None), progress)
     notes = list(dataset.notes)
     split, images = select_split(dataset, request.split)
-    notes += warn_trained_on(known, request.where, split)
-    if request.limit is not None and request.limit < len(images):
-        indices = np.linspace(0, len(images) - 1, request.limit).round().astype(np.int64)
-        notes.append(f"{request.limit:,} of {len(images):,} images, evenly spaced")
-        images = images.select(indices)
+    notes += warn_trained_on(known, dataset.source, split)
+    images = limit_images(images, request.limit, notes)
     if check is not None:
         check(images)
     return drop_unreadable(request, replace(dataset, splits={images.split: images}), split, notes, progress)
 
 
-def read_dataset(request: EvaluationData, trained: TrainingData | None, progress: ProgressCallback | None) -> Dataset:
-    """Read the dataset; split it as for training only if a split is requested."""
-    if request.label_from is not None:
-        return read_labels_from_names(request.where, request.label_from, progress)
-    embedded = request.where == downloads.BUILTIN and not os.path.exists(request.where)
+def limit_images(images: Images, limit: int | None, notes: list[str]) -> Images:
+    """Return at most `limit` images, evenly spaced, and note it."""
+    if limit is None or limit >= len(images):
+        return images
+    notes.append(f"{limit:,} of {len(images):,} images, evenly spaced")
+    return images.select(np.linspace(0, len(images) - 1, limit).round().astype(np.int64))
+
+
+def select_own_images(
+    request: EvaluationData,
+    trained: tuple[str, TrainingData | None],
+    progress: ProgressCallback | None,
+    check: Callable[[Images], object] | None,
+) -> SelectedData:
+    """Return the test images, else the validation images, of the data that a model was trained on, split as for training."""
+    data = parse_own_data(*trained)
+    changes = {"quarantine": request.quarantine, "label_from": request.label_from, "names": request.names}
+    changes |= {"task": None if request.task == "auto" else request.task}
+    data = replace(data, **{name: value for name, value in changes.items() if value is not None})
+    prepared = prepare_data(data, progress)
+    split, images = select_split(replace(prepared.dataset, splits=prepared.splits), request.split)
+    notes = [f"data and splits of the training run of {trained[0]}", *prepared.dataset.notes, *prepared.warnings]
+    if split == "train":
+        notes.append(f"{trained[0]} was trained on these images, so its metrics are too optimistic")
+    images = limit_images(images, request.limit, notes)
+    if check is not None:
+        check(images)
+    return SelectedData(data.where, prepared.dataset.kind, split, images, dict(prepared.skipped), tuple(notes))
+
+
+def parse_own_data(name: str, trained: TrainingData | None) -> Data:
+    """Return the data that a model was trained on, at the path where it was then, or as it was given."""
+    if not trained or not isinstance(trained.get("where"), str):
+        raise ValueError(f"{name} does not record the data it was trained on: give DATA")
+    found = {key: value for key, value in trained.items() if key not in ("path", "fingerprint")}
+    data = dataclass_from_json(found, Data, f"{name}: recipe.data")
+    if data.where.startswith(PREFIX):
+        raise ValueError(f"{name} was trained on {data.where}: give that Python object, or other DATA")
+    for where in (trained.get("path"), data.where):
+        known = isinstance(where, str) and (where in downloads.DATASET_NAMES or where.startswith(HUB_PREFIX))
+        if isinstance(where, str) and (known or resolve_source(where)):
+            return replace(data, where=where)
+    raise ValueError(f"the data of {name} is not at {trained.get('path') or data.where} any more: give DATA")
+
+
+def read_dataset(
+    request: EvaluationData, where: str | Dataset, trained: TrainingData | None, progress: ProgressCallback | None
+) -> Dataset:
+    """Read the dataset with the labels of training; split it as for training only if a split is requested."""
+    embedded = where == downloads.BUILTIN and not os.path.exists(downloads.BUILTIN)
     fractions = parts.TRAIN_ONLY_FRACTIONS
     if request.split is not None or embedded:
         known = (trained or {}).get("fractions")
         fractions = None if known is None else (float(known[0]), float(known[1]), float(known[2]))
-    try:
-        return load_dataset(request.where, fractions=fractions, multi_label=TASKS[request.task], progress=progress)
-    except NoClassFoldersError as error:
-        raise ValueError(f"{error}; or --label-from '^(.+?)_' to read it from file names") from None
+    given = {"label_from": request.label_from, "names": request.names}
+    known = {} if isinstance(where, Dataset) else trained or {}
+    labels = {name: known.get(name) if value is None else value for name, value in given.items()}
+    task = TASKS[request.task]
+    return load_dataset(where, fractions=fractions, multi_label=task, progress=progress, **labels)
 
 
 def select_split(dataset: Dataset, requested: str | None) -> tuple[str, Images]:
@@ -144,8 +175,8 @@ def drop_unreadable(
     (images,) = clean.splits.values()
     if not len(images):
         path, reason = next(iter(skipped.items()))
-        raise ValueError(f"none of the {len(skipped):,} images of {request.where} can be used: {path}: {reason}")
-    return SelectedData(request.where, dataset.kind, split, images, skipped, tuple(notes))
+        raise ValueError(f"none of the {len(skipped):,} images of {dataset.source} can be used: {path}: {reason}")
+    return SelectedData(dataset.source, dataset.kind, split, images, skipped, tuple(notes))
 
 
 def warn_trained_on(known: Mapping[str, TrainingData], where: str, split: str) -> Iterator[str]:
@@ -153,16 +184,18 @@ def warn_trained_on(known: Mapping[str, TrainingData], where: str, split: str) -
     divided = [data.get("fractions") for data in known.values()]
     for (name, _), fractions in zip(known.items(), divided, strict=True):
         if split in ("train", WHOLE_SPLIT):
-            hint = "" if split == "train" else ": use --split validation for held-out images"
+            hint = "" if split == "train" else ": use split='validation' for held-out images"
             yield f"{name} was trained on images of {where}, so its metrics are too optimistic{hint}"
         elif fractions != divided[0]:
             yield f"{name} was trained on another split of {where}: some of these images may be its training images"
 
 
-def is_same_data(data: TrainingData, where: str) -> bool:
-    """Return True if a model was trained on this data, by the path recorded in its run or its recipe."""
+def is_same_data(data: TrainingData, where: str | Dataset) -> bool:
+    """Return True if a model was trained on this data, by the path or the fingerprint recorded in its run or its recipe."""
+    if isinstance(where, Dataset):
+        return where.fingerprint is not None and data.get("fingerprint") == where.fingerprint
     trained_on = data.get("path") or data.get("where")
     if not isinstance(trained_on, str):
         return False
-    first, second = (os.path.realpath(os.path.expanduser(path)) for path in (where, trained_on))
+    first, second = (resolve_source(path) or path for path in (where, trained_on))
     return first == second

@@ -2,115 +2,41 @@
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights
 from vitrail.deploy.runtimes.open import open_checkpoint
+from vitrail.evaluation.frozen_head import train_head
 from vitrail.evaluation.probes import ProbeSettings, probe
-from vitrail.evaluation.step_time import VALIDATIONS_PER_RUN, StepTime, measure_step_time
+from vitrail.evaluation.transfer_table import METHODS, TransferRow, TransferTable, read_earlier_table
 from vitrail.metrics import score_name
+from vitrail.metrics.convergence import has_converged
+from vitrail.metrics.linear import LinearProbe
+from vitrail.models.base import ModelConfig
 from vitrail.models.sizes import closest
-from vitrail.training.features import hash_model
-from vitrail.training.logging import Listener
-from vitrail.training.recipe import Data, Facts, Machine, Recipe, read_recipe
+from vitrail.reports import write_report
+from vitrail.training.distributed import pick_device
+from vitrail.training.features import extract_features, hash_model
+from vitrail.training.logging import Listener, read_json_lines
+from vitrail.training.recipe import Data, Facts, Machine, Recipe
 from vitrail.training.runs.prepare import Prepared, prepare_data
-from vitrail.training.runs.record import fingerprint_splits, read_run_record
+from vitrail.training.runs.record import fingerprint_splits, read_run_record, write_json
+from vitrail.training.step_time import VALIDATIONS_PER_RUN, StepTime, measure_step_time
 from vitrail.training.train import build_named_recipe, resume, train
-from vitrail.utils.files import atomic_write
 from vitrail.utils.progress import ProgressCallback
-from vitrail.utils.text import format_table
 
-METHODS = ("knn", "linear", "head", "lora", "full")
-TABLE_FILE = "table.json"
-PROBES, TRAININGS = ("knn", "linear"), ("head", "lora", "full")
+PROBES = ("knn", "linear")
+TRAININGS = ("lora", "full")  # by expected gain per minute: LoRA gains more in the first minutes (docs/transfer.md)
 MIN_STEPS = 50  # or one epoch; shorter trainings are skipped
-
-
-@dataclass(frozen=True)
-class TransferRow:
-    """One method on one dataset."""
-
-    method: str
-    score: float  # top-1; mAP for multi-label data
-    interval: tuple[float, float]
-    seconds: float  # wall time over all calls: features, measuring, training, evaluation
-    trainable: int  # parameters
-    about: str = ""  # settings: k, C, epochs
-    run: str | None = None  # run directory, relative to the table
-
-
-@dataclass
-class TransferTable:
-    """Results so far, of one model, one dataset and one seed."""
-
-    model: str
-    data: str
-    identity: str  # hash of the model, the images and the settings
-    measure: str  # "top1" or "map"
-    split: str
-    images: int  # evaluated
-    minutes: float
-    spent: float = 0.0  # seconds of all calls
-    begun: dict[str, float] = field(default_factory=dict)  # interrupted methods, and their seconds
-    rows: tuple[TransferRow, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)  # method and reason
-    unreadable: dict[str, str] = field(default_factory=dict)  # skipped images and reasons
-
-    def has_method(self, method: str) -> bool:
-        return any(row.method == method for row in self.rows)
-
-    def add_row(self, row: TransferRow) -> None:
-        """Add or replace the row of a method, in the order of the methods."""
-        rows = [*(other for other in self.rows if other.method != row.method), row]
-        self.rows = tuple(sorted(rows, key=lambda other: METHODS.index(other.method)))
-        self.left_out.pop(row.method, None)
-        self.begun.pop(row.method, None)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def write(self, directory: Path) -> None:
-        """Write the table atomically."""
-        with atomic_write(directory / TABLE_FILE) as file:
-            file.write((json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n").encode())
-
-    def format_lines(self) -> list[str]:
-        """Return the table as lines of text."""
-        name = "top-1" if self.measure == "top1" else "mAP"
-        cells = [["method", "", name, "95 %", "minutes", "trainable"]]
-        for row in self.rows:
-            interval = "–".join(f"{100 * edge:.1f}" for edge in row.interval)
-            score, minutes = f"{100 * row.score:.2f} %", f"{row.seconds / 60:.1f}"
-            cells.append([row.method, row.about, score, interval, minutes, f"{row.trainable:,}"])
-        lines = [f"{self.model} on {self.data}: evaluated on {self.images:,} {self.split} images"]
-        lines += format_table(cells, right=range(2, 6))
-        lines += [f"{method} was skipped: {reason}" for method, reason in self.left_out.items()]
-        if self.unreadable:
-            path, reason = next(iter(self.unreadable.items()))
-            lines.append(f"skipped {len(self.unreadable):,} unreadable images, {path} first ({reason})")
-        return lines
-
-
-def read_table(directory: Path) -> TransferTable | None:
-    """Return the table of an earlier call, or None."""
-    path = directory / TABLE_FILE
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        intervals = [(row["interval"][0], row["interval"][1]) for row in data["rows"]]
-        pairs = zip(data["rows"], intervals, strict=True)
-        rows = tuple(TransferRow(**{**row, "interval": interval}) for row, interval in pairs)
-        if unknown := [row.method for row in rows if row.method not in METHODS]:
-            raise ValueError(f"unknown method {unknown[0]!r}")
-        return TransferTable(**{**data, "rows": rows})
-    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise ValueError(f"{path} is not a valid table ({error}): give another --out") from None
+USEFUL_STEPS, USEFUL_EPOCHS = 500, 4  # whichever is less: a shorter training is not worth a share of a small budget
 
 
 @dataclass
@@ -129,6 +55,10 @@ class TransferComparison:
     cache: bool
     listeners: tuple[Listener, ...]
     progress: ProgressCallback | None
+    fitted: LinearProbe | None = None  # of the probe in this call
+    feature_seconds: float = 0.0  # of the probes in this call
+    forward: float | None = None  # seconds of an image through the frozen model, where features were computed
+    pace: tuple[str, StepTime] | None = None  # of the training measured last
 
     def report(self, text: str) -> None:
         for listener in self.listeners:
@@ -174,55 +104,107 @@ class TransferComparison:
             options |= {"size": self.size, "prepared": self.prepared, "progress": self.progress}
             report = probe(self.model, self.data, methods, ProbeSettings(seed=self.seed), **options)
             self.table.unreadable |= report.unreadable
+            self.feature_seconds = report.seconds
+            self.forward = report.seconds / report.n_computed if report.n_computed else None
             for note in report.notes:
                 self.report(note)
             for row in report.results:
                 assert row.interval is not None
+                self.fitted = row.fitted or self.fitted
                 seconds = self.total_seconds(row.probe, report.seconds + row.seconds)
                 about = f"{row.description}, cached features" if report.cached else row.description
-                self.add_result(TransferRow(row.probe, row.score, row.interval, seconds, row.parameters, about))
+                converged = row.fitted is None or row.fitted.converged
+                values = (row.score, row.interval, seconds, row.parameters, about)
+                self.add_result(TransferRow(row.probe, *values, converged=converged))
+
+    def run_head(self, shares_features: bool) -> None:
+        """Train the head on cached features. It is not limited by the budget, as probes are not."""
+        extract = partial(
+            extract_features, device=pick_device(self.machine.device), workers=self.machine.workers, cache=self.cache
+        )
+        with self.count_time("head") as elapsed:
+            result = train_head(
+                self.model,
+                self.data,
+                self.prepared,
+                partial(extract, progress=self.progress),
+                self.directory / "head",
+                size=self.size,
+                seed=self.seed,
+                fitted=self.fitted if shares_features else None,
+            )
+            self.table.unreadable |= result.unreadable
+            about = f"C {result.c:g}, the linear probe as a model" if shares_features else f"C {result.c:g}"
+            seconds = self.total_seconds("head", self.feature_seconds + elapsed())
+            values = (result.score, result.interval, seconds, result.parameters, about)
+            self.add_result(TransferRow("head", *values, run="head", converged=result.converged))
 
     def run_training(self, method: str, n_remaining: int) -> None:
-        """Train within an equal share of the remaining time for each of the remaining methods."""
-        share = (60 * self.table.minutes - self.table.spent) / n_remaining
+        """Train within the remaining time, of which the remaining methods get a share where that is worth it."""
+        seconds = 60 * self.table.minutes - self.table.spent
         directory = self.directory / method
         with self.count_time(method) as elapsed:
             if (directory / "recipe.json").is_file():
                 self.report(f"{method}: resuming {directory}")
                 _, summary = resume(directory, changes={}, listeners=self.listeners, progress=self.progress)
                 # A killed process could not record its time, but the training loop did.
-                seconds = max(self.total_seconds(method, elapsed()), summary["seconds"])
-                self.add_result(self.build_row(method, directory, summary, seconds))
-            elif share <= 0:
-                self.skip_method(method, f"the budget of {self.table.minutes:g} minutes is used up; raise --minutes")
-            elif (planned := self.plan_steps(method, share)) is not None:
+                spent = max(self.total_seconds(method, elapsed()), summary["seconds"])
+                self.add_result(self.build_row(method, directory, summary, spent))
+            elif seconds <= 0:
+                self.skip_method(method, self.explain_no_time(method))
+            elif (planned := self.plan_steps(method, seconds, n_remaining)) is not None:
                 steps, pace = planned
                 overrides = self.overrides(method) | {"steps": steps}
                 settings = [f"validate_every={steps / VALIDATIONS_PER_RUN / pace.steps_per_epoch}"]
                 options = {"machine": self.machine, "listeners": self.listeners, "progress": self.progress}
                 directory, summary = train(
-                    self.data, init=self.model, out=directory, overrides=overrides, settings=settings, **options
+                    self.data, init=self.model, out=directory, settings=settings, **overrides, **options
                 )
                 self.add_result(self.build_row(method, directory, summary, self.total_seconds(method, elapsed())))
 
-    def plan_steps(self, method: str, share: float) -> tuple[int, StepTime] | None:
-        """Return the steps that fit into a share of seconds, by measuring some; None if they are too few."""
-        start = time.monotonic()
-        recipe = self.build_recipe(method)
-        pace = measure_step_time(recipe, self.prepared, self.machine)
-        available = share - (time.monotonic() - start)
-        max_steps, fitting = recipe.total_steps(pace.steps_per_epoch), pace.fit_steps(available)
-        min_steps = min(max_steps, pace.steps_per_epoch, MIN_STEPS)
-        if fitting < min_steps:
-            short = f"its share of {max(0.0, available) / 60:.1f} minutes is too short for {min_steps} steps"
-            needed = f"which take {pace.total_minutes(min_steps):.1f} with evaluation"
-            self.skip_method(method, f"{short}, {needed}; raise --minutes, or give fewer --methods")
+    def explain_no_time(self, method: str) -> str:
+        """Return why a method without time was skipped, and the time it would need where that can be estimated."""
+        used = f"the budget of {self.table.minutes:g} minutes is used up"
+        source, pace = self.pace or ("the features", self.estimate_pace(method))
+        if pace is None:
+            return f"{used}; raise --minutes"
+        needed = pace.total_minutes(count_useful_steps(pace, self.count_recipe_steps(method, pace.steps_per_epoch)))
+        total = math.ceil(self.table.spent / 60 + needed)
+        return f"{used}, and at the pace of {source} it needs {needed:.1f} more; raise --minutes to {total}"
+
+    def estimate_pace(self, method: str) -> StepTime | None:
+        """Return the pace of a training from that of the features: forward and backward pass take three forward passes."""
+        if self.forward is None:
             return None
-        steps = min(max_steps, fitting)
-        cut = "" if steps == max_steps else f" of the recipe's {max_steps:,}"
-        length = f"{steps:,} steps{cut}, {steps / pace.steps_per_epoch:.1f} epochs at {pace.step:.2f} s per step"
+        recipe, splits = self.build_recipe(method), self.prepared.splits
+        batch = min(recipe.batch_size, len(splits["train"]))
+        patches = 1 - getattr(recipe.objective, "patch_dropout", 0.0)
+        n_evaluated = sum(len(splits[split]) for split in ("validation", "test") if split in splits)
+        evaluation = self.forward * (n_evaluated + VALIDATIONS_PER_RUN * len(splits["validation"]))
+        return StepTime(0.0, 3 * patches * self.forward * batch, evaluation, max(1, len(splits["train"]) // batch))
+
+    def plan_steps(self, method: str, seconds: float, n_remaining: int) -> tuple[int, StepTime] | None:
+        """Return the steps that fit into the remaining seconds, by measuring some; None if they are too few."""
+        start = time.monotonic()
+        pace = measure_step_time(self.build_recipe(method), self.prepared, self.machine)
+        self.pace = (method, pace)
+        available = seconds - (time.monotonic() - start)
+        max_steps = self.count_recipe_steps(method, pace.steps_per_epoch)
+        steps = choose_steps(pace, max_steps, available, n_remaining)
+        if not steps:
+            useful = count_useful_steps(pace, max_steps)
+            needed = pace.total_minutes(useful)
+            total = math.ceil((self.table.minutes * 60 - available) / 60 + needed)
+            short = f"{max(0.0, available) / 60:.1f} minutes are left, and {useful:,} steps with evaluation take"
+            self.skip_method(method, f"{short} {needed:.1f}; raise --minutes to {total}")
+            return None
+        length = f"{format_length(steps, max_steps, pace.steps_per_epoch)} at {pace.step:.2f} s per step"
         self.report(f"{method}: {length}, about {pace.total_minutes(steps):.1f} minutes")
         return steps, pace
+
+    def count_recipe_steps(self, method: str, steps_per_epoch: int) -> int:
+        """Return the steps of a method without a time budget."""
+        return self.build_recipe(method).total_steps(steps_per_epoch)
 
     def overrides(self, method: str) -> dict[str, Any]:
         return {"tune": method, "seed": self.seed} | ({"size": self.size} if self.size else {})
@@ -233,13 +215,43 @@ class TransferComparison:
         return build_named_recipe(None, facts, self.data, self.model, self.overrides(method))
 
     def build_row(self, method: str, directory: Path, summary: dict[str, Any], seconds: float) -> TransferRow:
-        """Return the row of a finished run."""
-        run = read_run_record(directory)
-        n_images = summary["steps"] * read_recipe(directory / "recipe.json").batch_size
-        epochs = n_images / max(1, run["data"]["splits"]["train"]["images"])
-        (low, high), trained = summary["interval"], run["model"]["trained"]
-        about = f"{summary['steps']:,} steps, {epochs:.1f} epochs"
-        return TransferRow(method, summary[self.table.measure], (low, high), seconds, trained, about, method)
+        """Return the row of a finished run, after marking the run if it has not converged."""
+        records = [row for row in read_json_lines(directory / "metrics.jsonl") if row.get("kind") == "train"]
+        per_epoch = max(1, round(records[-1]["step"] / records[-1]["epoch"]))
+        steps, max_steps = summary["steps"], self.count_recipe_steps(method, per_epoch)
+        converged = steps >= max_steps or has_converged([row["loss"] for row in records])
+        write_json(directory / "summary.json", summary | {"converged": converged, "recipe_steps": max_steps})
+        write_report(directory)
+        (low, high), trained = summary["interval"], read_run_record(directory)["model"]["trained"]
+        about = format_length(steps, max_steps, per_epoch)
+        return TransferRow(method, summary[self.table.measure], (low, high), seconds, trained, about, method, converged)
+
+
+def count_useful_steps(pace: StepTime, max_steps: int) -> int:
+    """Return the steps from which on a training is worth a share of the budget."""
+    return min(max_steps, USEFUL_STEPS, max(MIN_STEPS, USEFUL_EPOCHS * pace.steps_per_epoch))
+
+
+def choose_steps(pace: StepTime, max_steps: int, seconds: float, n_remaining: int) -> int:
+    """Return the steps of a training within the remaining seconds, 0 if not even the fewest fit.
+
+    The remaining methods share the time equally if that gives this one useful steps. Otherwise it gets them first, and all of
+    the time if the rest is too short for another training at this pace.
+    """
+    fewest, useful = min(max_steps, pace.steps_per_epoch, MIN_STEPS), count_useful_steps(pace, max_steps)
+    fitting, shared = (min(max_steps, pace.fit_steps(time)) for time in (seconds, seconds / n_remaining))
+    if fitting < fewest:
+        return 0
+    if shared >= useful:
+        return shared
+    left = seconds - 60 * pace.total_minutes(useful)
+    return useful if n_remaining > 1 and pace.fit_steps(left) >= fewest else fitting
+
+
+def format_length(steps: int, max_steps: int, steps_per_epoch: int) -> str:
+    """Return "78 of 500 steps, 3.12 epochs"."""
+    cut = "" if steps >= max_steps else f" of {max_steps:,}"
+    return f"{steps:,}{cut} steps, {round(steps / steps_per_epoch, 2):g} epochs"
 
 
 def transfer(
@@ -265,12 +277,13 @@ def transfer(
         raise ValueError(f"no method given: use {', '.join(METHODS)}")
     start = time.monotonic()
     source = Data(data) if isinstance(data, str) else data
+    model = expand_name(model)
     model = model if model.startswith("hf://") else str(find_weights(model))
     directory = Path(out)
     earlier = read_earlier_table(directory)
     opened = open_checkpoint(model, size=size)  # first: an invalid size must leave no files
     assert opened.model is not None
-    content, has_tokens = hash_model(opened.model, opened.contract.preprocessing), opened.model.config.has_tokens
+    content, config = hash_model(opened.model, opened.contract.preprocessing), opened.model.config
     prepared = prepare_data(source, progress)
     split = "test" if "test" in prepared.splits else "validation"
     identity, measure = comparison_identity(content, prepared, seed, size), score_name(prepared.train.is_multi_label)
@@ -290,25 +303,22 @@ def transfer(
     )
     if probes := [method for method in PROBES if method in methods and not table.has_method(method)]:
         comparison.run_probes(probes)
+    if "head" in methods and not table.has_method("head"):
+        # A new head replaces CLIP's projection, so its features are others than those of the probes.
+        comparison.run_head(shares_features=not config.has_tokens or has_same_features(config))
     trainings = [method for method in TRAININGS if method in methods and not table.has_method(method)]
     for index, method in enumerate(trainings):
-        if has_tokens:
+        if config.has_tokens:
             comparison.run_training(method, len(trainings) - index)
         else:
             comparison.skip_method(method, "the recipe fine-tunes Vision Transformers, not ResNets")
     return table
 
 
-def read_earlier_table(directory: Path) -> TransferTable | None:
-    """Return the table of an earlier call in a directory; raise ValueError if it holds other files."""
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"--out {directory} is a file: give a directory")
-    if not directory.is_dir() or not any(directory.iterdir()):
-        return None
-    table = read_table(directory)
-    if table is None:
-        raise ValueError(f"{directory} is not empty and has no {TABLE_FILE}: give another --out")
-    return table
+def has_same_features(config: ModelConfig) -> bool:
+    """Return whether a new head reads the features that probes read: not if it replaces a projection."""
+    tokens = config.require_tokens("a new head")
+    return tokens.with_classes(1).head == tokens.head
 
 
 def comparison_identity(content: str, prepared: Prepared, seed: int, size: tuple[int, int] | None) -> str:

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 
 from vitrail.metrics import intervals
-from vitrail.metrics.calibration import calibration_error, calibration_interval, compute_calibration_gaps
+from vitrail.metrics.calibration import (
+    calibration_error,
+    calibration_interval,
+    compute_calibration_gaps,
+    measure_confidence,
+)
 
 BLOCK = 2**22  # values processed at once, so that 50,000 × 1,000 logits need no second copy
 
@@ -130,3 +135,4 @@ def iter_single_label_metrics(predictions: ClassPredictions, with_intervals: boo
     if with_intervals:
         yield "f1_interval", intervals.f1_interval(classes["support"], classes["right"], classes["said"])
     yield "calibration_error", error
+    yield from measure_confidence(predictions.confidence, predictions.correct).items()

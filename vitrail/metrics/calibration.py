@@ -4,10 +4,12 @@ B images, K classes. Classes are ranked by logits: sigmoid and softmax round to 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 BINS = 15
+SMALL_GAP = 0.01  # difference of mean confidence and accuracy that is neither over- nor under-confident
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -91,3 +93,16 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = B
     """Return the expected calibration error: the mean over images of |confidence − accuracy| of their bin."""
     full = [bin for bin in compute_reliability(confidence, correct, bins) if bin.count]
     return sum(bin.count * abs(bin.confidence - bin.accuracy) for bin in full) / len(confidence)
+
+
+def measure_confidence(confidence: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
+    """Return the mean confidence of images ([n], or [n, K] labels), its gap to the accuracy, and the direction of the gap.
+
+    The direction is "neither" if the gap is below one percentage point, or if its 95 % interval over images includes 0.
+    """
+    gaps = (confidence - correct).reshape(len(confidence), -1).mean(1)
+    gap = float(gaps.mean())
+    error = float(gaps.std(ddof=1)) / len(gaps) ** 0.5 if len(gaps) > 1 else np.inf
+    is_clear = abs(gap) > max(SMALL_GAP, 1.96 * error)
+    direction = "neither" if not is_clear else "over-confident" if gap > 0 else "under-confident"
+    return {"mean_confidence": float(confidence.mean()), "confidence_gap": gap, "calibration_direction": direction}

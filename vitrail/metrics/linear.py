@@ -25,15 +25,19 @@ C_GRID = tuple(10.0**power for power in range(-4, 3))  # C is the inverse streng
 HELD_OUT_FRACTION = 0.2
 MAX_ITERATIONS = 1000
 SHOTS, DRAWS, PENALTY, BIAS = (1, 5, 10, 25), 5, 2.0**10, 100.0
+MISSING_MARGIN = 30.0  # of the bias of a class without training images, below the lowest of the others
 EPSILON = 1e-5  # added to standard deviations
 
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Logits of the queries, and the chosen C with the scores of the grid."""
+    """Logits of the queries, the classifier, and the chosen C with the scores of the grid."""
 
     logits: np.ndarray  # [m, K]
+    weight: np.ndarray  # [K, D]: of features as they are, not standardised
+    bias: np.ndarray  # [K]
     c: float
+    converged: bool
     parameters: int  # fitted weights and biases
     score_by_c: dict[float, float]  # on held-out training images: accuracy, or mAP for multi-label data
     notes: tuple[str, ...] = ()
@@ -62,9 +66,22 @@ def fit_linear_probe(
         best_c = max(grid, key=lambda c: (scores[c], -c))  # of equals the strongest penalty
         if best_c in (min(grid), max(grid)):
             notes.append(f"C {best_c:g} is at an end of the grid")
-    model = fit_classifier(train, targets, best_c, notes)
-    logits = predict_logits(model, queries, classes)
-    return LinearProbe(logits, best_c, count_parameters(model), scores, tuple(dict.fromkeys(notes)))
+    last: list[str] = []
+    model = fit_classifier(train, targets, best_c, last)
+    logits, fitted = predict_logits(model, queries, classes), extract_classifier(model, train.shape[1], classes)
+    return LinearProbe(
+        logits, *fitted, best_c, not last, count_parameters(model), scores, tuple(dict.fromkeys(notes + last))
+    )
+
+
+def extract_classifier(model: Any, width: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return weight [K, D] and bias [K] of the fitted estimator, its standardisation included."""
+    bias = predict_logits(model, np.zeros((1, width)), classes)[0]
+    weight = (predict_logits(model, np.eye(width), classes) - bias).T
+    if len(known := getattr(model, "classes_", ())) < classes and not is_one_vs_rest(model):
+        missing = np.setdiff1d(np.arange(classes), known)
+        weight[missing], bias[missing] = 0.0, bias[known].min() - MISSING_MARGIN
+    return weight, bias
 
 
 def split_held_out(targets: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,12 +125,17 @@ def fit_classifier(train: np.ndarray, targets: np.ndarray, c: float, notes: list
     return model
 
 
-def predict_logits(model: Any, queries: np.ndarray, classes: int) -> np.ndarray:
-    """Return the logits of the queries, [m, K]."""
+def is_one_vs_rest(model: Any) -> bool:
+    """Return whether the estimator has one classifier per label, for multi-label data."""
     from sklearn.multiclass import OneVsRestClassifier
 
+    return isinstance(model[-1], OneVsRestClassifier)
+
+
+def predict_logits(model: Any, queries: np.ndarray, classes: int) -> np.ndarray:
+    """Return the logits of the queries, [m, K]."""
     scores = np.asarray(model.decision_function(queries))
-    if isinstance(model[-1], OneVsRestClassifier):
+    if is_one_vs_rest(model):
         return scores.reshape(len(queries), -1)
     known = np.asarray(model.classes_)
     if scores.ndim == 1:  # two classes have one decision value

@@ -6,7 +6,13 @@ from typing import Any
 import numpy as np
 
 from vitrail.metrics.accuracy import compute_rates, iter_row_blocks, validate_logits
-from vitrail.metrics.calibration import calibration_error, calibration_interval, compute_calibration_gaps, sigmoid
+from vitrail.metrics.calibration import (
+    calibration_error,
+    calibration_interval,
+    compute_calibration_gaps,
+    measure_confidence,
+    sigmoid,
+)
 from vitrail.metrics.intervals import bootstrap, choose_resamples, mean_ignoring_nan, percentile_interval
 
 
@@ -88,8 +94,11 @@ def iter_multilabel_metrics(logits: np.ndarray, targets: np.ndarray, intervals: 
     yield "f1", float(by_class["f1"][present].mean())
     correct, predicted, support = (int(by_class[name].sum()) for name in ("right", "said", "support"))
     yield "micro_f1", 2 * correct / (predicted + support)
-    error = calibration_error(sigmoid(logits).ravel(), (targets > 0).ravel())
+    scores = sigmoid(logits)
+    error = calibration_error(scores.ravel(), (targets > 0).ravel())
     yield "calibration_error", error
+    # Of each label, the confidence is that of the decision at 0.5: the probability of the label or of its absence.
+    yield from measure_confidence(np.maximum(scores, 1 - scores), (logits >= 0) == (targets > 0)).items()
     if intervals and count > 1:
         positive, truth = logits >= 0, targets > 0
         yield "f1_interval", percentile_interval(bootstrap_f1(positive[:, present], truth[:, present]))

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from vitrail.models.base import Model, ModelConfig, State, TokenConfig
+from vitrail.models.base import Model, ModelConfig, State, TokenConfig, is_classifier, remove_calibration
 from vitrail.models.registry import build_from, lay_out
 from vitrail.nn.head import Linear, Projection
 from vitrail.nn.position import AddedPositionEmbedding, Learned1D, SinCos2D, Sinusoid1D
+from vitrail.nn.resampling import Resampling
 
 KEEP: Any = object()  # leave unchanged, where None means none
 
@@ -28,7 +29,7 @@ def with_classes(config: ModelConfig, state: State, classes: int | None) -> tupl
     tensors: State = {}
     for name, like in wanted.items():
         old = state.get(name)
-        last = name.startswith("head.") and not name.startswith("head.pre_logits")
+        last = is_classifier(name)
         keep = old is not None and old.shape == like.shape and not last
         tensors[name] = old if keep and old is not None else one.new_zeros(like.shape)
         assert keep or last, name
@@ -60,10 +61,16 @@ def with_channels(config: ModelConfig, state: State, channels: int) -> tuple[Mod
 
 
 def adapt_model(
-    model: Model, classes: int | None = KEEP, image_size: tuple[int, int] = KEEP, channels: int = KEEP
+    model: Model,
+    classes: int | None = KEEP,
+    image_size: tuple[int, int] = KEEP,
+    channels: int = KEEP,
+    resampling: str | Resampling = KEEP,
 ) -> Model:
     """Return a copy of a model for other classes, another image size or other channels."""
     config, state = model.config, dict(model.state_dict())
+    if resampling is not KEEP:
+        config = config.with_resampling(resampling)
     if channels is not KEEP and channels != config.channels:
         config, state = with_channels(config, state, channels)
     if image_size is not KEEP and image_size != config.image_size:
@@ -73,8 +80,15 @@ def adapt_model(
     with torch.device("meta"):
         adapted = lay_out(config)
     adapted.load_state_dict(state, assign=True)
-    adapted.labels = model.labels if config.classes == model.config.classes else None
-    adapted.preprocessing, adapted.card = model.preprocessing, model.card
+    like = next(iter(model.parameters()))
+    for module in adapted.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:  # not stored: an empty buffer that holds the device and the precision
+                module.register_buffer(name, like.new_empty(buffer.shape), persistent=False)
+    keeps_head = config.classes == model.config.classes
+    adapted.labels = model.labels if keeps_head else None
+    adapted.preprocessing = model.preprocessing
+    adapted.card = dict(model.card) if keeps_head else remove_calibration(model.card)
     return adapted.train(model.training)
 
 

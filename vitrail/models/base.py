@@ -8,16 +8,22 @@ B images, C channels, T tokens, D width, K classes, a grid of h×w cells.
 """
 
 import copy
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
+import vitrail
 from vitrail.nn.block import RecomputeModule
 from vitrail.nn.shape import EncoderShape, Grid
+from vitrail.utils.files import WEIGHT_SUFFIXES
 
 if TYPE_CHECKING:
     from vitrail.models.sizes import Size
@@ -27,8 +33,10 @@ if TYPE_CHECKING:
     from vitrail.nn.head import HeadSlot
     from vitrail.nn.pool import Pool, PoolSlot
     from vitrail.nn.position import PositionEmbedding, PositionSlot
+    from vitrail.nn.resampling import Resampling
 
 State = dict[str, Tensor]
+HUB_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 class Unsupported(ValueError):
@@ -97,6 +105,15 @@ class ModelConfig:
     def matches_option(self, name: str, value: Any) -> bool:
         """Return whether a fact given by hand (heads, eps, size, …) is that of the configuration."""
         return (name, value) in (("size", self.image_size), ("channels", self.channels))
+
+    @property
+    def resampling(self) -> "Resampling | None":
+        """Return the rule that resamples positions to other image sizes; None if no table is resampled."""
+        return None
+
+    def with_resampling(self, resampling: "str | Resampling") -> Self:
+        """Return the configuration with another rule, or the name of one, to resample positions."""
+        raise refuse(self, "resampling of positions", "leave out resampling")
 
     # A trained model for another task, as configuration and tensors; see models/adapt.py.
 
@@ -182,6 +199,16 @@ class Layer(NamedTuple):
     module: nn.Module
 
 
+def is_classifier(name: str) -> bool:
+    """Return whether a parameter of this name turns features into logits: it belongs to the head, but not to pre-logits."""
+    return name.startswith("head.") and not name.startswith("head.pre_logits")
+
+
+def remove_calibration(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the card of a model whose classifier was replaced: without the temperature that was in its weights."""
+    return {name: value for name, value in card.items() if name != "calibration"}
+
+
 class Model(RecomputeModule, ABC):
     """A model with its labels, preprocessing and card."""
 
@@ -218,6 +245,22 @@ class Model(RecomputeModule, ABC):
     def embed_images(self, images: Tensor) -> Tensor:
         """Return one feature vector per image, [B, feature_dim]: the flattened pre-logits."""
         return self.compute_pre_logits(images).flatten(1)
+
+    @torch.no_grad()
+    def divide_logits(self, temperature: float) -> None:
+        """Divide the weights and biases of the classifier, and with them all logits, by a temperature."""
+        for name, parameter in self.named_parameters():
+            if is_classifier(name):
+                parameter.div_(temperature)
+
+    @torch.no_grad()
+    def set_classifier(self, weight: Tensor, bias: Tensor) -> None:
+        """Set the classifier to a linear function of `embed_images`: weight [K, feature_dim], bias [K]."""
+        modules = ((f"head.{name}", module) for name, module in self.head.named_modules())
+        layers = [module for name, module in modules if isinstance(module, nn.Linear) and is_classifier(name)]
+        for layer, part in zip(layers, weight.chunk(len(layers), 1), strict=True):  # two heads are averaged
+            layer.weight.copy_(len(layers) * part)
+            layer.bias.copy_(bias)
 
     def dense_logits(self, images: Tensor) -> Tensor:
         """Return logits at every cell of the last grid, [B, h, w, K]."""
@@ -273,7 +316,35 @@ class Model(RecomputeModule, ABC):
 
     def lora_modules(self) -> list[nn.Linear]:
         """Return the matrices that low-rank adaptation (LoRA) adds to."""
-        raise refuse(self.config, "--tune lora", "use head, last-N or full")
+        raise refuse(self.config, "tune='lora'", "use head, last-N or full")
+
+    # --- files and the Hub, in the words of the ecosystem ---
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | os.PathLike[str], **options: Any) -> Self:
+        """Load a model from a file, a directory, `hf://owner/name` or a name of `vitrail models`, as `vitrail.load` does.
+
+        `owner/name` is a repository on the Hub unless there is such a path. `options` are those of `vitrail.load`.
+        """
+        where = os.fspath(name_or_path)
+        if HUB_REPOSITORY.fullmatch(where) and not where.endswith(WEIGHT_SUFFIXES) and not os.path.exists(where):
+            where = f"hf://{where}"
+        model = vitrail.load(where, **options)
+        if not isinstance(model, cls):
+            raise ValueError(f"{where} is a {type(model).__name__}, not a {cls.__name__}: use vitrail.load")
+        return model
+
+    def save_pretrained(self, directory: str | os.PathLike[str], **card: Any) -> None:
+        """Save the model as `model.safetensors` in a directory, as `vitrail.save` does; `from_pretrained` reads it."""
+        folder = Path(directory)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file: give a directory, or use vitrail.save")
+        folder.mkdir(parents=True, exist_ok=True)
+        vitrail.save(self, folder / "model.safetensors", **card)
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:
+        """Upload the model with its card to `owner/name` on the Hub, as `vitrail.push` does; return the commit's address."""
+        return vitrail.push(self, repo, **options)
 
     # --- other forms of the same model ---
 
@@ -283,7 +354,7 @@ class Model(RecomputeModule, ABC):
 
     def merge_tokens(self, r: int) -> "nn.Module":
         """Return this model with r tokens merged in each layer."""
-        raise refuse(self.config, "--merge", "leave it out, or use a Vision Transformer")
+        raise refuse(self.config, "merge=", "leave it out, or use a Vision Transformer")
 
     def for_tracing(self, any_size: bool = False) -> Self:
         """Return a copy in evaluation mode whose graph is traceable and whose weights keep their names."""
@@ -295,9 +366,14 @@ class Model(RecomputeModule, ABC):
         """Return a copy for tracing in which everything independent of the image is a constant."""
         return self.for_tracing(any_size)
 
-    def resize(self, image_size: tuple[int, int]) -> "Model":
-        """Return the model for another image size, positions resampled (section 3.2)."""
-        return self._adapt(image_size=image_size)
+    def resize(self, image_size: tuple[int, int], resampling: "str | Resampling | None" = None) -> "Model":
+        """Return the model for another image size, positions resampled (section 3.2).
+
+        `resampling` replaces the model's rule, now and for further sizes: "timm", "transformers", "dino", "torchvision",
+        "google" or a `Resampling`.
+        """
+        changes = {} if resampling is None else {"resampling": resampling}
+        return self._adapt(image_size=image_size, **changes)
 
     def replace_head(self, classes: int | None) -> "Model":
         """Return the model with a new zero head for this number of classes (section 3.2); None returns features."""

@@ -118,6 +118,7 @@ class Counter(TorchFunctionMode):
             Tensor.mul: self.multiply,
             F.dropout: self.dropout,
             torch.cat: self.cat,
+            Tensor.gather: self.gather,
         }
 
     def __torch_function__(
@@ -134,6 +135,8 @@ class Counter(TorchFunctionMode):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         self.keep(x)
+        if not self.is_weight(weight):  # put together from several tables
+            self.keep(weight)
         self.macs += x.numel() * weight.shape[0]
         return x.new_empty(*x.shape[:-1], weight.shape[0])
 
@@ -167,6 +170,10 @@ class Counter(TorchFunctionMode):
         output = x.new_empty(x.shape)
         self.keep(output)
         return output
+
+    def gather(self, x: Tensor, dim: int, index: Tensor) -> Tensor:
+        self.keep(index)
+        return x.new_empty(index.shape)
 
     # These multiply little or nothing, but PyTorch's own meta versions import its compiler, which takes longer than
     # everything else together.

@@ -6,7 +6,8 @@
 | `deit` | facebookresearch/deit, timm | every linear weight, token, position and the head truncated N(0, 0.02²); biases zero; patches and convolutions uniform ±1/√fan-in, biases too, as a convolution's default |
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
-relative positions at truncated N(0, 0.02²) (BEiT), the attention pool's probe Xavier uniform (big_vision).
+relative positions at truncated N(0, 0.02²) (BEiT, Swin), the norms of Swin v2's layers at zero and its scale at 10, the
+attention pool's probe Xavier uniform (big_vision).
 """
 
 import math
@@ -22,7 +23,8 @@ from vitrail.nn.embed import Embedding, PrefixTokens
 from vitrail.nn.head import DistilledHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
 from vitrail.nn.pool import AttentionPool
-from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativePositionBias
+from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativeEmbedding1D, RelativePositionBias
+from vitrail.nn.window import CosineWindowAttention, CosineWindowBlock, WindowAttention
 
 SCHEMES = ("vit", "deit")
 
@@ -66,7 +68,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
         elif isinstance(module, (Learned1DTable, Learned2DTable)):
             for weight in module.parameters(recurse=False):
                 (nn.init.normal_ if scheme == "vit" else _truncated)(weight, std=0.02)
-        elif isinstance(module, RelativePositionBias):
+        elif isinstance(module, (RelativePositionBias, RelativeEmbedding1D)):
             for weight in module.parameters(recurse=False):
                 _truncated(weight)
         elif isinstance(module, PrefixTokens):
@@ -92,6 +94,15 @@ def initialise(model: nn.Module, scheme: str) -> None:
             if isinstance(module, GatedMLP):
                 for part in module.fc1.weight.chunk(2):
                     nn.init.xavier_uniform_(part)
+        elif isinstance(module, CosineWindowBlock):  # every layer starts as the identity
+            for norm in (module.norm1, module.norm2):
+                nn.init.zeros_(norm.weight)
+        elif isinstance(module, CosineWindowAttention):
+            nn.init.constant_(module.log_scale, math.log(10.0))
+            nn.init.zeros_(module.q_bias)
+            nn.init.zeros_(module.v_bias)
+        elif isinstance(module, WindowAttention):
+            _truncated(module.offsets)
         elif isinstance(module, AttentionPool):
             nn.init.xavier_uniform_(module.probe[0])
             for part in module.kv.weight.chunk(2):

@@ -41,7 +41,7 @@ def tune(model: Model, mode: str) -> None:
     top = model.config.depth + 1
     last = int(match["last"]) if match["last"] else 0
     if last > model.config.depth:
-        raise ValueError(f"--tune {mode}: the model has {model.config.depth} layers")
+        raise ValueError(f"tune={mode!r}: the model has {model.config.depth} layers")
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith("head.") or (last > 0 and model.layer_index(name) > top - 1 - last)
     if mode.startswith("lora"):

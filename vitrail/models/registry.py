@@ -12,6 +12,7 @@ from vitrail.models.base import Model, ModelConfig, TokenConfig, refuse
 from vitrail.models.bit import BIT_NAME, BiT, BiTConfig, configure_bit
 from vitrail.models.init import build_and_fill, initialise
 from vitrail.models.sizes import SIZES
+from vitrail.models.swin import SWIN_NAME, SWIN_OPTIONS, Swin, SwinConfig, configure_swin
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import VIT_NAME, ViTConfig, configure_vit
 from vitrail.utils.json import value_from_json
@@ -65,13 +66,13 @@ def find_family(name: str) -> Family:
         if family.matches(name):
             return family
     sizes = ", ".join(SIZES)
-    raise ValueError(f"unknown model {name!r}: use a name like 'B/16', 'R50+B/16' or 'R50x1'. Sizes: {sizes}")
+    raise ValueError(f"unknown model {name!r}: use a name like 'B/16', 'R50+B/16', 'R50x1' or 'Swin-T'. Sizes: {sizes}")
 
 
 def configure_tokens(name: str | None = None, *, purpose: str = "this recipe", **options: Any) -> TokenConfig:
     """Return the configuration of a model with patch tokens; refuse the name of a family without them."""
     if name is not None and not issubclass((known := find_family(name)).config, TokenConfig):
-        raise refuse(known.configure(name), f"{purpose} (--model {name})")
+        raise refuse(known.configure(name), f"{purpose} (model={name!r})")
     return configure(name, **options).require_tokens(purpose)
 
 
@@ -104,3 +105,4 @@ def config_from_json(data: Any) -> ModelConfig:
 BIT_OPTIONS = frozenset({"classes", "image_size", "channels", "root"})
 register(Family("vit", ViTConfig, ViT, configure_vit, VIT_NAME.fullmatch, None, "S/16"))
 register(Family("bit", BiTConfig, BiT, configure_bit, BIT_NAME.fullmatch, BIT_OPTIONS, "R50x1"))
+register(Family("swin", SwinConfig, Swin, configure_swin, SWIN_NAME.fullmatch, SWIN_OPTIONS, "Swin-T"))

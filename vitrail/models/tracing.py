@@ -1,7 +1,7 @@
 """Forms of a model for tracing: everything that does not depend on the image becomes a constant.
 
 At one size, positions of every kind are stored as tables. At any size, learned tables are resampled inside the graph by
-products with two small matrices of bicubic weights, because runtimes multiply alike but resize differently. The ResNets'
+products with two small matrices of weights, because runtimes multiply alike but resize differently. The ResNets'
 weights are standardised once.
 
 T tokens, D width, h×w the table's grid, n cells along one side of the image's grid.
@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from vitrail.nn import position as positions
 from vitrail.nn.position import LayerPosition, PositionEmbedding
+from vitrail.nn.resampling import Resampling, compute_axis_weights
 from vitrail.nn.resnet import StdConv, pad_same
 from vitrail.nn.shape import Grid
-
-BICUBIC_A = -0.5  # of PyTorch's bicubic filter with antialiasing
-
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -62,7 +60,15 @@ class ConstantPositions(PositionEmbedding):
         with torch.no_grad():
             self.stem_name = self.store_table(of.stem_embedding(grid, None))
             store, layers = self.store_table, of.layer_positions(grid, None)
-            self.layers = [(store(p.embedding), store(p.bias), tuple(map(store, p.rotation or ()))) for p in layers]
+            self.layers = [
+                (
+                    store(p.embedding),
+                    store(p.bias),
+                    tuple(map(store, p.rotation or ())),
+                    tuple(map(store, p.offsets or ())),
+                )
+                for p in layers
+            ]
         self.tables.clear()
 
     def store_table(self, table: Tensor | None) -> str | None:
@@ -78,13 +84,17 @@ class ConstantPositions(PositionEmbedding):
     def get_table(self, name: str | None) -> Tensor | None:
         return None if name is None else self.get_buffer(name)
 
+    def get_pair(self, names: tuple[str | None, ...]) -> tuple[Tensor, Tensor] | None:
+        pair = [self.get_buffer(name) for name in names if name is not None]
+        return (pair[0], pair[1]) if pair else None
+
     def stem_embedding(self, grid: Grid, keep: Tensor | None) -> Tensor | None:
         return self.get_table(self.stem_name)
 
     def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
-        for embedding, bias, rotation in self.layers:
-            pair = tuple(self.get_buffer(name) for name in rotation if name is not None)
-            yield LayerPosition(self.get_table(embedding), self.get_table(bias), (pair[0], pair[1]) if pair else None)
+        for embedding, bias, *pairs in self.layers:
+            rotation, offsets = (self.get_pair(names) for names in pairs)
+            yield LayerPosition(self.get_table(embedding), self.get_table(bias), rotation, offsets)
 
 
 # --- any size ---
@@ -99,6 +109,8 @@ def resample_in_graph(position: PositionEmbedding) -> PositionEmbedding:
             return TracedLearned2D(position)
         case positions.RelativePositionBias():
             return TracedRelative(position)
+        case positions.RelativeEmbedding1D():
+            return TracedRelative1D(position)
         case _:
             return position
 
@@ -116,7 +128,7 @@ class TracedLearned1D(TracedLearned):
 
     def table(self, index: int, grid: Grid) -> Tensor:
         covered, table = self.of.covered, self.of.weight[index]
-        patches = resample_table(table[covered:].unflatten(0, self.shape.grid), grid)
+        patches = resample_by_weights(table[covered:].unflatten(0, self.shape.grid), grid, self.of.resampling)
         return torch.cat((table[:covered], patches.flatten(0, 1)))
 
 
@@ -125,8 +137,9 @@ class TracedLearned2D(TracedLearned):
 
     def table(self, index: int, grid: Grid) -> Tensor:
         (h, w), of = grid, self.of
-        y = bicubic_weights(self.shape.grid[0], h, of.rows_weight) @ of.rows_weight[index]  # [h, D/2]
-        x = bicubic_weights(self.shape.grid[1], w, of.columns_weight) @ of.columns_weight[index]  # [w, D/2]
+        rows, columns = of.rows_weight[index], of.columns_weight[index]
+        y = compute_axis_weights(of.resampling, self.shape.grid[0], h, rows) @ rows  # [h, D/2]
+        x = compute_axis_weights(of.resampling, self.shape.grid[1], w, columns) @ columns  # [w, D/2]
         patches = torch.cat((y[:, None].expand(h, w, -1), x[None].expand(h, w, -1)), -1).flatten(0, 1)
         return torch.cat((of.prefix[index], patches))
 
@@ -136,7 +149,7 @@ class TracedRelative(positions.RelativePositionBias):
 
     def __init__(self, of: positions.RelativePositionBias) -> None:
         PositionEmbedding.__init__(self, of.shape)
-        self.at, self.offsets, self.prefix = of.at, of.offsets, of.prefix
+        self.at, self.resampling, self.offsets, self.prefix = of.at, of.resampling, of.offsets, of.prefix
 
     def compute_offset_index(self, grid: Grid, keep: Tensor | None) -> Tensor:
         """Return the same index without the remainder of a division, which ONNX supports for known numbers only."""
@@ -149,27 +162,29 @@ class TracedRelative(positions.RelativePositionBias):
     def table(self, layer: int, grid: Grid) -> Tensor:
         h, w = grid
         offsets = self.offsets[layer].permute(1, 2, 0)  # [2h-1, 2w-1, H]
-        return resample_table(offsets, (2 * h - 1, 2 * w - 1)).flatten(0, 1).T
+        return resample_by_weights(offsets, (2 * h - 1, 2 * w - 1), self.resampling).flatten(0, 1).T
 
 
-def resample_table(table: Tensor, grid: Grid) -> Tensor:
-    """Return a table [h, w, D] on another grid, equal to `vitrail.nn.position.resample_table`."""
-    h, w, _ = table.shape
-    # [w', h·D]: OpenVINO requires both factors to be matrices
-    wide = bicubic_weights(w, grid[1], table) @ table.transpose(0, 1).flatten(1)
+class TracedRelative1D(positions.RelativeEmbedding1D):
+    """A vector per 1-D offset, with the table of offsets resampled."""
+
+    def __init__(self, of: positions.RelativeEmbedding1D) -> None:
+        PositionEmbedding.__init__(self, of.shape)
+        self.at, self.resampling, self.offsets, self.prefix = of.at, of.resampling, of.offsets, of.prefix
+
+    def resample_offsets(self, offsets: Tensor, grid: Grid) -> Tensor:
+        return compute_axis_weights(self.resampling, len(offsets), 2 * grid[0] * grid[1] - 1, offsets) @ offsets
+
+
+def resample_by_weights(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:
+    """Return a table [h, w, D] on another grid, equal to `vitrail.nn.resampling.resample_table`."""
+    (h, w, _), device = table.shape, table.device
+    changes = (torch.arange(grid[0], device=device)[-1:] + 1 != h) | (
+        torch.arange(grid[1], device=device)[-1:] + 1 != w
+    )
+    rows, columns = (
+        compute_axis_weights(resampling, old, new, table, changes) for old, new in zip((h, w), grid, strict=True)
+    )
+    wide = columns @ table.transpose(0, 1).flatten(1)  # [w', h·D]: OpenVINO requires both factors to be matrices
     wide = wide.unflatten(1, (h, -1)).transpose(0, 1)  # [h, w', D]
-    return (bicubic_weights(h, grid[0], table) @ wide.flatten(1)).unflatten(1, (grid[1], -1))
-
-
-def bicubic_weights(source: int, count: int, reference: Tensor) -> Tensor:
-    """Return the weights [count, source] of the old values in each new one: bicubic, antialiased when shrinking."""
-    steps = torch.arange(count, device=reference.device, dtype=torch.float32)
-    scale = source / (steps[-1:] + 1)  # count as a tensor: a graph may not know it before it runs
-    middle = (steps + 0.5) * scale
-    centres = torch.arange(source, device=reference.device, dtype=torch.float32) + 0.5
-    x = ((centres[None] - middle[:, None]) / scale.clamp(min=1.0)).abs()
-    a = BICUBIC_A
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    weight = torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
-    return (weight / weight.sum(1, keepdim=True)).to(reference.dtype)
+    return (rows @ wide.flatten(1)).unflatten(1, (grid[1], -1))

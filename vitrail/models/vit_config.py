@@ -10,13 +10,14 @@ from typing import Any, ClassVar, TypeVar, get_args
 from vitrail.models.base import State, TokenConfig, Unsupported, check_common, image_sides
 from vitrail.models.hybrid import Hybrid, configure_hybrid
 from vitrail.models.init import SCHEMES
-from vitrail.models.sizes import SIZES, SLOT_NAMES, Size, closest
+from vitrail.models.sizes import RESAMPLING_NAMES, SIZES, SLOT_NAMES, Size, closest
 from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm
 from vitrail.nn.embed import ConvStem, Patches, Prefix
 from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
 from vitrail.nn.position import Learned1D, PositionSlot
+from vitrail.nn.resampling import Resampling
 from vitrail.nn.shape import Grid
 
 EmbedSlot = Patches | ConvStem | Hybrid
@@ -88,11 +89,13 @@ class ViTConfig(TokenConfig):
             "q/k norm": block.qk_norm,
         }
         options |= {"no q/k/v bias": not block.qkv_bias, "a norm on z_0": self.token_norm}
-        size = self.size
+        size, rule = self.size, self.resampling
+        resampling = {} if rule is None else {"resampling": describe_resampling(rule)}
         return {
             "size": f"width {size.width}, depth {size.depth}, {size.heads} heads, MLP {size.mlp}",
             "patches": "×".join(map(str, self.shape.grid)),
             "positions": str(self.position),
+            **resampling,
             "prefix tokens": tokens + registers,
             "blocks": f"{type(block).__name__}, {', '.join(name for name, present in options.items() if present)}",
             "pooling": str(self.pool),
@@ -102,7 +105,7 @@ class ViTConfig(TokenConfig):
     def check_any_size(self) -> None:
         if not isinstance(self.embed, Patches):
             name = type(self.embed).__name__
-            raise Unsupported(f"--dynamic-size does not support {name}: its padding depends on the size, use --size")
+            raise Unsupported(f"dynamic_size= does not support {name}: its padding depends on the size, use size=")
 
     def matches_option(self, name: str, value: Any) -> bool:
         if name == "gelu":
@@ -110,7 +113,20 @@ class ViTConfig(TokenConfig):
         if name == "pool":
             return {"class": ClassToken(), "mean": Mean()}.get(value) == self.pool
         known = {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}
+        if name == "resampling":
+            return self.resampling == parse_resampling(value)
         return known[name] == value
+
+    @property
+    def resampling(self) -> Resampling | None:
+        return getattr(self.position, "resampling", None)
+
+    def with_resampling(self, resampling: str | Resampling) -> "ViTConfig":
+        if self.resampling is None:
+            kind = f"{type(self.position).__name__} positions"
+            raise Unsupported(f"{kind} are not resampled: leave out resampling, or use learned positions")
+        position = replace(self.position, resampling=parse_resampling(resampling))  # type: ignore[call-arg]
+        return replace(self, position=position)
 
     def with_classes(self, classes: int | None) -> "ViTConfig":
         """Return the configuration with a head for this number of classes; a linear head replaces CLIP's projection."""
@@ -141,6 +157,19 @@ POOLS: dict[str, PoolSlot] = name_slot("pool", ClassToken(), Mean(), Mean(norm_a
 BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel())
 MLPS: dict[str, MLPSlot] = name_slot("mlp", GELU(), TanhGELU(), QuickGELU(), ReLU(), SwiGLU())
 HEADS: dict[str, HeadSlot] = name_slot("head", Linear(), PreLogits())
+RESAMPLINGS: dict[str, Resampling] = dict(
+    zip(
+        RESAMPLING_NAMES,
+        (
+            Resampling(),  # also OpenCLIP, and DINOv2 with registers
+            Resampling(antialias=False),  # also DeiT, DeiT III and MAE
+            Resampling(antialias=False, offset=0.1),  # DINO, DINOv2 without registers
+            Resampling(antialias=False, align_corners=True),
+            Resampling("linear", antialias=False, align_corners=True),  # SciPy's zoom of order 1
+        ),
+        strict=True,
+    )
+)
 
 VIT_NAME = re.compile(r"(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)")
 GELUS: dict[str, MLPSlot] = {"exact": GELU(), "tanh": TanhGELU(), "quick": QuickGELU()}
@@ -164,6 +193,17 @@ def parse_position(name: str) -> PositionSlot:
     return position(at=at)
 
 
+def parse_resampling(value: str | Resampling) -> Resampling:
+    """Return the rule that a project's name stands for."""
+    return value if isinstance(value, Resampling) else get_slot("resampling", value, RESAMPLINGS)
+
+
+def describe_resampling(rule: Resampling) -> str:
+    """Return a rule in words, with the project that uses it."""
+    name = next((name for name, known in RESAMPLINGS.items() if known == rule), None)
+    return rule.describe() + (f" ({name})" if name else "")
+
+
 def configure_vit(
     name: str | None = None,
     *,
@@ -175,6 +215,7 @@ def configure_vit(
     mlp_width: int | None = None,
     embed: str | EmbedSlot = "patches",
     position: str | PositionSlot = "learned1d",
+    resampling: str | Resampling | None = None,
     prefix: str | Prefix | None = None,
     registers: int = 0,
     pool: str | PoolSlot = "class",
@@ -195,7 +236,8 @@ def configure_vit(
     """Return a configuration from a name and the options that differ from it.
 
     `name` is a size and a patch size, "B/16", or a hybrid, "R50+B/16". Without a name, give `patch`, `width`, `depth` and
-    `heads`; the MLP is then four times as wide as the model. Every slot accepts a short string or an object.
+    `heads`; the MLP is then four times as wide as the model. Every slot accepts a short string or an object. `resampling`
+    is the rule for learned positions at other image sizes, "timm" if not given.
     """
     if name is None:
         if patch is None or width is None or depth is None or heads is None:
@@ -237,7 +279,7 @@ def configure_vit(
     if qk_norm:
         block = replace(block, qk_norm=True)
 
-    return ViTConfig(
+    config = ViTConfig(
         size=size,
         embed=slot,
         position=parse_position(position) if isinstance(position, str) else position,
@@ -254,3 +296,4 @@ def configure_vit(
         token_norm=token_norm,
         init=init or ("deit" if prefix.outputs == 2 else "vit"),
     )
+    return config if resampling is None else config.with_resampling(resampling)

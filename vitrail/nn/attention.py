@@ -34,10 +34,8 @@ class MSA(nn.Module):
         """Return the attention of all tokens, or of the first `n_outputs`, to all tokens: [B, N or n_outputs, D]."""
         qkv = self.qkv(x)  # [B, N, 3·H·d]
         q, k, v = self.split_heads(qkv, position)  # each [B, H, N, d]
-        bias = position.bias
-        if n_outputs is not None:
-            q = q[:, :, :n_outputs]
-            bias = bias if bias is None else bias[:, :, :n_outputs]
+        q = q if n_outputs is None else q[:, :, :n_outputs]
+        bias = position.compute_bias(q, n_outputs)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # [B, H, N, d]
         return self.out(y.transpose(1, 2).flatten(2))  # [B, N, D]

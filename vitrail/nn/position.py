@@ -7,14 +7,15 @@ T tokens: the prefix tokens, then N patches in a grid of h×w. D width, H heads,
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.nn.resampling import Resampling, resample_rows, resample_table
 from vitrail.nn.shape import EncoderShape, Grid
 
 PositionScope = Literal["stem", "every", "shared"]
@@ -22,20 +23,32 @@ POSITION_SCOPES = ("stem", "every", "shared")
 
 
 class LayerPosition(NamedTuple):
-    """The positions of one layer: a term for its input, a bias for its attention, a rotation of its q and k."""
+    """The positions of one layer: a term for its input, a bias for its attention, a rotation of its q and k, and keys of
+    offsets, whose products with the queries are a bias too."""
 
     embedding: Tensor | None = None  # [1 or B, T, D]
     bias: Tensor | None = None  # [1 or B, H, T, T]
     rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, each [1 or B, 1, T, d]
+    offsets: tuple[Tensor, Tensor] | None = None  # embeddings as keys, [R, d], and the one of each pair, [1 or B, T, T]
 
     def add_to(self, z: Tensor) -> Tensor:
         """Return z plus the position embedding, if any; raise ValueError if the positions are not those of z's tokens."""
-        tables = (self.embedding, self.bias, None if self.rotation is None else self.rotation[0])
+        inside = (self.rotation[0] if self.rotation else None, self.offsets[1] if self.offsets else None)
+        tables = (self.embedding, self.bias, *inside)
         for length in (table.shape[-2] for table in tables if table is not None):
             if length != z.shape[1]:
                 got = f"{z.shape[1]} tokens and positions of {length}"
                 raise ValueError(f"got {got}: pass encode the image's grid and the keep of its patches")
         return z if self.embedding is None else z + self.embedding
+
+    def compute_bias(self, q: Tensor, n_outputs: int | None = None) -> Tensor | None:
+        """Return the bias of q·k for queries [B, H, n, d] of all tokens, or of the first `n_outputs`: [1 or B, H, n, T]."""
+        if self.offsets is None:
+            return self.bias if self.bias is None or n_outputs is None else self.bias[:, :, :n_outputs]
+        keys, index = self.offsets
+        index = index if n_outputs is None else index[:, :n_outputs]
+        scores = F.linear(q * q.shape[-1] ** -0.5, keys)  # [B, H, n, R]
+        return scores.gather(-1, index.unsqueeze(1).expand(q.shape[0], q.shape[1], -1, -1))
 
 
 NO_POSITION = LayerPosition()
@@ -55,17 +68,6 @@ class PositionEmbedding(nn.Module):
     def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
         """Yield the positions of each of the L layers, in order."""
         yield from repeat(NO_POSITION, self.shape.depth)
-
-
-def resample_table(table: Tensor, grid: Grid) -> Tensor:
-    """Return a table [..., h, w] resampled to another grid with bicubic interpolation; unchanged on its own grid."""
-    if tuple(table.shape[-2:]) == tuple(grid):
-        return table
-    if table.shape[-1] == 1 and grid[1] == 1:  # PyTorch (2.13) resamples a single column wrongly; a single row is right
-        return resample_table(table.transpose(-1, -2), (1, grid[0])).transpose(-1, -2)
-    flat = table.reshape(1, -1, *table.shape[-2:]).float()
-    flat = F.interpolate(flat, size=grid, mode="bicubic", antialias=True, align_corners=False)
-    return flat.reshape(*table.shape[:-2], *grid).to(table.dtype)
 
 
 # --- added to the tokens ---
@@ -111,9 +113,9 @@ class AddedPositionEmbedding(PositionEmbedding):
 class Learned1DTable(AddedPositionEmbedding):
     """One learned vector per token in reading order: the paper's default."""
 
-    def __init__(self, shape: EncoderShape, at: PositionScope, covered: int) -> None:
+    def __init__(self, shape: EncoderShape, at: PositionScope, covered: int, resampling: Resampling) -> None:
         super().__init__(shape, at)
-        self.covered = covered
+        self.covered, self.resampling = covered, resampling
         tables = shape.depth if at == "every" else 1
         self.weight = nn.Parameter(torch.empty(tables, covered + shape.patches, shape.width))
 
@@ -122,15 +124,16 @@ class Learned1DTable(AddedPositionEmbedding):
         if grid == self.shape.grid:
             return table
         prefix, patches = table[: self.covered], table[self.covered :]  # section 3.2: resample the patches only
-        patches = resample_table(patches.T.unflatten(1, self.shape.grid), grid).flatten(1).T
+        patches = resample_table(patches.T.unflatten(1, self.shape.grid), grid, self.resampling).flatten(1).T
         return torch.cat((prefix, patches))
 
 
 class Learned2DTable(AddedPositionEmbedding):
     """One learned vector per row and one per column, D/2 values each, concatenated."""
 
-    def __init__(self, shape: EncoderShape, at: PositionScope) -> None:
+    def __init__(self, shape: EncoderShape, at: PositionScope, resampling: Resampling) -> None:
         super().__init__(shape, at)
+        self.resampling = resampling
         tables, half = shape.depth if at == "every" else 1, shape.width // 2
         self.prefix = nn.Parameter(torch.empty(tables, shape.outputs, shape.width))
         self.rows_weight = nn.Parameter(torch.empty(tables, shape.grid[0], half))
@@ -138,8 +141,8 @@ class Learned2DTable(AddedPositionEmbedding):
 
     def table(self, index: int, grid: Grid) -> Tensor:
         h, w = grid
-        y = resample_table(self.rows_weight[index].T.unsqueeze(-1), (h, 1)).squeeze(-1).T  # [h, D/2]
-        x = resample_table(self.columns_weight[index].T.unsqueeze(-1), (w, 1)).squeeze(-1).T  # [w, D/2]
+        y = resample_rows(self.rows_weight[index], h, self.resampling)  # [h, D/2]
+        x = resample_rows(self.columns_weight[index], w, self.resampling)  # [w, D/2]
         patches = torch.cat((y[:, None].expand(h, w, -1), x[None].expand(h, w, -1)), -1).flatten(0, 1)
         return torch.cat((self.prefix[index], patches))
 
@@ -188,9 +191,9 @@ class RelativePositionBias(PositionEmbedding):
     """A learned bias per head and 2-D offset between two patches, added to q·k. Three more values per head are the
     biases of prefix to patch, patch to prefix and prefix to prefix."""
 
-    def __init__(self, shape: EncoderShape, at: PositionScope) -> None:
+    def __init__(self, shape: EncoderShape, at: PositionScope, resampling: Resampling) -> None:
         super().__init__(shape)
-        self.at = at
+        self.at, self.resampling = at, resampling
         tables, (h, w) = shape.depth if at == "every" else 1, shape.grid
         self.offsets = nn.Parameter(torch.empty(tables, shape.heads, 2 * h - 1, 2 * w - 1))
         self.prefix = nn.Parameter(torch.empty(tables, shape.heads, 3)) if shape.prefix else None
@@ -214,7 +217,11 @@ class RelativePositionBias(PositionEmbedding):
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         """Return the values of every offset on this grid, in reading order: [H, offsets]."""
-        return resample_table(self.offsets[layer], (2 * grid[0] - 1, 2 * grid[1] - 1)).flatten(1)
+        return self.resample_offsets(self.offsets[layer], grid).flatten(1)
+
+    def resample_offsets(self, offsets: Tensor, grid: Grid) -> Tensor:
+        """Return tables of offsets [..., 2h-1, 2w-1] for another grid."""
+        return resample_table(offsets, (2 * grid[0] - 1, 2 * grid[1] - 1), self.resampling)
 
     def compute_bias(self, layer: int, grid: Grid, index: Tensor) -> Tensor:
         bias = self.table(layer, grid)[:, index].transpose(0, 1)  # [1 or B, H, N, N]
@@ -226,6 +233,47 @@ class RelativePositionBias(PositionEmbedding):
         above = torch.cat((among[..., None].expand(b, -1, p, p), to_patch[..., None].expand(b, -1, p, n)), 3)
         below = torch.cat((to_prefix[..., None].expand(b, -1, n, p), bias), 3)
         return torch.cat((above, below), 2)
+
+
+class RelativeEmbedding1D(PositionEmbedding):
+    """Relative attention as in appendix D.4: a learned vector per offset p_q - p_k of two patches in reading order. Its
+    product with the query is added to q·k. Prefix tokens are at no offset: three more vectors stand for prefix to patch,
+    patch to prefix and prefix to prefix."""
+
+    def __init__(self, shape: EncoderShape, at: PositionScope, resampling: Resampling) -> None:
+        super().__init__(shape)
+        self.at, self.resampling = at, resampling
+        tables, d = shape.depth if at == "every" else 1, shape.head_width
+        self.offsets = nn.Parameter(torch.empty(tables, 2 * shape.patches - 1, d))
+        self.prefix = nn.Parameter(torch.empty(tables, 3, d)) if shape.prefix else None
+
+    def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
+        index = self.compute_offset_index(grid, keep)
+        if self.at == "shared":
+            yield from repeat(LayerPosition(offsets=(self.table(0, grid), index)), self.shape.depth)
+        else:
+            for layer in range(self.shape.depth):
+                yield LayerPosition(offsets=(self.table(layer, grid), index))
+
+    def compute_offset_index(self, grid: Grid, keep: Tensor | None) -> Tensor:
+        """Return the row of `table` for each query and key: [1 or B, T, T]."""
+        n, p = grid[0] * grid[1], self.shape.prefix
+        patch = torch.arange(n, device=self.offsets.device).unsqueeze(0) if keep is None else keep
+        index = patch[:, :, None] - patch[:, None, :] + (n - 1)
+        if self.prefix is None:
+            return index
+        b, kept, _ = index.shape
+        above = torch.cat((index.new_full((b, p, p), 2), index.new_zeros(b, p, kept)), 2)
+        return torch.cat((above, torch.cat((index.new_ones(b, kept, p), index + 3), 2)), 1)
+
+    def table(self, layer: int, grid: Grid) -> Tensor:
+        """Return the vectors of the prefix, then of every offset on this grid: [R, d]."""
+        offsets = self.resample_offsets(self.offsets[layer], grid)
+        return offsets if self.prefix is None else torch.cat((self.prefix[layer], offsets))
+
+    def resample_offsets(self, offsets: Tensor, grid: Grid) -> Tensor:
+        """Return [2N-1, d] for the patches of another grid, resampled along the offset."""
+        return resample_rows(offsets, 2 * grid[0] * grid[1] - 1, self.resampling)
 
 
 class RotaryEmbedding(PositionEmbedding):
@@ -286,6 +334,11 @@ class AddedPosition(Position):
             raise ValueError(f"position scope must be one of {', '.join(POSITION_SCOPES)}, got {self.at!r}")
 
 
+def resampling_field() -> Any:
+    """Return the field of a slot whose learned tables are resampled to other grids."""
+    return field(default=Resampling(), kw_only=True, repr=False, metadata={"omit_default": True})
+
+
 def _check_width(kind: str, width: int, divisor: int, what: str = "width") -> None:
     if width % divisor:
         near = max(1, round(width / divisor)) * divisor
@@ -306,6 +359,7 @@ class Learned1D(AddedPosition):
     distillation), none (DeiT III, SigLIP), or all including registers."""
 
     prefix: Literal["outputs", "none", "all"] = "outputs"
+    resampling: Resampling = resampling_field()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -313,7 +367,7 @@ class Learned1D(AddedPosition):
             raise ValueError(f"Learned1D.prefix must be 'outputs', 'none' or 'all', got {self.prefix!r}")
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
-        return Learned1DTable(shape, self.at, self.count_covered(shape))
+        return Learned1DTable(shape, self.at, self.count_covered(shape), self.resampling)
 
     def count_covered(self, shape: EncoderShape) -> int:
         """Return the number of prefix tokens that have a row in the table."""
@@ -322,7 +376,7 @@ class Learned1D(AddedPosition):
     def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
         covered, table = self.count_covered(shape), tensors["weight"]
         patches = table[:, covered:].transpose(1, 2).unflatten(2, shape.grid)
-        patches = resample_table(patches, grid).flatten(2).transpose(1, 2)
+        patches = resample_table(patches, grid, self.resampling).flatten(2).transpose(1, 2)
         return {"weight": torch.cat((table[:, :covered], patches), 1)}
 
 
@@ -330,15 +384,16 @@ class Learned1D(AddedPosition):
 class Learned2D(AddedPosition):
     """A vector for the row concatenated with one for the column."""
 
+    resampling: Resampling = resampling_field()
+
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         _check_width("2-D learned", shape.width, 2)
-        return Learned2DTable(shape, self.at)
+        return Learned2DTable(shape, self.at, self.resampling)
 
     def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
         tensors = dict(tensors)
         for name, length in (("rows_weight", grid[0]), ("columns_weight", grid[1])):
-            table = tensors[name].transpose(1, 2).unsqueeze(-1)
-            tensors[name] = resample_table(table, (length, 1)).squeeze(-1).transpose(1, 2).contiguous()
+            tensors[name] = resample_rows(tensors[name], length, self.resampling).contiguous()
         return tensors
 
 
@@ -365,20 +420,40 @@ class Sinusoid1D(AddedPosition):
 
 
 @dataclass(frozen=True)
-class Relative(Position):
-    """A learned bias per head and 2-D offset, with one table per layer or one shared table."""
+class RelativePosition(Position):
+    """The scope of relative positions: one table per layer or one shared table."""
 
     at: PositionScope = "every"
+    resampling: Resampling = resampling_field()
 
     def __post_init__(self) -> None:
         if self.at not in ("every", "shared"):
             raise ValueError(f"scope of relative positions must be 'every' or 'shared', got {self.at!r}")
 
+
+@dataclass(frozen=True)
+class Relative(RelativePosition):
+    """A learned bias per head and 2-D offset."""
+
     def build(self, shape: EncoderShape) -> PositionEmbedding:
-        return RelativePositionBias(shape, self.at)
+        return RelativePositionBias(shape, self.at, self.resampling)
 
     def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
-        return tensors | {"offsets": resample_table(tensors["offsets"], (2 * grid[0] - 1, 2 * grid[1] - 1))}
+        offsets = resample_table(tensors["offsets"], (2 * grid[0] - 1, 2 * grid[1] - 1), self.resampling)
+        return tensors | {"offsets": offsets}
+
+
+@dataclass(frozen=True)
+class Relative1D(RelativePosition):
+    """The paper's relative attention (appendix D.4): a learned vector per 1-D offset, multiplied with the query. At another
+    image size the table is resampled along the offset."""
+
+    def build(self, shape: EncoderShape) -> PositionEmbedding:
+        return RelativeEmbedding1D(shape, self.at, self.resampling)
+
+    def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
+        offsets = resample_rows(tensors["offsets"], 2 * grid[0] * grid[1] - 1, self.resampling)
+        return tensors | {"offsets": offsets.contiguous()}
 
 
 @dataclass(frozen=True)
@@ -392,4 +467,4 @@ class Rotary2D(Position):
         return RotaryEmbedding(shape, self.theta)
 
 
-PositionSlot = NoPosition | Learned1D | Learned2D | Relative | SinCos2D | Sinusoid1D | Rotary2D
+PositionSlot = NoPosition | Learned1D | Learned2D | Relative | Relative1D | SinCos2D | Sinusoid1D | Rotary2D

@@ -100,6 +100,11 @@ class Objective:
         return False
 
     @property
+    def kept_patches(self) -> float:
+        """Fraction of the patches of an image that the model computes in a training step."""
+        return 1.0
+
+    @property
     def map_classes(self) -> int:
         """Classes kept of each cell of a teacher's cached score map."""
         raise NotImplementedError(f"{type(self).__name__} uses no score maps")
@@ -116,9 +121,9 @@ class Objective:
         self.check(config.require_tokens("pretraining without labels"), batch)
         name = type(self).__name__
         if self.uses_views and views is None:
-            raise ValueError(f"{name} needs several crops of each image: set views=Views, or use another --method")
+            raise ValueError(f"{name} needs several crops of each image: set views=Views, or use another method")
         if views is not None and not self.uses_views:
-            raise ValueError(f"{name} does not use several crops of each image: set views=none, or use --method dino")
+            raise ValueError(f"{name} does not use several crops of each image: set views=none, or use method='dino'")
         if views is not None:
             views.check_sizes(config.image_size, config.stride)
         if ema and self.keeps != "model":

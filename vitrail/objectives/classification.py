@@ -85,6 +85,10 @@ class Classification(Objective):
     def mixes_pairs(self) -> bool:
         return bool(self.mixup or self.cutmix)
 
+    @property
+    def kept_patches(self) -> float:
+        return 1 - self.patch_dropout
+
     def build(self, model: Model, weights: Tensor | None = None) -> "ClassificationTask":
         """Return the task. `weights`, [K], multiply the loss of rare classes; with several labels, that of their positives."""
         if self.patch_dropout:

@@ -70,7 +70,9 @@ class DINO(Objective):
         if batch < MIN_BATCH:
             raise ValueError(f"DINO's centre is a mean over the batch: use a batch of {MIN_BATCH} or more, got {batch}")
         if config.classes is not None:
-            raise ValueError(f"DINO needs a model without classes, got {config.classes} classes: set classes=None")
+            raise ValueError(
+                f"DINO needs a model without classes, got {config.classes} classes: set model.classes=none"
+            )
         if config.prefix.outputs > 1:
             raise ValueError("DINO uses one vector per image: use a model without a distillation token")
         if not isinstance(config.head, Linear):

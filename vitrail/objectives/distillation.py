@@ -70,7 +70,7 @@ class TeacherObjective(Classification):
         """
         super().build(model, weights)  # its checks
         if teacher is None or preprocessing is None:
-            raise ValueError(f"{type(self).__name__} needs a teacher: give --teacher MODEL")
+            raise ValueError(f"{type(self).__name__} needs a teacher: give teacher=MODEL")
         self.check_student(model, teacher)
         return self.task_class(model, self, TaskInputs(0, preprocessing, weights, teacher, cached))
 

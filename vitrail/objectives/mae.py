@@ -49,6 +49,10 @@ class MAE(Objective):
     def __post_init__(self) -> None:
         check_fields(self, "> 0 and < 1", "mask, the fraction of hidden patches")
 
+    @property
+    def kept_patches(self) -> float:
+        return 1 - self.mask
+
     def count_visible(self, patches: int) -> int:
         """Return how many of so many patches are visible."""
         return int(patches * (1 - self.mask))
@@ -92,7 +96,7 @@ class MAE(Objective):
         if theirs != ours:
             fields = [(name, getattr(theirs, name)) for name in ("depth", "width", "heads", "mlp")]
             differ = [(name, value) for name, value in fields if value != getattr(ours, name)]
-            settings = " ".join(f"--set objective.decoder.{name}={value}" for name, value in differ)
+            settings = f"settings={[f'objective.decoder.{name}={value}' for name, value in differ]}"
             return {}, f"{new}: that of {path} has another size, use {settings} to continue with it"
         if (source.model.config.image_size, source.model.config.channels) != (config.image_size, config.channels):
             return {}, f"{new}: that of {path} is for another image size or other channels"

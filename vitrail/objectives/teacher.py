@@ -59,7 +59,7 @@ class Teacher:
     def reorder_classes(self, logits: Tensor) -> Tensor:
         """Return logits with the last axis in the order of the student's classes."""
         if self.model.config.classes is None:
-            raise ValueError("the teacher has no classifier: use --distil features")
+            raise ValueError("the teacher has no classifier: use distil='features'")
         return logits if self.order is None else logits[..., self.order.to(logits.device)]
 
     def convert_images(self, images: Tensor, mean: ChannelValues, std: ChannelValues) -> Tensor:
@@ -95,7 +95,7 @@ def map_shape(teacher: Teacher, top: int) -> MapShape:
     """Return the grid and classes of a teacher's score maps that keep the `top` classes of each cell."""
     config, classes = teacher.model.config, teacher.classes
     if classes is None:
-        raise ValueError("the teacher has no classifier: use --distil features")
+        raise ValueError("the teacher has no classifier: use distil='features'")
     return MapShape(config.grid_of(teacher.preprocessing.size), min(top, classes), classes)
 
 

@@ -69,7 +69,7 @@ class TokenLabelling(TeacherObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss != "softmax":
-            raise ValueError("token labelling needs one label per image: use objective.loss=softmax, or --distil soft")
+            raise ValueError("token labelling needs one label per image: use objective.loss=softmax, or distil='soft'")
         for name in self.own_fields:
             if getattr(self, name):
                 raise ValueError(f"{name} must be 0 with token labelling, got {getattr(self, name)}: use mix_token")
@@ -87,7 +87,7 @@ class TokenLabelling(TeacherObjective):
 
     def check_teacher(self, config: ModelConfig, teacher: Teacher, multi_label: bool) -> None:
         if multi_label:
-            raise ValueError("token labelling needs one label per image: use --distil soft")
+            raise ValueError("token labelling needs one label per image: use distil='soft'")
         classes = map_shape(teacher, self.top).classes
         config.require_tokens("token labelling")
         if config.classes != classes:

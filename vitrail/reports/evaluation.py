@@ -88,7 +88,7 @@ def render_skipped_notice(report: EvaluationReport) -> Markup | None:
 def render_evaluation_tiles(report: EvaluationReport) -> Markup | None:
     """Return the tiles of the most important metrics and of the throughput."""
     speed, score = report.speeds[0], "map" if report.evaluation.is_multilabel else "top1"
-    tiles = summary.render_metric_tiles(report.metrics[0], score, report.evaluation.calibration_direction)
+    tiles = summary.render_metric_tiles(report.metrics[0], score)
     throughput = f"{text.format_number(speed['images_per_second'])}{text.NO_BREAK_SPACE}/{text.NO_BREAK_SPACE}s"
     duration = f"with preprocessing, in {text.format_duration(speed['seconds'])}"
     return summary.render_tiles(*tiles, summary.render_tile("Images per second", throughput, None, None, duration))

@@ -45,5 +45,6 @@ def build_sections(run: RunDirectory) -> list[PageSection]:
     if shown := predictions.select_evaluation(run):
         sections.append(predictions.build_mistakes_section(shown, run.class_names(shown.logits.shape[1])))
     if evaluation:
-        sections.append(("calibration", "Calibration", "Calibration", predictions.render_calibration(evaluation)))
+        parts = predictions.render_calibration(evaluation, summary.format_run_temperature(run))
+        sections.append(("calibration", "Calibration", "Calibration", parts))
     return sections

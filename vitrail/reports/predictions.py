@@ -18,7 +18,7 @@ from vitrail.reports.charts.lines import render_barred, render_grid, render_plot
 from vitrail.reports.document import PageSection
 from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
 from vitrail.reports.run import EvaluatedSplit, RunDirectory
-from vitrail.utils.text import format_count, format_interval, format_percent
+from vitrail.utils.text import format_calibration, format_count, format_interval, format_percent
 
 MAX_OPEN_ROWS = 40  # rows of a table that is not collapsed
 WEAKEST_SHOWN = 20
@@ -157,27 +157,27 @@ def _render_cell(count: int, share: float, correct: bool, truth: str, predicted:
     return h("td", f"{count:,}", class_="hit" if correct else "miss", style=f"--v:{depth:.0f}%", title=title)
 
 
-def render_calibration(evaluation: EvaluatedSplit) -> list[Markup]:
-    """Return the reliability diagram with the expected calibration error and its direction."""
-    error = format_percent(evaluation.metrics["calibration_error"])
+def render_calibration(evaluation: EvaluatedSplit, temperature: str = "") -> list[Markup]:
+    """Return the reliability diagram with the expected calibration error, its direction and the temperature of the run."""
+    metrics = evaluation.metrics
+    error, direction = format_percent(metrics["calibration_error"]), format_calibration(metrics)
+    direction = f"{direction[:1].upper()}{direction[1:]}. "
+    scaled = h("p", f"Temperature: {temperature}.", class_="note") if temperature else None
     if evaluation.is_multilabel:
         bins = compute_reliability(sigmoid(evaluation.logits).ravel(), (evaluation.targets > 0).ravel())
         text = (
             "Each label of each image counts: the predicted probability against the fraction of images that have the "
-            f"label. The expected calibration error is {error}. With perfect calibration, bars end on the dashed line."
+            f"label. {direction}The expected calibration error is {error}. With perfect calibration, bars end on the dashed line."
         )
         chart = render_reliability_chart(bins, "Label frequency by predicted probability", "label")
-        return [h("div", h("p", text), chart, class_="beside")]
-    predictions = evaluation.predictions
-    confidence, correct = float(predictions.confidence.mean()), float(predictions.correct.mean())
-    means = f"Mean confidence {format_percent(confidence)}, accuracy {format_percent(correct)}"
+        return [h("div", h("div", h("p", text), scaled), chart, class_="beside")]
     text = (
-        f"{means}: the model is {evaluation.calibration_direction}. "
-        f"The expected calibration error is {error}. With perfect calibration, bars end on the dashed line; thin lines are "
-        "95 % intervals."
+        f"{direction}The expected calibration error is {error}. With perfect calibration, bars end on the dashed line; thin "
+        "lines are 95 % intervals."
     )
-    bins = compute_reliability(predictions.confidence, predictions.correct)
-    return [h("div", h("p", text), render_reliability_chart(bins, "Accuracy by confidence", "image"), class_="beside")]
+    bins = compute_reliability(evaluation.predictions.confidence, evaluation.predictions.correct)
+    chart = render_reliability_chart(bins, "Accuracy by confidence", "image")
+    return [h("div", h("div", h("p", text), scaled), chart, class_="beside")]
 
 
 def render_reliability_chart(bins: list[ReliabilityBin], title: str, unit: str) -> Markup:

@@ -33,6 +33,7 @@ class DataRecord(TypedDict, total=False):
 
     where: str
     kind: str
+    fingerprint: str | None
     splits: Required[dict[str, SplitRecord]]
     skipped: list[dict[str, str]]
     notes: list[str]
@@ -116,6 +117,11 @@ class SummaryRecord(TypedDict, total=False):
     steps: Required[int]
     images_per_second: Required[Finite]
     stopped: Required[str]
+    weights: str
+    validation_score: str
+    last_validation: Number | None
+    best_validation: Number | None
+    best_step: int
     split: str
     images: int
     top1: float
@@ -132,6 +138,8 @@ class SummaryRecord(TypedDict, total=False):
     knn_pixels: Number
     knn_random: Number
     collapse: CollapseRecord
+    converged: bool
+    recipe_steps: int
 
 
 class LogRecord(TypedDict, total=False):
@@ -163,14 +171,6 @@ class EvaluatedSplit:
     @cached_property
     def predictions(self) -> ClassPredictions:
         return predict_classes(self.logits, self.targets)
-
-    @property
-    def calibration_direction(self) -> str:
-        """Return "over-confident" or "under-confident", or "" for multi-label data."""
-        if self.is_multilabel:
-            return ""
-        over = self.predictions.confidence.mean() > self.predictions.correct.mean()
-        return "over-confident" if over else "under-confident"
 
     def image_name(self, index: int) -> str:
         return self.names[index] if index < len(self.names) else f"image {index}"

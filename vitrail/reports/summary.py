@@ -8,6 +8,7 @@ from vitrail.reports.charts.lines import render_bar
 from vitrail.reports.curves import describe_method
 from vitrail.reports.document import render_heading
 from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
+from vitrail.reports.kept import describe_weights
 from vitrail.reports.run import RunDirectory
 from vitrail.utils import text
 
@@ -21,6 +22,7 @@ METRIC_LABELS = {  # label, and whether the value is a fraction of 1
     "calibration_error": ("Expected calibration error", True),
     "loss": ("Cross-entropy", False),
 }
+DIRECTIONS = ("over-confident", "under-confident")
 MULTILABEL_TOP1_LABEL = "Top-1 precision"  # fraction of images whose highest logit is one of their labels
 NOTHING_MEASURED = "not finished, no metrics yet"
 
@@ -128,15 +130,28 @@ def render_run_lead(run: RunDirectory) -> Markup:
         details = stops.get(str(summary.get("stopped")), "") + weights.get(str(summary.get("weights")), "")
         duration = text.format_duration(summary.get("seconds"))
         sentences.append(f"{text.format_count(summary['steps'])} steps in {duration}{details}.")
+        if weights := describe_weights(summary):
+            kept, others = weights
+            name = "not kept" if summary.get("weights") == "best" else "best.safetensors"
+            sentences.append(f"model.safetensors: {kept}. {name.capitalize()}: {others}.")
     return join_markup(sentences, " ")
 
 
 def _render_state(run: RunDirectory) -> Markup | None:
     if run.is_finished:
-        return None
+        return _render_convergence(run.summary or {})
     rows = run.training or run.validation
     last = f" up to step {text.format_count(rows[-1]['step'])}" if rows else ""
     return h("p", h("strong", "This run has not finished."), f" The page shows its results{last}.", class_="notice")
+
+
+def _render_convergence(summary: dict[str, Any]) -> Markup | None:
+    """Return the notice of a training that a time budget cut short, or None."""
+    if summary.get("converged") is not False:
+        return None
+    steps, total = (text.format_count(summary.get(key)) for key in ("steps", "recipe_steps"))
+    cut = f" The time budget allowed {steps} of the recipe’s {total} steps, and the loss had not stopped falling."
+    return h("p", h("strong", "This training has not converged."), cut, class_="notice")
 
 
 def _render_problems(run: RunDirectory) -> Markup | None:
@@ -154,9 +169,13 @@ def _render_problems(run: RunDirectory) -> Markup | None:
 
 def render_run_tiles(run: RunDirectory) -> Markup | None:
     """Return the tiles of the most important metrics."""
-    direction = run.evaluation.calibration_direction if run.evaluation else ""
-    tiles = render_metric_tiles(run.split_metrics(run.split or ""), run.score_name, direction)
+    tiles = render_metric_tiles(run.split_metrics(run.split or ""), run.score_name)
     return render_tiles(*tiles, render_time_tile(run.summary or {}))
+
+
+def format_run_temperature(run: RunDirectory) -> str:
+    """Return the temperature of the run's model, or "" if none was fitted."""
+    return text.format_temperature((run.summary or {}).get("calibration"))
 
 
 def render_tiles(*tiles: Markup | None) -> Markup | None:
@@ -173,15 +192,15 @@ def render_time_tile(summary: dict[str, Any]) -> Markup | None:
     return render_tile("Training time", text.format_duration(summary["seconds"]), None, None, note)
 
 
-def render_metric_tiles(metrics: dict[str, Any], score: str, calibration_direction: str = "") -> list[Markup]:
+def render_metric_tiles(metrics: dict[str, Any], score: str) -> list[Markup]:
     """Return the tiles of the main metrics, the score first."""
     tiles = []
     for key in (score, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
         if text.is_number(metrics.get(key)):
             bar = metrics[key] if key != "calibration_error" else None  # lower is better: no bar
             label, value = METRIC_LABELS[key][0], text.format_percent(metrics[key])
-            if key == "calibration_error" and calibration_direction:
-                label += f" ({calibration_direction})"
+            if key == "calibration_error" and metrics.get("calibration_direction") in DIRECTIONS:
+                label += f" ({metrics['calibration_direction']})"
             tiles.append(render_tile(label, value, bar, get_interval(metrics, key)))
     return tiles
 

@@ -77,10 +77,11 @@ class Service:
     async def run_model(self, request: Request, name: str | None, output_kind: OutputKind) -> "RequestOutputs":
         """Read a request's images and run the model: a row of outputs or an error for each image."""
         self.check_works(self.models.get(name))
-        self.image_slots.check_free()
+        address = client_address(request)
+        self.image_slots.check_free(address=address)
         async with receive_images(request, self.limits, self.body_memory) as parts:
             begin = time.perf_counter()
-            with self.image_slots.reserve(len(parts)):
+            with self.image_slots.reserve(len(parts), address):
                 served, rows = await self.wait_for(request, self.submit(name, output_kind, parts))
         for row in rows:
             if isinstance(row, BaseException) and not isinstance(row, RequestRefused):
@@ -142,11 +143,12 @@ class Service:
     async def compute_attention(self, request: Request, name: str | None, map_request: MapRequest | None) -> Response:
         """Compute attention maps for one image; requests are processed one at a time."""
         served = self.models.get(name)
-        self.attention_slots.check_free()
+        address = client_address(request)
+        self.attention_slots.check_free(address=address)
         async with receive_images(request, self.limits, self.body_memory) as parts:
             if len(parts) > 1:
                 raise RequestRefused(413, f"attention takes one image per request, got {len(parts)}")
-            with self.attention_slots.reserve(1):
+            with self.attention_slots.reserve(1, address):
 
                 def compute() -> Response:
                     return JSONResponse(self.attention_viewer(served, parts[0], map_request))
@@ -175,6 +177,11 @@ class Service:
         self.attention_process.close()
         for pool in (self.attention_pool, self.writing_pool):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def client_address(request: Request) -> str:
+    """Return the address that a request comes from; behind a proxy, that of the proxy."""
+    return request.client.host if request.client else ""
 
 
 class RequestOutputs:

@@ -4,6 +4,7 @@ import ctypes
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 LARGE_BYTES = 1_000_000  # pixels or bytes; memory of smaller items is reused soon
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # accepted unless others are asked for
 RESERVED_SHARE = 4  # 1/4 of queue and memory is kept for requests with one image, of at most LARGE_BYTES
+OTHERS_SHARE = 8  # 1/8 of a queue is kept for addresses other than the one that fills it
 
 
 class MemoryTrimmer:
@@ -90,24 +92,33 @@ class QueueSlots:
     def __init__(self, count: int, what: str) -> None:
         self.count, self.what = count, what
         self.taken = 0
+        self.taken_by: Counter[str] = Counter()  # by client address
         self.mean_seconds = 1.0  # moving average of the time a slot is held
 
-    def check_free(self) -> None:
-        """Raise RequestRefused if no slot is free."""
-        if self.taken >= self.count:
+    def check_free(self, number: int = 1, address: str = "") -> None:
+        """Raise RequestRefused if `number` slots are not free for this client.
+
+        Requests for several slots leave a share to those for one, and an address leaves a share to all others.
+        """
+        limit = max(number, self.count - (self.count // RESERVED_SHARE if number > 1 else 0))
+        own_limit = max(number, self.count - self.count // OTHERS_SHARE)
+        if self.taken + number > limit or self.taken_by[address] + number > own_limit:
             raise self.refuse_full()
 
     @contextmanager
-    def reserve(self, number: int) -> Iterator[None]:
-        """Hold `number` slots during the block. Several at once leave a share to requests that need only one."""
-        if self.taken + number > max(number, self.count - (self.count // RESERVED_SHARE if number > 1 else 0)):
-            raise self.refuse_full()
+    def reserve(self, number: int, address: str = "") -> Iterator[None]:
+        """Hold `number` slots during the block."""
+        self.check_free(number, address)
         self.taken += number
+        self.taken_by[address] += number
         begin = time.monotonic()
         try:
             yield
         finally:
             self.taken -= number
+            self.taken_by[address] -= number
+            if not self.taken_by[address]:
+                del self.taken_by[address]
             self.mean_seconds += 0.1 * (time.monotonic() - begin - self.mean_seconds)
 
     def refuse_full(self) -> RequestRefused:

@@ -13,7 +13,7 @@ import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime
-from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
+from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
 from vitrail.inference import top_classes
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.models.registry import config_from_json
@@ -27,6 +27,7 @@ class ModelOpener:
 
     threads: int | None = None  # of each runtime
     options: Mapping[str, Any] = field(default_factory=dict)  # of `vitrail.deploy.runtimes.open.open_deployed_model`
+    names: str | None = None  # file of class names for models without them
 
     def open_any(self, where: str) -> DeployedModel:
         """Open a model for logits, or for features if it has no classifier."""
@@ -44,7 +45,10 @@ class ModelOpener:
     def open_model(self, where: str, output_kind: OutputKind, runtime: str | None = None) -> DeployedModel:
         """Open a model for an output kind, with a given runtime or the configured one."""
         chosen = {} if runtime is None else {"runtime": runtime}
-        return open_deployed_model(where, output_kind=output_kind, threads=self.threads, **{**self.options, **chosen})
+        options = {**self.options, **chosen}
+        deployed = open_deployed_model(where, output_kind=output_kind, threads=self.threads, **options)
+        needs_names = output_kind == "logits" and deployed.class_names is None
+        return with_class_names(deployed, self.names) if needs_names else deployed
 
     def clone_runtime(self, deployed: DeployedModel) -> Runtime:
         """Return another instance of a model's runtime for another thread."""

@@ -29,7 +29,7 @@ const heat = (() => {
 })();
 
 // ---- State. `pinned` is the patch selected by click or keyboard, `under` the one under the pointer.
-const state = { models: [], model: null, view: "attention", layer: 1, head: 0, strength: 1, pinned: null, under: null, two: false, active: 0 };
+const state = { models: [], model: null, view: "attention", layer: 1, head: 0, strength: MAP_STRENGTH, pinned: null, under: null, two: false, active: 0 };
 let panes = [];
 const shownPanes = () => (state.two ? panes : panes.slice(0, 1));
 const patch = () => state.under ?? state.pinned;
@@ -186,7 +186,7 @@ function smallMaps({ seen, small }) {
   [...holder.children].forEach((button, head) => {
     const canvas = button.firstChild, context = canvas.getContext("2d");
     if (canvas.width !== w * small.side || canvas.height !== h * small.side) [canvas.width, canvas.height] = [w * small.side, h * small.side];
-    paint(context, seen.grid, small.dim, small.side, { ...attention(seen, state.layer, head, at), map: heat, glow: true }, 1);
+    paint(context, seen.grid, faded(small, MAP_STRENGTH), small.side, { ...attention(seen, state.layer, head, at), map: heat, glow: true }, MAP_STRENGTH);
     if (at) outline(context, small.side, at, 1);
     button.setAttribute("aria-pressed", head === state.head);
   });

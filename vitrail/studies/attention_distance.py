@@ -55,7 +55,7 @@ def plan(setup: StudySetup, results: Results) -> list[Cell]:
 
 
 def measure(cell: Cell, run: Path) -> dict[str, Any]:
-    """Return the mean attention distance of every head, [L][H], relative to uniform attention."""
+    """Return the mean attention distance of every head, `[L][H]`, relative to uniform attention."""
     if cell.phase != "final":
         return {}
     model = load(run / "model.safetensors").require_tokens("the study of attention distance")

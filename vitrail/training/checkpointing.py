@@ -41,6 +41,7 @@ class Progress:
     best: float | None = None  # the best validation score so far
     best_step: int = 0
     since_best: int = 0  # validations since then
+    last: float | None = None  # the score of the last validation
     nonfinite: int = 0  # skipped steps
     loss: float = 0.0  # summed since the last line of the log
     losses: int = 0  # number of summed losses

@@ -25,6 +25,10 @@ from vitrail.utils.devices import pick_device
 Parallel = Literal["ddp", "fsdp"]
 GROUP_TIMEOUT = timedelta(hours=6)  # the other processes wait while the main one audits a large dataset
 
+# Groups that were left. The destructor of a Gloo group joins its threads; called with the GIL held, it waits for ever for
+# a thread that needs the GIL to free a tensor. A traceback or DDP may hold the last reference, so it is held here instead.
+_left_groups: list[Any] = []
+
 
 @dataclass(frozen=True)
 class Team:
@@ -158,9 +162,10 @@ def agree_on_group_name(store: Store, rank: int, world: int) -> str:
 def stop_with_parent() -> None:
     """Let Linux send SIGTERM to this process when torchrun dies: it saves and stops instead of training on unattended."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        parent = os.getppid()
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-        threading.Thread(target=exit_after_parent, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=exit_after_parent, args=(parent,), daemon=True).start()
 
 
 def exit_after_parent(parent: int, seconds: float = 30.0) -> None:
@@ -180,7 +185,7 @@ def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iter
         yield Team(0, 1, chosen, parallel)
         return
     if chosen.type == "mps":
-        raise ValueError("PyTorch does not support several processes on Metal: use --device cpu")
+        raise ValueError("PyTorch does not support several processes on Metal: use device='cpu'")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     stop_with_parent()
@@ -192,8 +197,10 @@ def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iter
         world_size=world,
         timeout=GROUP_TIMEOUT,
     )
+    _left_groups.append(dist.group.WORLD)
     try:
         yield Team(dist.get_rank(), world, chosen, parallel)
         dist.barrier()  # no process leaves while another still writes
     finally:
         dist.destroy_process_group()
+        time.sleep(0.01)  # releases the GIL: the group's threads free the tensors of the last collectives

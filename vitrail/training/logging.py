@@ -42,10 +42,10 @@ class MetricsLog:
         self._append("metrics.jsonl", text)
         self.notify(record)
 
-    def write_timing(self, record: Record) -> None:
-        """Append a record to timing.jsonl."""
+    def write_timing(self, record: Record, **estimates: float) -> None:
+        """Append a record to timing.jsonl; listeners get estimates with it."""
         self._append("timing.jsonl", json.dumps(record) + "\n")
-        self.notify({"kind": "timing"} | record)
+        self.notify({"kind": "timing"} | record | estimates)
 
     def notify(self, record: Record) -> None:
         """Send a record to the listeners only."""
@@ -144,4 +144,4 @@ def import_tracker(extra: str) -> Any:
     try:
         return import_module("torch.utils.tensorboard" if extra == "tensorboard" else extra)
     except ImportError as error:
-        raise ValueError(f"--log {extra} needs the extra: pip install 'vitrail[{extra}]' ({error})") from None
+        raise ValueError(f"trackers={extra!r} needs the extra: pip install 'vitrail[{extra}]' ({error})") from None

@@ -33,6 +33,8 @@ class Data:
     test: bool = True  # whether the test split is used: not while something is still being tuned
     classes: tuple[int, int] | None = None  # first class and step, to use a part of the classes
     examples: tuple[int, int] | None = None  # training and validation images in all, as VTAB draws them
+    label_from: str | None = None  # regular expression that finds the class in a file name
+    names: str | None = None  # file of readable class names, or "imagenet"
 
     def __post_init__(self) -> None:
         if self.classes is not None and not 0 <= self.classes[0] < self.classes[1]:
@@ -76,22 +78,34 @@ class Recipe:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     accumulate: int = 1
     validate_every: float = 1.0  # epochs
+    validation_images: int | None = None  # held-out images of a validation of pretraining; None for at most 1,000
     patience: int | None = None  # validations without improvement before training stops
     keep: Literal["last", "best"] = "last"  # the weights that become the model
+    calibrate: Literal["temperature", "none"] = "temperature"  # scale the logits at the end, if it helps on validation
     skip_nonfinite: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("a recipe has either epochs or steps: set one, and the other to none")
-        check_fields(self, "> 0", "batch_size", "epochs", "steps", "accumulate", "patience", "validate_every")
+        check_fields(
+            self,
+            "> 0",
+            "batch_size",
+            "epochs",
+            "steps",
+            "accumulate",
+            "patience",
+            "validate_every",
+            "validation_images",
+        )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be from 0 to {2**31 - 1}, got {self.seed}")
         check_tune(self.tune)
         model, pipeline = self.model, self.preprocessing
         if pipeline.size != model.image_size:
             sizes = f"the model takes {model.image_size} and the preprocessing gives {pipeline.size}"
-            raise ValueError(f"{sizes}: use --size, which changes both")
+            raise ValueError(f"{sizes}: use size=, which changes both")
         if pipeline.channels != model.channels:
             channels = f"the model takes {model.channels} channels and the preprocessing gives {pipeline.channels}"
             raise ValueError(f"{channels}: set model.channels={pipeline.channels}")
@@ -205,11 +219,11 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     for setting in settings:
         path, equals, text = (part.strip() for part in setting.partition("="))
         if not equals:
-            raise ValueError(f"--set {setting}: write it as NAME=VALUE, optimizer.lr=3e-4 for example")
+            raise ValueError(f"settings={[setting]}: write it as 'NAME=VALUE', 'optimizer.lr=3e-4' for example")
         try:
             recipe = replace_at(recipe, Recipe, path.split("."), text, path)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"--set {setting}: {error}") from None
+            raise ValueError(f"settings={[setting]}: {error}") from None
     return check_values(recipe, settings)
 
 
@@ -275,5 +289,5 @@ def check_values(value: Any, settings: Sequence[str], path: str = "") -> Any:
     try:
         return type(value)(**parts)  # type: ignore[operator]
     except (TypeError, ValueError) as error:
-        at_fault = [f"--set {setting}" for setting in settings if f".{setting}".startswith(path)]
-        raise ValueError(f"{' '.join(at_fault)}: {error}") from None
+        at_fault = [setting for setting in settings if f".{setting}".startswith(path)]
+        raise ValueError(f"settings={at_fault}: {error}") from None

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.rng import StepRandom
+from vitrail.data.worker_pool import WorkersLost
 from vitrail.objectives.base import Task
 from vitrail.training.checkpointing import Checkpoints, Progress, collect_tensors, load_checkpoint
 from vitrail.training.distributed import Team, full_tensor
@@ -32,6 +33,7 @@ from vitrail.utils.devices import keep_freed_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Metrics = dict[str, float]
+FIRST_SAVE_SECONDS = 20.0  # after the start or a resume: a run that is killed early, or again and again, loses little
 
 
 @dataclass(frozen=True)
@@ -41,21 +43,29 @@ class Plan:
     steps: int
     validate_every: int  # steps
     log_every: int = 10
-    save_seconds: float = 300.0  # a checkpoint at least this often, besides one after each validation
+    save_seconds: float = 300.0  # a checkpoint at least this often, besides the first and one after each validation
     accumulate: int = 1  # micro-batches of a process's share of a batch
     precision: Precision = "fp32"
     seed: int = 0
     patience: int | None = None  # validations without improvement before training stops
     skip_nonfinite: int = 0
     score: str = "top1"  # the validation metric to maximise
+    validation_steps: float = 0.0  # estimated duration of a validation, in steps; used until one was measured
+    ending: float = 0.0  # estimated duration of everything after the last step, in validations
+
+    def count_validations(self, done: int) -> int:
+        """Return the number of validations after `done` steps."""
+        every = self.validate_every
+        return 0 if done >= self.steps else -(-self.steps // every) - done // every
 
 
 class Stopped(Exception):
-    """A signal stopped the run after a checkpoint was saved."""
+    """The run stopped before its end, after a checkpoint was saved: for a signal, or because worker processes died."""
 
-    def __init__(self, number: int, checkpoint: Path) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; checkpoint saved in {checkpoint}")
-        self.number, self.run = number, checkpoint.parent.parent
+    def __init__(self, reason: str, checkpoint: Path, exit_code: int, options: str = "") -> None:
+        super().__init__(f"{reason}; checkpoint saved in {checkpoint}")
+        self.run, self.exit_code = checkpoint.parent.parent, exit_code
+        self.options = options  # to resume with
 
 
 class Diverged(ValueError):
@@ -93,6 +103,8 @@ class Trainer:
         # The loss is scaled for float16, where small gradients underflow.
         self.scaler = torch.amp.GradScaler(self.team.device.type, enabled=self.plan.precision == "fp16")
         self.signal_number: int | None = None
+        self.lost: str | None = None  # the death of this process's workers
+        self.validation_seconds: float | None = None  # of the last validation, with its checkpoint
 
     def resume(self, checkpoint: Path) -> None:
         """Restore everything from a checkpoint."""
@@ -101,41 +113,76 @@ class Trainer:
             self.scaler.load_state_dict(self.progress.scale)
 
     def run(self) -> None:
-        """Train to the end of the plan, or until a signal or the patience stops it."""
+        """Train to the end of the plan, or until a signal, the patience or the loss of worker processes stops it."""
         plan, progress = self.plan, self.progress
         self.journal.truncate(progress.logged, progress.step)
         start = last_save = last_log = time.monotonic()
-        seconds_before, images_before = progress.seconds, progress.images
+        save_seconds = min(plan.save_seconds, FIRST_SAVE_SECONDS)
+        seconds_before, images_before, first_step = progress.seconds, progress.images, progress.step
         with self.handle_signals():
-            for step, epoch, batch in self.batches():
+            batches = self.batches()
+            upcoming = self.fetch(batches)
+            if self.team.any_process(self.lost is not None)[0]:
+                self.save_and_stop()
+            while upcoming is not None:
+                step, epoch, batch = upcoming
                 self.train_step(step, epoch, batch)
                 progress.step = step + 1
                 progress.images += self.loader.batch_size
                 now = time.monotonic()
                 progress.seconds = seconds_before + now - start
+                validation_due = progress.step % plan.validate_every == 0 or progress.step == plan.steps
                 if progress.step % plan.log_every == 0 or progress.step == plan.steps:
                     self.log()
                     speed = (progress.images - images_before) / max(1e-9, now - last_log)
                     timing = {"step": progress.step, "seconds": round(progress.seconds, 3), "images_per_second": speed}
-                    self.journal.write_timing(timing)
+                    left = self.estimate_seconds_left((now - start) / (progress.step - first_step), validation_due)
+                    self.journal.write_timing(timing, seconds_left=left)
                     last_log, images_before = now, progress.images
-                validation_due = progress.step % plan.validate_every == 0 or progress.step == plan.steps
                 if validation_due:
                     self.run_validation()
                     spent = time.monotonic() - now  # validation does not count as training time
                     start, last_log = start + spent, last_log + spent
-                over_time = self.team.is_main and time.monotonic() - last_save > plan.save_seconds
-                save, stop = self.team.any_process(validation_due or over_time, self.signal_number is not None)
-                if save or stop:
-                    checkpoint = self.save()
-                    last_save = time.monotonic()
-                    if stop:
-                        self.journal.notify({"kind": "stopping"})
-                        number = max(n or 0 for n in self.team.gather_objects(self.signal_number))
-                        raise Stopped(number, checkpoint)
-                if self.out_of_patience:
-                    break
+                upcoming = None if self.out_of_patience else self.fetch(batches)
+                over_time = self.team.is_main and time.monotonic() - last_save > save_seconds
+                save, stop = self.team.any_process(
+                    validation_due or over_time, self.signal_number is not None or self.lost is not None
+                )
+                if stop:
+                    self.save_and_stop()
+                if save:
+                    self.save()
+                    last_save, save_seconds = time.monotonic(), plan.save_seconds
+                    if validation_due:
+                        self.validation_seconds = last_save - now
         self.stopped = "early" if self.out_of_patience else "end"
+
+    def fetch(self, batches: Iterator[tuple[int, int, Batch]]) -> tuple[int, int, Batch] | None:
+        """Return the next step, epoch and batch; None at the end, and if the workers of this process were lost.
+
+        The processes agree on a loss before the next step, whose gradients need all of them.
+        """
+        try:
+            return next(batches, None)
+        except WorkersLost as error:
+            self.lost = str(error)
+            return None
+
+    def save_and_stop(self) -> NoReturn:
+        """Save a checkpoint on all processes and raise Stopped, for a signal or lost workers of any of them."""
+        self.journal.notify({"kind": "stopping"})
+        checkpoint = self.save()
+        numbers, losses = zip(*self.team.gather_objects((self.signal_number or 0, self.lost)), strict=True)
+        if lost := next(filter(None, losses), None):
+            raise Stopped(lost, checkpoint, 1, f" --workers {self.loader.workers // 2}")
+        number = max(numbers)
+        raise Stopped(f"stopped by {signal.Signals(number).name}", checkpoint, 128 + number)
+
+    def estimate_seconds_left(self, step: float, validation_due: bool) -> float:
+        """Return the seconds until the end of the run, validations and final evaluation included, by seconds per step."""
+        plan, done = self.plan, self.progress.step
+        validation = plan.validation_steps * step if self.validation_seconds is None else self.validation_seconds
+        return (plan.steps - done) * step + (plan.count_validations(done) + validation_due + plan.ending) * validation
 
     @property
     def out_of_patience(self) -> bool:
@@ -223,7 +270,7 @@ class Trainer:
         if self.progress.nonfinite > self.plan.skip_nonfinite:
             raise Diverged(
                 f"{where}; images: {', '.join(images)}. The last checkpoint is intact. "
-                "Lower the learning rate, or use --skip-nonfinite N to skip up to N such steps"
+                "Lower the learning rate, or use settings=['skip_nonfinite=N'] to skip up to N such steps"
             )
         self.journal.write({"kind": "skipped", "step": step + 1, "why": what, "lr": lr, "pictures": images})
 
@@ -246,7 +293,7 @@ class Trainer:
         progress = self.progress
         with self.evaluation_weights():
             metrics = self.validate()
-            score = metrics[self.plan.score]
+            score = progress.last = metrics[self.plan.score]
             best = progress.best is None or score > progress.best
             self.journal.write(self.describe_step("validation") | metrics | {"best": best})
             if best:

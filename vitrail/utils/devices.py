@@ -15,10 +15,10 @@ def pick_device(name: str) -> torch.device:
     kind = name.split(":")[0]
     if kind == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError("--device cuda: PyTorch finds no CUDA device; use --device cpu")
+            raise ValueError("device='cuda': PyTorch finds no CUDA device; use device='cpu'")
         return torch.device(name if ":" in name else f"cuda:{local}")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("--device mps: this machine has no Metal device; use --device cpu")
+        raise ValueError("device='mps': this machine has no Metal device; use device='cpu'")
     if kind not in ("cpu", "mps"):
         raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda or mps")
     try:

@@ -11,12 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
+WEIGHT_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")  # of files of weights, the safest first
 MIN_FREE_BYTES = 2**20  # with less, a failed write is blamed on the full disk
 STALE_SECONDS = 10.0  # a new temporary directory may not be locked yet
 
 
 class DiskFullError(OSError):
     """A file system without room for what is written to it."""
+
+    exit_code = 1
 
 
 @contextmanager

@@ -105,6 +105,7 @@ def value_from_json(data: Any, kind: Any, where: str) -> Any:
     elif origin is Literal:
         if data in parts:
             return data
+        raise ValueError(f"{where or 'it'} must be {' or '.join(map(str, parts))}, got {_shorten(data)}")
     elif kind in (float, Finite):
         if (type(data) is float and (kind is float or math.isfinite(data))) or _is_int(data):
             return float(data)

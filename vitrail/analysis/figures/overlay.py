@@ -10,6 +10,7 @@ from PIL.Image import Resampling
 from vitrail.reports.colours import HEAT_CMAP, MARK_COLOUR, apply_cmap
 
 DPI = 220  # of all figures
+MAP_STRENGTH = 0.6  # of a map over an image: 0 is the image, 1 hides most of it where values are high
 PixelSize = tuple[int, int]  # height, width
 
 
@@ -76,16 +77,19 @@ def resize_smooth(values: np.ndarray, size: PixelSize, resampling: Resampling = 
     return np.asarray(resized).clip(values.min(), values.max())
 
 
-def make_background(pixels: np.ndarray) -> np.ndarray:
-    """Return the image as a background of maps: nearly grey and darker, float [H, W, 3] in 0…255."""
+def make_background(pixels: np.ndarray, strength: float = MAP_STRENGTH) -> np.ndarray:
+    """Return the image as a background of maps, nearly grey and darker, float [H, W, 3] in 0…255, as the pages do."""
     grey = pixels @ np.array([0.299, 0.587, 0.114])
-    return 18 + 0.72 * (0.78 * grey[..., None] + 0.22 * pixels)
+    less = 0.78 * min(1.0, strength / MAP_STRENGTH)  # colours of the image would be taken for those of the map
+    return 18 * strength + (1 - 0.28 * strength) * (less * grey[..., None] + (1 - less) * pixels)
 
 
-def overlay_heat(pixels: np.ndarray, heat: np.ndarray, cmap: str = HEAT_CMAP) -> np.ndarray:
-    """Return a map of values 0 to 1, [H, W], over the image: uint8 [H, W, 3]."""
-    alpha = (0.12 + 0.76 * heat.clip(0, 1) ** 0.8)[..., None]
-    return ((1 - alpha) * make_background(pixels) + alpha * apply_cmap(heat, cmap)).round().astype(np.uint8)
+def overlay_heat(
+    pixels: np.ndarray, heat: np.ndarray, cmap: str = HEAT_CMAP, strength: float = MAP_STRENGTH
+) -> np.ndarray:
+    """Return a map of values 0 to 1, [H, W], over the image, uint8 [H, W, 3]; strength 0 is the image itself."""
+    alpha = strength * (0.12 + 0.76 * heat.clip(0, 1) ** 0.8)[..., None]
+    return ((1 - alpha) * make_background(pixels, strength) + alpha * apply_cmap(heat, cmap)).round().astype(np.uint8)
 
 
 def outline_patch(pixels: np.ndarray, box: tuple[float, float, float, float] | None, thickness: int = 2) -> np.ndarray:

@@ -135,6 +135,8 @@ def render_model_view(result: ModelView, columns: int, depth: ColourDepth) -> li
         legend = f"{name}: {100 * result.explained.sum():.0f} % of its variance"
     elif result.kind == "none":
         return ["this model has no position embedding"]
+    elif result.kind == "query":
+        return ["the position bias of this model is a product with the query: it has no map without an image"]
     elif result.similarity is not None:
         max_positions = max(2, (columns + 1) // (result.grid[1] + 1))
         tiles = tile_positions(result, max(result.grid), gap=1, max_positions=max_positions)

@@ -50,7 +50,7 @@ LABEL_WIDTH = 0.5
 
 
 def draw_positions(positions: PositionMaps, model: str) -> bytes | None:
-    """Draw the position maps, or return None for a model without position embedding."""
+    """Draw the position maps, or return None for a model without position embedding, or whose bias depends on the image."""
     draw = {"added": _draw_added, "bias": _draw_bias, "rotary": _draw_rotary}.get(positions.kind)
     return draw(positions, model) if draw else None
 

@@ -41,7 +41,10 @@ function strongest({ codes }, [, w]) {
   return place(Math.floor(best / w), best % w);
 }
 
-// The picture at so many pixels a patch, nearly grey and a little darker, so that colours stand out and shapes stay.
+// The strength of a map at first; figures/overlay.py draws with the same.
+const MAP_STRENGTH = 0.6;
+
+// The picture at so many pixels a patch.
 function grounded([h, w], image, side) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [w * side, h * side];
@@ -49,22 +52,21 @@ function grounded([h, w], image, side) {
   context.imageSmoothingQuality = "high";
   context.imageSmoothingEnabled = image.naturalWidth > 64; // few pixels are shown as they are
   context.drawImage(image, 0, 0, w * side, h * side);
-  const full = context.getImageData(0, 0, w * side, h * side).data, dim = new Uint8ClampedArray(full);
-  for (let k = 0; k < dim.length; k += 4) {
-    const grey = 0.299 * full[k] + 0.587 * full[k + 1] + 0.114 * full[k + 2];
-    for (let c = 0; c < 3; c++) dim[k + c] = 18 + 0.72 * (0.78 * grey + 0.22 * full[k + c]);
-  }
-  return { full, dim, side };
+  return { full: context.getImageData(0, 0, w * side, h * side).data, side };
 }
 
-// The ground fades to the picture in its own colours as the map is taken away.
+// The picture under a map: nearly grey and a little darker, so that colours stand out and shapes stay. It brightens as the map is
+// taken away; its own colours return below the strength at first, above which they would be taken for those of the map.
 function faded(ground, strength) {
-  if (strength === 1) return ground.dim;
-  if (ground.faded !== strength) {
-    ground.faded = strength;
-    ground.between = ground.dim.map((value, k) => value * strength + ground.full[k] * (1 - strength));
+  if (ground.strength !== strength) {
+    const { full } = ground, less = 0.78 * Math.min(1, strength / MAP_STRENGTH), dim = new Uint8ClampedArray(full);
+    for (let k = 0; k < dim.length; k += 4) {
+      const grey = 0.299 * full[k] + 0.587 * full[k + 1] + 0.114 * full[k + 2];
+      for (let c = 0; c < 3; c++) dim[k + c] = 18 * strength + (1 - 0.28 * strength) * (less * grey + (1 - less) * full[k + c]);
+    }
+    Object.assign(ground, { strength, dim });
   }
-  return ground.between;
+  return ground.dim;
 }
 
 // Draws over a ground of `side` pixels a patch: codes through a map of colours, where a map that glows shows the more of its

@@ -21,7 +21,7 @@ function picture(number) {
 }
 
 // What is shown. `pinned` is a patch that was clicked or reached by keys, `under` the one under the pointer.
-const state = { picture: 0, tab: null, layer: shared.layers, head: 0, kind: "colours", pinned: null, under: null, strength: 1 };
+const state = { picture: 0, tab: null, layer: shared.layers, head: 0, kind: "colours", pinned: null, under: null, strength: MAP_STRENGTH };
 let now = null; // the chosen picture's data
 let ground = null; // its pixels as what maps are drawn on, at the stage's size
 let small = null; // the same for the small maps
@@ -97,7 +97,7 @@ function small_maps() {
   const far = now.distance?.[state.layer - 1];
   for (let head = 0; head <= heads; head++) {
     const button = buttons[head], canvas = button.firstChild, context = canvas.getContext("2d");
-    paint(context, now.grid, small.dim, small.side, { ...attention(now, state.layer, head, at), map: maps.heat, glow: true }, 1);
+    paint(context, now.grid, faded(small, MAP_STRENGTH), small.side, { ...attention(now, state.layer, head, at), map: maps.heat, glow: true }, MAP_STRENGTH);
     if (at) outline(context, small.side, at, 1);
     button.setAttribute("aria-pressed", head === state.head);
     const reach = far ? (head ? far[head - 1] : far.reduce((a, b) => a + b, 0) / heads) : null;

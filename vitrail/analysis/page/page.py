@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vitrail.analysis.figures.overlay import MAP_STRENGTH
 from vitrail.analysis.page.data import encode_base64, encode_data_uri
 from vitrail.analysis.results import PositionMaps, PrincipalFilters
 from vitrail.models.base import TokenModel
@@ -46,6 +47,8 @@ POSITION_CAPTIONS = {
     "centre is the patch itself. Orange increases attention, violet decreases it.",
     "rotary": "Queries and keys are rotated by the position of their patch (RoPE). The map is the mean cosine between the "
     "rotations of two patches, by offset in rows and columns; it is fixed, not learned.",
+    "query": "The bias of attention is the product of the query with a learned vector for the offset of two patches in reading "
+    "order. It depends on the image: the attention maps include it.",
     "none": "The model has no position embedding: its attention sees the patches as a set.",
 }
 FILTER_CAPTION = (
@@ -168,7 +171,7 @@ def _render_controls() -> list[Markup]:
     sliders = (
         _render_slider("layer", "Layer", min="1", max="1", value="1"),
         _render_slider("head", "Head", min="0", max="1", value="0"),
-        _render_slider("strength", "Map", min="0", max="100", value="100"),
+        _render_slider("strength", "Map", min="0", max="100", value=f"{100 * MAP_STRENGTH:.0f}"),
     )
     all_maps = h("canvas", id="all", role="img", aria_label="A map per head, a column per layer")
     note = "A column per layer, a row per head, each map scaled to its own maximum. Click one to see it above."

@@ -14,11 +14,12 @@ from vitrail.checkpoints.keys import KeyTable
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.sizes import SIZES
-from vitrail.models.vit_config import GELUS
+from vitrail.models.vit_config import GELUS, parse_resampling
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Linear, PreLogits
 from vitrail.nn.mlp import MLPSlot
 from vitrail.nn.position import Learned1D
+from vitrail.nn.resampling import Resampling
 
 # Widths whose heads do not have 64 values: the named sizes, SigLIP's So400m, big_vision's mu and e.
 HEADS_BY_WIDTH = {size.width: size.heads for size in SIZES.values()} | {1152: 16, 32: 2, 1792: 16}
@@ -93,7 +94,7 @@ class Assumptions:
         """Return a given fact or its default, and record it with its reason; raise if there is neither."""
         value, source = self.given.get(name, (default, why))
         if value is None:
-            raise ValueError(f"tensors do not determine {name} ({why}): give it with --assume {name}=…")
+            raise ValueError(f"tensors do not determine {name} ({why}): give it with assume={{{name!r}: …}}")
         self.used[name] = (value, source)
         return value
 
@@ -110,17 +111,21 @@ class Assumptions:
             raise ValueError(f"unknown gelu {name!r}: known are {', '.join(GELUS)}")
         return GELUS[name]
 
+    def resolve_resampling(self, default: str, why: str) -> Resampling:
+        """Return the rule that resamples the positions to other image sizes."""
+        return parse_resampling(self.resolve("resampling", default, why))
+
     def resolve_table_size(self, patches: int, stride: int) -> tuple[int, int]:
         """Return the image size of a model with positions for this number of patches: square unless it was given."""
         if "size" in self.given:
             height, width = self.resolve("size", None, "")
             if height % stride or width % stride or (height // stride) * (width // stride) != patches:
-                patches_and_remedy = f"{patches} patches of {stride}×{stride}: give another --assume size=HxW"
+                patches_and_remedy = f"{patches} patches of {stride}×{stride}: give another assume={{'size': 'HxW'}}"
                 raise ValueError(f"an image of {height}×{width} does not have the checkpoint's {patches_and_remedy}")
             return height, width
         side = math.isqrt(patches)
         if side * side != patches or not side:
-            raise ValueError(f"{patches} positions are no square grid: give --assume size=HEIGHTxWIDTH")
+            raise ValueError(f"{patches} positions are no square grid: give assume={{'size': 'HEIGHTxWIDTH'}}")
         return self.resolve("size", (side * stride, side * stride), "a square grid of positions")
 
     def resolve_image_size(self, stride: int, why: str) -> tuple[int, int]:

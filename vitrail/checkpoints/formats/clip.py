@@ -13,6 +13,7 @@ from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Linear, Projection
 from vitrail.nn.pool import ClassToken
+from vitrail.nn.position import Learned1D
 
 TEXT_TOWER_KEYS = ("transformer.*", "token_embedding.*", "positional_embedding", "ln_final.*", "text_projection*")
 TEXT_TOWER_KEYS += ("text.*", "logit_scale", "logit_bias", "attn_mask")
@@ -55,6 +56,7 @@ def read_config(names: TensorNames, assumptions: Assumptions) -> ViTConfig:
             heads=assumptions.resolve_heads(width, "CLIP"),
         ),
         embed=Patches(patch, bias=False),
+        position=Learned1D(resampling=assumptions.resolve_resampling("timm", "OpenCLIP's resize_pos_embed")),
         block=PreNorm(mlp=assumptions.resolve_gelu("quick" if openai else "exact", why)),
         head=Projection(names.shape("proj", 2)[1]) if "proj" in names else Linear(),
         classes=None,

@@ -155,7 +155,8 @@ def read_config(names: TensorNames, assumptions: Assumptions, naming: GoogleNami
     if naming.position in names:
         which = "outputs" if naming is VISION_TRANSFORMER else "none"
         patches = names.shape(naming.position, 3)[1] - (outputs if naming is VISION_TRANSFORMER else 0)
-        position: Any = Learned1D(prefix=which)
+        resampling = assumptions.resolve_resampling("google", "SciPy's zoom in Google's code")
+        position: Any = Learned1D(prefix=which, resampling=resampling)
         image_size = assumptions.resolve_table_size(patches, embed.stride)
     else:
         position = SinCos2D()

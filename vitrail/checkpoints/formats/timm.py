@@ -241,8 +241,11 @@ def _read_position(
             height, width = assumptions.resolve("size", (side, side), "a square grid of relative offsets")
             if rows < 1 or (2 * (height // stride) - 1) * (2 * (width // stride) - 1) != rows:
                 image = f"{height}×{width}"
-                raise ValueError(f"{rows} relative offsets do not match an image of {image}: give --assume size=HxW")
-            return Relative("every" if at == "every" else "shared"), (height, width)
+                raise ValueError(
+                    f"{rows} relative offsets do not match an image of {image}: give assume={{'size': 'HxW'}}"
+                )
+            resampling = assumptions.resolve_resampling("timm", "vitrail's default; timm does not resample a bias")
+            return Relative("every" if at == "every" else "shared", resampling=resampling), (height, width)
     rows = names.shape("pos_embed", 3)[1]
     choices = {"all" if prefix.registers else "outputs": prefix.count, "none": 0}
     if naming is DINOV2:
@@ -255,7 +258,27 @@ def _read_position(
     patch_counts = {which: rows - covered for which, covered in choices.items()}
     fits = (n for n, left in patch_counts.items() if left > 0 and (left == wanted if wanted else is_square(left)))
     which = next(fits, next(iter(choices)))
-    return Learned1D(prefix=which), assumptions.resolve_table_size(patch_counts[which], stride)  # type: ignore[arg-type]
+    resampling = assumptions.resolve_resampling(*_choose_resampling(names, prefix.registers, naming))
+    position = Learned1D(prefix=which, resampling=resampling)  # type: ignore[arg-type]
+    return position, assumptions.resolve_table_size(patch_counts[which], stride)
+
+
+def _choose_resampling(names: TensorNames, registers: int, naming: TimmNaming) -> tuple[str, str]:
+    """Return the rule of the project that wrote a file with timm's names, and the evidence."""
+    if naming is DINOV2:
+        return choose_dinov2_resampling(registers), f"DINOv2's code {'with' if registers else 'without'} registers"
+    if naming is DEIT3:
+        return "transformers", "DeiT III's code"
+    if "decoder_embed.weight" in names:
+        return "transformers", "MAE's interpolate_pos_embed, by its decoder"
+    if names.root and TensorNames(names.shapes).find("head.last_layer.*"):
+        return "dino", "DINO's code, by its head"
+    return "timm", "timm's resample_abs_pos_embed"
+
+
+def choose_dinov2_resampling(registers: int) -> str:
+    """Return the rule of DINOv2's release, which its models with registers changed."""
+    return "timm" if registers else "dino"
 
 
 def is_square(number: int) -> bool:
@@ -310,7 +333,7 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
         return imagenet, "timm's default for fc_norm (MAE)"
     if release := re.search(r"(?<![a-z])(deit3?|dino(?:v2)?|mae)(?![a-z])", name.lower()):
         return imagenet, f"timm's default for {release[1]}, from the file name"
-    why = "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use --assume mean=imagenet"
+    why = "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use assume={'mean': 'imagenet'}"
     return _make_center_crop(size, fraction, "bicubic", INCEPTION_STATS), why
 
 
@@ -348,6 +371,9 @@ def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     size = [size, size] if type(size) is int else size
     if isinstance(size, list) and len(size) in (2, 3) and all(type(side) is int and side > 0 for side in size):
         facts["size"] = ((size[-2], size[-1]), source)
+    release = None if config else re.match(r"(dino|mae)(?:_|$)", architecture)  # file names of these releases
+    if release is not None:
+        facts["resampling"] = ({"dino": "dino", "mae": "transformers"}[release[1]], source)
     if arguments.get("no_embed_class"):
         facts["no_embed_class"] = (True, source)
     if arguments.get("pool_include_prefix"):
@@ -451,7 +477,7 @@ def parse_labels_and_preprocessing(settings: dict[str, Any], size: tuple[int, in
     if not 0.01 <= fraction <= 1:
         raise ValueError(f"crop_pct in config.json must be from 0.01 to 1, got {fraction}")
     if mode not in ("center", "squash"):
-        raise ValueError(f"unsupported crop mode {mode!r} in config.json: give the pipeline with --assume")
+        raise ValueError(f"unsupported crop mode {mode!r} in config.json: give the pipeline with assume=")
     pipeline = _make_center_crop(size, fraction, cfg["interpolation"])
     stats = {name: tuple(float(v) for v in cfg[name]) for name in ("mean", "std")}
     return labels, replace(pipeline, fit="squash" if mode == "squash" else "cover", **stats)

@@ -12,6 +12,7 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.pool import ClassToken
+from vitrail.nn.position import Learned1D
 
 MLP_NAMES = ("0", "3")
 OLD_MLP_NAMES = ("linear_1", "linear_2")  # before torchvision 0.13, and in its published files
@@ -50,6 +51,9 @@ def read_config(names: TensorNames, assumptions: Assumptions, mlp: tuple[str, st
             heads=assumptions.resolve_heads(width, "torchvision"),
         ),
         embed=Patches(patch),
+        position=Learned1D(
+            resampling=assumptions.resolve_resampling("torchvision", "torchvision's interpolate_embeddings")
+        ),
         block=PreNorm(mlp=assumptions.resolve_gelu("exact", "torchvision's default")),
         head=formats.choose_head(names.output_dim("heads.pre_logits"), width),
         classes=names.output_dim("heads.head"),

@@ -107,7 +107,12 @@ def read_config(names: TensorNames, assumptions: Assumptions, family: Family, la
     return ViTConfig(
         size=Size(depth, width, mlp, assumptions.resolve_heads(width, "transformers")),
         embed=Patches(patch),
-        position=Learned1D(prefix="all" if distilled and not teacher else "outputs"),
+        position=Learned1D(
+            prefix="all" if distilled and not teacher else "outputs",
+            resampling=assumptions.resolve_resampling(
+                choose_resampling(family), f"interpolate_pos_encoding of {family}"
+            ),
+        ),
         prefix=prefix,
         block=PreNorm(
             mlp=SwiGLU() if gated else assumptions.resolve_gelu("exact", "transformers' default"),
@@ -122,6 +127,11 @@ def read_config(names: TensorNames, assumptions: Assumptions, family: Family, la
         eps=assumptions.resolve("eps", 1e-6 if dino else 1e-12, f"transformers' default for {family}"),
         init="deit" if teacher else "vit",
     )
+
+
+def choose_resampling(family: Family) -> str:
+    """Return the rule of a family's `interpolate_pos_encoding`: bicubic, antialiased only for DINOv2 with registers."""
+    return "timm" if family == "dinov2_with_registers" else "transformers"
 
 
 def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -262,10 +272,8 @@ def list_limits(config: TokenConfig) -> Reasons:
     }
 
 
-def build_settings(
-    config: TokenConfig, class_names: tuple[str, ...] | None, pipeline: Preprocessing | None, dtype: str
-) -> dict[str, dict[str, Any]]:
-    """Return config.json, and preprocessor_config.json if the pipeline is known."""
+def build_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
+    """Return what config.json says of the model."""
     family, size = choose_family(config), config.size
     camel = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[family]
     body = "Model" if config.classes is None else "ForImageClassification"
@@ -295,8 +303,15 @@ def build_settings(
         settings["intermediate_size"] = size.mlp
         if isinstance(config.head, PreLogits):
             settings |= {"pooler_output_size": config.head.hidden or size.width, "pooler_act": "tanh"}
-    if config.classes is not None:
-        labels = class_names or tuple(f"LABEL_{i}" for i in range(config.classes))
+    return settings
+
+
+def build_files(
+    settings: dict[str, Any], classes: int | None, class_names: tuple[str, ...] | None, pipeline: Preprocessing | None
+) -> dict[str, dict[str, Any]]:
+    """Return config.json with the labels, and preprocessor_config.json if the pipeline is known."""
+    if classes is not None:
+        labels = class_names or tuple(f"LABEL_{i}" for i in range(classes))
         settings["id2label"] = {str(i): name for i, name in enumerate(labels)}
         settings["label2id"] = {name: i for i, name in enumerate(labels)}
     files = {"config.json": settings}

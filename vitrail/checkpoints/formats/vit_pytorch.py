@@ -83,7 +83,8 @@ def read_config(names: TensorNames, assumptions: Assumptions) -> ViTConfig:
         position, image_size = SinCos2D(), assumptions.resolve_image_size(patch, "sin-cos positions have no size")
     else:
         outputs = 1 if names.shapes.get(f"{names.root}cls_token", (0,))[0] == 1 else 0
-        position = Learned1D()
+        resampling = assumptions.resolve_resampling("timm", "vitrail's default; vit-pytorch has one image size")
+        position = Learned1D(resampling=resampling)
         image_size = assumptions.resolve_table_size(names.shape("pos_embedding", 2)[0] - outputs, patch)
     gelu = assumptions.resolve_gelu("exact", "vit-pytorch's default")
     return ViTConfig(

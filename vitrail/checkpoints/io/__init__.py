@@ -1,5 +1,6 @@
 """Opening of a checkpoint, file or directory, by its first bytes, whatever its name."""
 
+from collections.abc import Container
 from itertools import takewhile
 from pathlib import Path
 
@@ -14,6 +15,16 @@ from vitrail.checkpoints.io.source import TensorFile, checkpoint_error, read_jso
 WEIGHT_FILES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 FILES_BY_SAFETY = (*WEIGHT_FILES[:2], INDEX_FILES[0], *WEIGHT_FILES[2:], INDEX_FILES[1])
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+
+
+def rank_weights(files: Container[str]) -> list[str]:
+    """Return the standard weights among the files of a directory, the best first: the safest, and in OpenCLIP's own format.
+
+    Repositories of OpenCLIP hold the same weights in the format of transformers too, which is not supported for CLIP.
+    """
+    names = [name for name in FILES_BY_SAFETY if name in files]
+    return sorted(names, key=lambda name: not name.startswith("open_clip")) if OPEN_CLIP_CONFIG in files else names
 
 
 class ShardedFile(TensorFile):
@@ -60,10 +71,15 @@ class ShardedFile(TensorFile):
             part.close()
 
 
+def list_folder(folder: Path) -> set[str]:
+    """Return the names of the files in a directory."""
+    return {path.name for path in folder.iterdir() if path.is_file()}
+
+
 def open_checkpoint(path: Path, take: str | None = None) -> TensorFile:
     """Open a file or a directory of weights. `take` names one of several models in a PyTorch file."""
     if path.is_dir():
-        names = [name for name in FILES_BY_SAFETY if (path / name).is_file()]
+        names = rank_weights(list_folder(path))
         if not names:
             known = ", ".join((*WEIGHT_FILES, *INDEX_FILES))
             raise checkpoint_error(path, f"a directory without weights: it has none of {known}")

@@ -76,7 +76,9 @@ def format_metric_table(result: "EvaluationResult") -> list[str]:
     rows = [["", *(cell for name in names for cell in (name, "95 %"))]]
     for label, pairs in format_metrics([evaluation.measures for evaluation in result.evaluations]):
         rows.append([label, *(cell for pair in pairs for cell in pair)])
-    return text.format_table(rows, right=range(1, len(rows[0])))
+    lines = [text.format_calibration(evaluation.measures) for evaluation in result.evaluations]
+    lines = [f"{name}: {line}" if name else line for name, line in zip(names, lines, strict=True)]
+    return [*text.format_table(rows, right=range(1, len(rows[0]))), *lines]
 
 
 def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:

@@ -3,10 +3,13 @@
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import StatusDisplay, format_clock
+from vitrail.utils.text import NO_BREAK_SPACE, format_calibration, format_percent, format_temperature
 
 Record = dict[str, Any]
 
@@ -14,8 +17,9 @@ Record = dict[str, Any]
 class TrainingDisplay(StatusDisplay):
     """Display of a run's records: validation results stay on the screen, the step is the status line."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, flags: Mapping[str, str] | None = None) -> None:
         super().__init__(quiet)
+        self.flags = flags or {}  # of the command, as `spell_options` takes them
         self.steps = self.per_epoch = 0
         self.train: Record = {}
         self.stage, self.stage_start = "", self.last_shown
@@ -34,16 +38,18 @@ class TrainingDisplay(StatusDisplay):
         elif kind == "skipped":
             self.print_line(f"step {record['step']} skipped: {record['why']}")
         elif kind == "stopping":
-            self.print_line("stopping after this step; a checkpoint is saved")
+            self.print_line("stopping after this step")
         elif kind == "note":
-            self.print_line(record["text"])
+            self.print_line(spell_options(record["text"], self.flags))
 
     def show_step(self, timing: Record) -> None:
         """Show epoch, step, loss, learning rate, images per second and time left."""
         step, speed, train = timing["step"], timing["images_per_second"], self.train
         if train and (self.terminal or time.monotonic() - self.last_shown > 10 or step == self.steps):
-            left = format_clock((self.steps - step) * timing["seconds"] / max(1, step))
-            epoch = f"epoch {train['epoch']:.2f}/{self.steps / max(1, self.per_epoch):g}  step {step:,}/{self.steps:,}"
+            left = format_clock(timing["seconds_left"])
+            epoch = (
+                f"epoch {train['epoch']:.2f}/{self.steps / max(1, self.per_epoch):.4g}  step {step:,}/{self.steps:,}"
+            )
             values = f"loss {train['loss']:.4f}  lr {train['lr']:.3g}  {speed:,.0f} images/s"
             self.show_status(f"{epoch}  {values}  {left} left")
 
@@ -82,7 +88,30 @@ def format_outcome(summary: dict[str, Any], directory: Path) -> str:
     summary = defaultdict(lambda: math.nan, summary)  # a run whose weights are not finite lacks some
     duration = f"after {format_clock(summary['seconds'])} of training at {summary['images_per_second']:,.0f} images/s"
     result = format_self_supervised(summary) if "method" in summary else format_supervised(summary)
-    return f"{result}, {duration}\nmodel   {directory / 'model.safetensors'}\nreport  {directory / 'report.html'}"
+    files = format_files(summary, directory)
+    return "\n".join([f"{result}, {duration}", *format_confidence(summary), *files])
+
+
+def format_confidence(summary: dict[str, Any]) -> list[str]:
+    """Return the lines on the calibration and the temperature; none where they are unknown."""
+    direction, temperature = format_calibration(summary), format_temperature(summary.get("calibration"))
+    error = f"calibration error {format_percent(summary.get('calibration_error'))}"
+    lines = [f"{direction[0].upper()}{direction[1:]} ({error})"] if direction else []
+    lines += [f"Temperature {temperature}"] if temperature else []
+    return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
+
+
+def format_files(summary: dict[str, Any], directory: Path) -> list[str]:
+    """Return the paths of model and report, and of the best weights where others were kept."""
+    from vitrail.reports.kept import describe_weights
+
+    kept, others = describe_weights(summary) or ("", "")
+    lines = [f"model   {directory / 'model.safetensors'}" + (f" ({kept})" if kept else "")]
+    if kept and summary["weights"] == "best":
+        lines.append(f"        {others}")
+    elif kept:
+        lines.append(f"best    {directory / 'best.safetensors'} ({others})")
+    return [*lines, f"report  {directory / 'report.html'}"]
 
 
 def format_supervised(summary: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Audit of a dataset: corrupt images, copies, leaks and label problems, found before training.
 
-audit = audit_dataset(load_dataset("photos"))
+audit = vitrail.check("photos")  # a path, a name, or a Python object
 audit.is_ok                      # no errors
 audit.findings                   # most severe first
 dataset = audit.clean_dataset()  # without unusable images
@@ -22,9 +22,11 @@ from vitrail.data.audit.duplicates import MAX_HASH_DISTANCE, find_repeats
 from vitrail.data.audit.findings import FINDING_KINDS, UNUSABLE_KINDS, Finding
 from vitrail.data.audit.scan import scan_dataset
 from vitrail.data.dataset import Dataset
+from vitrail.data.sources import load_dataset
 from vitrail.utils.progress import ProgressCallback
 
 __all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
+__all__ += ["check"]
 __all__ += ["exclude_images", "format_quarantine", "read_quarantine"]
 
 
@@ -73,6 +75,11 @@ class Audit:
                 lines.append(f"{first.severity}: {FINDING_KINDS[kind].title}: {first.path} ({first.detail}){more}")
         return lines
 
+    def __str__(self) -> str:
+        parts = ", ".join(f"{len(images):,} {split}" for split, images in self.dataset.splits.items())
+        lines = [f"{self.dataset.source}: {parts}", *self.dataset.notes, *self.format_summary()]
+        return "\n".join([*lines, "ready to train" if self.is_ok else "fix the errors before training"])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as JSON values."""
         splits = self.dataset.splits
@@ -114,6 +121,38 @@ def audit_dataset(
     order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}
     findings.sort(key=lambda finding: (checks.SEVERITIES.index(finding.severity), order[finding.kind]))
     return Audit(dataset, tuple(findings))
+
+
+def check(
+    data: Any,
+    *,
+    fractions: tuple[float, float, float] | None = None,
+    label_from: str | None = None,
+    names: str | None = None,
+    near: int | None = MAX_HASH_DISTANCE,
+    tiny: int = checks.MIN_SIDE,
+    imbalance: float = checks.MAX_IMBALANCE,
+    cache: bool = True,
+    workers: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> Audit:
+    """Find defects in data before training; `print` the result, or read its `is_ok`, `counts` and `findings`.
+
+    `data` is anything that `vitrail.train` takes. `fractions` split data without splits; `label_from` and `names` are as for
+    `load_dataset`. `near` is the number of bits of 128 that may differ between similar images (None: byte-identical copies
+    only), `tiny` the smallest side in pixels, `imbalance` the ratio of class sizes, above which they are reported. `workers` is
+    the number of processes (default: all cores).
+    """
+    dataset = load_dataset(data, fractions=fractions, label_from=label_from, names=names, progress=progress)
+    return audit_dataset(
+        dataset,
+        cache=cache,
+        workers=workers,
+        progress=progress,
+        max_hash_distance=near,
+        min_side=tiny,
+        max_imbalance=imbalance,
+    )
 
 
 # A quarantine list has one image to exclude from training per line: path, tab, reason. Lines that start with # are comments.

@@ -181,7 +181,8 @@ def _find_copies(usable: UsableImages, group: np.ndarray) -> Iterator[Finding]:
     sizes = np.diff(firsts, append=len(order))
     for start, size in zip(firsts[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True):
         members = order[start : start + size].tolist()
-        published = any(is_in_memory(usable.images[usable.split[m]].store) for m in members)
+        stores = [usable.images[usable.split[m]].store for m in members]
+        published = any(is_in_memory(store) and getattr(store, "published", True) for store in stores)
         severity = "warning" if published else None
         if len({int(usable.label_ids[m]) for m in members}) > 1:
             for member in members:

@@ -10,7 +10,7 @@ from PIL import Image
 from vitrail.data.audit.image import ImageInspection
 from vitrail.data.audit.scan import Scans, SplitScan, is_in_memory
 from vitrail.data.dataset import Dataset
-from vitrail.data.sources.files import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, is_ignored_name
+from vitrail.data.sources.files import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, SKIP_UNREADABLE, is_ignored_name
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # most severe first
@@ -40,7 +40,7 @@ FINDING_KINDS = {
     "classes-differ": Kind("error", "classes that differ between splits", "give every split the same classes"),
     "tool-folder": Kind("error", "tool folders used as classes", "move them out of the data"),
     "contradiction": Kind("error", "identical images with different labels", "keep one copy with one label"),
-    "leak": Kind("error", "identical images in two splits", "delete the training copy; --quarantine lists it"),
+    "leak": Kind("error", "identical images in two splits", "delete the training copy, or put it in quarantine"),
     "near-leak": Kind("warning", "similar images in two splits", "compare them: results may be too optimistic"),
     "near-contradiction": Kind(
         "warning", "similar images with different labels", "compare them: one label may be wrong"
@@ -103,6 +103,8 @@ def classify_skipped(reason: str) -> str:
     """Return the kind of finding for a skipped file, from the reason."""
     if reason == SKIP_HIDDEN:
         return "hidden"
+    if reason.startswith(SKIP_UNREADABLE):  # a sample of a Python object
+        return "unreadable"
     if reason == SKIP_OUTSIDE or "HEIC" in reason:
         return "outside"
     return "other-file" if reason.startswith(SKIP_NOT_AN_IMAGE) else "passed-over"

@@ -41,22 +41,24 @@ TABLE = "looks_1_" + hashlib.blake2b(" ".join(COLUMNS).encode(), digest_size=4).
 STORED_TYPES = [int if field.type is bool else field.type for field in fields(ImageInspection)]  # of an SQLite row
 COMMIT_INTERVAL_SECONDS = 2.0  # at most this much work is lost when the process is killed
 MAX_NAMES_PER_QUERY = 500
+CACHE_FILE = "check.sqlite"
+LOCK_SECONDS = 5.0  # for another process that writes
 
 
 class InspectionCache:
-    """Cache of inspections by path, size and modification time. Closing saves them.
+    """Cache of inspections by absolute path without links, size and modification time. Closing saves them.
 
-    It is one SQLite file for each dataset root, in the user's cache directory. A damaged file is replaced. If it cannot be
-    written, or `root` is None, nothing is cached.
+    It is one SQLite file for all datasets, in the user's cache directory: an image is found by whatever route it is reached. A
+    damaged file is replaced. If it cannot be written, or `enabled` is False, nothing is cached.
     """
 
-    def __init__(self, root: str | None) -> None:
+    def __init__(self, enabled: bool = True) -> None:
         self.connection: sqlite3.Connection | None = None
         self.last_commit = time.monotonic()
-        if root is not None:
-            name = hashlib.blake2b(os.fsencode(os.path.abspath(root)), digest_size=10).hexdigest()
+        self.waiting: list[tuple] = []  # rows that are not written yet, so that other processes are not locked out
+        if enabled:
             with suppress(OSError, RuntimeError):  # no home directory or no permission: no cache
-                path = cache_directory() / f"check-{name}.sqlite"
+                path = cache_directory() / CACHE_FILE
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self.connection = _open_database(path)
 
@@ -74,19 +76,24 @@ class InspectionCache:
 
     def put(self, rows: Iterable[tuple[str, FileStamp | None, ImageInspection]]) -> None:
         """Store the inspections of images that have a stamp."""
+        if self.connection is not None:
+            self.waiting += [(os.fsencode(name), *stamp, *astuple(found)) for name, stamp, found in rows if stamp]
+            if time.monotonic() - self.last_commit > COMMIT_INTERVAL_SECONDS:
+                self.commit()
+
+    def commit(self) -> None:
+        """Write the waiting rows in one transaction."""
         with self._disable_on_error() as connection:
             if connection:
                 marks = ",".join("?" * (3 + len(COLUMNS)))
-                values = ((os.fsencode(name), *stamp, *astuple(found)) for name, stamp, found in rows if stamp)
-                connection.executemany(f"INSERT OR REPLACE INTO {TABLE} VALUES ({marks})", values)
-                if time.monotonic() - self.last_commit > COMMIT_INTERVAL_SECONDS:
-                    connection.commit()
-                    self.last_commit = time.monotonic()
+                connection.executemany(f"INSERT OR REPLACE INTO {TABLE} VALUES ({marks})", self.waiting)
+                connection.commit()
+        self.waiting, self.last_commit = [], time.monotonic()
 
     def close(self) -> None:
+        self.commit()
         with self._disable_on_error() as connection:
             if connection:
-                connection.commit()
                 connection.close()
         self.connection = None
 
@@ -116,7 +123,7 @@ def _open_database(path: Path) -> sqlite3.Connection | None:
     for attempt in range(2):
         connection = None
         try:
-            connection = sqlite3.connect(path, timeout=1.0)
+            connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
             connection.execute("PRAGMA synchronous = OFF")  # a corrupt file is replaced
             if path.stat().st_size < 2**24:
                 connection.execute("PRAGMA quick_check(1)")
@@ -193,8 +200,8 @@ def scan_dataset(dataset: Dataset, cache: bool, workers: int | None, progress: P
             report(len(scan.images))
     file_scans = [scan for scan in scans.values() if not is_in_memory(scan.images.store) and len(scan.images)]
     if file_scans:
-        with closing(InspectionCache(dataset.source if cache else None)) as inspections:
-            _scan_files(file_scans, dataset.source, inspections, workers, report)
+        with closing(InspectionCache(cache)) as inspections:
+            _scan_files(file_scans, inspections, workers, report)
     return scans
 
 
@@ -208,7 +215,7 @@ def _hash_arrays(scan: SplitScan) -> None:
 
 
 def _scan_files(
-    scans: list[SplitScan], root: str, cache: InspectionCache, workers: int | None, report: Callable[[int], None]
+    scans: list[SplitScan], cache: InspectionCache, workers: int | None, report: Callable[[int], None]
 ) -> None:
     """Inspect files and archive members that are not in the cache."""
     pending: dict[tuple[int, int], tuple[str, FileStamp | None]] = {}  # (split, index): name and stamp
@@ -218,12 +225,12 @@ def _scan_files(
             unknown: list[int] = []
             for start in range(0, len(scan.images), CACHE_QUERY_SIZE):
                 indices = range(start, min(start + CACHE_QUERY_SIZE, len(scan.images)))
-                names = [scan.images.name(index).removeprefix(root) for index in indices]
+                names = [scan.images.real_name(index) for index in indices]
                 stamps = [_read_stamp(scan.images, index) for index in indices]
                 cached = cache.get(names, stamps)
                 for index, name, stamp, inspection in zip(indices, names, stamps, cached, strict=True):
                     if inspection is not None:
-                        scan.add(index, name, inspection)
+                        scan.add(index, scan.images.name(index), inspection)
                     else:
                         unknown.append(index)
                         pending[split, index] = name, stamp
@@ -238,8 +245,8 @@ def _scan_files(
         workers = min(count_cores(), -(-sum(len(scan.images) for scan in scans) // IMAGES_PER_TASK))
     for (split, indices), results in inspect_in_parallel([scan.images for scan in scans], tasks(), workers):
         names, stamps = zip(*(pending.pop((split, index)) for index in indices), strict=True)
-        for index, name, inspection in zip(indices, names, results, strict=True):
-            scans[split].add(index, name, inspection)
+        for index, inspection in zip(indices, results, strict=True):
+            scans[split].add(index, scans[split].images.name(index), inspection)
         rows = zip(names, stamps, results, strict=True)
         cache.put(row for row in rows if not row[2].passing)  # transient problems are not cached
         report(len(indices))

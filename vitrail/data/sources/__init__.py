@@ -1,4 +1,4 @@
-"""Data sources: class folders, manifests, Parquet, tar shards, IDX, CIFAR, VTAB, and published datasets by name."""
+"""Data sources: folders, manifests, Parquet, tar shards, IDX, CIFAR, VTAB, published datasets, Python objects."""
 
 from vitrail.data.sources.detect import load_dataset
 

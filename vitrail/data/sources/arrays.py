@@ -67,6 +67,7 @@ class ArrayStore(PixelStore):
 
     pixels: np.ndarray  # uint8, [n, H, W] for grey or [n, H, W, 3]
     origins: tuple[tuple[int, str], ...]
+    published: bool = True  # by others, who will not correct copies and contradictions
 
     @classmethod
     def from_files(cls, arrays: Sequence[tuple[str, np.ndarray]]) -> "ArrayStore":

@@ -5,13 +5,16 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from vitrail.data.class_names import rename_classes
 from vitrail.data.dataset import Dataset, Images
-from vitrail.data.sources import downloads, manifest, parquet, tar, vtab
+from vitrail.data.sources import downloads, layouts, manifest, objects, parquet, tables, tar, vtab
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.arrays import IDX_NAME, detect_cifar, read_cifar, read_digits, read_idx
+from vitrail.data.sources.file_names import read_file_names
 from vitrail.data.sources.files import is_ignored_name, read_class_folders
 
 BRACE_PATTERN = re.compile(r"\{([^{}]*)\}")
@@ -59,23 +62,69 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def load_dataset(
-    source: str | os.PathLike[str],
+    source: Any,
     *,
     fractions: parts.Fractions | None = None,
     multi_label: parts.LabelMode = None,
     progress: parts.ProgressCallback | None = None,
+    label_from: str | None = None,
+    names: str | None = None,
 ) -> Dataset:
-    """Load the images and labels of a name, a folder, a file or a pattern.
+    """Load the images and labels of a name, a folder, a file, a pattern, hf://datasets/owner/name or a Python object.
+
+    Objects are datasets of samples (`vitrail.data.dataset.Samples`, PyTorch's for example), lists of (image, label), a tuple
+    (images, labels) of arrays, frames of pandas or Polars, Hugging Face datasets, and dictionaries of splits.
 
     `fractions` (train, validation, test) split data without splits (default 80, 20, 0 %; a training set that comes with a
     test set: 90, 10 %). `multi_label` states whether images have several labels (default: detected); "unlabelled" accepts data
     without labels, such as flat folders. `progress` is called with the activity, the count done and the total (0: unknown).
+    `label_from` is a regular expression that finds the class in a file name, or in the path if it contains a slash; the
+    source is then a folder or a pattern of image files. `names` is a file with readable names of the classes, or "imagenet".
     """
-    source = os.fspath(source)
-    dataset = detect_dataset(source, parts.ReadOptions(fractions, multi_label, progress))
+    dataset = read_source(source, parts.ReadOptions(fractions, multi_label, progress, label_from))
     if multi_label is True and not all(images.is_multi_label for images in dataset.splits.values()):
         dataset = replace(dataset, splits={name: to_one_hot(images) for name, images in dataset.splits.items()})
-    return replace(dataset, source=source)
+    dataset = replace(dataset, source=os.fspath(source)) if isinstance(source, str | os.PathLike) else dataset
+    return dataset if names is None else rename_classes(dataset, names)
+
+
+def read_source(source: Any, options: parts.ReadOptions) -> Dataset:
+    """Load a path, a name or a Python object."""
+    if isinstance(source, str | os.PathLike):
+        path = os.fspath(source)
+        return detect_dataset(path, options) if options.label_from is None else read_named_files(path, options)
+    if options.label_from is not None:
+        raise ValueError(f"label_from= is for files: {objects.describe_object(source)} has labels of its own")
+    if tables.is_frame(source):
+        return tables.read_frame(source, options)
+    if tables.is_hub_data(source):
+        return tables.read_hub_data(source, options, read_source)
+    return objects.read_object(source, options, read_source)
+
+
+def resolve_source(source: str) -> str | None:
+    """Return a source with an absolute path; None for a name or a missing file."""
+    path = os.path.expanduser(source)
+    if os.path.exists(path):
+        return os.path.realpath(path)
+    prefix, colon, folder = source.partition(":")
+    if colon and (vtab.parse_source(source) or source.startswith(layouts.CLASSES_PREFIX)):
+        resolved = resolve_source(folder)
+        return resolved and prefix + colon + resolved
+    return os.path.abspath(path) if is_pattern(path) else None
+
+
+def read_named_files(source: str, options: parts.ReadOptions) -> Dataset:
+    """Read the images of a folder or of a pattern, with labels in their names."""
+    path = os.path.expanduser(source)
+    if os.path.isdir(path):
+        if options.needs_labels:
+            layouts.check_names_layout(path)
+        return read_file_names(source, path, None, options)
+    if not is_pattern(path):
+        raise ValueError(f"label_from= needs a folder of images, or a pattern such as 'photos/*.jpg', got {source}")
+    fixed = path[: next(i for i, letter in enumerate(path) if letter in "*?[{")]
+    return read_file_names(source, os.path.dirname(fixed) or ".", expand_pattern(path), options)
 
 
 def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
@@ -87,6 +136,15 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
         return replace(dataset, notes=(*dataset.notes, note)) if source in downloads.DATASET_NAMES else dataset
     if os.path.isfile(path):
         return read_files(source, [path], options)
+    if source.startswith(tables.HUB_PREFIX):
+        return tables.read_hub(source, options, read_source)
+    if source.startswith(objects.PREFIX):
+        raise objects.refuse_name(source)
+    if path.startswith(layouts.CLASSES_PREFIX):
+        folder = os.path.expanduser(path.removeprefix(layouts.CLASSES_PREFIX))
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f"{source}: no such folder")
+        return read_class_folders(folder, options)
     if vtab_source := vtab.parse_source(path):
         return vtab.read_vtab(vtab_source[0], os.path.expanduser(vtab_source[1]), options)
     if source == downloads.BUILTIN:
@@ -113,7 +171,9 @@ def read_directory(folder: str, options: parts.ReadOptions) -> Dataset:
     shards = find_shards(folder, names, ".tar")
     if shards and not has_class_folders(folder, names, shards):
         return read_files(folder, shards, options)
-    return read_class_folders(folder, options)
+    notes = layouts.check_layout(folder) if options.needs_labels else ()
+    dataset = read_class_folders(folder, options)
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def find_shards(folder: str, names: Sequence[str], suffix: str) -> list[str]:
@@ -155,6 +215,8 @@ def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) ->
             raise ValueError(f"{files[0]} is one of four IDX files: give their folder")
         case "csv" | "archive":
             raise ValueError(f"{source} matches {len(files)} files: give one of them")
+    if command := layouts.unpack_command(files[0]):
+        raise ValueError(f"{files[0]} is an archive: unpack it first: {command}")
     known = f"a folder, a CSV or Parquet file, tar shards, or a name ({', '.join(downloads.DATASET_NAMES)})"
     raise ValueError(f"{files[0]} is not a supported data file: give {known}")
 

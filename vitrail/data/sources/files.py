@@ -21,6 +21,7 @@ from vitrail.data.sources import splits as parts
 TOOL_NAMES = {"__macosx", "@eadir", "__pycache__", "node_modules", "$recycle.bin", "system volume information"}
 TOOL_NAMES |= {"lost+found", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"}
 SKIP_HIDDEN, SKIP_NOT_AN_IMAGE = "hidden or a tool's", "not an image"
+SKIP_UNREADABLE = "unreadable"
 SKIP_LOOP, SKIP_OUTSIDE = "link to a folder that is already read", "outside the class folders"
 LAYOUT_HELP = "use FOLDER/<class>/…, FOLDER/train/<class>/… and FOLDER/validation/<class>/…, or a CSV of path,label"
 

@@ -31,11 +31,13 @@ HASH_RANGE = float(2**64)
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of every reader: fractions of data without splits, label mode, and progress callback."""
+    """Options of every reader: fractions of data without splits, label mode, progress, labels in names."""
 
     fractions: Fractions | None = None
     multi_label: LabelMode = None
     progress: ProgressCallback | None = None
+    label_from: str | None = None  # pattern that finds the class in a file name
+    name: str = ""  # of a Python object in messages, if not that of its type
 
     @property
     def needs_labels(self) -> bool:
@@ -116,15 +118,22 @@ def iter_classes(hashes: np.ndarray, targets: np.ndarray, n_classes: int) -> Ite
         yield from (order[targets[order, label] > 0] for label in range(n_classes))
 
 
+def hash_bytes(data: bytes) -> int:
+    """Return 64 bits of a hash of these bytes."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
 def hash_images(store: Store, items: np.ndarray, progress: ProgressCallback | None = None) -> np.ndarray:
     """Return 64 bits of a hash of each image's bytes, or of its name if it is unreadable, [n] uint64, using all cores."""
+    if (known := getattr(store, "hashes", None)) is not None:  # of a Python object, computed when it was read
+        return known[items]
 
     def hash_content(item: int) -> int:
         try:
             data = store.data(item)
         except (OSError, ValueError):  # the audit reports unreadable images
             data = store.name(item).encode()
-        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+        return hash_bytes(data)
 
     def hash_chunk(chunk: np.ndarray) -> list[int]:
         return [hash_content(int(item)) for item in chunk]

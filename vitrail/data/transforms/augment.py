@@ -19,6 +19,7 @@ from vitrail.data.transforms import crops, operations
 from vitrail.data.transforms.crops import Fit, RandomResizedCrop, SimpleCrop, check_limits, check_range, reflect_pad
 from vitrail.data.transforms.operations import adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation
 from vitrail.data.transforms.randaugment import RandAugment
+from vitrail.data.transforms.user import UserTransform
 
 SUBSTREAM_OFFSET = 2**16  # offset of the streams within a slot
 JITTER_OPERATIONS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
@@ -319,4 +320,4 @@ class ThreeAugment:
 
 
 ChangeSlot = Flip | PadCrop | Warp | ColourJitter | RandomErasing | RandAugment | ThreeAugment | Blur | Grey | Solarise
-AugmentSlot = RandomResizedCrop | SimpleCrop | Fit | ChangeSlot
+AugmentSlot = RandomResizedCrop | SimpleCrop | Fit | ChangeSlot | UserTransform

@@ -16,8 +16,10 @@ from vitrail.data.rng import BatchRandom, SampleRandom
 from vitrail.data.transforms.augment import AugmentSlot, Blur, ChangeSlot, ColourJitter, Flip, Grey, Solarise
 from vitrail.data.transforms.crops import CropSlot, Fit, RandomResizedCrop, SimpleCrop
 from vitrail.data.transforms.operations import luma
+from vitrail.data.transforms.user import BoundTransform, UserTransform, describe_missing
 
-Steps = tuple[AugmentSlot, ...]
+Slots = tuple[AugmentSlot, ...]  # as a recipe stores them
+Steps = tuple[AugmentSlot | BoundTransform, ...]
 CROP_TYPES = (RandomResizedCrop, SimpleCrop, Fit)
 MAX_BATCHED_BYTES = 3 * 64 * 64  # per image; larger images are augmented one by one
 VIEW_STRIDE = 2**40  # offset between the sample indices of two views, above every draw
@@ -39,6 +41,8 @@ class TrainPipeline:
         if self.channels not in PIL_MODES:
             raise ValueError(f"augmentation supports 1, 3 or 4 channels, got {self.channels}")
         for position, step in enumerate(self.steps):
+            if isinstance(step, UserTransform):
+                raise ValueError(describe_missing(step, ()))
             if isinstance(step, CROP_TYPES) and position:
                 raise ValueError(f"{type(step).__name__} must be the first step of the augmentation")
             if isinstance(step, CROP_TYPES) and tuple(step.size) != tuple(self.size):
@@ -57,9 +61,9 @@ class TrainPipeline:
         return first if isinstance(first, CROP_TYPES) else Fit(self.size)
 
     @property
-    def augmentations(self) -> list[tuple[int, ChangeSlot]]:
+    def augmentations(self) -> list[tuple[int, ChangeSlot | BoundTransform]]:
         """Return the steps after the crop, each with its random stream."""
-        return [(i + 1, step) for i, step in enumerate(self.steps) if not isinstance(step, CROP_TYPES)]
+        return [(i + 1, s) for i, s in enumerate(self.steps) if not isinstance(s, (*CROP_TYPES, UserTransform))]
 
     def __call__(self, image: Image.Image, rng: SampleRandom) -> Tensor:
         """Convert an image to uint8 [C, H, W]."""
@@ -222,8 +226,8 @@ class Views:
     The defaults are the published ones for large crops of 224 pixels.
     """
 
-    second: Steps = (RandomResizedCrop((224, 224), (0.4, 1.0)), *SHARED_STEPS, Blur(0.1, (0.1, 2.0)), Solarise(0.2))
-    local: Steps = (RandomResizedCrop((96, 96), (0.05, 0.4)), *SHARED_STEPS, Blur(0.5, (0.1, 2.0)))
+    second: Slots = (RandomResizedCrop((224, 224), (0.4, 1.0)), *SHARED_STEPS, Blur(0.1, (0.1, 2.0)), Solarise(0.2))
+    local: Slots = (RandomResizedCrop((96, 96), (0.05, 0.4)), *SHARED_STEPS, Blur(0.5, (0.1, 2.0)))
     count: int = 8  # small crops
     size: tuple[int, int] = (96, 96)  # of a small crop
 

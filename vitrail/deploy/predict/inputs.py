@@ -10,12 +10,15 @@ import json
 import os
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from vitrail.data.dataset import Images, Store
-from vitrail.data.sources import detect, downloads, load_dataset, manifest, parquet, tar
+from vitrail.data.images import CHANNELS, KINDS, is_image
+from vitrail.data.sources import detect, downloads, load_dataset, manifest, objects, parquet, tar
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.files import FileStore, FolderWalker, is_image_name, printable_path
 from vitrail.utils.progress import ProgressCallback
@@ -78,21 +81,44 @@ class ImageInputs:
         return digest.hexdigest()
 
 
+def collect_images(images: Any, progress: ProgressCallback | None = None) -> ImageInputs:
+    """Return the images of a path, an image in memory, a list of either, or any Python object that is data."""
+    if isinstance(images, np.ndarray | Tensor):
+        channels = -1 if isinstance(images, np.ndarray) else 0
+        if images.ndim == 4 or (images.ndim == 3 and images.shape[channels] not in CHANNELS):  # a batch, of grey images
+            images = list(images)
+    if is_image(images):
+        images = [images]
+    if not isinstance(images, Sequence):
+        return join_stores(open_dataset(images, progress), (), objects.describe_object(images))
+    if images and all(isinstance(image, str | os.PathLike) for image in images):
+        return collect_inputs(images, progress)
+    if wrong := [(item, image) for item, image in enumerate(images) if not is_image(image)]:
+        raise ValueError(f"image[{wrong[0][0]}] is of type {type(wrong[0][1]).__name__}: give {KINDS}")
+    store = objects.ObjectStore(images, "image", np.zeros(len(images), np.uint64))
+    return join_stores([(store, None)], (), "the list")
+
+
 def collect_inputs(paths: Sequence[str | os.PathLike[str]], progress: ProgressCallback | None = None) -> ImageInputs:
     """Return all images of these paths; raise ValueError if there are none."""
     stores: list[OpenedInput] = []
     notes: list[str] = []
     names = [os.fspath(path) for path in paths]
     expanded = [(given, path) for given in names for path in expand_path(given)]
-    for is_image, group in itertools.groupby(expanded, lambda pair: is_image_file(pair[1])):
-        if is_image:  # consecutive files form one store
+    for is_file, group in itertools.groupby(expanded, lambda pair: is_image_file(pair[1])):
+        if is_file:  # consecutive files form one store
             stores.append((FileStore.from_paths(path for _, path in group), None))
         else:
             stores += [opened for given, path in group for opened in open_input(given, path, notes, progress)]
+    return join_stores(stores, notes, ", ".join(names))
+
+
+def join_stores(stores: Sequence[OpenedInput], notes: Sequence[str], given: str) -> ImageInputs:
+    """Return the images of several stores; raise ValueError if there are none."""
     counts = [len(store) if items is None else len(items) for store, items in stores]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     if not int(starts[-1]):
-        raise ValueError(f"no images in {', '.join(names)}")
+        raise ValueError(f"no images in {given}")
     return ImageInputs(tuple(store for store, _ in stores), starts, tuple(items for _, items in stores), tuple(notes))
 
 
@@ -152,7 +178,7 @@ def open_folder(folder: str, notes: list[str], progress: ProgressCallback | None
     return [(walk.files, None)]
 
 
-def open_dataset(where: str, progress: ProgressCallback | None) -> list[OpenedInput]:
+def open_dataset(where: Any, progress: ProgressCallback | None) -> list[OpenedInput]:
     """Return the images of all splits of a dataset."""
     dataset = load_dataset(where, fractions=parts.TRAIN_ONLY_FRACTIONS, multi_label=parts.UNLABELLED, progress=progress)
     return [(images.store, images.items) for images in dataset.splits.values() if len(images)]

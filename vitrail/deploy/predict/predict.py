@@ -1,20 +1,21 @@
 """`vitrail.predict`: predictions of a model for many images, in order, computed on all cores."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from vitrail.deploy.predict import parallel
 from vitrail.deploy.predict.formats import PredictionRow
-from vitrail.deploy.predict.inputs import ImageInputs, collect_inputs
+from vitrail.deploy.predict.inputs import ImageInputs, collect_images
 from vitrail.deploy.predict.parallel import BatchOutput, BatchSizeTuner, ParallelInference
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
-from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model
+from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.inference import TorchRuntime, top_classes
+from vitrail.models.base import Model
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
 from vitrail.utils.progress import ProgressCallback
 
@@ -23,7 +24,22 @@ MAX_BATCH_BYTES = 2**31  # of the batches of all threads, on a CPU
 ACTIVATION_FACTOR = 24  # memory of an image inside a model, relative to its input
 
 
-RUN_OPTIONS = ("batch_size", "workers")  # of an inference, not of opening the model
+RUN_OPTIONS = ("batch_size", "workers", "names")  # of an inference, not of opening the model
+
+
+class InferenceKeywords(TypedDict, total=False):
+    """Fields of `InferenceOptions` as keywords of `vitrail.predict` and `vitrail.embed`."""
+
+    runtime: str
+    device: str
+    precision: str
+    merge: int
+    size: tuple[int, int] | None
+    batch_size: int | None
+    workers: int | None
+    assume: Mapping[str, Any] | None
+    take: str | None
+    batch_timeout: float
 
 
 @dataclass(frozen=True)
@@ -40,13 +56,14 @@ class InferenceOptions:
     assume: Mapping[str, Any] | None = None
     take: str | None = None
     batch_timeout: float = BATCH_SECONDS
+    names: str | None = None  # file of class names for a model without them, or "imagenet"
 
     def __post_init__(self) -> None:
-        for option, value in (("--batch-size", self.batch_size), ("--workers", self.workers)):
+        for option, value in (("batch_size=", self.batch_size), ("workers=", self.workers)):
             if value is not None and value < 1:
                 raise ValueError(f"{option} must be >= 1, got {value}")
         if not self.batch_timeout > 0:
-            raise ValueError(f"--batch-timeout must be > 0, got {self.batch_timeout:g}")
+            raise ValueError(f"batch_timeout= must be > 0, got {self.batch_timeout:g}")
 
     def opening(self) -> dict[str, Any]:
         """Return the options of `open_deployed_model`."""
@@ -54,21 +71,54 @@ class InferenceOptions:
 
 
 def predict(
-    model: str | os.PathLike[str],
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    model: str | os.PathLike[str] | Model,
+    images: Any,
     *,
     top: int = 1,
     limit: int | None = None,
-    options: InferenceOptions = InferenceOptions(),  # noqa: B008
+    options: InferenceOptions | None = None,
+    **keywords: Unpack[InferenceKeywords],
 ) -> Iterator[PredictionRow]:
     """Yield a row for each image, in order: `path`, `label`, `score`, `predictions` (the `top` classes), or `error`.
 
-    `model` is a checkpoint, a run, `hf://owner/name` or an exported file; `paths` are files, folders, patterns, lists, tar
-    shards or tables.
+    `model` is a checkpoint, a run, `hf://owner/name`, an exported file, or a model that `vitrail.load` returned. `images` are
+    files, folders, patterns, lists, tar shards or tables; a PIL image, an array [H, W, C], a tensor [C, H, W], or a list of
+    them; a dataset. Keywords are fields of `InferenceOptions`: `device="cuda"`, `batch_size=16`, `size=(288, 288)`.
     """
-    inputs = collect_inputs([paths] if isinstance(paths, (str, os.PathLike)) else paths)
+    return infer_rows(model, images, "logits", top, limit, options, keywords)
+
+
+def embed(
+    model: str | os.PathLike[str] | Model,
+    images: Any,
+    *,
+    limit: int | None = None,
+    options: InferenceOptions | None = None,
+    **keywords: Unpack[InferenceKeywords],
+) -> Iterator[PredictionRow]:
+    """Yield a row for each image, in order: `path` and `features`, a vector; or `error`. Arguments are as for `predict`."""
+    return infer_rows(model, images, "features", 1, limit, options, keywords)
+
+
+def infer_rows(
+    model: str | os.PathLike[str] | Model,
+    images: Any,
+    output_kind: OutputKind,
+    top: int,
+    limit: int | None,
+    options: InferenceOptions | None,
+    keywords: InferenceKeywords,
+) -> Iterator[PredictionRow]:
+    """Yield the predictions or features of images; the arguments are checked before the first row is asked for."""
+    for name, value in (("top", top), ("limit", limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}= must be >= 1, got {value}")
+    if unknown := sorted(set(keywords) - {field.name for field in fields(InferenceOptions)}):
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: InferenceOptions lists the known ones")
+    chosen = replace(options or InferenceOptions(), **keywords)
+    inputs = collect_images(images)
     count = len(inputs) if limit is None else min(limit, len(inputs))
-    return predict_rows(open_pool(os.fspath(model), "logits", options, count), inputs, 0, count, top)
+    return predict_rows(open_pool(model, output_kind, chosen, count), inputs, 0, count, top)
 
 
 @dataclass(frozen=True)
@@ -86,7 +136,7 @@ def device_type(runtime: Runtime) -> str:
 
 
 def open_pool(
-    where: str,
+    where: str | os.PathLike[str] | Model,
     output_kind: OutputKind,
     options: InferenceOptions,
     count: int,
@@ -96,7 +146,7 @@ def open_pool(
     lanes = max(1, min(options.workers or min(available_cores(), MAX_LANES), count))
     threads = 1 if pick_device(options.device).type != "cpu" else max(1, available_cores() // lanes)
     more = {"output_kind": output_kind, "threads": threads, "report": report, "n_images": count}
-    deployed = open_deployed_model(where, **options.opening(), **more)
+    deployed = with_class_names(open_deployed_model(where, **options.opening(), **more), options.names)
     device = device_type(deployed.runtime)
     limit = max_cpu_batch_size(deployed.contract, lanes) if device == "cpu" else parallel.MAX_BATCH_SIZE.get(device, 64)
     tuner = BatchSizeTuner(parallel.INITIAL_BATCH_SIZE.get(device, 8), limit)

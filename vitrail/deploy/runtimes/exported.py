@@ -45,7 +45,7 @@ class GraphRuntime:
             return self.run(array)
         except TimeoutError as error:
             limit = f"{error.args[0]:g} s"
-            raise ValueError(f"{self.file}: a batch took longer than {limit}: raise --batch-timeout") from None
+            raise ValueError(f"{self.file}: a batch took longer than {limit}: raise batch_timeout=") from None
         except Exception as error:  # libraries raise many types without a common base
             raise ValueError(f"{self.file}: {self.name} failed while running it ({first_error_line(error)})") from error
 

@@ -1,7 +1,8 @@
-"""Open a checkpoint, a run, `hf://owner/name` or an exported file with a runtime."""
+"""Open a checkpoint, a run, `hf://owner/name`, a loaded model or an exported file with a runtime."""
 
 import copy
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from vitrail.checkpoints import load as checkpoints
+from vitrail.data.class_names import name_outputs
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file
@@ -21,9 +23,11 @@ from vitrail.models.token_merging import Merged, format_token_counts, tokens_per
 from vitrail.utils.devices import pick_device
 from vitrail.utils.json import to_json
 
+LOADED_MODEL = "the loaded model"  # in messages, in place of a path
+
 
 def open_deployed_model(
-    where: str | Path,
+    where: str | os.PathLike[str] | Model,
     *,
     runtime: str = "auto",
     device: str = "auto",
@@ -38,7 +42,7 @@ def open_deployed_model(
     n_images: int | None = None,
     batch_timeout: float = BATCH_SECONDS,
 ) -> DeployedModel:
-    """Return the model of a checkpoint or an exported file, with its runtime.
+    """Return the model of a checkpoint or an exported file, with its runtime. A loaded model runs on PyTorch.
 
     `runtime` is torch, onnx or openvino; for the latter two a checkpoint is exported once. "auto" measures the installed
     runtimes once per model and machine and takes the fastest; for few images (`n_images`) it takes PyTorch without measuring.
@@ -50,21 +54,29 @@ def open_deployed_model(
     if precision not in TORCH_PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}: use {', '.join(TORCH_PRECISIONS)}")
     if merge < 0:
-        raise ValueError(f"--merge must be >= 0, got {merge}")
+        raise ValueError(f"merge= must be >= 0, got {merge}")
+    if isinstance(where, Model):
+        if runtime not in ("auto", "torch"):
+            raise ValueError(f"a loaded model runs on PyTorch: leave out runtime={runtime!r}, or give its file")
+        if threads is not None and pick_device(device).type == "cpu":
+            torch.set_num_threads(threads)
+        target = pick_device(device) if device != "auto" else next(where.parameters()).device
+        return open_checkpoint(where, target, output_kind, merge, size, assume, take, precision)
+    where = os.fspath(where)
     if is_exported(where):
         own = RUNTIME_SUFFIXES[Path(where).suffix.lower()]
         if runtime not in ("auto", own):
-            raise ValueError(f"{where} is a file for {own}: omit --runtime {runtime}, or give the checkpoint")
-        given = {"--merge": merge, "--assume": assume, "--take": take, "--precision": precision != "fp32"}
-        given |= {"--device": device not in ("auto", "cpu")}
+            raise ValueError(f"{where} is a file for {own}: omit runtime={runtime!r}, or give the checkpoint")
+        given = {"merge=": merge, "assume=": assume, "take=": take, "precision=": precision != "fp32"}
+        given |= {"device=": device not in ("auto", "cpu")}
         if fixed := [name for name, value in given.items() if value]:
             raise ValueError(f"{fixed[0]} is fixed in the exported file {where}: omit it, or export the model again")
         return open_exported_model(Path(where), output_kind, threads, size, batch_timeout)
     target = pick_device(device)
     torch_only = target.type != "cpu" or precision != "fp32"
     if runtime in ("onnx", "openvino") and torch_only:
-        option = f"--device {target.type}" if target.type != "cpu" else f"--precision {precision}"
-        raise ValueError(f"{option} needs PyTorch: use --runtime torch, or vitrail export for {runtime}")
+        option = f"device={target.type!r}" if target.type != "cpu" else f"precision={precision!r}"
+        raise ValueError(f"{option} needs PyTorch: use runtime='torch', or vitrail export for {runtime}")
     if threads is not None and target.type == "cpu":
         torch.set_num_threads(threads)
     loading = (merge, size, assume, take, precision)
@@ -80,6 +92,16 @@ def open_deployed_model(
     file = get_or_export(whole, runtime, report)
     running, _ = open_exported_file(file, output_kind, threads, batch_timeout)
     return replace(opened, runtime=running, file=str(file), batch_timeout=batch_timeout)
+
+
+def with_class_names(deployed: DeployedModel, file: str | None) -> DeployedModel:
+    """Return the model with the class names of a file, or as it is without one."""
+    if file is None:
+        return deployed
+    if deployed.contract.labels is None:
+        raise ValueError(f"{deployed.where} has no classifier: leave out --names")
+    labels = name_outputs(file, len(deployed.contract.labels))
+    return replace(deployed, contract=replace(deployed.contract, labels=labels))
 
 
 def open_exported_model(
@@ -101,11 +123,11 @@ def resize_contract(path: Path, contract: ModelContract, size: tuple[int, int]) 
         return contract
     if not contract.any_size:
         fixed = "{}×{}".format(*contract.preprocessing.size)
-        raise ValueError(f"--size is fixed to {fixed} in {path}: omit it, or export the model with --dynamic-size")
+        raise ValueError(f"size= is fixed to {fixed} in {path}: omit it, or export the model with --dynamic-size")
     config = config_from_json(contract.config)
     step, least = config.size_rule
     if min(side // step for side in size) < least:
-        raise ValueError(f"--size of {path} must be at least {step * least} pixels a side, got {size[0]}×{size[1]}")
+        raise ValueError(f"size= of {path} must be at least {step * least} pixels a side, got {size[0]}×{size[1]}")
     resized = to_json(replace(config, image_size=size))
     return replace(contract, preprocessing=contract.preprocessing.with_size(size), config=resized)
 
@@ -124,7 +146,7 @@ def clone_runtime(deployed: DeployedModel, threads: int | None) -> Runtime:
 
 
 def open_checkpoint(
-    where: str | Path,
+    where: str | os.PathLike[str] | Model,
     device: torch.device = torch.device("cpu"),  # noqa: B008
     output_kind: OutputKind | None = None,  # None: the whole model, with or without a classifier
     merge: int = 0,
@@ -133,13 +155,20 @@ def open_checkpoint(
     take: str | None = None,
     precision: str = "fp32",
 ) -> DeployedModel:
-    """Open a checkpoint with PyTorch, without its classifier for features."""
-    path = checkpoints.find_weights(where)
+    """Open a checkpoint or a loaded model with PyTorch, without its classifier for features."""
     classes = None if output_kind == "features" else checkpoints.KEEP
-    # Not memory-mapped: the alignment of file pages differs, and sums could differ in the last bit.
-    model = checkpoints.load(path, image_size=size, assume=assume, take=take, classes=classes, mmap=False).to(device)
+    if isinstance(where, Model):
+        if assume or take:
+            raise ValueError(f"{'assume=' if assume else 'take='} is for files: the model is loaded already")
+        path, model, where = None, adapt_loaded(where, device, size, output_kind), LOADED_MODEL
+    else:
+        path = checkpoints.find_weights(os.fspath(where))
+        # Not memory-mapped: the alignment of file pages differs, and sums could differ in the last bit.
+        model = checkpoints.load(path, image_size=size, assume=assume, take=take, classes=classes, mmap=False)
+        model = model.to(device)
+    where = os.fspath(where)
     if output_kind == "logits" and model.config.classes is None:
-        raise ValueError(f"{where} has no classifier: use vitrail embed for its features")
+        raise ValueError(f"{where} has no classifier: use vitrail.embed for its features")
     contract = replace(build_contract(where, path, model, size), merge=merge, precision=precision)
     merged = model if not merge else model.merge_tokens(merge)
     runtime = TorchRuntime(merged, contract.preprocessing, output_kind or "logits", device, precision)
@@ -147,24 +176,37 @@ def open_checkpoint(
     return DeployedModel(str(where), contract.name, contract, runtime, output_kind or "logits", model, notes)
 
 
-def build_contract(where: str | Path, path: Path, model: Model, size: tuple[int, int] | None = None) -> ModelContract:
-    """Return the contract of a checkpoint."""
+def adapt_loaded(model: Model, device: torch.device, size: tuple[int, int] | None, kind: OutputKind | None) -> Model:
+    """Return a loaded model for prediction, a copy where it has to be changed: the caller's stays as it is."""
+    changed = model
+    if size is not None and tuple(model.config.image_size) != tuple(size):
+        changed = changed.resize(size)
+    if kind == "features" and model.config.classes is not None:
+        changed = changed.replace_head(None)
+    if changed is model and (model.training or next(model.parameters()).device != device):
+        changed = copy.deepcopy(model)
+    return changed.to(device).eval() if changed is not model else model
+
+
+def build_contract(where: str, path: Path | None, model: Model, size: tuple[int, int] | None = None) -> ModelContract:
+    """Return the contract of a checkpoint, or of a loaded model if there is no path."""
     pipeline = checkpoints.require_preprocessing(where, model)
     if size is not None and pipeline.size != size:
         pipeline = pipeline.with_size(size)
     count = model.config.classes
     labels = None if count is None else model.labels or tuple(map(str, range(count)))  # indices without names
-    name, checksum = checkpoints.derive_model_name(str(where), path), checkpoints.compute_checksum(path)
+    name = model.config.describe() if path is None else checkpoints.derive_model_name(where, path)
+    checksum = "" if path is None else checkpoints.compute_checksum(path)
     several, config = is_multilabel(model, path), to_json(model.config)
     return ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum)
 
 
-def is_multilabel(model: Model, path: Path) -> bool:
+def is_multilabel(model: Model, path: Path | None) -> bool:
     """Return True for a multi-label model, according to its run, its recipe's task or its loss."""
     recipe = model.card.get("recipe")
     recipe = recipe if isinstance(recipe, dict) else {}
-    run_json = (path if path.is_dir() else path.parent) / "run.json"
-    task = read_task(run_json) if recipe and run_json.is_file() else None
+    run_json = None if path is None else (path if path.is_dir() else path.parent) / "run.json"
+    task = read_task(run_json) if recipe and run_json is not None and run_json.is_file() else None
     if task is None:
         data, objective = recipe.get("data"), recipe.get("objective")
         task = data.get("task") if isinstance(data, dict) else None

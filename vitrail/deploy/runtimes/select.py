@@ -169,7 +169,7 @@ def check_same_outputs(deployed: DeployedModel, path: Path, target: str) -> None
     expected, outputs = deployed.runtime(pixels), open_exported_file(path, output_kind)[0](pixels)
     difference = float(np.abs(expected - outputs).max())
     if not difference <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(np.abs(expected).max())):
-        raise ValueError(f"{target} outputs of {deployed.name} differ by {difference:.2g}: use --runtime torch")
+        raise ValueError(f"{target} outputs of {deployed.name} differ by {difference:.2g}: use runtime='torch'")
 
 
 def random_pixels(contract: ModelContract, count: int) -> np.ndarray:

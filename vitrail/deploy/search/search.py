@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.checkpoints.known_models import expand_name
 from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.sources.files import FileStore, FolderWalker, printable_path
 from vitrail.deploy.predict.inputs import ImageInputs
@@ -196,7 +197,8 @@ class IndexBuilder:
 
 def describe_model(where: str, deployed: DeployedModel, options: InferenceOptions) -> IndexedModel:
     """Return the model's entry of the index, from which it can be opened again."""
-    contract, where = deployed.contract, where if where.startswith("hf://") else os.path.abspath(where)
+    contract, where = deployed.contract, expand_name(where)
+    where = where if where.startswith("hf://") else os.path.abspath(where)
     size = None if options.size is None else list(options.size)
     assume = {name: str(value) for name, value in (options.assume or {}).items()}
     options_of_contract = (contract.checksum, contract.merge, contract.precision)

@@ -29,7 +29,7 @@ DISTILLATION_METHODS = ("hard", "soft", "features", "tokens")  # with a teacher:
 def check_name(name: str, names: tuple[str, ...] = NAMES) -> None:
     """Raise ValueError for an unknown name, with the closest known one."""
     if name in METHODS and names is NAMES:
-        raise ValueError(f"{name} trains without labels: use vitrail pretrain DATA --method {name}")
+        raise ValueError(f"{name} trains without labels: use vitrail.pretrain with method={name!r}")
     if name not in names:
         raise ValueError(f"unknown recipe {name!r}: {closest(name, list(names))}; or a recipe.json")
 

@@ -16,7 +16,7 @@ MAX_SMALL_SIDE = 64  # pixels: up to this side, a ResNet gets a small stem and i
 def configure_init(facts: Facts, size: tuple[int, int] | None = None) -> TokenConfig:
     """Return the configuration of the initial checkpoint with this data's classes."""
     if facts.init is None:
-        raise ValueError("this recipe fine-tunes: give the initial checkpoint, --init FILE")
+        raise ValueError("this recipe fine-tunes: give the initial checkpoint, init=FILE")
     init = facts.init.require_tokens("this recipe").with_classes(facts.classes)
     return replace(init, image_size=size or init.image_size)
 
@@ -45,7 +45,7 @@ def configure_encoder(facts: Facts) -> TokenConfig:
     It ends in the features of the class token, like published MAE and DINO.
     """
     if facts.init is not None:
-        init = facts.init.require_tokens("pretraining without labels (--init)")
+        init = facts.init.require_tokens("pretraining without labels (init=)")
         size = facts.choose("size", init.image_size, "size of the checkpoint")
         return replace(init, classes=None, image_size=size)
     shape: dict[str, Any] = {"position": "sincos2d", "classes": None, "channels": facts.channels}

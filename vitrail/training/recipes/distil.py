@@ -30,7 +30,7 @@ SMALL_DATA = 5_000  # training images up to which small batches are better
 
 def recipe(facts: Facts, data: Data) -> Recipe:
     if facts.teacher is None:
-        raise ValueError("this recipe needs a teacher: give --teacher MODEL")
+        raise ValueError("this recipe needs a teacher: give teacher=MODEL")
     how = facts.choose("distil", "soft", "the teacher's whole distribution has more information than its top class")
     model = configure_student(facts, how)
     epochs = max(20.0, min(300.0, round(80_000 / facts.images)))

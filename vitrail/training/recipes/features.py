@@ -18,7 +18,7 @@ from vitrail.training.recipes.common import configure_encoder, crop_and_flip, pl
 
 def recipe(facts: Facts, data: Data) -> Recipe:
     if facts.teacher is None:
-        raise ValueError("this recipe needs a teacher: give --teacher MODEL")
+        raise ValueError("this recipe needs a teacher: give teacher=MODEL")
     model = configure_encoder(facts)
     plan, _ = plan_pretraining(facts, model, batch=128, small=500_000, photos=100_000)
     base = 1e-3 if model.size.width < 384 else 5e-4

@@ -67,7 +67,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     # Tuned on held-out training images of clothing. With a frozen body, patch dropout would train the head on features that
     # differ from those of whole images.
     frozen, few = how == "head", how == "head" or how.startswith("lora")
-    why = f"for this batch size and --tune {how}" if few else "for this batch size, lower for each layer below the head"
+    why = f"for this batch size and tune={how!r}" if few else "for this batch size, lower for each layer below the head"
     factor, share = 3.0 if few else 1.0, run_share(total, batch)
     lr = facts.choose("lr", factor * 1e-3 * (batch / 32) ** 0.5, why)
     new_head = f"a new head needs more than {lr:.2g} in {total:,} steps" if share < 1 else f"enough in {total:,} steps"

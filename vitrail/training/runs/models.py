@@ -10,7 +10,8 @@ from torch import Tensor
 from vitrail.checkpoints.adapter import write_adapter
 from vitrail.checkpoints.convert import check_expressible
 from vitrail.checkpoints.load import inspect_checkpoint, load, save
-from vitrail.models.base import Model
+from vitrail.metrics.temperature import TemperatureFit
+from vitrail.models.base import Model, is_classifier
 from vitrail.models.lora import merge_lora, tune
 from vitrail.models.registry import build_from
 from vitrail.objectives.base import Task
@@ -39,6 +40,8 @@ def load_initial_model(setup: RunSetup) -> Model:
     # Not memory-mapped: the alignment of a file's pages differs from that of memory, and sums could differ in the last bit.
     source = load(init, classes=config.classes, image_size=config.image_size, channels=config.channels, mmap=False)
     if config.classes is None:
+        if config.resampling is not None and source.config.resampling not in (None, config.resampling):
+            source = source.resize(config.image_size, config.resampling)  # recipes of earlier versions do not record it
         if source.config != config:
             raise ValueError(f"{init} is another model than the recipe's: leave out settings that change the model")
         return source.train()
@@ -51,8 +54,7 @@ def load_initial_model(setup: RunSetup) -> Model:
     if source.labels == setup.prepared.labels.names:
         setup.note(f"{init} has the same labels: its head is kept")
     else:  # a head trained for other classes starts at zero
-        last = [n for n in theirs if n.startswith("head.") and not n.startswith("head.pre_logits")]
-        theirs |= {name: torch.zeros_like(theirs[name]) for name in last}
+        theirs |= {name: torch.zeros_like(theirs[name]) for name in theirs if is_classifier(name)}
     model.load_state_dict(theirs)
     return model
 
@@ -129,12 +131,13 @@ class TrainedModel:
             if self.setup.team.is_main:
                 objective.write_parts(model, parts, self.setup.directory)
 
-    def save_adapter(self) -> str | None:
+    def save_adapter(self, temperature: float) -> str | None:
         """Write the LoRA matrices as a PEFT adapter; return where, or why not. None for a run without LoRA."""
         recipe, directory = self.setup.recipe, self.setup.directory / "adapter"
         if not recipe.tune.startswith("lora"):
             return None
         model = self.build_tuned()
+        model.divide_logits(temperature)
         if not self.setup.team.is_main:
             return None
         try:
@@ -171,6 +174,15 @@ class TrainedModel:
         team.barrier()
         return load(directory / MODEL, mmap=False).to(team.device)
 
+    def scale_written(self, fit: TemperatureFit) -> Model:
+        """Divide the logits of the written model by a temperature, in its file; return the model that the file has now."""
+        if self.setup.team.is_main:
+            path = self.setup.directory / MODEL
+            model = load(path, mmap=False)
+            model.divide_logits(fit.temperature)
+            save(model, path, calibration=fit.as_dict())
+        return self.load_written(best=False)
+
     def describe_progress(self, best: bool) -> dict[str, Any]:
         """Return the fields of summary.json that every run has."""
         progress, average = self.trainer.progress, self.trainer.average
@@ -180,6 +192,8 @@ class TrainedModel:
             "images_per_second": progress.images / max(1e-9, progress.seconds),
             "weights": "best" if best else "last" if average is None else "ema",
             "stopped": self.trainer.stopped,
+            "validation_score": self.trainer.plan.score,
+            "last_validation": progress.last,
             "best_validation": progress.best,
             "best_step": progress.best_step,
             "skipped_nonfinite": progress.nonfinite,

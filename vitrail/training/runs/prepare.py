@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -57,13 +58,18 @@ class Prepared:
         )
 
 
-def prepare_data(data: Data, progress: ProgressCallback | None = None, cache: bool = True) -> Prepared:
-    """Read and audit a dataset; bad images are left out and listed, other problems are errors."""
+def prepare_data(
+    data: Data, progress: ProgressCallback | None = None, cache: bool = True, source: Any = None
+) -> Prepared:
+    """Read and audit a dataset; bad images are left out and listed, other problems are errors.
+
+    `source` is the Python object that `data.where` names, if it is one.
+    """
     # Pretraining holds out a few images for its signals.
     fractions = data.fractions or (HOLDOUT_FRACTIONS if data.task == "none" else None)
-    prepared = audit_and_split(data, load_data(data, fractions, progress), progress, cache)
+    prepared = audit_and_split(data, load_data(data, fractions, progress, source), progress, cache)
     if "validation" not in prepared.splits:
-        raise ValueError(f"{data.where} has no validation images: give --fractions 0.8,0.2,0 or a validation folder")
+        raise ValueError(f"{data.where} has no validation images: give fractions=(0.8, 0.2, 0) or a validation split")
     return prepared
 
 
@@ -72,7 +78,7 @@ def limit_per_class(images: Images, data: Data) -> Images:
     if data.per_class is None:
         return images
     if images.is_multi_label:
-        raise ValueError(f"{data.where}: --per-class needs one label per image")
+        raise ValueError(f"{data.where}: per_class= needs one label per image")
     order = np.random.default_rng(data.drawn).permutation(len(images))
     mine = [order[images.targets[order] == label][: data.per_class] for label in np.unique(images.targets)]
     return images.select(np.sort(np.concatenate(mine)))
@@ -120,10 +126,14 @@ def concatenate_images(first: Images, second: Images) -> Images:
     )
 
 
-def load_data(data: Data, fractions: Fractions | None, progress: ProgressCallback | None = None) -> Dataset:
+def load_data(
+    data: Data, fractions: Fractions | None, progress: ProgressCallback | None = None, source: Any = None
+) -> Dataset:
     """Read a dataset, split by these fractions where it has no splits."""
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
-    return load_dataset(data.where, fractions=fractions, multi_label=several, progress=progress)
+    labels = {"label_from": data.label_from, "names": data.names}
+    where = data.where if source is None else source
+    return load_dataset(where, fractions=fractions, multi_label=several, progress=progress, **labels)
 
 
 def audit_and_split(

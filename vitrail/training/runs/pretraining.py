@@ -1,6 +1,7 @@
 """Evaluation of runs that learn without labels: signals of the features on held-out images, and the training alarm."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Required, TypedDict
 
 import numpy as np
@@ -23,12 +24,12 @@ from vitrail.training.recipe import method_of
 from vitrail.training.runs.models import MODEL, Evaluator, TrainedModel, build_model
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import predict_split
+from vitrail.training.runs.validation import count_queries, count_references, has_knn
 from vitrail.training.trainer import Metrics, Trainer
 from vitrail.utils.json import to_json, value_from_json
 
 MIN_IMAGES = 8  # training images
 FEW_HELD_OUT = 50  # below this, rank and spread are unreliable
-MAX_REFERENCES, MAX_QUERIES = 5_000, 1_000  # training images and held-out images of the k-NN vote of a validation
 N_RECONSTRUCTIONS = 8
 PIXEL_SIDE = 32  # longest side of raw pixels used as features
 REFERENCES, QUERIES, LOSS = "references", "queries", "loss"  # names of the loaders
@@ -56,10 +57,11 @@ class FeatureEvaluator(Evaluator):
     def __init__(self, setup: RunSetup, loaders: RunLoaders) -> None:
         super().__init__(setup, loaders)
         self.objective, prepared = setup.recipe.objective, setup.prepared
-        self.has_knn = prepared.labelled and not prepared.train.is_multi_label  # one label for each image
+        self.has_knn = has_knn(prepared)
         self.score = "knn" if self.has_knn else self.objective.unlabelled_score
         self.collapse: Collapse | None = None
         self.baseline: dict[str, Any] | None = None  # the validation before the first step
+        self.sizes = setup.recipe  # decides the number of images; without limits for the written model
         self.memos: dict[int, dict[str, Tensor]] = {}  # by batch of the loss loader; see `Task.signals`
 
     def check(self) -> None:
@@ -71,7 +73,8 @@ class FeatureEvaluator(Evaluator):
             raise ValueError(f"{present}: pretraining needs at least {MIN_IMAGES} and {needed}")
         self.objective.check_run(recipe.model, self.setup.batch_size(), recipe.views, recipe.ema is not None)
         if recipe.tune != "full":
-            raise ValueError(f"tune={recipe.tune} freezes the encoder: pretraining trains all of it, use tune=full")
+            frozen = f"settings=['tune={recipe.tune}'] freezes the encoder"
+            raise ValueError(f"{frozen}: pretraining trains all of it, use settings=['tune=full']")
         self.setup.augmentation()  # raises for crops of another size
 
     def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:
@@ -82,7 +85,7 @@ class FeatureEvaluator(Evaluator):
             if not self.has_knn and held_out < FEW_HELD_OUT:
                 self.setup.note(
                     f"{held_out} held-out images without labels: rank and spread are unreliable; "
-                    "hold out more with --fractions 0.8,0.2,0"
+                    "hold out more with fractions=(0.8, 0.2, 0)"
                 )
             # Before the trainer exists, whose task takes memory too.
             task = build_baseline().to(self.setup.team.device).eval()
@@ -125,7 +128,7 @@ class FeatureEvaluator(Evaluator):
             str(method_of(recipe)),
             lr=recipe.optimizer.lr,
             objective=to_json(self.objective),
-            images=min(MAX_QUERIES, len(self.setup.prepared.splits["validation"])),
+            images=count_queries(recipe, self.setup.prepared),
             untrained=recipe.init is None,
         )
 
@@ -133,9 +136,10 @@ class FeatureEvaluator(Evaluator):
 
     def loader(self, name: str) -> Loader:
         """Return the loader of the k-NN references, of the k-NN queries or of the images of the loss."""
-        split, most = ("train", MAX_REFERENCES) if name == REFERENCES else ("validation", MAX_QUERIES)
-        images = thin_images(self.setup.prepared.splits[split], most)
-        return self.loaders.augmented(name, images) if name == LOSS else self.loaders.evaluation(name, images)
+        split, count = ("train", count_references) if name == REFERENCES else ("validation", count_queries)
+        most = count(self.sizes, self.setup.prepared)
+        images, name = thin_images(self.setup.prepared.splits[split], most), f"{most} {name}"
+        return self.loaders.augmented(name, images) if LOSS in name else self.loaders.evaluation(name, images)
 
     def measure(self, task: Task, step: int) -> Metrics:
         """Return all signals of a task."""
@@ -185,6 +189,8 @@ class FeatureEvaluator(Evaluator):
         """Write the model and what the objective saves beside it, evaluate the written file, and write the summary."""
         setup, team, trained = self.setup, self.setup.team, TrainedModel(self.setup, trainer)
         method, best = method_of(setup.recipe), trained.uses_best()
+        if setup.recipe.validation_images:
+            self.sizes, self.memos = replace(setup.recipe, validation_images=None), {}
         summary: dict[str, Any] = {"method": method, "split": "validation"}
         with trainer.evaluation_weights():
             with team.unsharded(trainer.task):

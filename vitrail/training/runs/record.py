@@ -18,6 +18,7 @@ import torch
 
 import vitrail
 from vitrail.data.dataset import Images
+from vitrail.data.sources.detect import resolve_source
 from vitrail.reports.run import RunRecord, SummaryRecord, find_differences, format_value
 from vitrail.training.distributed import Team
 from vitrail.training.recipe import Machine, Recipe, method_of
@@ -92,6 +93,7 @@ def build_run_record(
             "where": recipe.data.where,
             "path": absolute_path(recipe.data.where),
             "kind": prepared.dataset.kind,
+            "fingerprint": prepared.dataset.fingerprint,
             "splits": {
                 split: {"images": len(p), "classes": dict(zip(labels, p.count_classes().tolist(), strict=True))}
                 for split, p in prepared.splits.items()
@@ -118,8 +120,7 @@ def build_run_record(
 
 def absolute_path(where: str) -> str | None:
     """Return the absolute path of data; None for a name."""
-    path = os.path.expanduser(where)
-    return os.path.realpath(path) if os.path.exists(path) else None
+    return resolve_source(where)
 
 
 def fingerprint_splits(splits: dict[str, Images]) -> dict[str, str]:
@@ -145,6 +146,10 @@ def check_same_data(directory: Path, prepared: Prepared) -> None:
             f"{directory} started with other classes: {', '.join(gone) or 'none'} are missing, "
             f"{', '.join(new) or 'none'} are new. Restore them, or start a new run"
         )
+    content = before["data"].get("fingerprint")
+    if content is not None and content != prepared.dataset.fingerprint:
+        where = before["data"].get("where")
+        raise ValueError(f"{directory} started with other images in {where}: give the same object, or start a new run")
     now_is = fingerprint_splits(prepared.splits)
     for split in {**before["data"]["fingerprints"], **now_is}:
         if before["data"]["fingerprints"].get(split) != now_is.get(split):
@@ -169,7 +174,7 @@ def check_recipe(directory: Path, recipe: Recipe, accept: bool) -> list[str]:
     changes = [f"{field}: {' → '.join(map(format_value, values))}" for field, values in pairs]
     if changes and not accept:
         where, listed = directory / "recipe.json", "; ".join(changes)
-        raise ValueError(f"{where} changed since the start ({listed}): restore it, or use --accept-changes")
+        raise ValueError(f"{where} changed since the start ({listed}): restore it, or use accept_changes=True")
     return changes
 
 

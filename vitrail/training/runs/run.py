@@ -27,6 +27,7 @@ from vitrail.training.runs.record import (
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import LabelEvaluator
 from vitrail.training.runs.teaching import RunTeacher
+from vitrail.training.runs.validation import count_passes, count_training_passes
 from vitrail.training.trainer import Plan, Trainer
 from vitrail.utils.files import DiskFullError, disk_full_error, is_disk_full, stage_output
 
@@ -142,11 +143,12 @@ class Run:
         """Return the training loop of this run."""
         setup, recipe, machine, team = self.setup, self.setup.recipe, self.setup.machine, self.setup.team
         if recipe.tune.startswith("lora") and team.world_size > 1 and team.parallel == "fsdp":
-            raise ValueError("LoRA matrices are too small to be sharded: use --parallel ddp")
+            raise ValueError("LoRA matrices are too small to be sharded: use parallel='ddp'")
         loader = self.loaders.training()
         if self.teacher is not None:
             self.teacher.attach_outputs(loader)
         steps, per_epoch = recipe.total_steps(loader.steps_per_epoch), loader.steps_per_epoch
+        cost = count_passes(recipe, setup.prepared)
         task = self.build_task(model, steps)
         if machine.compile:
             compile_task(task)
@@ -161,6 +163,8 @@ class Run:
             patience=recipe.patience,
             skip_nonfinite=recipe.skip_nonfinite,
             score=self.evaluator.score,
+            validation_steps=cost.validation / (count_training_passes(recipe) * loader.batch_size),
+            ending=cost.ending / cost.validation,
         )
         trainer = Trainer(
             task=task,
@@ -184,7 +188,7 @@ class Run:
         if warmup >= steps:
             self.setup.note(
                 f"the warm-up of {warmup:,} steps is longer than the run of {steps:,}: the learning rate stays below its full "
-                "value; change it with --set schedule.warmup=N"
+                "value; change it with settings=['schedule.warmup=N']"
             )
         trainer.journal.notify({"kind": "begin", "steps": steps, "steps_per_epoch": trainer.loader.steps_per_epoch})
         try:

@@ -1,6 +1,7 @@
 """Inputs of a run, and the values that follow from them: batch size, augmentation, class weights, data loaders."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from vitrail.data.dataset import Images
 from vitrail.data.loader import Loader
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.transforms.pipeline import Pipeline, TrainPipeline
+from vitrail.data.transforms.user import BoundTransform, UserFunction, bind_transforms, check_transform
+from vitrail.data.worker_pool import log
 from vitrail.training.distributed import Team
 from vitrail.training.logging import Listener, connect_tracker
 from vitrail.training.recipe import Machine, Recipe
@@ -34,6 +37,7 @@ class RunSetup:
     listeners: tuple[Listener, ...] = ()
     trackers: tuple[str, ...] = ()
     progress: ProgressCallback | None = None
+    functions: Sequence[UserFunction] = ()  # of the user, that the recipe's augmentation calls
 
     def note(self, text: str) -> None:
         """Send a line of text to the listeners of the main process."""
@@ -65,7 +69,7 @@ class RunSetup:
         if batch % world:
             raise ValueError(f"batch size {batch} must be divisible by the number of processes, {world}")
         if self.recipe.objective.mixes_pairs and batch < 2:
-            raise ValueError(f"mixing needs pairs: use --batch-size 2 or more, got {batch}, or turn mixing off")
+            raise ValueError(f"mixing needs pairs: use batch_size=2 or more, got {batch}, or turn mixing off")
         if self.recipe.objective.mixes_pairs and world > 1 and batch // world % 2:
             raise ValueError(f"mixing needs pairs: a batch of {batch} gives each of {world} processes an odd number")
         return batch
@@ -85,7 +89,20 @@ class RunSetup:
         recipe, pipeline = self.recipe, self.recipe.preprocessing
         if recipe.views is not None:
             return recipe.views.build_pipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
-        return TrainPipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
+        steps = bind_transforms(recipe.augment, self.functions)
+        return TrainPipeline(steps, pipeline.size, pipeline.channels, pipeline.turn)
+
+    def check_functions(self) -> None:
+        """Raise ValueError unless the recipe's augmentation has exactly the functions given, and they work."""
+        pipeline = self.augmentation() if self.recipe.views is None else None
+        steps = pipeline.steps if isinstance(pipeline, TrainPipeline) else ()
+        bound = [step for step in steps if isinstance(step, BoundTransform)]
+        if self.functions and not bound:
+            raise ValueError("the augmentation calls no function of yours: leave out augment")
+        if bound and self.recipe.objective.teacher_output == "maps":
+            raise ValueError("augment= moves pixels in an unknown way, and token labels must follow: leave it out")
+        for step in bound:
+            check_transform(step, self.recipe.preprocessing.size, self.recipe.preprocessing.channels)
 
     def normalise(self, pixels: Tensor) -> Any:
         """Return the uint8 pixels of a batch as the task takes them."""
@@ -120,6 +137,7 @@ class RunLoaders:
             weights="balanced" if recipe.data.balance == "sampling" else None,
             epochs=-(-recipe.total_steps(len(train) // batch) // (len(train) // batch)),
             progress=self._report_decoding,
+            fallback=False,  # the run stops after a checkpoint, to be resumed with fewer workers
         )
 
     def split(self, name: str) -> Loader:
@@ -148,6 +166,7 @@ class RunLoaders:
         if name not in self.loaders:
             team, options["seed"] = self.setup.team, self.setup.recipe.seed
             options |= {"rank": team.rank, "world_size": team.world_size, "workers": self._workers(images)}
+            options["report"] = self.setup.note if team.is_main else log.warning
             self.loaders[name] = Loader(images, None, pipeline, **options)
         return self.loaders[name]
 

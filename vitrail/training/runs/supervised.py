@@ -16,6 +16,8 @@ from vitrail.data.loader import Loader
 from vitrail.data.preprocessing import convert_image
 from vitrail.metrics import compute_metrics, find_confident_mistakes, score_name
 from vitrail.metrics.intervals import wilson_interval
+from vitrail.metrics.temperature import TemperatureFit, choose_temperature
+from vitrail.models.base import Model
 from vitrail.training.distributed import Team
 from vitrail.training.runs.models import MODEL, Evaluator, TrainedModel
 from vitrail.training.runs.setup import RunLoaders, RunSetup
@@ -30,39 +32,71 @@ class LabelEvaluator(Evaluator):
     def __init__(self, setup: RunSetup, loaders: RunLoaders) -> None:
         super().__init__(setup, loaders)
         self.score = score_name(setup.prepared.train.is_multi_label)
+        self.validated: tuple[int, np.ndarray, np.ndarray] | None = None  # step, logits and readable images
 
     def validate(self, trainer: Trainer) -> Metrics:
         """Return the metrics of the validation split."""
         task, loader = trainer.task, self.loaders.split("validation")
         normalise = self.setup.recipe.preprocessing.normalise
         logits, readable = predict_split(lambda x: task(x)["logits"], loader, normalise, self.setup.team)
+        self.validated = trainer.progress.step, logits, readable
         metrics = summarise_metrics(logits[readable], loader.images.targets[readable], intervals=False)
         return {name: float(metrics[name]) for name in ("loss", "top1", "top5", "map") if metrics.get(name) is not None}
 
     def finish(self, trainer: Trainer) -> dict[str, Any]:
-        """Write the model, evaluate the written file, and write the predictions and the summary."""
+        """Write the model, calibrate and evaluate the written file, and write the predictions and the summary."""
         setup, trained = self.setup, TrainedModel(self.setup, trainer)
         best, adapter = trained.uses_best(), None
         if not best:
             with trainer.evaluation_weights():
                 trained.save(MODEL)
-                adapter = trained.save_adapter()
         model = trained.load_written(best)
+        fit: TemperatureFit | None = None
         results: dict[str, dict[str, Any]] = {}
         for split in ("validation", "test"):
             if split in setup.prepared.splits:
                 loader = self.loaders.split(split)
-                logits, readable = predict_split(model, loader, setup.recipe.preprocessing.normalise, setup.team)
+                step = trainer.progress.best_step if best else trainer.progress.step
+                logits, readable = self.evaluate(model, loader, step if split == "validation" else -1)
+                if split == "validation" and setup.recipe.calibrate == "temperature":
+                    fit = self.calibrate(logits[readable], loader.images.targets[readable])
+                    if fit.is_scaled:
+                        model, logits = trained.scale_written(fit), logits / np.float32(fit.temperature)
                 results[split] = summarise_metrics(logits[readable], loader.images.targets[readable])
                 for unreadable in setup.team.gather_objects(loader.unreadable):
                     trainer.progress.unreadable |= unreadable
                 if setup.team.is_main:
                     images = loader.images.select(readable)
                     write_predictions(setup.directory, split, logits[readable], images, setup.note)
+        if not best:
+            with trainer.evaluation_weights():
+                adapter = trained.save_adapter(fit.temperature if fit else 1.0)
         split = "test" if "test" in results else "validation"
         summary = {**results[split], "split": split, **trained.describe_progress(best)}
         summary |= {"adapter": adapter} if adapter is not None else {}
+        summary |= {"calibration": fit.as_dict()} if fit is not None else {}
         return setup.write_summary(summary | results)
+
+    def calibrate(self, logits: np.ndarray, targets: np.ndarray) -> TemperatureFit:
+        """Return the temperature of the model, from its logits of the validation split."""
+        team = self.setup.team
+        return team.broadcast_object(choose_temperature(logits, targets) if team.is_main else None)
+
+    def evaluate(self, model: Model, loader: Loader, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits of the written model, and which images were readable.
+
+        Those of the validation at `step` are returned if the model computes the same for the first batch, bit for bit.
+        """
+        normalise, team = self.setup.recipe.preprocessing.normalise, self.setup.team
+        if self.validated is not None and self.validated[0] == step:
+            _, logits, readable = self.validated
+            batch = next(iter(loader.iter_once()))
+            with torch.no_grad():
+                values = model(normalise(batch.pixels.to(team.device))).float().cpu().numpy()
+            same = np.array_equal(values, logits[batch.indices.numpy()])
+            if not any(team.any_process(not same)):
+                return logits, readable
+        return predict_split(model, loader, normalise, team)
 
 
 def summarise_metrics(logits: np.ndarray, targets: np.ndarray, intervals: bool = True) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from vitrail.utils.progress import ProgressCallback
 
 BATCH_SIZE = 64
 MAP_VERSION = 2  # increased when the computation of score maps changes
-FIX_CLASSES = "fine-tune it on this data first, or use --distil features"
+FIX_CLASSES = "fine-tune it on this data first, or use distil='features'"
 
 
 class RunTeacher:
@@ -42,9 +42,11 @@ class RunTeacher:
     def __init__(self, setup: RunSetup) -> None:
         recipe, name = setup.recipe, type(setup.recipe.objective).__name__
         if recipe.teacher is None:
-            raise ValueError(f"the objective {name} needs a teacher: give --teacher MODEL")
+            raise ValueError(f"the objective {name} needs a teacher: give teacher=MODEL")
         if recipe.objective.teacher_output is None:
-            raise ValueError(f"the objective {name} uses no teacher: set objective=Distillation, or teacher=none")
+            raise ValueError(
+                f"the objective {name} uses no teacher: settings=['objective=Distillation'], or ['teacher=none']"
+            )
         self.setup, self.settings = setup, recipe.teacher
         self.teacher = load_teacher(self.settings, recipe, setup.prepared.labels.names)
         self.weights_hash = hash_model(self.teacher.model, self.teacher.preprocessing)
@@ -162,7 +164,7 @@ def match_classes(settings: TeacherSettings, model: Model, labels: Sequence[str]
     """Return the teacher's output index of each label, None where the order is the same; raise ValueError for other classes."""
     where, outputs, ours = settings.where, model.config.classes, [normalise_class_name(label) for label in labels]
     if outputs is None:
-        raise ValueError(f"{where} has no classifier: use --distil features")
+        raise ValueError(f"{where} has no classifier: use distil='features'")
     names = drop_placeholder_labels(model.labels)
     if names is None and outputs != len(ours):
         raise ValueError(f"{where} has {outputs:,} classes and the data {len(ours):,}: {FIX_CLASSES}")
@@ -170,7 +172,7 @@ def match_classes(settings: TeacherSettings, model: Model, labels: Sequence[str]
         if not settings.same_classes:
             raise ValueError(
                 f"{where} has no names for its {outputs:,} classes: if they are {format_names(ours, limit=3)} in this order, "
-                "use --set teacher.same_classes=true, otherwise --distil features"
+                "use settings=['teacher.same_classes=true'], otherwise distil='features'"
             )
         return None
     if sorted(names) != sorted(ours):

@@ -1,0 +1,66 @@
+"""Rules to resample position tables: the weights of an axis, SciPy's zoom, and values that are refused."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitrail.models.tracing import resample_by_weights
+from vitrail.models.vit_config import RESAMPLINGS
+from vitrail.nn.resampling import Resampling, compute_axis_weights, resample_table
+
+RULES = {**RESAMPLINGS, "linear": Resampling("linear"), "linear, plain": Resampling("linear", antialias=False)}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("sizes", [(14, 14), (14, 9), (7, 16), (3, 20), (27, 13), (1, 4), (5, 1)])
+def test_weights_of_an_axis_equal_pytorch(rule, sizes):
+    source, count = sizes
+    table = torch.randn(5, source, 1)
+    weights = compute_axis_weights(rule, source, count, table)
+    torch.testing.assert_close(weights @ table, resample_table(table, (count, 1), rule), atol=1e-4, rtol=0)
+    torch.testing.assert_close(weights.sum(1), torch.ones(count), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_weights_of_both_axes_equal_pytorch(rule):
+    table = torch.randn(6, 4, 3)
+    for grid in ((6, 4), (6, 7), (9, 4), (3, 2), (1, 5)):  # its own, one side changed, both changed
+        wanted = resample_table(table.permute(2, 0, 1), grid, rule).permute(1, 2, 0)
+        torch.testing.assert_close(resample_by_weights(table, grid, rule), wanted, atol=1e-4, rtol=0)
+
+
+def test_google_is_the_zoom_of_scipy():
+    zoom = pytest.importorskip("scipy.ndimage", reason="SciPy is not installed").zoom
+    table = torch.randn(4, 4, 3)
+    for h, w in ((2, 2), (7, 7), (3, 6), (1, 1)):
+        wanted = zoom(table.numpy(), (h / 4, w / 4, 1), order=1)
+        found = resample_table(table.permute(2, 0, 1), (h, w), RESAMPLINGS["google"]).permute(1, 2, 0)
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
+
+
+def test_dino_adds_a_tenth_of_a_patch_to_the_scale():
+    table = torch.randn(1, 3, 4, 4)
+    wanted = F.interpolate(table, scale_factor=(6.1 / 4, 3.1 / 4), mode="bicubic")
+    assert torch.equal(resample_table(table[0], (6, 3), RESAMPLINGS["dino"]), wanted[0])
+    assert not torch.allclose(resample_table(table[0], (6, 3), RESAMPLINGS["transformers"]), wanted[0], atol=1e-2)
+
+
+def test_tables_keep_their_precision():
+    table = torch.randn(2, 4, 4).bfloat16()
+    for rule in RULES.values():
+        assert resample_table(table, (3, 5), rule).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "nearest"}, "kind of resampling must be 'bicubic' or 'linear', got 'nearest'"),
+        ({"antialias": False, "offset": 1.5}, "offset of resampling must be at least 0 and below 1, got 1.5"),
+        ({"offset": 0.1}, "only one of antialias, align_corners and an offset"),
+        ({"align_corners": True}, "only one of antialias, align_corners and an offset"),
+    ],
+)
+def test_rules_without_a_meaning_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        Resampling(**values)

@@ -1,0 +1,363 @@
+"""Python objects as data: datasets of samples, lists, arrays, and dictionaries of splits."""
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch.utils.data as torch_data
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.dataset import SPLITS, Dataset, Images
+from vitrail.data.decode import DECODER_ERRORS, IMAGE_ERRORS, name_image_errors
+from vitrail.data.images import CHANNELS, NotAnImageError, encode_image, is_image, to_image
+from vitrail.data.sources import splits as parts
+from vitrail.data.sources.arrays import ArrayStore
+from vitrail.data.sources.files import SKIP_UNREADABLE, FileStore
+from vitrail.data.sources.manifest import LABEL_COLUMNS, PATH_COLUMNS, Label, build_dataset
+
+PREFIX = "python:"  # of the name of an object in place of a path, "python:list"
+READ_ERRORS = (*IMAGE_ERRORS, *DECODER_ERRORS)
+CHECKED_TWICE = 3  # first images, whose pixels must not change between two reads
+DATA_KINDS = "a path, a dataset, a list of (image, label), a table, or a dict of splits"
+ReadSource = Callable[[Any, parts.ReadOptions], Dataset]
+
+
+def describe_object(data: object) -> str:
+    """Return the name that stands for an object where data has a path or a name: python:list."""
+    if isinstance(data, tuple):
+        return f"{PREFIX}{'arrays' if any(isinstance(part, np.ndarray | Tensor) for part in data) else 'tuple'}"
+    return PREFIX + type(data).__name__
+
+
+def name_object(source: str, options: parts.ReadOptions) -> str:
+    """Return the name of an object in messages: that of its split in a dictionary, or of its type."""
+    return options.name or source.removeprefix(PREFIX)
+
+
+def refuse_name(source: str) -> ValueError:
+    """Return the error for the name of an object where the object itself is needed."""
+    return ValueError(f"{source} is a Python object, not a file: give the object itself, in Python")
+
+
+class ObjectStore:
+    """Images held by a sequence of values that `to_image` takes, with a hash of each."""
+
+    def __init__(self, images: Any, label: str, hashes: np.ndarray) -> None:
+        self.images, self.label = images, label
+        self.hashes = hashes  # [n] uint64: of the content, or of the name if it is unreadable
+        self._process, self._lock = -1, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_process": -1, "_lock": None}
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def name(self, item: int) -> str:
+        return f"{self.label}[{item}]"
+
+    def value(self, item: int) -> Any:
+        """Return the value of an image; one thread at a time, since a dataset may not be thread-safe."""
+        if self._process != os.getpid():  # a lock that another thread holds during a fork would stay locked
+            self._process, self._lock = os.getpid(), threading.Lock()
+        assert self._lock is not None
+        with self._lock, name_image_errors(self.name(item)):
+            return self.images[item]
+
+    def open(self, item: int) -> Image.Image:
+        return to_image(self.value(item), self.name(item))
+
+    def data(self, item: int) -> bytes:
+        return encode_image(self.value(item), self.name(item))
+
+    def stamp(self, item: int) -> tuple[int, int] | None:
+        return None
+
+
+def hash_value(value: Any, name: str) -> int:
+    """Return 64 bits of a hash of an image: of its encoded bytes, or of its size, mode and pixels."""
+    if isinstance(value, Image.Image | np.ndarray | Tensor):
+        with to_image(value, name) as image:
+            return parts.hash_bytes(f"{image.mode} {image.size}\0".encode() + image.tobytes())
+    if not is_image(value) and not isinstance(value, Mapping):
+        to_image(value, name)  # raises
+    return parts.hash_bytes(encode_image(value, name))
+
+
+def store_values(images: Sequence[Any], label: str, options: parts.ReadOptions) -> ObjectStore:
+    """Return a store of values; raise NotAnImageError for one that stands for no image."""
+    hashes = np.zeros(len(images), dtype=np.uint64)
+    store = ObjectStore(images, label, hashes)
+    for item in iterate(len(images), options):
+        try:
+            hashes[item] = hash_value(store.value(item), store.name(item))
+        except NotAnImageError:
+            raise
+        except READ_ERRORS:  # the audit reports it
+            hashes[item] = parts.hash_bytes(store.name(item).encode())
+    return store
+
+
+def iterate(count: int, options: parts.ReadOptions) -> Iterator[int]:
+    """Yield the numbers below `count`, with progress."""
+    for item in range(count):
+        yield item
+        if options.progress and (item % 64 == 63 or item + 1 == count):
+            options.progress("reading", item + 1, count)
+
+
+class LabelReader:
+    """Conversion of the labels of Python objects to class names."""
+
+    def __init__(self, classes: Sequence[str] | None = None) -> None:
+        self.classes = None if classes is None else tuple(map(str, classes))
+        self.width = 0  # of multi-hot vectors
+
+    @property
+    def order(self) -> tuple[str, ...] | None:
+        """Return the class names in their order, or None if they follow from the labels."""
+        return self.classes or (tuple(map(str, range(self.width))) if self.width else None)
+
+    def read(self, value: Any, name: str) -> Label | None:
+        """Return the label of a value: an index, a name, several names, or a multi-hot vector; None if there is none."""
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().numpy()
+        if isinstance(value, np.ndarray | np.generic):
+            value = value.item() if value.ndim == 0 else value.tolist()
+        if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+            return None
+        if isinstance(value, list | tuple | set | frozenset):
+            return self.read_several(list(value), name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str):
+            if self.classes is not None and value not in self.classes:
+                raise ValueError(f"{name} has the label {value!r}, which is not one of the dataset's classes")
+            return value
+        if not isinstance(value, int):
+            raise ValueError(f"{name} has the label {value!r}: give an index, a name, or a multi-hot vector")
+        if self.classes is None:
+            return str(value)
+        if not 0 <= value < len(self.classes):
+            raise ValueError(f"{name} has the label {value}, but the dataset names {len(self.classes)} classes")
+        return self.classes[value]
+
+    def read_several(self, values: list[Any], name: str) -> tuple[str, ...]:
+        """Return the names in a list of names, or of the ones in a multi-hot vector."""
+        if all(isinstance(value, str) for value in values):
+            return tuple(str(self.read(value, name)) for value in values)
+        width = len(self.classes) if self.classes is not None else self.width or len(values)
+        if len(values) != width or any(value not in (0, 1) for value in values):
+            shown = f"{str(values)[:40]}{'…' * (len(str(values)) > 40)}"
+            raise ValueError(f"{name} has the label {shown}: give names, or {width} values of 0 and 1")
+        self.width = width
+        return tuple(self.order[k] for k, value in enumerate(values) if value)  # type: ignore[index]
+
+
+@dataclass
+class SampleList:
+    """Images and labels read from an object, before they are split."""
+
+    source: str
+    images: Any  # a sequence of values, or a store
+    labels: list[Label | None]
+    order: Sequence[str] | None = None  # of the classes
+    splits: Sequence[str | None] | None = None
+    items: np.ndarray | None = None  # indices of the readable images
+    skipped: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+
+    def build(self, options: parts.ReadOptions) -> Dataset:
+        """Return the dataset, split by content if it has no splits."""
+        kind, label = self.source.removeprefix(PREFIX), name_object(self.source, options)
+        labels, order = self.labels, self.order
+        if None in labels:
+            if options.needs_labels:
+                item = labels.index(None) if self.items is None else int(self.items[labels.index(None)])
+                raise ValueError(
+                    f"{label}[{item}] has no label: give pairs of image and label, or use vitrail.pretrain"
+                )
+            labels, order = [parts.UNLABELLED_CLASS] * len(labels), None
+        store = self.images
+        if not isinstance(store, ObjectStore | ArrayStore | FileStore):
+            is_files = len(store) > 0 and all(isinstance(value, str | os.PathLike) for value in store)
+            paths = (os.path.expanduser(os.fspath(value)) for value in store) if is_files else ()
+            store = FileStore.from_paths(paths) if is_files else store_values(store, label, options)
+        dataset = build_dataset(
+            self.source,
+            kind,
+            store,
+            [label for label in labels if label is not None],
+            self.splits or [None] * len(labels),
+            options,
+            items=self.items,
+            class_order=order,
+            notes=self.notes,
+            skipped=self.skipped,
+        )
+        hashes = None if isinstance(store, FileStore) else parts.hash_images(store, np.arange(len(store)))
+        return replace(dataset, fingerprint=None if hashes is None else hashlib.sha256(hashes.tobytes()).hexdigest())
+
+
+def read_object(data: Any, options: parts.ReadOptions, read: ReadSource) -> Dataset:
+    """Read a Python object as a dataset; `read` reads the splits of a dictionary, which may be paths."""
+    source = describe_object(data)
+    if isinstance(data, Images):
+        data = Dataset(source, "images", {data.split: data})
+    if isinstance(data, Dataset):
+        return parts.add_validation_split(data, options)
+    if isinstance(data, Mapping):
+        return read_splits(source, data, options, read)
+    if isinstance(data, torch_data.DataLoader):
+        raise ValueError("a DataLoader has an order and batches of its own: give its dataset, loader.dataset")
+    if isinstance(data, torch_data.IterableDataset) or not (isinstance(data, Sized) and hasattr(data, "__getitem__")):
+        what = "can be read only from its start" if hasattr(data, "__iter__") else "is not a dataset"
+        raise ValueError(f"{type(data).__name__} {what}: give {DATA_KINDS}")
+    if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], str | os.PathLike | bytes | Image.Image):
+        return read_arrays(source, data[0], data[1], options)
+    if isinstance(data, np.ndarray | Tensor) or (isinstance(data, list | tuple) and data and is_image(data[0])):
+        return read_arrays(source, data, [None] * len(data), options)
+    if isinstance(data, list | tuple):
+        name = name_object(source, options)
+        pairs = [split_sample(sample, f"{name}[{item}]") for item, sample in enumerate(data)]
+        return read_arrays(source, [image for image, _ in pairs], [label for _, label in pairs], options)
+    return read_samples(source, data, options)
+
+
+def read_splits(source: str, data: Mapping[str, Any], options: parts.ReadOptions, read: ReadSource) -> Dataset:
+    """Read a dictionary of splits; each may be anything that is data without splits of its own."""
+    if unknown := [name for name in data if parts.parse_split_name(str(name)) is None]:
+        raise ValueError(f"unknown split {unknown[0]!r}: name the splits train, validation and test")
+    read_parts: dict[str, Dataset] = {}
+    for name, value in data.items():
+        split = str(parts.parse_split_name(str(name)))
+        part = read(value, replace(options, fractions=parts.TRAIN_ONLY_FRACTIONS, name=str(name)))
+        images = next(iter(part.splits.values())) if len(part.splits) == 1 else part.splits.get(split)
+        if images is None:
+            raise ValueError(f"{name!r} has splits of its own, {', '.join(part.splits)}: give one of them")
+        if split in read_parts:
+            raise ValueError(f"{name!r} is a second {split} split: give each split once")
+        read_parts[split] = replace(part, splits={split: replace(images, split=split)})
+    if not read_parts:
+        raise ValueError('the dictionary of splits is empty: give {"train": …, "validation": …}')
+    splits = {name: read_parts[name][name] for name in SPLITS if name in read_parts}
+    if len({images.is_multi_label for images in splits.values()}) > 1:
+        raise ValueError("some splits have one label per image and some have several: give task='multi'")
+    prints = [f"{split}\0{read_parts[split].fingerprint}" for split in splits]
+    dataset = Dataset(
+        source,
+        source.removeprefix(PREFIX),
+        splits,
+        tuple(dict.fromkeys(note for part in read_parts.values() for note in part.notes)),
+        tuple(entry for part in read_parts.values() for entry in part.skipped),
+        hashlib.sha256("\0".join(prints).encode()).hexdigest(),
+    )
+    return parts.add_validation_split(dataset, options)
+
+
+def read_arrays(source: str, images: Any, labels: Any, options: parts.ReadOptions) -> Dataset:
+    """Read images and their labels, two sequences of the same length."""
+    if not all(isinstance(part, Sized) and isinstance(part, Iterable) for part in (images, labels)):
+        raise ValueError("a tuple of two must be (images, labels), two sequences of the same length")
+    if len(images) != len(labels):
+        raise ValueError(f"got {len(images):,} images and {len(labels):,} labels: give one label for each image")
+    reader, name = LabelReader(), name_object(source, options)
+    read_labels = [reader.read(label, f"{name}[{item}]") for item, label in enumerate(labels)]
+    return SampleList(source, stack_images(images, name), read_labels, reader.order).build(options)
+
+
+def stack_images(images: Any, name: str) -> Any:
+    """Return images of one array as a store of it, if it is uint8 and grey or RGB; other images as they are."""
+    if isinstance(images, Tensor):
+        images = images.detach().cpu()
+        channels_first = images.ndim == 4 and images.shape[1] in CHANNELS
+        images = images.permute(0, 2, 3, 1).numpy() if channels_first else images
+    if isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[3] == 1:
+        images = images[..., 0]
+    is_plain = isinstance(images, np.ndarray) and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3))
+    if is_plain and images.dtype == np.uint8 and images.size:
+        return ArrayStore(np.ascontiguousarray(images), ((0, name),), published=False)
+    return images
+
+
+def split_sample(sample: Any, name: str) -> tuple[Any, Any]:
+    """Return the image and the label of a sample; the label is None for an image alone."""
+    if isinstance(sample, Mapping):
+        columns = {str(key).casefold(): key for key in sample}
+        image = next((columns[name] for name in (*PATH_COLUMNS, "img", "bytes") if name in columns), None)
+        label = next((columns[name] for name in LABEL_COLUMNS if name in columns), None)
+        if image is None:
+            raise NotAnImageError(f"{name} has no image: name it image and label, got {', '.join(map(str, sample))}")
+        return sample[image], None if label is None else sample[label]
+    if isinstance(sample, tuple | list) and len(sample) >= 2:
+        return sample[0], sample[1]
+    if isinstance(sample, tuple | list) and len(sample) == 1:
+        return sample[0], None
+    return sample, None
+
+
+@dataclass(frozen=True)
+class SampleImages:
+    """The images of a dataset of samples."""
+
+    dataset: Any
+
+    def __getitem__(self, item: int) -> Any:
+        return split_sample(self.dataset[item], "the sample")[0]
+
+
+def read_samples(source: str, dataset: Any, options: parts.ReadOptions) -> Dataset:
+    """Read a dataset whose items are samples (image, label): every item once, and some again."""
+    name, reader = name_object(source, options), LabelReader(find_class_names(dataset))
+    if (files := list_files(dataset)) is not None:
+        labels = [reader.read(label, path) for path, label in files]
+        return SampleList(source, [path for path, _ in files], labels, reader.order).build(options)
+    count = len(dataset)
+    store = ObjectStore(SampleImages(dataset), name, np.zeros(count, dtype=np.uint64))
+    labels, items, skipped = [], [], []
+    for item in iterate(count, options):
+        try:
+            with name_image_errors(store.name(item)):
+                image, label = split_sample(dataset[item], store.name(item))
+                store.hashes[item] = hash_value(image, store.name(item))
+        except NotAnImageError:
+            raise
+        except READ_ERRORS as error:
+            skipped.append((store.name(item), f"{SKIP_UNREADABLE}: {str(error).removeprefix(store.name(item) + ': ')}"))
+            continue
+        labels.append(reader.read(label, store.name(item)))
+        items.append(item)
+        if len(items) <= CHECKED_TWICE and hash_value(store.value(item), store.name(item)) != store.hashes[item]:
+            changed = f"{store.name(item)} gives other pixels when it is read again"
+            raise ValueError(f"{changed}: leave out random transforms, the recipe augments the images")
+    if count and not items:
+        raise ValueError(f"none of the {count:,} samples can be read: {skipped[0][0]}: {skipped[0][1]}")
+    kept = np.array(items, dtype=np.int64)
+    return SampleList(source, store, labels, reader.order, items=kept, skipped=skipped).build(options)
+
+
+def find_class_names(dataset: Any) -> Sequence[str] | None:
+    """Return the class names that a dataset states, also those of the datasets that it is a part or a sum of."""
+    classes = getattr(dataset, "classes", None)
+    if isinstance(classes, Sequence) and not isinstance(classes, str):
+        return classes
+    if hasattr(dataset, "dataset"):  # torch's Subset
+        return find_class_names(dataset.dataset)
+    of_parts = [find_class_names(part) for part in getattr(dataset, "datasets", ())]  # torch's ConcatDataset
+    return of_parts[0] if of_parts and all(names == of_parts[0] for names in of_parts) else None
+
+
+def list_files(dataset: Any) -> list[tuple[str, int]] | None:
+    """Return the files and labels of torchvision's folders without transforms, and of parts of them; None for others."""
+    if type(dataset) is torch_data.Subset:
+        files = list_files(dataset.dataset)
+        return None if files is None else [files[int(index)] for index in dataset.indices]
+    if type(dataset).__module__ != "torchvision.datasets.folder" or dataset.loader.__name__ != "default_loader":
+        return None
+    return list(dataset.samples) if dataset.transform is None and dataset.target_transform is None else None

@@ -1,0 +1,107 @@
+"""Resampling of position tables to another grid (section 3.2), by the rules of different projects.
+
+Every rule is separable: along each axis, a new value is a weighted sum of old ones. `resample_table` computes it with PyTorch's
+kernels, which have two axes. `compute_axis_weights` returns the same weights as a matrix for one axis: exported graphs use
+it, and a grid with more axes could.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.nn.shape import Grid
+
+ANTIALIASED_CUBIC, PLAIN_CUBIC = -0.5, -0.75  # the parameter a of PyTorch's two bicubic filters
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """A rule to resample a table of n old to m new values along each axis; the default is timm's.
+
+    `antialias` widens the filter when shrinking. `align_corners` maps the first and last values onto each other, else the
+    outer edges of the cells. `offset` is added to m in the scale n/m, as DINO does against rounding.
+    """
+
+    kind: Literal["bicubic", "linear"] = "bicubic"
+    antialias: bool = True
+    align_corners: bool = False
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("bicubic", "linear"):
+            raise ValueError(f"kind of resampling must be 'bicubic' or 'linear', got {self.kind!r}")
+        if not 0 <= self.offset < 1:
+            raise ValueError(f"offset of resampling must be at least 0 and below 1, got {self.offset}")
+        if self.antialias + self.align_corners + (self.offset > 0) > 1:
+            raise ValueError("resampling supports only one of antialias, align_corners and an offset")
+
+    def describe(self) -> str:
+        """Return the rule in words."""
+        words = {"antialiased": self.antialias, "corners aligned": self.align_corners}
+        words[f"offset {self.offset:g}"] = self.offset > 0
+        return ", ".join((self.kind, *(word for word, holds in words.items() if holds)))
+
+
+def resample_table(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:
+    """Return a table [..., h, w] resampled to another grid; unchanged on its own grid."""
+    if tuple(table.shape[-2:]) == tuple(grid):
+        return table
+    if table.shape[-1] == 1 and grid[1] == 1:  # PyTorch (2.13) resamples a single column wrongly; a single row is right
+        return resample_table(table.transpose(-1, -2), (1, grid[0]), resampling).transpose(-1, -2)
+    flat = table.reshape(1, -1, *table.shape[-2:]).float()
+    size: dict[str, Any] = {"size": grid}
+    if resampling.offset:
+        size = {"scale_factor": [(m + resampling.offset) / n for n, m in zip(flat.shape[-2:], grid, strict=True)]}
+    mode = "bicubic" if resampling.kind == "bicubic" else "bilinear"
+    flat = F.interpolate(
+        flat, **size, mode=mode, antialias=resampling.antialias, align_corners=resampling.align_corners
+    )
+    return flat.reshape(*table.shape[:-2], *grid).to(table.dtype)
+
+
+def resample_rows(table: Tensor, count: int, resampling: Resampling) -> Tensor:
+    """Return a table of one axis, [..., n, D], resampled to `count` rows."""
+    column = table.transpose(-1, -2).unsqueeze(-1)
+    return resample_table(column, (count, 1), resampling).squeeze(-1).transpose(-1, -2)
+
+
+def compute_axis_weights(
+    resampling: Resampling, source: int, count: int, reference: Tensor, changes: Tensor | None = None
+) -> Tensor:
+    """Return the weights [count, source] of the old values in each new one, along one axis.
+
+    `count` may be unknown before a graph runs; device and precision are those of `reference`. `changes` is whether the grid
+    changes, by default along this axis: an offset is not added on the table's own grid.
+    """
+    steps = torch.arange(count, device=reference.device, dtype=torch.float32)
+    total = steps[-1:] + 1  # count as a tensor
+    if resampling.align_corners:
+        scale = (source - 1) / (total - 1).clamp(min=1.0)
+        middle = steps * scale
+    else:
+        changes = (total != source) if changes is None else changes
+        scale = source / (total + resampling.offset * changes if resampling.offset else total)
+        middle = (steps + 0.5) * scale - 0.5
+    cells = torch.arange(source, device=reference.device, dtype=torch.float32)
+    if resampling.antialias:
+        distance = (cells[None] - middle[:, None]) / scale.clamp(min=1.0)
+        weight = _filter(resampling.kind, distance.abs(), ANTIALIASED_CUBIC)
+        return (weight / weight.sum(1, keepdim=True)).to(reference.dtype)
+    first, reach = middle.floor(), 2 if resampling.kind == "bicubic" else 1
+    weight = torch.zeros_like(middle[:, None] * cells[None])
+    for step in range(1 - reach, 1 + reach):  # cells beyond the edge repeat the last one
+        tap = _filter(resampling.kind, (middle - first - step).abs(), PLAIN_CUBIC)
+        weight = weight + tap[:, None] * (cells[None] == (first + step).clamp(0, source - 1)[:, None])
+    return weight.to(reference.dtype)
+
+
+def _filter(kind: str, x: Tensor, a: float) -> Tensor:
+    """Return the value of the filter at distance x ≥ 0."""
+    if kind == "linear":
+        return (1 - x).clamp(min=0.0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
