@@ -7,7 +7,7 @@ Both sides train on the same copies of the images (shorter side 256), with the s
 are evaluated once, after the last step, on the same held-out images. The plain loop is what a user of timm writes: a new head,
 AdamW with one learning rate for all parameters, weight decay 0.05, a cosine without warm-up, random resized crops (of vitrail's
 scale) and flips, the cross-entropy of the labels; no EMA, mixup or label smoothing. vitrail has its defaults, or those changed by
---set.
+--set; its temperature is not fitted, because that would use the held-out images.
 
 A data folder has train/CLASS and validation/CLASS, or train/images and validation/images with files named CLASS_NUMBER, as
 Oxford-IIIT Pets. With --tuning a third of the training images is held out instead, by content, and the validation images are not
@@ -116,7 +116,6 @@ def train_timm(folder: Path, steps: int, seed: int, options: argparse.Namespace)
 
 def train_vitrail(folder: Path, steps: int, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Run `vitrail train --init`; return its seconds of training and its scores."""
-    from vitrail.training.recipe import Machine
     from vitrail.training.train import train
 
     with tempfile.TemporaryDirectory() as out:
@@ -127,10 +126,11 @@ def train_vitrail(folder: Path, steps: int, seed: int, options: argparse.Namespa
             steps=steps,
             seed=seed,
             batch_size=options.batch_size,
-            precision=options.precision,
             size=options.size,
-            settings=["validate_every=1000", *options.settings],
-            machine=Machine(device="cpu", workers=0),
+            precision=options.precision,
+            settings=["validate_every=1000", "calibrate=none", *options.settings],
+            device="cpu",
+            workers=0,
         )
         stored = np.load(run / "evaluation" / "validation.npz")
         scores = score(torch.from_numpy(stored["logits"]), torch.from_numpy(stored["targets"]))
