@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from PIL import Image
 
 from tests import forked
 from tests.data.spoilt import encoded, good, odd_names, photograph, put, spoilt
-from vitrail.cli import check
+from vitrail.cli import check, main
 from vitrail.cli.options import CommandParser
 from vitrail.data import audit
 
@@ -290,3 +291,24 @@ def test_pipe_in_a_folder_without_splits_does_not_hang(tmp_path):
     result = vitrail(tmp_path)
     assert result.returncode == 1
     assert "pipe.jpg" in result.stdout
+
+
+def test_the_verdict_is_that_of_training(tmp_path, capsys):
+    """A class with one image cannot be in both splits, and one class cannot be trained."""
+    rng = np.random.default_rng(0)
+    for name, count in (("hat", 6), ("shoe", 6), ("rare", 1)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    arguments = ["train", str(tmp_path / "photos"), "--steps", "1", "--batch-size", "4", "--size", "16", "--quiet"]
+    assert main(["check", str(tmp_path / "photos")]) == 0
+    assert "no errors; train with --allow-class-mismatch, or add images" in capsys.readouterr().out
+    assert main([*arguments, "--out", str(tmp_path / "refused")]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("or use --allow-class-mismatch")
+    assert main([*arguments, "--out", str(tmp_path / "run"), "--allow-class-mismatch"]) == 0
+    for name in ("shoe", "rare"):
+        shutil.rmtree(tmp_path / "photos" / name)
+    capsys.readouterr()
+    assert main(["check", str(tmp_path / "photos")]) == 0
+    assert "training with labels needs two classes or more" in capsys.readouterr().out

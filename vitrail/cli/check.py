@@ -159,9 +159,12 @@ def format_verdict(audit: "Audit") -> str:
     counts = [f"{count:,} {severity}{'s' * (count != 1)}" for severity, count in totals.items() if count]
     if not audit.is_ok:
         return colourise("error", f"{', '.join(counts)}: fix the errors before training.")
-    if not counts:
-        return "No findings: ready to train."
-    return f"{', '.join(counts)}: no errors, ready to train."
+    found = ", ".join(counts) or "No findings"
+    if len({name for images in audit.dataset.splits.values() for name in images.classes}) < 2:
+        return f"{found}: no errors, but training with labels needs two classes or more."
+    if audit.select_findings(["thin-class"]):
+        return f"{found}: no errors; train with --allow-class-mismatch, or add images to the classes too small to be split."
+    return f"{found}: no errors, ready to train." if counts else "No findings: ready to train."
 
 
 def escape_unprintable(value: str) -> str:
