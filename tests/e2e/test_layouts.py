@@ -423,6 +423,7 @@ def test_symbolic_links_to_files_folders_and_loops(tmp_path):
         (tmp_path / "photos" / "cat" / f"{i}.png").symlink_to(tmp_path / "store" / "a" / f"{i}.png")
     (tmp_path / "photos" / "dog").symlink_to(tmp_path / "store" / "b")
     (tmp_path / "photos" / "cat" / "loop").symlink_to(tmp_path / "photos")
+    (tmp_path / "photos" / "self").symlink_to(tmp_path / "photos")  # no class
     (tmp_path / "store" / "b" / "self").symlink_to(tmp_path / "store" / "b")
     assert train("photos") == ("cat", "dog")
 

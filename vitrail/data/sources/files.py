@@ -225,7 +225,11 @@ def list_split(walker: FolderWalker, folder: str, root: str, labelled: bool) -> 
     listing = SplitListing(len(walker.files), {})
     classes: dict[str, list[str]] = {}
     for name in contents.folders:
-        classes.setdefault(parse_class_name(folder, name), []).append(name)
+        path = os.path.join(folder, name)
+        if folder_identity(path) in parents:  # a link to the data itself is no class
+            walker.skipped.append((printable_path(path), SKIP_LOOP))
+        else:
+            classes.setdefault(parse_class_name(folder, name), []).append(name)
     for label, names in classes.items():
         visited = set(parents)
         listing.counts[label] = sum(walker.add_tree(os.path.join(folder, name), visited) for name in names)

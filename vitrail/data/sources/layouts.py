@@ -384,5 +384,6 @@ def refuse_flat(root: str, folder: str, contents: FolderContents) -> NoReturn:
         for name in contents.others:
             if command := unpack_command(os.path.join(folder, name)):
                 raise NoClassFoldersError(f"{problem}, but the archive {name}: unpack it first: {command}")
-    hint = "; or label_from='^(.+?)_' to read the class from file names" if contents.images else ""
+    has_words = sum("_" in name for name in contents.images) > len(contents.images) / 2
+    hint = "; or label_from='^(.+)_' to read the class from file names" if has_words else ""
     raise NoClassFoldersError(f"{problem}: {LAYOUT_HELP}{hint}")
