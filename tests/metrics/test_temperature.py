@@ -119,3 +119,9 @@ def test_small_gaps_have_no_direction():
     few = compute_metrics(np.log(np.array([[0.8, 0.2]] * 6)), np.array([0, 0, 0, 0, 1, 1]))
     assert few["confidence_gap"] == pytest.approx(0.8 - 4 / 6)
     assert few["calibration_direction"] == "neither"
+
+
+def test_a_large_gap_on_few_images_is_not_called_calibrated():
+    metrics = {"mean_confidence": 0.708, "confidence_gap": 0.279, "calibration_direction": "neither"}
+    expected = "too few images to tell the direction: mean confidence 70.8 % at 42.9 % accuracy"
+    assert format_calibration(metrics).replace("\u00a0", " ") == expected
