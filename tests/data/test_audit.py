@@ -478,7 +478,10 @@ def test_stopping_early_leaves_no_processes():
 
 
 def test_an_interrupted_audit_keeps_its_cache(tmp_path, monkeypatch):
-    good(tmp_path, each=60)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no other process writes to it
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    good(photos, each=60)
     seen: list[int] = []
 
     def interrupt(_doing, done, _total):
@@ -487,9 +490,9 @@ def test_an_interrupted_audit_keeps_its_cache(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        audit_dataset(load_dataset(str(tmp_path)), progress=interrupt)
+        audit_dataset(load_dataset(str(photos)), progress=interrupt)
     second: list[int] = []
-    audit_dataset(load_dataset(str(tmp_path)), progress=lambda _doing, done, _total: second.append(done))
+    audit_dataset(load_dataset(str(photos)), progress=lambda _doing, done, _total: second.append(done))
     assert second[0] >= seen[-2] > 0
 
 

@@ -186,7 +186,7 @@ def test_hugging_face_datasets_are_read_by_their_features() -> None:
     assert "1 rows without a label are not used" in some.notes
     with pytest.raises(ValueError, match="load it without streaming=True"):
         load_dataset(data.to_iterable_dataset())
-    with pytest.raises(ValueError, match="no column of the type Image, got x"):
+    with pytest.raises(ValueError, match="no column of type Image, got x"):
         load_dataset(datasets.Dataset.from_dict({"x": [1]}))
 
 

@@ -294,8 +294,9 @@ def test_memory_does_not_grow_with_the_number_of_images(place, tmp_path):
         assert left == count - 1
         return found
 
+    peak(200)  # fills caches
     few, many = peak(200), peak(1600)
-    assert many < few + 100_000, (few, many)
+    assert many < few + 150_000, (few, many)  # about a path for each image; the pixels would be a hundred times as much
 
 
 @pytest.mark.skipif(not (WEIGHTS.exists() and SAMPLES.exists()), reason="DeiT-Ti and its samples are not in ../shared")
