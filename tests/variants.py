@@ -11,6 +11,7 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "normed patches": {"embed": Patches(8, normed=True)},
     "conv stem": {"embed": "conv-stem"},
+    "conv pool": {"embed": "conv-pool"},
     **{f"position {name}": {"position": name} for name in ("none", "learned2d", "relative", "relative1d", "sincos2d")},
     **{
         f"position {name}": {"position": name}

@@ -5,7 +5,7 @@ import torch
 
 import vitrail
 from vitrail.models.hybrid import Hybrid
-from vitrail.nn.embed import Patches
+from vitrail.nn.embed import ConvPool, Patches
 from vitrail.nn.head import PreLogits
 
 INVALID = {
@@ -49,6 +49,7 @@ INVALID = {
     "dropout of 1": ("B/16", {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
     "negative stochastic depth": ("B/16", {"stochastic_depth": -0.1}, "stochastic_depth must be .* got -0.1"),
     "conv stem of 14": ("B/14", {"embed": "conv-stem"}, "power of two, got 14: use 16"),
+    "conv pool of 6": ("B/16", {"patch": 6, "embed": "conv-pool"}, "a conv-pool must be a power of two, got 6: use 8"),
     "conv stem too narrow": ("B/16", {"embed": "conv-stem", "width": 12, "heads": 2}, "divisible by 8, got 12"),
     "sin-cos width": ("B/16", {"position": "sincos2d", "width": 6, "heads": 2}, "divisible by 4, got 6: use 8"),
     "rotary head width": ("B/16", {"position": "rotary2d", "width": 12, "heads": 2}, "head width divisible by 4"),
@@ -94,3 +95,8 @@ def test_invalid_slot_is_refused_on_construction():
         Hybrid(patch=0)
     with pytest.raises(ValueError, match="pre-logits width must be at least 1, got 0"):
         PreLogits(hidden=0)
+
+
+def test_a_conv_pool_needs_a_convolution_per_resolution():
+    with pytest.raises(ValueError, match="at least 1 convolution per resolution, got 0"):
+        ConvPool(16, convs=0)

@@ -140,7 +140,12 @@ def test_without_merging_outputs_are_bit_exact(slots):
     assert torch.equal(merge_model(model, 0)(image), model(image))
 
 
-@pytest.mark.parametrize("slots", [s for s in VIT_SLOTS.values() if "position" not in s], ids=str)
+MERGED = [
+    s for s in VIT_SLOTS.values() if "position" not in s and s.get("embed") != "conv-pool"
+]  # whose borders differ
+
+
+@pytest.mark.parametrize("slots", MERGED, ids=str)
 def test_merging_identical_tokens_changes_nothing(slots):
     model = small(**{**slots, "position": "none", "image_size": (64, 48)})
     patch = 8

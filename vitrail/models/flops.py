@@ -111,6 +111,7 @@ class Counter(TorchFunctionMode):
         self.rules: dict[Callable[..., Any], Callable[..., Tensor]] = {
             F.linear: self.linear,
             F.conv2d: self.conv2d,
+            F.max_pool2d: self.max_pool,
             F.scaled_dot_product_attention: self.attention,
             **dict.fromkeys((F.layer_norm, F.group_norm, F.batch_norm, F.gelu, F.silu), self.keeps_input),
             **dict.fromkeys((F.relu, torch.tanh), self.keeps_output),
@@ -149,6 +150,13 @@ class Counter(TorchFunctionMode):
         sides = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
         output = x.new_empty(x.shape[0], weight.shape[0], *((n + 2 * p - k) // s + 1 for n, k, s, p in sides))
         self.macs += output.numel() * weight[0].numel()
+        return output
+
+    def max_pool(self, x: Tensor, kernel: int, *_: Any, **__: Any) -> Tensor:
+        """Count what pooling without overlap stores: its input, and the 64-bit index of each maximum."""
+        self.keep(x)
+        output = x.new_empty(*x.shape[:2], *(side // kernel for side in x.shape[2:]))
+        self.bytes += output.numel() * 8
         return output
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **_: Any) -> Tensor:

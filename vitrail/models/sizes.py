@@ -32,7 +32,7 @@ RESNETS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 # the help texts of the command line read the names without importing PyTorch.
 POSITION_NAMES = ("none", "learned1d", "learned2d", "relative", "relative1d", "sincos2d", "sinusoid1d", "rotary2d")
 SLOT_NAMES = {
-    "embed": (("patches", "conv-stem"), "patch embedding"),
+    "embed": (("patches", "conv-stem", "conv-pool"), "patch embedding"),
     "prefix": (("none", "class", "class+distillation"), "tokens before the patch tokens"),
     "pool": (("class", "mean", "mean-norm", "class+mean", "map"), "pooling of the tokens into one vector"),
     "block": (("pre", "post", "parallel"), "order of norm, attention and MLP in a block"),

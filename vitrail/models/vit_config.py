@@ -12,7 +12,7 @@ from vitrail.models.hybrid import Hybrid, configure_hybrid
 from vitrail.models.init import SCHEMES
 from vitrail.models.sizes import RESAMPLING_NAMES, SIZES, SLOT_NAMES, Size, closest
 from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm
-from vitrail.nn.embed import ConvStem, Patches, Prefix
+from vitrail.nn.embed import ConvPool, ConvStem, Patches, Prefix
 from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
@@ -20,7 +20,7 @@ from vitrail.nn.position import Learned1D, PositionSlot
 from vitrail.nn.resampling import Resampling
 from vitrail.nn.shape import Grid
 
-EmbedSlot = Patches | ConvStem | Hybrid
+EmbedSlot = Patches | ConvStem | ConvPool | Hybrid
 T = TypeVar("T")
 
 
@@ -150,7 +150,7 @@ def name_slot(slot: str, *objects: Any) -> dict[str, Any]:
     return dict(zip(SLOT_NAMES[slot][0], objects, strict=True))
 
 
-EMBEDS = name_slot("embed", Patches, ConvStem)
+EMBEDS = name_slot("embed", Patches, ConvStem, ConvPool)
 POSITIONS = name_slot("position", *get_args(PositionSlot))  # the union has the order of the names
 PREFIXES: dict[str, Prefix] = name_slot("prefix", Prefix(0), Prefix(1), Prefix(2))
 POOLS: dict[str, PoolSlot] = name_slot("pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP())

@@ -4,6 +4,7 @@ B images, C channels, P pixels along a patch, N patches, D width.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -113,6 +114,32 @@ class ConvStemEmbedding(Embedding):
         return select_tokens(x.flatten(2).transpose(1, 2), keep)  # [B, N, D]
 
 
+class ConvPoolEmbedding(Embedding):
+    """3×3 convolutions and max pooling, as the tokens of CCT ("Escaping the Big Data Paradigm", Hassani et al. 2021), with
+    several convolutions at each resolution below the image's; then a 1×1 convolution."""
+
+    def __init__(self, slot: "ConvPool", channels: int, width: int) -> None:
+        super().__init__(slot, channels)
+        layers: list[nn.Module] = []
+        steps = slot.patch.bit_length() - 1
+        for step in range(steps):
+            out = width // 2 ** (steps - 1 - step)
+            layers += [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.MaxPool2d(2), *norm_and_activate(out)]
+            for _ in range(slot.convs - 1 if step else 0):
+                layers += [nn.Conv2d(out, out, 3, padding=1, bias=False), *norm_and_activate(out)]
+            channels = out
+        self.layers = nn.Sequential(*layers, nn.Conv2d(channels, width, 1))
+
+    def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
+        x = self.layers(image.contiguous(memory_format=torch.channels_last))  # faster on a CPU
+        return select_tokens(x.flatten(2).transpose(1, 2), keep)  # [B, N, D]
+
+
+def norm_and_activate(channels: int) -> tuple[nn.Module, nn.Module]:
+    """Return the layers after a convolution."""
+    return nn.BatchNorm2d(channels), nn.GELU()
+
+
 @dataclass(frozen=True)
 class Patches:
     """Linear patches of `patch`² pixels. `normed` adds a LayerNorm before and after (vit-pytorch); CLIP has no bias."""
@@ -147,11 +174,13 @@ class ConvStem:
 
     patch: int = 16
     input_weight: ClassVar[str] = "layers.0.weight"
+    name: ClassVar[str] = "conv-stem"
+    module: ClassVar[Callable[..., Embedding]] = ConvStemEmbedding
 
     def __post_init__(self) -> None:
         if self.patch < 2 or self.patch & (self.patch - 1):
             near = 2 ** max(1, round(math.log2(max(self.patch, 2))))
-            raise ValueError(f"the patch size of a conv-stem must be a power of two, got {self.patch}: use {near}")
+            raise ValueError(f"the patch size of a {self.name} must be a power of two, got {self.patch}: use {near}")
 
     @property
     def stride(self) -> int:
@@ -164,9 +193,24 @@ class ConvStem:
         narrowest = self.patch // 2
         if width % narrowest:
             near = max(1, round(width / narrowest)) * narrowest
-            stem = f"conv-stem with patch {self.patch}"
+            stem = f"{self.name} with patch {self.patch}"
             raise ValueError(f"{stem} needs a width divisible by {narrowest}, got {width}: use {near}")
-        return ConvStemEmbedding(self, channels, width)
+        return self.module(self, channels, width)
+
+
+@dataclass(frozen=True)
+class ConvPool(ConvStem):
+    """Convolutions and max pooling in place of the linear patches: `convs` convolutions at each resolution, one at the
+    image's own. For small images and short training: more computation per token, better features from few epochs."""
+
+    convs: int = 2
+    name: ClassVar[str] = "conv-pool"
+    module: ClassVar[Callable[..., Embedding]] = ConvPoolEmbedding
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.convs < 1:
+            raise ValueError(f"a conv-pool needs at least 1 convolution per resolution, got {self.convs}")
 
 
 class PrefixTokens(nn.Module):
