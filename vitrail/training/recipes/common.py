@@ -61,9 +61,11 @@ def configure_encoder(facts: Facts) -> TokenConfig:
     return configure_tokens(patch=patch, width=width, depth=depth, heads=max(1, width // 32), image_size=size, **shape)
 
 
-def configure_compact(facts: Facts, classes: int | None, patch: int, width: int, depth: int, size: Any) -> TokenConfig:
+def configure_compact(
+    facts: Facts, classes: int | None, patch: int, width: int, depth: int, size: Any, embed: str = "conv-stem"
+) -> TokenConfig:
     """Return a model with a convolutional stem, fixed positions and mean pooling, for few tokens."""
-    slots = {"embed": "conv-stem", "position": "sincos2d", "pool": "mean"}
+    slots = {"embed": embed, "position": "sincos2d", "pool": "mean"}
     shape = {"classes": classes, "channels": facts.channels, "image_size": size}
     return configure_tokens(patch=patch, width=width, depth=depth, heads=max(1, width // 32), **slots, **shape)
 

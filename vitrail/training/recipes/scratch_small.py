@@ -62,7 +62,8 @@ def configure_model(facts: Facts) -> TokenConfig:
     size = common.choose_size(facts, small, patch)
     width = facts.choose("width", (96 if facts.channels == 1 else 128) if large else 64, count)
     depth = facts.choose("depth", 6 if large and facts.channels > 1 else 4, count)
-    return common.configure_compact(facts, facts.classes, patch, width, depth, size)
+    embed = "conv-pool" if small and large else "conv-stem"
+    return common.configure_compact(facts, facts.classes, patch, width, depth, size, embed)
 
 
 def choose_augmentation(facts: Facts, size: tuple[int, int], epochs: float) -> tuple[AugmentSlot, ...]:
