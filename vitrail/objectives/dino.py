@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.nn.head import Linear
+from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.pool import ClassToken, Mean
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
 from vitrail.reports.run import MethodText
@@ -113,8 +114,8 @@ class Prototypes(nn.Module):
 
     def forward(self, y: Tensor, frozen: bool = False) -> Tensor:
         if not frozen:
-            return F.linear(y, F.normalize(self.weight, dim=1))
-        logits = F.linear(y, F.normalize(self.weight.detach(), dim=1))
+            return linear(y, F.normalize(self.weight, dim=1))
+        logits = linear(y, F.normalize(self.weight.detach(), dim=1))
         return logits + 0 * self.weight[0, 0]  # a gradient of zeros: DDP expects one of every parameter
 
 
@@ -124,7 +125,7 @@ class ProjectionHead(nn.Module):
     def __init__(self, features: int, spec: DINO) -> None:
         super().__init__()
         widths = (features, spec.hidden, spec.hidden, spec.bottleneck)
-        layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+        layers = [LinearLayer(a, b) for a, b in pairwise(widths)]
         for layer in layers:
             nn.init.trunc_normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)

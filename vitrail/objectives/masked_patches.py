@@ -17,6 +17,7 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.embed import patchify, select_tokens
+from vitrail.nn.linear import LinearLayer
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
 from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
 from vitrail.reports.run import MethodText
@@ -106,7 +107,7 @@ class MaskedPatchPredictor(PatchTask):
         self.colours = LEVELS**config.channels
         outputs = self.side**2 * self.colours if self.side else config.channels * config.embed.stride**2
         self.mask_token = nn.Parameter(torch.empty(1, 1, config.size.width))
-        self.head = nn.Linear(config.size.width, outputs)
+        self.head = LinearLayer(config.size.width, outputs)
         nn.init.normal_(self.mask_token, std=0.02)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
