@@ -105,6 +105,11 @@ class Objective:
         return 1.0
 
     @property
+    def calls_parts_of_layers(self) -> bool:
+        """Return True if a training step calls parts of layers, whose weights FSDP2 gathers for whole layers only."""
+        return False
+
+    @property
     def map_classes(self) -> int:
         """Classes kept of each cell of a teacher's cached score map."""
         raise NotImplementedError(f"{type(self).__name__} uses no score maps")

@@ -21,6 +21,7 @@ from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.pool import ClassToken, Mean
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
 from vitrail.reports.run import MethodText
+from vitrail.utils.averages import move_averages
 from vitrail.utils.json import check_fields
 
 MIN_BATCH = 8  # images: the centre is a mean over the batch
@@ -227,8 +228,9 @@ class SelfDistillation(Task):
         for teacher, student in ((self.teacher, self.model), (self.teacher_head, self.head)):
             buffers = zip(teacher.buffers(), student.buffers(), strict=True)  # running statistics
             averaged = [(old, new) for old, new in buffers if old.is_floating_point() and old.numel()]
-            for old, new in (*zip(teacher.parameters(), student.parameters(), strict=True), *averaged):
-                old.lerp_(new.to(old.dtype), 1 - momentum)
+            parameters = zip(teacher.parameters(), student.parameters(), strict=True)
+            old, new = zip(*parameters, *averaged, strict=True)
+            move_averages(old, new, 1 - momentum)
         sums = (self.logit_sum, self.moment_sum, self.sample_count)
         if self.group is not None:
             for total in sums:

@@ -21,6 +21,7 @@ from vitrail.nn.linear import LinearLayer
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
 from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
 from vitrail.reports.run import MethodText
+from vitrail.utils.devices import constant_tensor
 from vitrail.utils.json import check_fields
 
 PATCH_STREAM, CORRUPTION_STREAM, SWAP_STREAM = 8, 9, 10  # random streams
@@ -150,7 +151,7 @@ class MaskedPatchPredictor(PatchTask):
         (h, w), channels = self.model.embed.grid(images), images.shape[1]
         cells = F.adaptive_avg_pool2d(images.float(), (h * self.side, w * self.side))
         cells = patchify(cells, self.side).unflatten(-1, (channels, -1))  # [B, N, C, S]
-        scale, shift = (cells.new_tensor(v).unsqueeze(-1) for v in (self.std, self.mean))
+        scale, shift = (constant_tensor(tuple(v), cells.device).unsqueeze(-1) for v in (self.std, self.mean))
         levels = ((cells * scale + shift) * LEVELS).long().clamp(0, LEVELS - 1)
         digits = LEVELS ** torch.arange(channels - 1, -1, -1, device=images.device)
         return (levels * digits.unsqueeze(-1)).sum(2)
