@@ -134,6 +134,9 @@ class Objective:
         if ema and self.keeps != "model":
             raise ValueError(f"{name} keeps its {self.keeps}, which is an average already: set ema=none")
 
+    def check_model(self, model: Model) -> None:
+        """Raise ValueError for a model that cannot be trained with these settings, before anything is written."""
+
     def check_teacher(self, config: ModelConfig, teacher: Teacher, multi_label: bool) -> None:
         """Raise ValueError for a teacher that this objective cannot use with this student and data."""
 

@@ -103,12 +103,15 @@ class Classification(Objective):
     def calls_parts_of_layers(self) -> bool:
         return isinstance(self.tokens, TokenMerging)
 
-    def build(self, model: Model, weights: Tensor | None = None) -> "ClassificationTask":
-        """Return the task. `weights`, [K], multiply the loss of rare classes; with several labels, that of their positives."""
+    def check_model(self, model: Model) -> None:
         if self.patch_dropout:
             model.require_tokens("objective.patch_dropout")
         if self.tokens is not None:
             self.tokens.check(model)
+
+    def build(self, model: Model, weights: Tensor | None = None) -> "ClassificationTask":
+        """Return the task. `weights`, [K], multiply the loss of rare classes; with several labels, that of their positives."""
+        self.check_model(model)
         return ClassificationTask(model, self, weights)
 
     def build_task(self, model: Model, inputs: TaskInputs) -> Task:

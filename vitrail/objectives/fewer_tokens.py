@@ -147,7 +147,10 @@ class FlexiblePatches(FewerTokens):
         config = model.config.require_tokens("flexible patches")
         embed = config.embed
         if not isinstance(embed, Patches) or embed.normed or embed.overlap:
-            raise ValueError(f"FlexiblePatches needs linear patches, got {embed}: set model.embed=Patches")
+            got = (
+                f"{type(embed).__name__} with norms or overlap" if isinstance(embed, Patches) else type(embed).__name__
+            )
+            raise ValueError(f"FlexiblePatches needs linear patches, got {got}: set model.embed=Patches")
         for size in self.sizes:
             if any(side % size for side in config.image_size):
                 sides = "×".join(map(str, config.image_size))

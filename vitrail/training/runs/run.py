@@ -90,6 +90,7 @@ class Run:
         recipe = self.setup.recipe
         self.evaluator.check()
         model = load_initial_model(self.setup)
+        recipe.objective.check_model(model)
         if recipe.init is not None and self.parts is None:
             self.parts, note = recipe.objective.read_parts(recipe.init, recipe.model)
             if note:
