@@ -9,6 +9,7 @@ the fastest other library, and the share of the matrix-product throughput of thi
 """
 
 import argparse
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,7 +81,9 @@ def row(work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, r
     seconds = measure.interleave(runs, rounds, at_least=20.0)
     best = measure.ceiling()
     speed = {name: images / measure.median(times) for name, times in seconds.items()}
-    peers = {name: value for name, value in speed.items() if name != "vitrail" and not name.endswith(" eager")}
+    peers = {
+        name: value for name, value in speed.items() if name != "vitrail" and not name.endswith((" eager", " bf16"))
+    }
     eager = [value for name, value in speed.items() if name.endswith(" eager")]
     fastest = max(peers, key=lambda name: peers[name])
     ratios = [theirs / ours for ours, theirs in zip(seconds["vitrail"], seconds[fastest], strict=True)]
@@ -96,6 +99,10 @@ def row(work: str, runs: dict[str, Callable[[], Any]], images: int, macs: int, r
         "rounds": len(seconds["vitrail"]),
     }
     note = f", {result['ratio_to_fastest_eager']:.2f} to the fastest eager" if eager else ""
+    if ours := speed.get("vitrail bf16"):
+        theirs = max(value for name, value in speed.items() if name.endswith(" bf16") and name != "vitrail bf16")
+        result |= {"bf16_to_fp32": ours / peers[fastest], "bf16_to_bf16": ours / theirs}
+        note += f", bf16 {result['bf16_to_fp32']:.2f} to it and {result['bf16_to_bf16']:.2f} to others in bf16"
     table = "  ".join(f"{name} {value:.1f}" for name, value in speed.items())
     print(
         f"{work:<44}{table}   ratio {result['ratio']:.2f} to {fastest}{note}   "
@@ -129,14 +136,16 @@ def forward(sizes: list[str], rounds: int, compiled: bool) -> list[dict[str, Any
     return rows
 
 
-def step(model: nn.Module, image: Tensor, label: Tensor) -> Callable[[], float]:
-    """Return a training step: forward, loss, backward, AdamW."""
+def step(model: nn.Module, image: Tensor, label: Tensor, bf16: bool = False) -> Callable[[], float]:
+    """Return a training step: forward, under autocast with `bf16`, loss, backward, AdamW."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.05)
 
     def run() -> float:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(image), label)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits = model(image)
+        loss = F.cross_entropy(logits.float(), label)
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -148,14 +157,21 @@ def train(rounds: int) -> list[dict[str, Any]]:
     """Measure images per second of whole training steps."""
     image, label = torch.randn(16, 3, 224, 224), torch.randint(1000, (16,))
     runs = {name: step(model, image, label) for name, model in contestants("S").items()}
+    both = contestants("S")
+    runs |= {f"{name} bf16": step(both[name], image, label, bf16=True) for name in ("vitrail", "timm")}
     cost = count(configure("S/16"), 16)
     rows = [row("train S/16, batch 16", runs, 16, 3 * cost.macs, rounds)]
 
     ours, theirs = small_pair()
     image, label = torch.randn(128, 1, 28, 28), torch.randint(10, (128,))
     runs = {"vitrail": step(ours, image, label), "vit-pytorch": step(theirs, image, label)}
+    again, theirs_again = copy.deepcopy(ours), copy.deepcopy(theirs)
     losses = {name: [run() for _ in range(20)][-1] for name, run in runs.items()}
     macs = 3 * count(ours.config, 128).macs
+    runs |= {
+        "vitrail bf16": step(again, image, label, True),
+        "vit-pytorch bf16": step(theirs_again, image, label, True),
+    }
     rows.append(row("train D=128 L=6 H=4, 49 patches, batch 128", runs, 128, macs, rounds))
     rows[-1]["loss_after_20_steps"] = losses
     print(f"    same weights and mathematics, loss after 20 steps: {losses}")

@@ -45,14 +45,17 @@ from vitrail.training.runs.run import compile_task
 Step = Callable[[], float]
 
 
-def trained(module: nn.Module, loss: Callable[[], Tensor], after: Callable[[], None] = lambda: None) -> Step:
+def trained(
+    module: nn.Module, loss: Callable[[], Tensor], after: Callable[[], None] = lambda: None, bf16: bool = False
+) -> Step:
     """Return a training step of a module with its own loss; the optimiser is the same for all contestants."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.05, betas=(0.9, 0.95), fused=True)
     module.train()
 
     def step() -> float:
-        value = loss()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            value = loss()
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -70,6 +73,10 @@ def row(work: str, runs: dict[str, Step], images: int, rounds: int, **notes: Any
     ratios = {name: speed[ours] / speed[name] for name in others}
     table = "  ".join(f"{name} {value:.1f}" for name, value in speed.items())
     print(f"{work:<44}{table} images/s   " + ", ".join(f"{r:.2f}× {name}" for name, r in ratios.items()), flush=True)
+    if half := speed.get("vitrail, bf16"):
+        peer = next(name for name in ("transformers", "vit-pytorch") if name in speed)
+        notes["bf16_to_fp32"] = half / speed[peer]
+        print(f"    vitrail in bf16: {notes['bf16_to_fp32']:.2f}× {peer} in fp32", flush=True)
     return {"work": work, "images_per_second": speed, "ratios": ratios, "rounds": rounds, **notes}
 
 
@@ -118,6 +125,8 @@ def mae(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, An
             "transformers": trained(theirs, lambda theirs=theirs, images=images: theirs(images).loss),
             "supervised": trained(supervised := vitrail.build(**slots), labelled(supervised, images, labels)),
         }
+        half = copy.deepcopy(task)
+        runs["vitrail, bf16"] = trained(half, masked(half, images), bf16=True)
         if compiled:
             compile_task(same_task := copy.deepcopy(task))
             runs["vitrail, compiled"] = trained(same_task, masked(same_task, images))
@@ -152,6 +161,13 @@ def dino(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, A
             "vitrail": trained(task, lambda ours=ours, none=none: ours(none), moved),
             "vit-pytorch": trained(theirs, lambda dino=theirs, x=large: dino(x), theirs.update_moving_average),
         }
+        half = copy.deepcopy(task)
+        runs["vitrail, bf16"] = trained(
+            half,
+            lambda ours=ours, half=half, none=none: ours(none, half),
+            lambda half=half: half.after_step(0),
+            bf16=True,
+        )
         runs["vitrail, and small crops"] = trained(task, lambda ours=ours, small=small: ours(small), moved)
         if compiled:
             compile_task(again := copy.deepcopy(task))

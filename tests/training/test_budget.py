@@ -10,9 +10,10 @@ import pytest
 from tests.training.runs import SMALL, assert_same, summary, train, trained
 from vitrail.cli.text.training import format_outcome
 from vitrail.reports import write_report
-from vitrail.training import train as training
+from vitrail.training import recipe_choice
 from vitrail.training.budget import FINISH_SECONDS, choose_steps, has_same_steps
 from vitrail.training.recipe import Data, Facts, Recipe, read_recipe, with_settings, write_recipe
+from vitrail.training.recipe_choice import build_named_recipe
 from vitrail.training.runs.prepare import Prepared, prepare_data
 from vitrail.training.runs.validation import (
     MAX_SHARE,
@@ -22,7 +23,7 @@ from vitrail.training.runs.validation import (
     limit_validation,
 )
 from vitrail.training.step_time import StepTime
-from vitrail.training.train import build_named_recipe
+from vitrail.training.train import resume
 from vitrail.training.trainer import Plan
 
 NOTHING: frozenset[str] = frozenset()
@@ -147,8 +148,8 @@ def test_run_within_minutes_stores_its_steps_and_resumes_without_measuring(
     trained(tmp, "--recipe", "timed/recipe.json", "--out", "again")
     assert_same(tmp / "again", tmp / "timed")
     (tmp / "again" / "summary.json").unlink()
-    monkeypatch.setattr(training, "fit_recipe", None)  # a call would fail
-    training.resume(tmp / "again")
+    monkeypatch.setattr(recipe_choice, "fit_recipe", None)  # a call would fail
+    resume(tmp / "again")
     assert_same(tmp / "again", tmp / "timed")
 
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from vitrail.utils.devices import constant_tensor
+
 if TYPE_CHECKING:
     from vitrail.data.images import ImageLike
 
@@ -127,7 +129,7 @@ class Preprocessing:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Normalise uint8 [..., C, H, W] to float32, on the tensor's device."""
-        mean, std = (torch.tensor(v, device=pixels.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        mean, std = (constant_tensor(tuple(v), pixels.device).view(-1, 1, 1) for v in (self.mean, self.std))
         return (pixels.float() / 255 - mean) / std
 
     def resized_size(self, height: int, width: int) -> ImageSize:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.utils.devices import send_to_device
+
 ORDER_STREAM = 2**32  # stream of an epoch's order; pipeline steps have the streams 0, 1, 2, …
 
 _MASK = 2**64 - 1
@@ -115,11 +117,15 @@ class StepRandom:
         """Return [count] values of Beta(alpha, alpha), the mixing proportions of mixup."""
         return self._take_rows(self._generator(stream).beta(alpha, alpha, self.total).astype(np.float32))
 
+    def choose(self, count: int, stream: int) -> int:
+        """Return a number from 0 to `count` - 1, the same for all images and processes of the step."""
+        return int(self._generator(stream).integers(count))
+
     def _generator(self, stream: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=[self.seed, self.step * 64 + stream]))
 
     def _take_rows(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(rows[self.first : self.first + self.count]).to(self.device)
+        return send_to_device(torch.from_numpy(rows[self.first : self.first + self.count]), self.device)
 
 
 def shuffle_indices(count: int, seed: int, epoch: int, shards: np.ndarray | None = None) -> np.ndarray:

@@ -27,10 +27,11 @@ from vitrail.training.distributed import pick_device
 from vitrail.training.features import extract_features, hash_model
 from vitrail.training.logging import Listener, read_json_lines
 from vitrail.training.recipe import Data, Facts, Machine, Recipe
+from vitrail.training.recipe_choice import build_named_recipe
 from vitrail.training.runs.prepare import Prepared, prepare_data
 from vitrail.training.runs.record import fingerprint_splits, read_run_record, write_json
 from vitrail.training.step_time import VALIDATIONS_PER_RUN, StepTime, measure_step_time
-from vitrail.training.train import build_named_recipe, resume, train
+from vitrail.training.train import resume, train
 from vitrail.utils.progress import ProgressCallback
 
 PROBES = ("knn", "linear")

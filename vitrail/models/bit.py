@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, check_common, image_sides
 from vitrail.models.sizes import RESNETS, closest
 from vitrail.models.tracing import fold_convolutions
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.resnet import PreActBottleneck, StdConv, build_stages, group_norm
 from vitrail.nn.shape import Grid
 
@@ -80,7 +81,7 @@ class BiT(Model):
         self.root = StdConv(config.channels, root, kernel, stride)
         self.stages, channels = build_stages(PreActBottleneck, config.stages, root, config.factor)
         self.norm = group_norm(channels)
-        self.head = nn.Identity() if config.classes is None else nn.Linear(channels, config.classes)
+        self.head = nn.Identity() if config.classes is None else LinearLayer(channels, config.classes)
         self.width, self.has_large_root = channels, config.root == "large"
         self.pad_with_zeros = pad_with_zeros
 

@@ -6,10 +6,11 @@ B images, C channels, P pixels of the map along a patch, N patches, D width.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.models.sizes import RESNETS
 from vitrail.nn.embed import Embedding, compute_grid, patchify, select_tokens
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.resnet import RootedTrunk
 from vitrail.nn.shape import Grid
 
@@ -21,7 +22,7 @@ class HybridEmbedding(Embedding):
         super().__init__(slot, channels)
         self.trunk = RootedTrunk(slot.stages, channels)
         self.patch = slot.patch
-        self.projection = nn.Linear(self.trunk.channels * slot.patch**2, width)
+        self.projection = LinearLayer(self.trunk.channels * slot.patch**2, width)
 
     def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:
         x_p = select_tokens(patchify(self.trunk(image), self.patch), keep)  # [B, N, channels·P²]

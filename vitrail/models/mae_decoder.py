@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.models.init import build_and_fill, initialise
 from vitrail.nn.block import PreNorm
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.position import NO_POSITION, AddedPositionEmbedding, SinCos2D
 from vitrail.nn.shape import EncoderShape
 
@@ -55,13 +56,13 @@ class PixelDecoder(nn.Module):
         self.prefix, self.grid = config.prefix.count, config.shape.grid
         self.shape = EncoderShape(spec.width, spec.depth, spec.heads, self.grid, spec.mlp, self.prefix, eps=config.eps)
         block = PreNorm(mlp=config.block.mlp, qkv_bias=config.block.qkv_bias)  # the encoder's, without later additions
-        self.embed = nn.Linear(config.size.width, spec.width)
+        self.embed = LinearLayer(config.size.width, spec.width)
         self.mask_token = nn.Parameter(torch.empty(1, 1, spec.width))
         table = torch.empty(1, self.prefix + self.shape.patches, spec.width)
         self.position = nn.Parameter(table, requires_grad=False)  # not learned; zero for the prefix tokens
         self.blocks = nn.ModuleList(block.module(self.shape, block, 0.0, 0.0) for _ in range(spec.depth))
         self.norm = nn.LayerNorm(spec.width, eps=config.eps)
-        self.pred = nn.Linear(spec.width, config.channels * config.embed.stride**2)
+        self.pred = LinearLayer(spec.width, config.channels * config.embed.stride**2)
 
     def forward(self, latent: Tensor, visible: Tensor, hidden: Tensor) -> Tensor:
         """Return the values of the hidden patches, [B, N-n, C·P²], from the encoder's normalised tokens [B, T, D].

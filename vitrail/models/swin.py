@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, Unsupported, check_common, image_sides
 from vitrail.models.sizes import closest
 from vitrail.nn.block import run_block
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.shape import Grid
 from vitrail.nn.window import PatchMerging, ShiftRule, SwinV1, SwinV2, WindowShape, WindowSlot
 
@@ -172,7 +173,7 @@ class Swin(Model):
         widths = [config.width * 2**stage for stage in range(config.n_stages)]
         self.merges = nn.ModuleList(PatchMerging(w, config.eps, config.block.norm_first) for w in widths[:-1])
         self.norm = nn.LayerNorm(widths[-1], eps=config.eps)
-        self.head = nn.Identity() if config.classes is None else nn.Linear(widths[-1], config.classes)
+        self.head = nn.Identity() if config.classes is None else LinearLayer(widths[-1], config.classes)
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Return the tokens of the patches, [B, h, w, D]."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.position import NO_POSITION, LayerPosition, rotate
 from vitrail.nn.shape import EncoderShape
 
@@ -25,10 +26,10 @@ class MSA(nn.Module):
         super().__init__()
         d, inner = shape.head_width, shape.heads * shape.head_width
         self.heads, self.dropout = shape.heads, spec.attention_dropout
-        self.qkv = nn.Linear(shape.width, 3 * inner, bias=spec.qkv_bias)
+        self.qkv = LinearLayer(shape.width, 3 * inner, bias=spec.qkv_bias)
         self.q_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
         self.k_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
-        self.out = nn.Linear(inner, shape.width, bias=spec.out_bias)
+        self.out = LinearLayer(inner, shape.width, bias=spec.out_bias)
 
     def forward(self, x: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
         """Return the attention of all tokens, or of the first `n_outputs`, to all tokens: [B, N or n_outputs, D]."""

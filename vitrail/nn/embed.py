@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.shape import Grid
 
 
@@ -84,7 +85,7 @@ class PatchEmbedding(Embedding):
         self.patch = slot.patch
         values = channels * slot.patch**2
         self.norm_in = nn.LayerNorm(values) if slot.normed else nn.Identity()
-        self.projection = nn.Linear(values, width, bias=slot.bias)  # E
+        self.projection = LinearLayer(values, width, bias=slot.bias)  # E
         self.norm_out = nn.LayerNorm(width) if slot.normed else nn.Identity()
 
     def forward(self, image: Tensor, keep: Tensor | None = None) -> Tensor:

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitrail.nn.linear import LinearLayer
+
 
 class TanhHead(nn.Module):
     """The pre-logits layer of the original release: a hidden layer with tanh, used in pre-training."""
 
     def __init__(self, features: int, hidden: int, classes: int | None) -> None:
         super().__init__()
-        self.pre_logits = nn.Linear(features, hidden)
-        self.linear = nn.Identity() if classes is None else nn.Linear(hidden, classes)
+        self.pre_logits = LinearLayer(features, hidden)
+        self.linear = nn.Identity() if classes is None else LinearLayer(hidden, classes)
 
     def forward(self, y: Tensor) -> Tensor:
         return self.linear(torch.tanh(self.pre_logits(y)))
@@ -23,8 +25,8 @@ class DistilledHead(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.label = nn.Linear(features, classes)
-        self.teacher = nn.Linear(features, classes)
+        self.label = LinearLayer(features, classes)
+        self.teacher = LinearLayer(features, classes)
 
     def forward_heads(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of both heads: one is trained on labels, the other on a teacher."""
@@ -42,7 +44,7 @@ class Linear:
     def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
         if classes is None:
             return nn.Identity()
-        return nn.Linear(features, classes) if vectors == 1 else DistilledHead(features, classes)
+        return LinearLayer(features, classes) if vectors == 1 else DistilledHead(features, classes)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Projection:
     def build(self, features: int, classes: int | None, vectors: int) -> nn.Module:
         if classes is not None or vectors != 1:
             raise ValueError("a projection needs classes=None and no distillation token")
-        return nn.Linear(features, self.width, bias=False)
+        return LinearLayer(features, self.width, bias=False)
 
 
 HeadSlot = Linear | PreLogits | Projection

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.nn.linear import LinearLayer
+
 
 class MLP(nn.Module):
     """fc2(activation(fc1(x))) for each token, equal to two 1×1 convolutions."""
 
     def __init__(self, width: int, hidden: int, activation: nn.Module, dropout: float) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
+        self.fc1 = LinearLayer(width, hidden)
         self.activation = activation
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc2 = LinearLayer(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,8 +27,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, 2 * hidden)
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc1 = LinearLayer(width, 2 * hidden)
+        self.fc2 = LinearLayer(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.mlp import GELU, MLPSlot
 from vitrail.nn.shape import EncoderShape
 
@@ -82,9 +83,9 @@ class AttentionPool(Pool):
         d = shape.width
         self.heads = shape.heads
         self.probe = nn.Parameter(torch.empty(1, 1, d))
-        self.q = nn.Linear(d, d)
-        self.kv = nn.Linear(d, 2 * d)
-        self.out = nn.Linear(d, d)
+        self.q = LinearLayer(d, d)
+        self.kv = LinearLayer(d, 2 * d)
+        self.out = LinearLayer(d, d)
         self.norm2 = nn.LayerNorm(d, eps=shape.eps)
         self.mlp = mlp.build(d, shape.mlp, 0.0)
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn.block import ResidualBranch
+from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.mlp import MLP
 from vitrail.nn.shape import Grid
 
@@ -131,9 +132,9 @@ class WindowAttention(nn.Module):
     def __init__(self, shape: WindowShape, dropout: float) -> None:
         super().__init__()
         self.heads, self.window, self.dropout = shape.heads, shape.window, dropout
-        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.qkv = LinearLayer(shape.width, 3 * shape.width)
         self.offsets = nn.Parameter(torch.empty((2 * shape.window - 1) ** 2, shape.heads))
-        self.out = nn.Linear(shape.width, shape.width)
+        self.out = LinearLayer(shape.width, shape.width)
 
     def compute_bias(self) -> Tensor:
         """Return the bias of every pair of tokens of a window, [H, N, N]."""
@@ -169,18 +170,18 @@ class CosineWindowAttention(WindowAttention):
         nn.Module.__init__(self)
         self.heads, self.window, self.dropout = shape.heads, shape.window, dropout
         self.pretrained_window = shape.pretrained_window
-        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.qkv = LinearLayer(shape.width, 3 * shape.width, bias=False)
         self.q_bias = nn.Parameter(torch.empty(shape.width))  # keys have none
         self.v_bias = nn.Parameter(torch.empty(shape.width))
         self.log_scale = nn.Parameter(torch.empty(shape.heads))
         self.bias_mlp = nn.Sequential(
-            nn.Linear(2, BIAS_MLP_WIDTH), nn.ReLU(), nn.Linear(BIAS_MLP_WIDTH, shape.heads, bias=False)
+            LinearLayer(2, BIAS_MLP_WIDTH), nn.ReLU(), LinearLayer(BIAS_MLP_WIDTH, shape.heads, bias=False)
         )
-        self.out = nn.Linear(shape.width, shape.width)
+        self.out = LinearLayer(shape.width, shape.width)
 
     def project(self, x: Tensor) -> Tensor:
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
-        return F.linear(x, self.qkv.weight, bias)
+        return linear(x, self.qkv.weight, bias)
 
     def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(2, 3) for part in qkv.chunk(3, -1))
@@ -253,7 +254,7 @@ class PatchMerging(nn.Module):
         super().__init__()
         self.norm_first = norm_first
         self.norm = nn.LayerNorm((4 if norm_first else 2) * width, eps=eps)
-        self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
+        self.reduction = LinearLayer(4 * width, 2 * width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the grid [B, h/2, w/2, 2·D] of a grid [B, h, w, D]; odd sides are padded with zeros."""

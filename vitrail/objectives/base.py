@@ -105,6 +105,11 @@ class Objective:
         return 1.0
 
     @property
+    def calls_parts_of_layers(self) -> bool:
+        """Return True if a training step calls parts of layers, whose weights FSDP2 gathers for whole layers only."""
+        return False
+
+    @property
     def map_classes(self) -> int:
         """Classes kept of each cell of a teacher's cached score map."""
         raise NotImplementedError(f"{type(self).__name__} uses no score maps")
@@ -128,6 +133,9 @@ class Objective:
             views.check_sizes(config.image_size, config.stride)
         if ema and self.keeps != "model":
             raise ValueError(f"{name} keeps its {self.keeps}, which is an average already: set ema=none")
+
+    def check_model(self, model: Model) -> None:
+        """Raise ValueError for a model that cannot be trained with these settings, before anything is written."""
 
     def check_teacher(self, config: ModelConfig, teacher: Teacher, multi_label: bool) -> None:
         """Raise ValueError for a teacher that this objective cannot use with this student and data."""

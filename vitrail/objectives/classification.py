@@ -3,7 +3,6 @@
 B images, K classes, N patches.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,9 +13,10 @@ from torch import Tensor
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
+from vitrail.objectives.fewer_tokens import TokenMerging, TokenSlot, draw_patches
 from vitrail.utils.json import check_fields
 
-MIX_KIND_STREAM, MIX_RATIO_STREAM, BOX_CENTRE_STREAM, KEEP_STREAM = 1, 2, 3, 4  # random streams
+MIX_KIND_STREAM, MIX_RATIO_STREAM, BOX_CENTRE_STREAM = 1, 2, 3  # random streams
 
 
 def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw: StepRandom) -> tuple[Tensor, Tensor]:
@@ -43,6 +43,11 @@ def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw
         weight = torch.where(use_cutmix[:, None, None], 1 - box.float(), lam[:, None, None])[:, None]
     images = images * weight + images[partner] * (1 - weight)
     return images, targets * lam[:, None] + targets[partner] * (1 - lam[:, None])
+
+
+def encode_one_hot(indices: Tensor, classes: int) -> Tensor:
+    """Return indices [B] as one-hot vectors, float [B, K]. Unlike PyTorch's function it reads no value back to the host."""
+    return (indices[:, None] == torch.arange(classes, device=indices.device)).float()
 
 
 def pair_indices(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -74,12 +79,17 @@ class Classification(Objective):
     mixup: float = 0.0  # alpha; 0 for none
     cutmix: float = 0.0  # alpha; 0 for none
     patch_dropout: float = 0.0  # fraction of patches left out of a training step (PatchDropout, Liu et al. 2023)
+    tokens: TokenSlot | None = None  # fewer tokens in a part of the run
 
     def __post_init__(self) -> None:
         if self.loss not in ("softmax", "sigmoid"):
             raise ValueError(f"unknown loss {self.loss!r}: use softmax or sigmoid")
         check_fields(self, ">= 0 and < 1", "smoothing", "patch_dropout")
         check_fields(self, ">= 0", "mixup", "cutmix")
+        if self.tokens is not None and self.patch_dropout:
+            raise ValueError(
+                "objective.tokens and patch_dropout both shorten a step: set patch_dropout=0, or tokens=none"
+            )
 
     @property
     def mixes_pairs(self) -> bool:
@@ -87,16 +97,27 @@ class Classification(Objective):
 
     @property
     def kept_patches(self) -> float:
-        return 1 - self.patch_dropout
+        return 1 - self.patch_dropout if self.tokens is None else self.tokens.kept
+
+    @property
+    def calls_parts_of_layers(self) -> bool:
+        return isinstance(self.tokens, TokenMerging)
+
+    def check_model(self, model: Model) -> None:
+        if self.patch_dropout:
+            model.require_tokens("objective.patch_dropout")
+        if self.tokens is not None:
+            self.tokens.check(model)
 
     def build(self, model: Model, weights: Tensor | None = None) -> "ClassificationTask":
         """Return the task. `weights`, [K], multiply the loss of rare classes; with several labels, that of their positives."""
-        if self.patch_dropout:
-            model.require_tokens("objective.patch_dropout")
+        self.check_model(model)
         return ClassificationTask(model, self, weights)
 
     def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        return self.build(model, inputs.class_weights)
+        task = self.build(model, inputs.class_weights)
+        task.steps = inputs.steps
+        return task
 
 
 class ClassificationTask(Task):
@@ -107,6 +128,7 @@ class ClassificationTask(Task):
     def __init__(self, model: Model, spec: Classification, weights: Tensor | None) -> None:
         super().__init__()
         self.model, self.spec = model, spec
+        self.steps = 1  # of the run, for `spec.tokens`
         self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
@@ -116,15 +138,18 @@ class ClassificationTask(Task):
         draw = require_draw(draw)
         spec, multi_label = self.spec, targets.ndim == 2
         images, targets = mix_pairs(images, self.encode_targets(targets), spec.mixup, spec.cutmix, draw)
-        keep = self.draw_kept_patches(images, draw)
-        logits = self.model(images) if keep is None else self.model(images, keep)
+        if spec.tokens is not None:
+            logits = spec.tokens.compute_logits(self.model.require_tokens("fewer tokens"), images, draw, self.steps)
+        else:
+            keep = self.draw_kept_patches(images, draw)
+            logits = self.model(images) if keep is None else self.model(images, keep)
         return {"loss": self.label_loss(logits, targets, multi_label)}
 
     def encode_targets(self, targets: Tensor) -> Tensor:
         """Return labels, [B] or [B, K], as one-hot or multi-hot vectors, float [B, K]."""
         classes = self.model.config.classes
         assert classes is not None
-        return targets.float() if targets.ndim == 2 else F.one_hot(targets, classes).float()
+        return targets.float() if targets.ndim == 2 else encode_one_hot(targets, classes)
 
     def label_loss(self, logits: Tensor, targets: Tensor, multi_label: bool) -> Tensor:
         """Return the mean loss of logits and soft targets, both [B, K], with the class weights."""
@@ -143,6 +168,4 @@ class ClassificationTask(Task):
         """Return the patches of each image that this step computes, in order, [B, n]; None for all."""
         if not self.spec.patch_dropout:
             return None
-        patches = math.prod(self.model.require_tokens("patch dropout").embed.grid(images))
-        count = max(1, round(patches * (1 - self.spec.patch_dropout)))
-        return draw.uniform(patches, KEEP_STREAM).argsort(1)[:, :count].sort(1).values
+        return draw_patches(self.model.require_tokens("patch dropout"), images, self.spec.patch_dropout, draw)

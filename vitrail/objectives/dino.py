@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.nn.head import Linear
+from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.pool import ClassToken, Mean
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
 from vitrail.reports.run import MethodText
+from vitrail.utils.averages import move_averages
 from vitrail.utils.json import check_fields
 
 MIN_BATCH = 8  # images: the centre is a mean over the batch
@@ -113,8 +115,8 @@ class Prototypes(nn.Module):
 
     def forward(self, y: Tensor, frozen: bool = False) -> Tensor:
         if not frozen:
-            return F.linear(y, F.normalize(self.weight, dim=1))
-        logits = F.linear(y, F.normalize(self.weight.detach(), dim=1))
+            return linear(y, F.normalize(self.weight, dim=1))
+        logits = linear(y, F.normalize(self.weight.detach(), dim=1))
         return logits + 0 * self.weight[0, 0]  # a gradient of zeros: DDP expects one of every parameter
 
 
@@ -124,7 +126,7 @@ class ProjectionHead(nn.Module):
     def __init__(self, features: int, spec: DINO) -> None:
         super().__init__()
         widths = (features, spec.hidden, spec.hidden, spec.bottleneck)
-        layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+        layers = [LinearLayer(a, b) for a, b in pairwise(widths)]
         for layer in layers:
             nn.init.trunc_normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
@@ -226,8 +228,9 @@ class SelfDistillation(Task):
         for teacher, student in ((self.teacher, self.model), (self.teacher_head, self.head)):
             buffers = zip(teacher.buffers(), student.buffers(), strict=True)  # running statistics
             averaged = [(old, new) for old, new in buffers if old.is_floating_point() and old.numel()]
-            for old, new in (*zip(teacher.parameters(), student.parameters(), strict=True), *averaged):
-                old.lerp_(new.to(old.dtype), 1 - momentum)
+            parameters = zip(teacher.parameters(), student.parameters(), strict=True)
+            old, new = zip(*parameters, *averaged, strict=True)
+            move_averages(old, new, 1 - momentum)
         sums = (self.logit_sum, self.moment_sum, self.sample_count)
         if self.group is not None:
             for total in sums:

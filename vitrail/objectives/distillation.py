@@ -19,7 +19,7 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
 from vitrail.nn.head import DistilledHead
 from vitrail.objectives.base import Losses, Task, TaskInputs, TeacherOutput, require_draw
-from vitrail.objectives.classification import Classification, ClassificationTask, mix_pairs
+from vitrail.objectives.classification import Classification, ClassificationTask, encode_one_hot, mix_pairs
 from vitrail.objectives.teacher import Teacher
 from vitrail.utils.json import check_fields
 
@@ -51,6 +51,13 @@ class TeacherObjective(Classification):
 
     ABSTRACT: ClassVar[bool] = True
     task_class: ClassVar[type["TeacherTask"]]  # set below the task, which needs the settings
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens is not None:
+            raise ValueError(
+                f"{type(self).__name__} does not support objective.tokens: use patch_dropout, or tokens=none"
+            )
 
     def check_student(self, model: Model, teacher: Teacher) -> None:
         """Raise ValueError for a student that cannot learn from this teacher."""
@@ -167,7 +174,7 @@ class Distiller(TeacherTask):
         if self.spec.loss == "sigmoid":
             return (logits > 0).float() if self.spec.kind == "hard" else (logits / self.spec.temperature).sigmoid()
         if self.spec.kind == "hard":
-            return F.one_hot(logits.argmax(1), logits.shape[1]).float()
+            return encode_one_hot(logits.argmax(1), logits.shape[1])
         return (logits / self.spec.temperature).softmax(1)
 
     def teacher_losses(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig
 from vitrail.nn.head import DistilledHead, Linear
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.pool import ClassToken
 from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput, require_draw
 from vitrail.objectives.distillation import TeacherObjective, TeacherTask, split_targets
@@ -68,7 +69,7 @@ class FeatureDistiller(TeacherTask):
     def __init__(self, model: Model, spec: FeatureDistillation, inputs: TaskInputs) -> None:
         super().__init__(model, spec, inputs)
         width = model.feature_dim // (2 if isinstance(model.head, DistilledHead) else 1)
-        self.projection = nn.Linear(width, self.teacher.width)
+        self.projection = LinearLayer(width, self.teacher.width)
         # A seed of its own: the same on every process, whatever was drawn before.
         nn.init.normal_(self.projection.weight, std=width**-0.5, generator=torch.Generator().manual_seed(0))
         nn.init.zeros_(self.projection.bias)

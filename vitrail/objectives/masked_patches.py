@@ -17,9 +17,11 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.embed import patchify, select_tokens
+from vitrail.nn.linear import LinearLayer
 from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
 from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
 from vitrail.reports.run import MethodText
+from vitrail.utils.devices import constant_tensor
 from vitrail.utils.json import check_fields
 
 PATCH_STREAM, CORRUPTION_STREAM, SWAP_STREAM = 8, 9, 10  # random streams
@@ -106,7 +108,7 @@ class MaskedPatchPredictor(PatchTask):
         self.colours = LEVELS**config.channels
         outputs = self.side**2 * self.colours if self.side else config.channels * config.embed.stride**2
         self.mask_token = nn.Parameter(torch.empty(1, 1, config.size.width))
-        self.head = nn.Linear(config.size.width, outputs)
+        self.head = LinearLayer(config.size.width, outputs)
         nn.init.normal_(self.mask_token, std=0.02)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
@@ -149,7 +151,7 @@ class MaskedPatchPredictor(PatchTask):
         (h, w), channels = self.model.embed.grid(images), images.shape[1]
         cells = F.adaptive_avg_pool2d(images.float(), (h * self.side, w * self.side))
         cells = patchify(cells, self.side).unflatten(-1, (channels, -1))  # [B, N, C, S]
-        scale, shift = (cells.new_tensor(v).unsqueeze(-1) for v in (self.std, self.mean))
+        scale, shift = (constant_tensor(tuple(v), cells.device).unsqueeze(-1) for v in (self.std, self.mean))
         levels = ((cells * scale + shift) * LEVELS).long().clamp(0, LEVELS - 1)
         digits = LEVELS ** torch.arange(channels - 1, -1, -1, device=images.device)
         return (levels * digits.unsqueeze(-1)).sum(2)

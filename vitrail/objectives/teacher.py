@@ -18,6 +18,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.pipeline import IDENTITY_TRANSFORM, convert_channels
 from vitrail.models.base import Model
 from vitrail.nn.shape import Grid
+from vitrail.utils.devices import constant_tensor
 
 ChannelValues = Sequence[float]  # a number for each channel
 LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey: ITU-R 601, as in Pillow
@@ -80,7 +81,7 @@ class Teacher:
 
 def channel_column(values: ChannelValues, like: Tensor) -> Tensor:
     """Return a number for each channel, to be broadcast over images, [C, 1, 1]."""
-    return torch.tensor(list(values), device=like.device).view(-1, 1, 1)
+    return constant_tensor(tuple(values), like.device).view(-1, 1, 1)
 
 
 def weigh_colours(colours: Tensor) -> Tensor:

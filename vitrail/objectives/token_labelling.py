@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenModel
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.shape import Grid
 from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput, require_draw
 from vitrail.objectives.classification import cut_boxes, pair_indices
@@ -106,7 +107,7 @@ class TokenLabeller(TeacherTask):
     def __init__(self, model: TokenModel, spec: TokenLabelling, inputs: TaskInputs) -> None:
         super().__init__(model, spec, inputs)
         self.shape = shape = map_shape(self.teacher, spec.top)
-        self.head = nn.Linear(model.config.size.width, shape.classes)
+        self.head = LinearLayer(model.config.size.width, shape.classes)
         nn.init.zeros_(self.head.weight)  # like the classifier in the paper, and without random numbers
         nn.init.zeros_(self.head.bias)
 

@@ -182,9 +182,7 @@ def load_checkpoint(
             if parameter is None or parameter not in home or not isinstance(entry, TensorStorageMetadata):
                 raise ValueError(f"{path} trains {owner}, which this run does not train: was the recipe changed?")
             like, dtype = entry.size == parameter.shape, entry.properties.dtype
-            # Fused optimisers count their steps on the device, others on the CPU.
-            device = parameter.device if home[parameter].defaults.get("fused") else torch.device("cpu")
-            small = torch.empty(entry.size, dtype=dtype, device=device)
+            small = torch.empty(entry.size, dtype=dtype, device=parameter.device)  # the number of steps
             home[parameter].state[parameter][key] = torch.empty_like(parameter, dtype=dtype) if like else small
     wanted = collect_tensors(task, optimizers, average)
     if set(wanted) != set(stored):

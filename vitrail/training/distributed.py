@@ -38,6 +38,7 @@ class Team:
     world_size: int
     device: torch.device
     parallel: Parallel = "ddp"
+    host_group: Any = None  # of tensors on the host; None for the default group
 
     @property
     def is_main(self) -> bool:
@@ -98,8 +99,8 @@ class Team:
         """Return each flag, true if it is true on any process."""
         if self.world_size == 1:
             return flags
-        agreed = torch.tensor(flags, dtype=torch.int32, device=self.device)
-        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        agreed = torch.tensor(flags, dtype=torch.int32)  # on the host: the device is not waited for
+        dist.all_reduce(agreed, dist.ReduceOp.MAX, group=self.host_group)
         return tuple(bool(flag) for flag in agreed.tolist())
 
     def all_reduce_mean(self, value: Tensor) -> Tensor:
@@ -199,7 +200,8 @@ def join_process_group(device: str = "auto", parallel: Parallel = "ddp") -> Iter
     )
     _left_groups.append(dist.group.WORLD)
     try:
-        yield Team(dist.get_rank(), world, chosen, parallel)
+        hosts = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT) if chosen.type == "cuda" else None
+        yield Team(dist.get_rank(), world, chosen, parallel, hosts)
         dist.barrier()  # no process leaves while another still writes
     finally:
         dist.destroy_process_group()

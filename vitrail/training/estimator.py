@@ -23,14 +23,15 @@ from vitrail.data.dataset import Dataset, Images, Store
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources.arrays import ArrayStore, PixelStore
 from vitrail.data.sources.files import FileStore
+from vitrail.data.transforms.user import list_functions
 from vitrail.inference import TorchRuntime, probabilities, run_batches
 from vitrail.models.base import Model
 from vitrail.training.distributed import join_process_group, pick_device
 from vitrail.training.recipe import Data, Machine, Recipe
+from vitrail.training.recipe_choice import Augment, RecipeChoice
 from vitrail.training.runs.prepare import Prepared
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunSetup
-from vitrail.training.train import Augment, RecipeChoice, list_functions
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

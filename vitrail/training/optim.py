@@ -1,6 +1,9 @@
 """Settings of the optimisers, the rules of weight decay and learning rate for each parameter, and what PyTorch lacks: LAMB
 and Muon (Jordan et al. 2024), which orthogonalises the momentum of matrices.
 
+All of them leave out a step where `found_inf`, a number on the device, is 1: PyTorch's fused AdamW by itself, the others below.
+So the host need not know whether the gradients are finite.
+
 m matrices of one shape, r×c each.
 """
 
@@ -105,7 +108,7 @@ class SGD(Optim):
     momentum: float = 0.9
 
     def build(self, task: nn.Module, rules: ParameterRules) -> list[Optimizer]:
-        return [torch.optim.SGD(self.parameter_groups(task, rules), lr=self.lr, momentum=self.momentum, foreach=True)]
+        return [SGDOptimizer(self.parameter_groups(task, rules), self.lr, self.momentum, self.weight_decay)]
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,53 @@ def parameter_rules(task: nn.Module, layer_decay: float, head_scale: float = 1.0
     return rules
 
 
-class LambOptimizer(Optimizer):
+def skip_if(optimizers: list[Optimizer], skip: Tensor) -> None:
+    """Let the next step of the optimisers change nothing where `skip`, a truth value on the device, is true."""
+    for optimizer in optimizers:
+        optimizer.found_inf, optimizer.grad_scale = skip.float(), None  # type: ignore[attr-defined] (PyTorch's names)
+
+
+class SkippingOptimizer(Optimizer):
+    """Base of the optimisers here, whose step changes nothing where `found_inf` is 1."""
+
+    found_inf: Tensor | None = None
+
+    def kept_gradient(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient and 1 for a step that is made, zeros and 0 for one that is skipped."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if self.found_inf is None:
+            return gradient, torch.ones((), device=gradient.device)
+        keep = 1 - self.found_inf
+        return torch.where(keep > 0, gradient, torch.zeros((), device=keep.device, dtype=gradient.dtype)), keep
+
+
+class SGDOptimizer(SkippingOptimizer):
+    """SGD with momentum, as PyTorch computes it."""
+
+    def __init__(self, groups: Iterable[Any], lr: float, momentum: float, weight_decay: float):
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                gradient, keep = self.kept_gradient(parameter)
+                if group["weight_decay"]:
+                    gradient = torch.addcmul(gradient, parameter, group["weight_decay"] * keep)
+                if group["momentum"]:
+                    state = self.state[parameter]
+                    if not state:
+                        state["momentum_buffer"] = torch.zeros_like(parameter)
+                    momentum = torch.where(keep > 0, group["momentum"], 1.0)
+                    gradient = state["momentum_buffer"].mul_(momentum).add_(gradient)
+                parameter.addcmul_(gradient, keep, value=-group["lr"])
+
+
+class LambOptimizer(SkippingOptimizer):
     """LAMB. The trust ratio is 1 for tensors without weight decay, as in the published code."""
 
     def __init__(self, groups: Iterable[Any], lr: float, betas: tuple[float, float], eps: float, weight_decay: float):
@@ -198,20 +247,22 @@ class LambOptimizer(Optimizer):
                     continue
                 state = self.state[parameter]
                 if not state:
-                    state["step"] = torch.zeros(())
+                    state["step"] = torch.zeros((), device=parameter.device)
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
-                state["step"] += 1
-                count = state["step"].item()
-                state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
-                state["exp_avg_sq"].mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
+                gradient, keep = self.kept_gradient(parameter)
+                state["step"] += keep
+                count = state["step"].clamp(min=1)
+                state["exp_avg"].lerp_(gradient, (1 - beta1) * keep)
+                state["exp_avg_sq"].mul_(torch.where(keep > 0, beta2, 1.0))
+                state["exp_avg_sq"].addcmul_(gradient, gradient, value=1 - beta2)
                 root = (state["exp_avg_sq"] / (1 - beta2**count)).sqrt_().add_(group["eps"])
                 update = state["exp_avg"] / (1 - beta1**count) / root
                 if decay:
                     update = update + decay * parameter
                     size, length = parameter.norm(), update.norm()
                     update = update * torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size))
-                parameter.sub_(group["lr"] * update)
+                parameter.addcmul_(update, keep, value=-group["lr"])
 
 
 def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
@@ -230,7 +281,7 @@ def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
     return x.to(matrices.dtype)
 
 
-class MuonOptimizer(Optimizer):
+class MuonOptimizer(SkippingOptimizer):
     """Muon for matrices, and filters as matrices of outputs by inputs. A tensor of queries, keys and values has 3 `parts`.
 
     The update is scaled by √max(1, r/c), so that its size does not depend on the shape. Matrices of one shape are computed
@@ -245,7 +296,7 @@ class MuonOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            alike: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -253,16 +304,19 @@ class MuonOptimizer(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 buffer = state["momentum_buffer"]
-                buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(buffer, group["momentum"])  # Nesterov's
+                gradient, keep = self.kept_gradient(parameter)
+                buffer.lerp_(gradient, (1 - group["momentum"]) * keep)
+                update = gradient.lerp(buffer, group["momentum"])  # Nesterov's
                 full = update.full_tensor() if isinstance(update, DTensor) else update
-                alike[full.shape].append((parameter, full))
+                alike[full.shape].append((parameter, full, keep))
             for shape, members in alike.items():
                 rows, columns = shape[0] // group["parts"], shape[1:].numel()
-                stacked = torch.stack([update for _, update in members]).view(-1, rows, columns)
+                stacked = torch.stack([update for _, update, _ in members]).view(-1, rows, columns)
                 size = max(1.0, rows / columns) ** 0.5
                 made = orthogonalise(stacked, group["steps"]).mul_(size).view(len(members), *shape)
-                for (parameter, _), update in zip(members, made, strict=True):
+                for (parameter, _, keep), update in zip(members, made, strict=True):
                     if isinstance(parameter, DTensor):
                         update = distribute_tensor(update, parameter.device_mesh, parameter.placements)
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"] * keep).addcmul_(
+                        update, keep, value=-group["lr"]
+                    )

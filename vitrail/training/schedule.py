@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitrail.utils.averages import move_averages
 from vitrail.utils.json import check_fields
 
 
@@ -93,10 +94,9 @@ class WeightAverage:
         self.live = {name: p for name, p in task.named_parameters() if p.requires_grad} | buffers
         self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in self.live.items()}
 
-    @torch.no_grad()
     def update(self, step: int) -> None:
-        for name, parameter in self.live.items():
-            self.tensors[name].lerp_(parameter.detach(), 1 - self.spec.decay_at(step))
+        """Move the averages towards the weights."""
+        move_averages(list(self.tensors.values()), list(self.live.values()), 1 - self.spec.decay_at(step))
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -18,10 +18,12 @@ from vitrail.training.runs.prepare import Prepared
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.trainer import Plan, Trainer
+from vitrail.utils.devices import synchronise
 
 MEASURED_STEPS = 5  # the first is warm-up
 MAX_MEASURED_STEPS = 60
 VALIDATIONS_PER_RUN = 1  # at the end
+GOLDEN_RATIO = 0.6180339887  # its multiples, modulo 1, are spread evenly
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ def measure_steps(training: Trainer, seconds: float | None) -> tuple[float, floa
     marks: list[float] = []
     ahead, wanted = 2 * training.loader.workers, MEASURED_STEPS
     for step, epoch, batch in training.batches():
-        training.train_step(step, epoch, batch)
+        # Steps from all parts of the run: the number of tokens may depend on the step.
+        training.train_step(int(training.plan.steps * (step * GOLDEN_RATIO % 1)), epoch, batch)
+        synchronise(training.team.device)
         marks.append(time.monotonic())
         if len(marks) == 2 and seconds is not None:
             last = marks[1] - marks[0]
@@ -130,6 +134,7 @@ def measure_image(loaders: RunLoaders, training: Trainer) -> float:
         for index, batch in enumerate(loaders.split("validation").iter_once()):
             arrived = time.monotonic()
             model(normalise(batch.pixels.to(device)))
+            synchronise(device)
             # The first batch waits for workers to start; only the second includes the loading time.
             since = arrived if index == 0 else previous
             previous = time.monotonic()

@@ -5,43 +5,26 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
-import torch
-
-from vitrail.checkpoints.known_models import expand_name
-from vitrail.checkpoints.load import find_weights, inspect_checkpoint
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.file_names import preview_labels
-from vitrail.data.sources.objects import PREFIX, describe_object
-from vitrail.data.transforms.augment import AugmentSlot
-from vitrail.data.transforms.pipeline import CROP_TYPES
-from vitrail.data.transforms.user import UserFunction, bind_transforms, describe_transform, list_functions
-from vitrail.models.base import image_sides
-from vitrail.models.sizes import closest
+from vitrail.data.sources.objects import PREFIX
+from vitrail.data.transforms.user import bind_transforms, list_functions
 from vitrail.objectives.registry import PRETRAINING
 from vitrail.reports import write_report
-from vitrail.training.budget import fit_recipe
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import Listener, import_tracker
-from vitrail.training.recipe import Data, Facts, Machine, Recipe, Teacher, method_of, read_recipe, with_settings
-from vitrail.training.recipes import METHODS, build_recipe, check_name
+from vitrail.training.recipe import Data, Facts, Machine, Recipe, method_of, read_recipe
+from vitrail.training.recipe_choice import Augment, RecipeChoice, choose_teacher, find_data, read_given
+from vitrail.training.recipes import METHODS, check_name
 from vitrail.training.runs.prepare import Prepared, prepare_data
 from vitrail.training.runs.record import check_recipe, read_run_record, read_summary
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunSetup
-from vitrail.training.runs.teaching import with_teacher
-from vitrail.training.runs.validation import describe_validation, limit_validation
 from vitrail.utils.json import dataclass_from_json
 from vitrail.utils.progress import ProgressCallback
-
-RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
-SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "distil")  # of some of them
-COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
-Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
-FROM_CHECKPOINT = ("finetune", "paper-finetune", *METHODS)
 
 
 class Connected(TypedDict):
@@ -211,106 +194,6 @@ def change_machine(machine: Machine, device: str | None, workers: int | None) ->
     return replace(machine, **{name: value for name, value in asked.items() if value is not None})
 
 
-def read_given(recipe: str | os.PathLike[str] | Recipe | None) -> Recipe | None:
-    """Return the recipe of a caller that gives one, as a value or as a file."""
-    return recipe if recipe is None or isinstance(recipe, Recipe) else read_recipe(Path(recipe))
-
-
-def find_data(data: Any, given: Recipe | None, fields: Mapping[str, Any]) -> tuple[Data, Any]:
-    """Return the data of a run with the fields that are not None, and the Python object if it is one.
-
-    Without data, it is that of the recipe.
-    """
-    if data is None and given is None:
-        raise ValueError("no data: give a folder, a file, a name such as 'digits', or a Python object")
-    is_named = data is None or isinstance(data, Data | str | os.PathLike)
-    where: Any = (data if given is None or data is not None else given.data) if is_named else describe_object(data)
-    found = where if isinstance(where, Data) else Data(os.fspath(where))
-    return replace(
-        found, **{name: value for name, value in fields.items() if value is not None}
-    ), None if is_named else data
-
-
-@dataclass(frozen=True)
-class RecipeChoice:
-    """Everything that determines the recipe of a run besides its data: a name or a recipe, and the user's changes of it."""
-
-    name: str  # of a named recipe, or the method of `given`
-    given: Recipe | None
-    data: Data
-    source: Any  # the Python object that `data` names, or None
-    init: str | None
-    teacher: Teacher | None
-    distil: str | None
-    overrides: Mapping[str, Any]
-    settings: Sequence[str]
-    augment: Augment | None = None
-    deadline: float | None = None  # by `time.monotonic()`
-
-    def __post_init__(self) -> None:
-        if self.init is not None:  # the recipe records the address, not the name
-            object.__setattr__(self, "init", expand_name(self.init))
-
-    def choose(self, prepared: Prepared, machine: Machine, team: Team) -> tuple[Recipe, Facts]:
-        """Return the recipe for this data, within the time budget if there is one, and the choices made."""
-        fixed = frozenset(setting.partition("=")[0].strip() for setting in self.settings)
-        lengths = {"epochs", "steps"}
-        if self.deadline is not None:
-            if self.given is not None:
-                raise ValueError("minutes= is for named recipes: leave it out, or use settings=['steps=N']")
-            if both := lengths & {*fixed, *(name for name in lengths if self.overrides.get(name) is not None)}:
-                raise ValueError(f"minutes= and {min(both)}= are both given: give one of them")
-        measured = prepared.measure_facts()
-
-        def build(more: Mapping[str, Any]) -> tuple[Recipe, Facts]:
-            facts = replace(measured, overrides={}, chosen=[], used=set())
-            return replace(self, overrides={**self.overrides, **more}).build(facts, team), facts
-
-        if self.deadline is not None:
-            recipe, facts = fit_recipe(
-                build, prepared, machine, team, self.deadline, fixed, list_functions(self.augment)
-            )
-        else:
-            (asked, facts) = build({})
-            recipe = asked if self.given is not None else limit_validation(asked, prepared, fixed)
-            if recipe == asked:
-                return recipe, facts
-        facts.chosen.append(describe_validation(recipe, prepared))
-        return recipe, facts
-
-    def build(self, facts: Facts, team: Team) -> Recipe:
-        """Return the recipe for data with these facts."""
-        if self.given is not None:
-            if asked := [name for name, value in self.overrides.items() if value is not None]:
-                raise ValueError(f"{asked[0]}= is for named recipes: change a recipe file with settings=['NAME=VALUE']")
-            recipe = replace(self.given, data=self.data, init=self.init or self.given.init)
-        else:
-            asked, facts.teacher = {k: value for k, value in self.overrides.items() if value is not None}, self.teacher
-            asked |= {"size": image_sides(asked["size"])} if "size" in asked else {}
-            asked |= {"distil": self.distil} if self.distil and self.name == "distil" else {}
-            recipe = build_named_recipe(self.name, facts, self.data, self.init, asked)
-            if team.device.type == "cuda" and asked.get("precision") is None:
-                best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-                recipe = replace(recipe, precision=facts.choose("precision", best, "fast on this GPU"))
-        if self.teacher is not None and (self.given is not None or recipe.teacher is None):
-            recipe = with_teacher(recipe, self.teacher, self.distil)
-        if self.augment is not None:
-            recipe = with_augment(recipe, self.augment)
-        return with_settings(recipe, self.settings)
-
-
-def with_augment(recipe: Recipe, augment: Augment) -> Recipe:
-    """Return a recipe with another augmentation: a function in place of all steps after the crop, or a sequence of steps."""
-    if recipe.views is not None:
-        raise ValueError(f"the recipe {recipe.name} makes several crops of each image: augment= is for one")
-    crop = [step for step in recipe.augment if isinstance(step, CROP_TYPES)]
-    steps = [*crop, augment] if not isinstance(augment, Sequence) or callable(augment) else augment
-    slots = [describe_transform(step) if callable(step) else step for step in steps]
-    if strange := [step for step in slots if not isinstance(step, get_args(AugmentSlot))]:
-        raise ValueError(f"augment takes functions and steps of vitrail, got {strange[0]!r}")
-    return replace(recipe, augment=tuple(slots))
-
-
 def start_run(
     choice: RecipeChoice, out: str | os.PathLike[str] | None, machine: Machine, connected: Connected
 ) -> tuple[Path, dict[str, Any]]:
@@ -419,35 +302,6 @@ def write_run_report(setup: RunSetup, summary: dict[str, Any]) -> tuple[Path, di
     return setup.directory, summary
 
 
-def build_named_recipe(
-    name: str | None, facts: Facts, data: Data, init: str | None, overrides: dict[str, Any]
-) -> Recipe:
-    """Return a named recipe for this data, checkpoint and overrides."""
-    name = name or ("scratch-small" if init is None else "finetune")
-    if unknown := sorted(set(overrides) - {*RECIPE_OVERRIDES, *COMMON_OVERRIDES, *SPECIFIC_OVERRIDES}):
-        raise ValueError(f"unknown option {unknown[0]}: {closest(unknown[0], [*RECIPE_OVERRIDES, *COMMON_OVERRIDES])}")
-    for option in ("epochs", "steps", "batch_size", "lr"):
-        if overrides.get(option) is not None and not 0 < overrides[option] < math.inf:
-            raise ValueError(f"{option.replace('_', ' ')} must be > 0, got {overrides[option]}")
-    if overrides.get("epochs") is not None and overrides.get("steps") is not None:
-        raise ValueError("epochs and steps are both given: give one of them")
-    if init is not None and name not in FROM_CHECKPOINT:
-        raise ValueError(f"the recipe {name} builds its own model: leave out init=, or use recipe='finetune'")
-    if init is not None:
-        with inspect_checkpoint(init) as checkpoint:
-            facts.init = checkpoint.contract.config
-            pipeline = checkpoint.contract.preprocessing
-            facts.init_preprocessing = pipeline if isinstance(pipeline, Preprocessing) else None
-    facts.overrides = overrides
-    recipe = build_recipe(name, facts, data)
-    if overrides.get("lr") is not None and "lr" not in facts.used:
-        recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=facts.choose("lr", None, "")))
-    options = (*RECIPE_OVERRIDES, *SPECIFIC_OVERRIDES)
-    if unused := [option for option in options if overrides.get(option) is not None and option not in facts.used]:
-        raise ValueError(f"the recipe {name} does not use {unused[0]}=: leave it out, or use settings=")
-    return replace(recipe, init=init, **{k: overrides[k] for k in COMMON_OVERRIDES if overrides.get(k) is not None})
-
-
 def set_deadline(minutes: float | None) -> float | None:
     """Return the time by `time.monotonic()` at which a run of so many minutes that starts now should end."""
     if minutes is None:
@@ -455,21 +309,6 @@ def set_deadline(minutes: float | None) -> float | None:
     if not 0 < minutes < math.inf:
         raise ValueError(f"minutes must be > 0, got {minutes:g}")
     return time.monotonic() + 60 * minutes
-
-
-def choose_teacher(teacher: str | None, distil: str | None, cache: bool, recipe: Recipe | None) -> Teacher | None:
-    """Return the settings of the given teacher, whose file must be readable, or those of the recipe."""
-    settings = recipe.teacher if recipe is not None else None
-    if teacher is None and settings is None:
-        if distil or cache:
-            raise ValueError(f"{'distil=' if distil else 'teacher_cache='} needs a teacher: give teacher=MODEL")
-        return None
-    if teacher is not None:
-        teacher = expand_name(teacher)
-        with inspect_checkpoint(find_weights(teacher)):
-            settings = replace(settings, where=teacher) if settings is not None else Teacher(teacher)
-    assert settings is not None
-    return replace(settings, cached=cache or settings.cached)
 
 
 def prepare_on_all(team: Team, data: Data, progress: ProgressCallback | None, source: Any = None) -> Prepared:

@@ -3,6 +3,10 @@
 It uses `losses["loss"]` and never asks which objective it is. The learning rate is a function of the step, samples and their
 augmentation of (seed, epoch, index), dropout and stochastic depth of (seed, step, process): a resumed run needs no replay and
 computes the same numbers.
+
+The host does not wait for the device inside a step: losses and gradient norms stay on the device until a line of the log, a
+validation or a checkpoint. A step whose loss or gradient is not finite changes no weight, which the device decides; the host
+learns of it with the next of these, before anything is saved.
 """
 
 import math
@@ -27,12 +31,14 @@ from vitrail.objectives.base import Task
 from vitrail.training.checkpointing import Checkpoints, Progress, collect_tensors, load_checkpoint
 from vitrail.training.distributed import Team, full_tensor
 from vitrail.training.logging import MetricsLog
-from vitrail.training.optim import Optim, parameter_rules, set_lr, set_weight_decay
+from vitrail.training.optim import Optim, parameter_rules, set_lr, set_weight_decay, skip_if
+from vitrail.training.prefetch import prefetch_batches
 from vitrail.training.schedule import EMA, ScheduleSlot, WeightAverage
 from vitrail.utils.devices import keep_freed_memory
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Metrics = dict[str, float]
+MAX_PENDING = 64  # steps whose numbers are on the device, where nothing is logged
 FIRST_SAVE_SECONDS = 20.0  # after the start or a resume: a run that is killed early, or again and again, loses little
 
 
@@ -75,6 +81,17 @@ class Diverged(ValueError):
     """The loss or its gradient is not finite."""
 
 
+@dataclass(frozen=True)
+class PendingStep:
+    """A step whose numbers are still on the device."""
+
+    step: int
+    epoch: int
+    lr: float
+    indices: Tensor  # of its images, on the host
+    numbers: Tensor  # [2]: mean loss, gradient norm
+
+
 @dataclass
 class Trainer:
     """The loop: a task, its data, its optimisers and its progress through a plan."""
@@ -105,6 +122,7 @@ class Trainer:
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         # The loss is scaled for float16, where small gradients underflow.
         self.scaler = torch.amp.GradScaler(self.team.device.type, enabled=self.plan.precision == "fp16")
+        self.pending: list[PendingStep] = []
         self.signal_number: int | None = None
         self.lost: str | None = None  # the death of this process's workers
         self.validation_seconds: float | None = None  # of the last validation, with its checkpoint
@@ -123,7 +141,7 @@ class Trainer:
         save_seconds = min(plan.save_seconds, FIRST_SAVE_SECONDS)
         seconds_before, images_before, first_step = progress.seconds, progress.images, progress.step
         with self.handle_signals():
-            batches = self.batches()
+            batches = prefetch_batches(self.batches(), self.team.device)
             upcoming = self.fetch(batches)
             if self.team.any_process(self.lost is not None)[0]:
                 self.save_and_stop()
@@ -132,10 +150,13 @@ class Trainer:
                 self.train_step(step, epoch, batch)
                 progress.step = step + 1
                 progress.images += self.loader.batch_size
+                log_due = progress.step % plan.log_every == 0 or progress.step == plan.steps
+                validation_due = progress.step % plan.validate_every == 0 or progress.step == plan.steps
+                if log_due or validation_due:
+                    self.read_numbers()
                 now = time.monotonic()
                 progress.seconds = seconds_before + now - start
-                validation_due = progress.step % plan.validate_every == 0 or progress.step == plan.steps
-                if progress.step % plan.log_every == 0 or progress.step == plan.steps:
+                if log_due:
                     self.log()
                     speed = (progress.images - images_before) / max(1e-9, now - last_log)
                     timing = {"step": progress.step, "seconds": round(progress.seconds, 3), "images_per_second": speed}
@@ -215,28 +236,42 @@ class Trainer:
         loss = self.backward(step, batch)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        norm = full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf))
-        mean_loss, grad_norm = team.all_reduce_mean(loss).item(), norm.item()
-        if math.isfinite(mean_loss) and math.isfinite(grad_norm):
-            for optimizer in self.optimizers:
-                self.scaler.step(optimizer)
-            self.scaler.update()
-            team.average_buffers(self.task)
-            self.task.after_step(step)
-            if self.average is not None:
-                self.average.update(step)
-            self.progress.loss += mean_loss
-            self.progress.losses += 1
-        else:  # undo the step's effect on running statistics too
-            for buffer, before in buffers_before:
-                buffer.copy_(before)
-            self.scaler.update()
-            # An overflow is usual in float16 now and then: the scaler lowers its factor.
-            if not (plan.precision == "fp16" and math.isfinite(mean_loss)):
-                self.skip_or_stop(step, epoch, batch, lr, mean_loss, grad_norm)
+        numbers = torch.stack([team.all_reduce_mean(loss), self.clip_gradients()])
+        skip = ~numbers.isfinite().all()
+        skip_if(self.optimizers, skip)
         for optimizer in self.optimizers:
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.step_metrics = {"lr": lr, "grad_norm": grad_norm}
+        for buffer, before in buffers_before:  # the step's effect on running statistics is undone too
+            buffer.copy_(torch.where(skip, before, buffer))
+        self.scaler.update()
+        team.average_buffers(self.task)
+        self.task.after_step(step)
+        if self.average is not None:
+            self.average.update(step)
+        self.pending.append(PendingStep(step, epoch, lr, batch.indices, numbers))
+        if len(self.pending) == MAX_PENDING:
+            self.read_numbers()
+
+    def clip_gradients(self) -> Tensor:
+        """Clip the gradients to the optimiser's maximum norm, if it has one; return their norm before that."""
+        if self.optim.clip is not None:
+            return full_tensor(nn.utils.clip_grad_norm_(self.parameters, self.optim.clip))
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return full_tensor(nn.utils.get_total_norm(gradients))
+
+    def read_numbers(self) -> None:
+        """Read the losses and gradient norms of the steps since the last call, and react to those that are not finite."""
+        pending, self.pending = self.pending, []
+        rows = torch.stack([each.numbers for each in pending]).tolist() if pending else []
+        for each, (loss, norm) in zip(pending, rows, strict=True):
+            if math.isfinite(loss) and math.isfinite(norm):
+                self.progress.loss += loss
+                self.progress.losses += 1
+            # An overflow is usual in float16 now and then: the scaler lowers its factor.
+            elif not (self.plan.precision == "fp16" and math.isfinite(loss)):
+                self.skip_or_stop(each, loss, norm)
+            self.step_metrics = {"lr": each.lr, "grad_norm": norm}
 
     def backward(self, step: int, batch: Batch) -> Tensor:
         """Accumulate the gradients of this process's share of the batch; return its mean loss."""
@@ -248,8 +283,8 @@ class Trainer:
         # Even bounds: mixing pairs images 2i and 2i + 1, and a pair must not be split.
         bounds = sorted({0, local_batch, *(2 * round(local_batch * part / parts / 2) for part in range(1, parts))})
         for a, b in pairwise(bounds):
-            images = self.normalise(batch.pixels[a:b].to(team.device, non_blocking=True))
-            targets = batch.targets[a:b].to(team.device, non_blocking=True)
+            images = self.normalise(batch.pixels[a:b].to(team.device))  # prefetched: already there
+            targets = batch.targets[a:b].to(team.device)
             draw = StepRandom(plan.seed, step, first + a, b - a, total, team.device)
             with team.gradient_sync(self.wrapped, last=b == local_batch):
                 with self.autocast():
@@ -263,19 +298,20 @@ class Trainer:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.precision)
         return torch.autocast(self.team.device.type, dtype) if dtype else nullcontext()
 
-    def skip_or_stop(self, step: int, epoch: int, batch: Batch, lr: float, loss: float, norm: float) -> None:
+    def skip_or_stop(self, skipped: PendingStep, loss: float, norm: float) -> None:
         """Count a skipped step; raise Diverged after more than `plan.skip_nonfinite` of them."""
         self.progress.nonfinite += 1
-        names = [self.loader.images.name(int(index)) for index in batch.indices]
+        names = [self.loader.images.name(index) for index in skipped.indices.tolist()]
         images = [name for part in self.team.gather_objects(names) for name in part]
         what = f"loss {loss:g}" if not math.isfinite(loss) else f"gradient norm {norm:g}"
-        where = f"{what} at step {step + 1} (epoch {epoch + 1}), learning rate {lr:.3g}"
+        where = f"{what} at step {skipped.step + 1} (epoch {skipped.epoch + 1}), learning rate {skipped.lr:.3g}"
         if self.progress.nonfinite > self.plan.skip_nonfinite:
             raise Diverged(
                 f"{where}; images: {', '.join(images)}. The last checkpoint is intact. "
                 "Lower the learning rate, or use settings=['skip_nonfinite=N'] to skip up to N such steps"
             )
-        self.journal.write({"kind": "skipped", "step": step + 1, "why": what, "lr": lr, "pictures": images})
+        record = {"kind": "skipped", "step": skipped.step + 1, "why": what, "lr": skipped.lr, "pictures": images}
+        self.journal.write(record)
 
     def describe_step(self, kind: str) -> dict[str, Any]:
         """Return the first fields of a record of the finished steps."""
@@ -312,6 +348,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Save a checkpoint of the current state."""
+        self.read_numbers()  # a step that is not finite stops the run here, before anything is written
         progress = self.progress
         progress.logged = self.journal.bytes
         for unreadable in self.team.gather_objects(self.loader.unreadable):

@@ -1,10 +1,12 @@
-"""Device selection, without the distributed setup, and the CPU allocator's settings."""
+"""Device selection, without the distributed setup, transfers that do not wait, and the CPU allocator's settings."""
 
 import ctypes
 import os
 import platform
+from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 
 def pick_device(name: str) -> torch.device:
@@ -25,6 +27,28 @@ def pick_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError:
         raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda or mps") from None
+
+
+def send_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on the device. CUDA copies from pinned memory, for which the host does not wait."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+@lru_cache(maxsize=64)
+def constant_tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return constants on the device, sent once: sending them in each step would wait for the device."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has finished, to measure time."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def count_cores() -> int:

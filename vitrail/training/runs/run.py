@@ -90,6 +90,7 @@ class Run:
         recipe = self.setup.recipe
         self.evaluator.check()
         model = load_initial_model(self.setup)
+        recipe.objective.check_model(model)
         if recipe.init is not None and self.parts is None:
             self.parts, note = recipe.objective.read_parts(recipe.init, recipe.model)
             if note:
@@ -144,6 +145,10 @@ class Run:
         setup, recipe, machine, team = self.setup, self.setup.recipe, self.setup.machine, self.setup.team
         if recipe.tune.startswith("lora") and team.world_size > 1 and team.parallel == "fsdp":
             raise ValueError("LoRA matrices are too small to be sharded: use parallel='ddp'")
+        if recipe.objective.calls_parts_of_layers and team.world_size > 1 and team.parallel == "fsdp":
+            raise ValueError(
+                "objective.tokens=TokenMerging calls parts of layers, which are sharded: use parallel='ddp'"
+            )
         loader = self.loaders.training()
         if self.teacher is not None:
             self.teacher.attach_outputs(loader)
@@ -151,7 +156,7 @@ class Run:
         cost = count_passes(recipe, setup.prepared)
         task = self.build_task(model, steps)
         if machine.compile:
-            compile_task(task)
+            compile_task(task, team.device.type)
         plan = Plan(
             steps=steps,
             validate_every=max(1, round(recipe.validate_every * per_epoch)),
@@ -197,11 +202,15 @@ class Run:
             trainer.save()
 
 
-def compile_task(task: Task) -> None:
-    """Compile every model of a task with `torch.compile`, and its blocks for objectives that call a model part by part."""
+def compile_task(task: Task, device_type: str = "cpu") -> None:
+    """Compile every model of a task with `torch.compile`, and its blocks for objectives that call a model part by part.
+
+    On CUDA the compiled parts are replayed as CUDA graphs, which saves the launch of each kernel.
+    """
     modules = [module for module in task.modules() if isinstance(module, Model | EncoderBlock)]
     # Blocks share one piece of code, and each rate of stochastic depth is another graph of it: PyTorch gives up after eight.
     settings = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, 4 * len(modules))
+    options = {"mode": "reduce-overhead"} if device_type == "cuda" else {}
     for module in modules:
-        module.compile()
+        module.compile(**options)
