@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, Unsupported, check_common, image_sides
 from vitrail.models.sizes import closest
 from vitrail.nn.block import run_block
+from vitrail.nn.recording import AttentionLayer
 from vitrail.nn.shape import Grid
-from vitrail.nn.window import PatchMerging, ShiftRule, SwinV1, SwinV2, WindowShape, WindowSlot
+from vitrail.nn.window import PatchMerging, ShiftRule, SwinV1, SwinV2, WindowBlock, WindowShape, WindowSlot
 
 SWIN_NAME = re.compile(r"Swin(?P<version>V2)?-(?P<size>[A-Z])(?:/(?P<window>\d+))?")
 # Width of the first stage, layers and heads of each stage.
@@ -184,14 +185,19 @@ class Swin(Model):
             raise ValueError(f"image sides must be multiples of the patch {config.patch}, got {size}")
         return self.dropout(self.embed_norm(self.embed(images).permute(0, 2, 3, 1)))
 
+    def choose_shift(self, stage: int, grid: Grid) -> Grid:
+        """Return by how many tokens the shifted layers of a stage move their windows along each side of its grid."""
+        config = self.config
+        configured = tuple(side // (config.patch * 2**stage) for side in config.image_size)
+        return config.shift.choose_shift(config.windows[stage], grid, configured)
+
     def layer_outputs(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the grid after each layer, [B, h, w, D], from the embedded patches."""
         config, layer = self.config, 0
         for stage, depth in enumerate(config.depths):
             if stage:
                 x = self.merges[stage - 1](x)
-            configured = tuple(side // (config.patch * 2**stage) for side in config.image_size)
-            shift = config.shift.choose_shift(config.windows[stage], tuple(x.shape[1:3]), configured)
+            shift = self.choose_shift(stage, tuple(x.shape[1:3]))
             for block in self.blocks[layer : layer + depth]:
                 x = run_block(block, self.activation_checkpointing, x, shift, config.shift.pad_first)
                 yield x
@@ -244,6 +250,17 @@ class Swin(Model):
 
     def layers(self) -> list[Layer]:
         return [Layer(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
+
+    def attention_layers(self, size: tuple[int, ...]) -> list[AttentionLayer]:
+        config, found = self.config, list[AttentionLayer]()
+        for stage, depth in enumerate(config.depths):
+            grid, stride = config.stage_grid(stage, size), config.patch * 2**stage
+            shift = self.choose_shift(stage, grid)
+            for block in self.blocks[len(found) : len(found) + depth]:
+                assert isinstance(block, WindowBlock)
+                msa, tokens = block.msa, block.locate_tokens(grid, stride, shift, config.shift.pad_first)
+                found.append(AttentionLayer(msa, msa.compute_attention, msa.heads, tokens, tokens, msa.compute_table))
+        return found
 
     def layer_index(self, parameter: str) -> int:
         if parameter.startswith("merges."):  # a merging belongs to the last layer before it
