@@ -58,6 +58,11 @@ class StagedTrace:
     norms: tuple[np.ndarray, ...] | None = None  # L + 1 of [h, w]
     embedded: np.ndarray | None = None  # [h, w, D]: patches after the projection
 
+    @property
+    def has_windows(self) -> bool:
+        """Return whether attention is limited to windows in some layer."""
+        return any(layer.windows.max() > 0 for layer in self.layers)
+
 
 Keep = Literal["heads", "mean", "none"]
 STAGED_VIEWS = ("attention", "colours", "similar", "norms", "embedded")

@@ -1,8 +1,8 @@
 """Write attention maps, rollout, attention distances and other figures of a model, with a page to explore them.
 
-MODEL is any checkpoint of a Vision Transformer, a hybrid or a Swin Transformer that vitrail reads (check with `vitrail describe
-FILE`). Each IMAGE, or each image in a folder, goes through the preprocessing of the model. Models with windows have no rollout
-and no relevance: their attention is drawn inside its windows.
+MODEL is any checkpoint of a Vision Transformer, a hybrid, a Swin Transformer or an MViT that vitrail reads (check with `vitrail
+describe FILE`). Each IMAGE, or each image in a folder, goes through the preprocessing of the model. Models with windows or
+pooled tokens have no rollout and no relevance: attention is drawn inside its windows, or on the grid of the pooled keys.
 
 DIR/index.html is one page that needs no network: it draws the attention of every head from the patch under the pointer, or the
 one selected with the arrow keys. Beside it are distance.png, positions.png, filters.png and model.npz; each image has a folder

@@ -13,9 +13,20 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
-from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, State, Unsupported, check_common, image_sides
+from vitrail.models.base import (
+    ForwardStage,
+    Layer,
+    Model,
+    ModelConfig,
+    State,
+    Unsupported,
+    check_common,
+    image_sides,
+    refuse,
+)
 from vitrail.models.sizes import closest
 from vitrail.nn.block import run_block
 from vitrail.nn.embed import PrefixTokens
@@ -29,6 +40,7 @@ from vitrail.nn.multiscale import (
     to_maps,
     to_tokens,
 )
+from vitrail.nn.recording import AttentionLayer, WindowTokens
 from vitrail.nn.resampling import Resampling, resample_rows
 from vitrail.nn.shape import Grid
 
@@ -243,6 +255,12 @@ def format_sides(sides: Grid) -> str:
     return "×".join(map(str, sides if len(set(sides)) > 1 else sides[:1]))
 
 
+def locate_pooled_tokens(grid: Grid, stride: int, prefix: int) -> WindowTokens:
+    """Return the cells of tokens on a grid, one window, after prefix tokens without a cell."""
+    cells = torch.cat((torch.full((prefix,), -1), torch.arange(math.prod(grid))))[None]
+    return WindowTokens(grid, stride, cells, torch.zeros_like(cells))
+
+
 class MViT(Model):
     """A Multiscale Vision Transformer: image to logits, or to features without classes."""
 
@@ -337,6 +355,21 @@ class MViT(Model):
 
     def layers(self) -> list[Layer]:
         return [Layer(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
+
+    def attention_layers(self, size: tuple[int, ...]) -> list[AttentionLayer]:
+        config, found = self.config, list[AttentionLayer]()
+        if any(len(set(stride)) > 1 for stride in (config.patch_stride, config.kv_stride, *config.q_strides)):
+            raise refuse(config, "recording attention on cells that are not square", "use equal strides")
+        stride = config.patch_stride[0]
+        for number, block in enumerate(self.blocks):
+            assert isinstance(block, MultiscaleBlock)
+            shape = config.layer_shape(number, size)
+            key_stride = stride * shape.kv_stride[0]
+            stride *= shape.q_stride[0]
+            queries = locate_pooled_tokens(shape.q_grid, stride, config.prefix)
+            keys = locate_pooled_tokens(shape.kv_grid, key_stride, config.prefix)
+            found.append(AttentionLayer(block.msa, block.msa.compute_attention, shape.heads, queries, keys))
+        return found
 
     def decays(self, name: str, parameter: Tensor) -> bool:
         return super().decays(name, parameter) and ".msa.offsets." not in name

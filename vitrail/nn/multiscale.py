@@ -179,6 +179,13 @@ class PooledAttention(nn.Module):
             y = torch.cat((y[:, : self.prefix], y[:, self.prefix :] + q[:, self.prefix :]), 1)
         return self.out(y.flatten(2))
 
+    def compute_attention(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return the attention weights for inputs of `forward` in float32, [B, 1, H, P + Nq, P + Nk]: one window."""
+        q, k, _v = self.project(x, grid)
+        with torch.autocast(q.device.type, enabled=False):
+            scores = q.float().transpose(1, 2) * q.shape[-1] ** -0.5 @ k.float().permute(0, 2, 3, 1)
+            return (scores + self.compute_bias(q, grid).float()).softmax(-1).unsqueeze(1)
+
 
 # --- layers ---
 

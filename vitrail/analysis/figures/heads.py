@@ -95,7 +95,8 @@ def draw_staged_heads(view: ImageView, trace: StagedTrace) -> bytes:
     plot_heads(axes, entropy)
     uniform = [math.log(layer.key_cells.shape[1]) for layer in trace.layers]
     layers = range(1, len(uniform) + 1)
-    axes.step(layers, uniform, where="mid", color=MUTED, linewidth=0.8, linestyle=DASHED, label="uniform in a window")
+    label = "uniform in a window" if trace.has_windows else "uniform attention"
+    axes.step(layers, uniform, where="mid", color=MUTED, linewidth=0.8, linestyle=DASHED, label=label)
     axes.set_ylim(0, max(uniform) * 1.08 or 1)
     draw_legend(axes, "lower right", 7, handlelength=1.6)
     other = left + half + 0.9

@@ -190,7 +190,8 @@ def _draw_windows(view: StagedView, columns: int, layers: Sequence[int] | None) 
         if view.staged.pixel
         else "attention received"
     )
-    return tiles.pixels, f"{what}, inside windows: layers {', '.join(map(str, numbers))}; mean over heads"
+    where = ", inside windows" if view.staged.has_windows else ""
+    return tiles.pixels, f"{what}{where}: layers {', '.join(map(str, numbers))}; mean over heads"
 
 
 def _draw_staged_tokens(view: StagedView, columns: int, layers: Sequence[int] | None) -> tuple[np.ndarray, str]:

@@ -56,13 +56,16 @@ def draw_windows(view: StagedView, layers: Sequence[int] | None = None, at: bool
     left, top = MARGIN + IMAGE_WIDTH + 0.35 + LABEL_WIDTH, HEADING_HEIGHT + 0.32
     width, height = tiles.inches
     beside = IMAGE_WIDTH * view.pixels.shape[0] / view.pixels.shape[1] + 1.5
-    title = "Attention inside windows, from one position" if at else "Attention received inside windows"
+    title, notes = "Attention from one position" if at else "Attention received", ["each map from 0 to its own maximum"]
+    if trace.has_windows:
+        title = "Attention inside windows, from one position" if at else "Attention received inside windows"
+        notes.append("lines are windows")
     size = left + max(width, 3.4) + MARGIN, HEADING_HEIGHT + max(height + 0.78, beside)
-    sheet = Sheet(*size, title, *describe_input(view), "each map from 0 to its own maximum", "lines are windows")
+    sheet = Sheet(*size, title, *describe_input(view), *notes)
     end = draw_side_image(sheet, MARGIN, top, view, mark=at)
     label = "attention weight" if at else "attention received"
     sheet.draw_colour_bar(MARGIN, end + 0.3, IMAGE_WIDTH, HEAT_CMAP, "0", "maximum", f"{label} in each map")
-    names = ["mean over heads", *(["its window"] if at else [])]
+    names = ["mean over heads", "its window"][: len(tiles.columns)]
     sheet.draw_mosaic(left, top, tiles, columns=names)
     sheet.draw_label(left + heads / DPI, top - 0.06, "heads from 1, in two lines", baseline="bottom")
     for middle, layer in zip(tiles.rows, layers, strict=True):
@@ -79,15 +82,17 @@ def build_window_rows(
 ) -> tuple[Mosaic, int]:
     """Return the tiles of each layer in a row, and where the heads begin, in pixels.
 
-    First the mean over heads on the image; with `at`, the window of the selected cell; then the heads in two lines.
+    First the mean over heads on the image; with `at`, the window of the selected cell, if there are windows; then the heads
+    in two lines.
     """
+    zooms = at and view.staged.has_windows
     chosen = [view.staged.layers[layer - 1] for layer in layers]
     large = overlay.fit_tile_size(view.pixels.shape[:2], max_tile)
     zoom = (min(large), min(large))
     small = (min(large) - gap) // 2, (min(large) - gap) // 2
-    if not at:
+    if not zooms:
         small = (large[0] - gap) // 2, (large[1] - gap) // 2
-    start = large[1] + gap + (zoom[1] + gap if at else 0) + 2 * gap
+    start = large[1] + gap + (zoom[1] + gap if zooms else 0) + 2 * gap
     most = max(-(-len(layer.received) // 2) for layer in chosen)
     shape = len(chosen) * (large[0] + 2 * gap) - 2 * gap, start + most * (small[1] + gap) - gap, 3
     pixels, rows = np.full(shape, BLANK, dtype=np.uint8), []
@@ -95,15 +100,15 @@ def build_window_rows(
         top, maps, whole = number * (large[0] + 2 * gap), select_maps(layer, at), (0, 0, *view.staged.size)
         rows.append(top + large[0] / 2)
         put_tile(pixels, top, 0, draw_tile(view, layer, maps.mean(0), whole, large))
-        box = frame_window(view, layer) if at else whole
-        if at:
+        box = frame_window(view, layer) if zooms else whole
+        if zooms:
             put_tile(pixels, top, large[1] + gap, draw_tile(view, layer, maps.mean(0), box, zoom))
         for head, values in enumerate(maps):
             line, column = divmod(head, -(-len(maps) // 2))
             place = top + line * (small[0] + gap), start + column * (small[1] + gap)
             put_tile(pixels, *place, draw_tile(view, layer, values, box, small))
     columns = large[1] / 2, large[1] + gap + zoom[1] / 2
-    return Mosaic(pixels, tuple(rows), columns[: 2 if at else 1], large), start
+    return Mosaic(pixels, tuple(rows), columns[: 2 if zooms else 1], large), start
 
 
 def put_tile(pixels: np.ndarray, top: int, left: int, tile: np.ndarray) -> None:

@@ -47,8 +47,8 @@ POSITION_CAPTIONS = {
     "centre is the patch itself. Orange increases attention, violet decreases it.",
     "rotary": "Queries and keys are rotated by the position of their patch (RoPE). The map is the mean cosine between the "
     "rotations of two patches, by offset in rows and columns; it is fixed, not learned.",
-    "query": "The bias of attention is the product of the query with a learned vector for the offset of two patches in reading "
-    "order. It depends on the image: the attention maps include it.",
+    "query": "The bias of attention is the product of the query with a learned vector for the offset of two patches, in "
+    "reading order or along rows and columns. It depends on the image: the attention maps include it.",
     "none": "The model has no position embedding: its attention sees the patches as a set.",
 }
 FILTER_CAPTION = (

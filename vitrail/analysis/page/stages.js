@@ -114,6 +114,7 @@ function paintMap(context, base, drawn, strength, line) {
 }
 
 const READING = {
+  pooled: "Every cell attends to the whole image, to keys that were pooled to a grid of their own. Without a position: what each key receives, light is more.",
   attention: "Each window is a group of cells that attend only to each other; every second layer shifts them. Without a position: what each cell receives inside its window, light is more.",
   colours: "Three principal components of the tokens as red, green and blue: cells of one colour have similar tokens at this layer.",
   norms: "Norm of each token.",
@@ -142,10 +143,10 @@ function draw() {
 function tell(drawn) {
   let text = state.layer ? `After layer ${state.layer}.` : "Before the first layer: the embedding.";
   if (state.tab === "attention") {
-    const layer = traced(), where = state.head ? `head ${state.head}` : "mean of the heads", grid = layer.grid.join("×");
+    const layer = traced(), where = state.head ? `head ${state.head}` : "mean of the heads", grid = layer.grid.join("×"), keys = layer.key_grid.join("×");
     text = drawn.cell
-      ? `From ${place(...drawn.cell)} of ${grid} cells, layer ${state.layer}, ${where}: at most ${shown(100 * drawn.largest)} % goes to one cell of its window.`
-      : `Layer ${state.layer}, ${where}: ${layer.count} windows on ${grid} cells. 1 is what a cell receives on average.`;
+      ? `From ${place(...drawn.cell)} of ${grid} cells, layer ${state.layer}, ${where}: at most ${shown(100 * drawn.largest)} % goes to one ${layer.count > 1 ? "cell of its window" : `of ${keys} keys`}.`
+      : `Layer ${state.layer}, ${where}: ${layer.count > 1 ? `${layer.count} windows on ${grid} cells` : `${grid} cells attend to ${keys} keys`}. 1 is what a cell receives on average.`;
   }
   $("told").textContent = text;
 }
@@ -190,7 +191,7 @@ function arrange() {
   $("head-said").textContent = state.head ? `${state.head} of ${heads}` : "mean";
   $("strength-said").textContent = `${Math.round(100 * state.strength)} %`;
   for (const id of ["layer", "head", "strength"]) $(id).setAttribute("aria-valuetext", $(`${id}-said`).textContent);
-  $("reading").textContent = READING[isAttention ? "attention" : state.kind];
+  $("reading").textContent = READING[!isAttention ? state.kind : now.layers.some((layer) => layer.count > 1) ? "attention" : "pooled"];
   $("whole").textContent = "Received";
   $("patch").textContent = "From a position";
   $("whole").setAttribute("aria-pressed", !patch());

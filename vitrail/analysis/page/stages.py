@@ -21,8 +21,8 @@ from vitrail.reports.html import Markup, clean_text, h, isolate
 from vitrail.utils.text import format_image_count
 
 HELP = (
-    "Point at a position to see the attention from there inside its window, in every head of the layer. Click selects it, arrow "
-    "keys move it, Escape deselects it."
+    "Point at a position to see the attention from there, in every head of the layer. Click selects it, arrow keys move it, "
+    "Escape deselects it."
 )
 
 

@@ -3,6 +3,8 @@
 timm numbers the layers by stage; ours are numbered through. Its queries, keys and values have one matrix, ours three.
 """
 
+import math
+
 import torch
 
 from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, TensorNames
@@ -107,8 +109,9 @@ def infer_cells(rows: int) -> int:
 
 def default_preprocessing(config: MViTConfig, _: str) -> tuple[Preprocessing, str]:
     """Return the pipeline that timm evaluates these models with."""
-    size = config.image_size
-    return Preprocessing(size, size, **IMAGENET_STATS).with_resize_factor(1 / 0.9), f"the default of {TITLE}"
+    height, width = config.image_size
+    resize = (math.floor(height / 0.9), math.floor(width / 0.9))
+    return Preprocessing((height, width), resize, "cover", "bicubic", **IMAGENET_STATS), f"the default of {TITLE}"
 
 
 FORMATS = (
