@@ -9,13 +9,11 @@ from torch import Tensor, nn
 class MLP(nn.Module):
     """fc2(activation(fc1(x))) for each token, equal to two 1×1 convolutions."""
 
-    def __init__(
-        self, width: int, hidden: int, activation: nn.Module, dropout: float, output: int | None = None
-    ) -> None:
+    def __init__(self, width: int, hidden: int, activation: nn.Module, dropout: float) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.activation = activation
-        self.fc2 = nn.Linear(hidden, width if output is None else output)
+        self.fc2 = nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

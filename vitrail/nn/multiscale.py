@@ -206,7 +206,9 @@ class MultiscaleBlock(nn.Module):
         self.branch1 = ResidualBranch(inner, dropout, None, stochastic_depth)
         self.norm2 = nn.LayerNorm(inner, eps=shape.eps)
         self.skip2 = nn.Linear(inner, output) if output != inner else None
-        self.mlp = MLP(inner, shape.mlp, nn.GELU(), dropout, output)
+        self.mlp = MLP(inner, shape.mlp, nn.GELU(), dropout)
+        if output != inner:
+            self.mlp.fc2 = nn.Linear(shape.mlp, output)
         self.branch2 = ResidualBranch(output, dropout, None, stochastic_depth)
 
     def pool_skip(self, x: Tensor, grid: Grid) -> Tensor:
