@@ -32,7 +32,7 @@ from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_ad
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
-from vitrail.models.mvit import MViTConfig
+from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
 from vitrail.nn.mlp import SwiGLU

@@ -11,7 +11,8 @@ from typing import Any
 from vitrail.models.base import Model, ModelConfig, TokenConfig, refuse
 from vitrail.models.bit import BIT_NAME, BiT, BiTConfig, configure_bit
 from vitrail.models.init import build_and_fill, initialise
-from vitrail.models.mvit import MVIT_NAME, MVIT_OPTIONS, MViT, MViTConfig, configure_mvit
+from vitrail.models.mvit import MViT
+from vitrail.models.mvit_config import MVIT_NAME, MVIT_OPTIONS, MViTConfig, configure_mvit
 from vitrail.models.sizes import SIZES
 from vitrail.models.swin import SWIN_NAME, SWIN_OPTIONS, Swin, SwinConfig, configure_swin
 from vitrail.models.vit import ViT

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.nn.block import ResidualBranch
 from vitrail.nn.mlp import MLP
+from vitrail.nn.recording import WindowTokens
 from vitrail.nn.resampling import Resampling, resample_rows
 from vitrail.nn.shape import Grid
 
@@ -58,6 +59,12 @@ def to_maps(x: Tensor, grid: Grid) -> Tensor:
 def to_tokens(maps: Tensor) -> Tensor:
     """Return maps [B, D, *grid] as tokens [B, N, D]."""
     return maps.movedim(1, -1).flatten(1, -2)
+
+
+def locate_tokens(grid: Grid, stride: int, prefix: int) -> WindowTokens:
+    """Return the cells of tokens on a grid, one window, after prefix tokens without a cell."""
+    cells = torch.cat((torch.full((prefix,), -1), torch.arange(math.prod(grid))))[None]
+    return WindowTokens(grid, stride, cells, torch.zeros_like(cells))
 
 
 # --- attention ---

@@ -10,7 +10,7 @@ import torch
 from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, TensorNames
 from vitrail.checkpoints.keys import KeyMapping, KeyTable, Rules, TensorTransform, map_tensors
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
-from vitrail.models.mvit import MViTConfig
+from vitrail.models.mvit_config import MViTConfig
 
 TITLE = "timm's Multiscale Vision Transformer"
 SPLIT_QKV = TensorTransform(
