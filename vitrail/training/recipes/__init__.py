@@ -20,6 +20,8 @@ NAMES = (
     "augreg",
     "deit",
     "deit3",
+    "swin",
+    "swin-finetune",
 )
 
 METHODS = ("mpp", "mae", "dino", "features")  # pretraining without labels: `vitrail pretrain --method`
