@@ -115,6 +115,18 @@ def test_swin_finetune_is_appendix_a2(name: str, drop: float) -> None:
     assert found.model.stochastic_depth == drop
 
 
+@pytest.mark.parametrize(("name", "drop"), [("MViTv2-T", 0.1), ("MViTv2-S", 0.1), ("MViTv2-B", 0.3), ("MViTv2-L", 0.5)])
+def test_mvit_is_the_published_code(name: str, drop: float) -> None:
+    found = recipe("mvit", facts(overrides={"model": name, "batch_size": 512}))
+    assert isinstance(found.optimizer, AdamW)
+    assert (found.optimizer.lr, found.optimizer.weight_decay, found.optimizer.clip) == (5e-4, 0.05, 1.0)
+    assert found.schedule == Cosine(warmup=70 * (1_281_167 // 512), end=0.004)
+    assert (found.epochs, found.ema, found.model.image_size) == (300, None, (224, 224))
+    assert found.model.stochastic_depth == drop
+    with pytest.raises(ValueError, match=r"model='Swin-T'\) does not support Swin Transformers: use an MViT"):
+        recipe("mvit", facts(overrides={"model": "Swin-T"}))
+
+
 def test_recipes_of_swin_refuse_other_families_by_name() -> None:
     with pytest.raises(ValueError, match=r"recipe \(model='S/16'\) does not support Vision Transformers: use a Swin"):
         recipe("swin", facts(overrides={"model": "S/16"}))
@@ -191,7 +203,7 @@ def test_a_named_resnet_is_trained_or_refused(name: str) -> None:
             "R50x1", root="small", classes=1000, image_size=32
         )
         return
-    with pytest.raises(ValueError, match=r"does not support BiT ResNets: use a (Vision|Swin) Transformer"):
+    with pytest.raises(ValueError, match=r"does not support BiT ResNets: use a(n MViT| (Vision|Swin) Transformer)"):
         recipe(name, facts(overrides=overrides | {"model": "R50x1"}))
 
 

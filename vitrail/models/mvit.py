@@ -6,20 +6,21 @@ coarse grid, and give feature maps of four scales, as dense tasks need.
 B images, C channels, T tokens: P prefix tokens and a grid of h×w, D width, K classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrail.models.base import ForwardStage, Layer, Model, refuse
+from vitrail.models.base import refuse
 from vitrail.models.mvit_config import MViTConfig
+from vitrail.models.staged import StagedModel
 from vitrail.nn.block import run_block
 from vitrail.nn.embed import PrefixTokens
 from vitrail.nn.multiscale import CONVOLUTIONS, MultiscaleBlock, locate_tokens, to_maps, to_tokens
 from vitrail.nn.recording import AttentionLayer
 
 
-class MViT(Model):
+class MViT(StagedModel):
     """A Multiscale Vision Transformer: image to logits, or to features without classes."""
 
     STEM: ClassVar[tuple[str, ...]] = ("embed.", "prefix.")
@@ -45,7 +46,7 @@ class MViT(Model):
         self.norm = nn.LayerNorm(last, eps=config.eps)
         self.head = nn.Identity() if config.classes is None else nn.Linear(last, config.classes)
 
-    def tokens_of(self, images: Tensor) -> Tensor:
+    def embed_patches(self, images: Tensor) -> Tensor:
         """Return the embedded patches, [B, T, D]: overlapping ones, after the class token if there is one."""
         config = self.config
         if images.ndim != 2 + len(config.image_size) or images.shape[1] != config.channels:
@@ -60,16 +61,12 @@ class MViT(Model):
             yield x
 
     def to_feature_map(self, x: Tensor, layer: int, size: tuple[int, ...]) -> Tensor:
-        """Return the tokens after a layer, 0 for the embedding, as a map [B, D, h, w], without the class token."""
+        """Return the tokens after a layer, 0 for the embedding, as a map [B, D, h, w], without the class token.
+
+        With `expand="mlp"` the last layer of a stage already has the width of the next one.
+        """
         grids = [*self.config.input_grids(size), self.config.grid_of(size)]
         return to_maps(x[:, self.config.prefix :], grids[layer])
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Return the last layer's tokens, [B, T, D], before their norm."""
-        x = self.tokens_of(images)
-        for tokens in self.layer_outputs(x, tuple(images.shape[2:])):
-            x = tokens
-        return x
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         y = self.norm(features[:, 0]) if self.config.class_token else self.norm(features).mean(1)
@@ -79,40 +76,6 @@ class MViT(Model):
         size = tuple(images.shape[2:])
         patches = self.norm(self.forward_features(images)[:, self.config.prefix :])
         return self.head(patches).unflatten(1, self.config.grid_of(size))
-
-    def feature_maps(self, images: Tensor, layers: Sequence[int] | None = None) -> list[Tensor]:
-        """Return the maps after these layers, [B, D, h, w] each; by default after the last layer of every stage.
-
-        0 is the embedding, 1 to L the layers, -1 the last. With `expand="mlp"` the last layer of a stage already has the
-        width of the next one.
-        """
-        wanted = self.resolve_layers(self.config.stage_ends if layers is None else layers, "the embedding")
-        x, size = self.tokens_of(images), tuple(images.shape[2:])
-        states = zip(range(1, max(wanted, default=0) + 1), self.layer_outputs(x, size), strict=False)
-        tokens = {0: x, **dict(states)}
-        return [self.to_feature_map(tokens[layer], layer, size) for layer in wanted]
-
-    @property
-    def feature_dim(self) -> int:
-        return self.norm.normalized_shape[0]
-
-    def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
-        """Run the model stage by stage."""
-        yield ForwardStage("image", images)
-        x = self.tokens_of(images)
-        yield ForwardStage("patches", x, (self.embed, self.prefix))
-        ends, first = self.config.stage_ends, 0
-        for layer, tokens in enumerate(self.layer_outputs(x, tuple(images.shape[2:])), start=1):
-            x = tokens
-            if layer in ends:
-                yield ForwardStage(f"stage {ends.index(layer) + 1}", x, tuple(self.blocks[first:layer]))
-                first = layer
-        y = self.forward_head(x, pre_logits=True)
-        yield ForwardStage("pooling", y, (self.norm,))
-        yield ForwardStage("head" if self.config.classes is not None else "features", self.head(y), (self.head,))
-
-    def layers(self) -> list[Layer]:
-        return [Layer(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
 
     def attention_layers(self, size: tuple[int, ...]) -> list[AttentionLayer]:
         config, found = self.config, list[AttentionLayer]()

@@ -3,11 +3,11 @@
 import math
 import re
 from dataclasses import dataclass, fields
-from itertools import accumulate
 from typing import Any, ClassVar, Literal, get_args
 
-from vitrail.models.base import ModelConfig, State, Unsupported, check_common, image_sides
+from vitrail.models.base import State, Unsupported, image_sides
 from vitrail.models.sizes import closest
+from vitrail.models.staged import StagedConfig
 from vitrail.nn.multiscale import OFFSET_RESAMPLING, PooledShape, ResidualPooling, pool_grid
 from vitrail.nn.resampling import Resampling, resample_rows
 from vitrail.nn.shape import Grid
@@ -25,7 +25,7 @@ Expansion = Literal["attention", "mlp"]
 
 
 @dataclass(frozen=True)
-class MViTConfig(ModelConfig):
+class MViTConfig(StagedConfig):
     """A Multiscale Vision Transformer as a value. Each stage has twice the width of the one before.
 
     The width grows in the attention of a stage's first layer, or in the MLP of the last layer before the stage. Kernels and
@@ -58,11 +58,8 @@ class MViTConfig(ModelConfig):
     init: str = "deit"
 
     def __post_init__(self) -> None:
-        check_common(self)
         stages = {"depths": self.depths, "heads": self.heads, "q_strides": self.q_strides}
-        if len({len(values) for values in stages.values()}) > 1 or not self.depths:
-            lengths = ", ".join(f"{len(values)} {name}" for name, values in stages.items())
-            raise ValueError(f"every stage needs a depth, heads and a stride of the queries, got {lengths}")
+        self.check_stages(stages, "a depth, heads and a stride of the queries")
         axes, names = len(self.image_size), ("patch_kernel", "patch_stride", "pool_kernel", "kv_stride")
         sides = [*((name, getattr(self, name)) for name in names), *(("q_strides", q) for q in self.q_strides)]
         for name, values in sides:
@@ -79,9 +76,6 @@ class MViTConfig(ModelConfig):
         for name, kind in (("expand", Expansion), ("residual_pooling", ResidualPooling)):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} must be {' or '.join(get_args(kind))}, got {getattr(self, name)!r}")
-        for name in ("dropout", "attention_dropout", "stochastic_depth"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         self.check_size(self.image_size)
         for layer in range(self.depth):
             _ = self.layer_shape(layer)
@@ -92,19 +86,6 @@ class MViTConfig(ModelConfig):
         if any(side < step for side, step in zip(size, least, strict=True)):
             sides, wanted = "×".join(map(str, size)), "×".join(map(str, least))
             raise ValueError(f"images of {sides} are too small for {self.n_stages} stages: use at least {wanted}")
-
-    @property
-    def n_stages(self) -> int:
-        return len(self.depths)
-
-    @property
-    def depth(self) -> int:
-        return sum(self.depths)
-
-    @property
-    def stage_ends(self) -> tuple[int, ...]:
-        """Return the number of the last layer of each stage."""
-        return tuple(accumulate(self.depths))
 
     @property
     def total_stride(self) -> Grid:
@@ -123,9 +104,6 @@ class MViTConfig(ModelConfig):
     def prefix(self) -> int:
         """Return the number of tokens before the grid."""
         return int(self.class_token)
-
-    def grid_of(self, size: tuple[int, ...]) -> Grid:
-        return self.stage_grid(self.n_stages - 1, size)
 
     def stage_grid(self, stage: int, size: tuple[int, ...]) -> Grid:
         """Return the grid of a stage, counted from 0, for images of this size; -1 is the embedding. Odd sides round up."""

@@ -22,6 +22,7 @@ NAMES = (
     "deit3",
     "swin",
     "swin-finetune",
+    "mvit",
 )
 
 METHODS = ("mpp", "mae", "dino", "features")  # pretraining without labels: `vitrail pretrain --method`
