@@ -233,7 +233,7 @@ def test_a_resnet_is_an_error_of_one_line():
 
 
 def test_two_models_are_an_error():
-    with pytest.raises(ValueError, match="contains 2 Vision"), record_attention(nn.ModuleList([shaken(), shaken()])):
+    with pytest.raises(ValueError, match="contains 2 models"), record_attention(nn.ModuleList([shaken(), shaken()])):
         pass
 
 

@@ -18,7 +18,7 @@ from vitrail.training.optim import SGD, AdamW, Muon
 from vitrail.training.recipe import Data, Facts, Recipe, Teacher, read_recipe, with_settings, write_recipe
 from vitrail.training.recipes import METHODS, NAMES, build_recipe, describe_recipe
 from vitrail.training.runs.models import load_initial_model
-from vitrail.training.schedule import Cosine
+from vitrail.training.schedule import Constant, Cosine
 from vitrail.utils.json import to_json
 
 
@@ -33,7 +33,13 @@ def checkpoint(**more: object) -> Facts:
 
 def recipe(name: str, given: Facts | None = None) -> Recipe:
     tuned = name in ("finetune", "paper-finetune")
+    if name == "swin-finetune" and given is None:
+        given = swin_checkpoint("Swin-T")
     return build_recipe(name, given or (checkpoint() if tuned else facts()), Data("somewhere"))
+
+
+def swin_checkpoint(name: str, **more: object) -> Facts:
+    return facts(init=vitrail.configure(name, classes=21_841), init_preprocessing=vitrail.Preprocessing(), **more)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *METHODS])
@@ -84,6 +90,52 @@ def test_paper_finetune_is_table_4(images: int, steps: int) -> None:
     assert (found.batch_size, found.steps, found.model.image_size) == (512, steps, (384, 384))
     rates = (0.003, 0.01, 0.03, 0.06) if steps == 20_000 else (0.001, 0.003, 0.01, 0.03)
     assert found.optimizer.lr in rates
+
+
+@pytest.mark.parametrize(("name", "drop"), [("Swin-T", 0.2), ("Swin-S", 0.3), ("Swin-B", 0.5), ("SwinV2-T", 0.2)])
+def test_swin_is_section_4_1(name: str, drop: float) -> None:
+    found = recipe("swin", facts(overrides={"model": name}))
+    assert isinstance(found.optimizer, AdamW)
+    assert (found.optimizer.lr, found.optimizer.weight_decay, found.optimizer.clip) == (1e-3, 0.05, 5.0)
+    assert found.schedule == Cosine(warmup=20 * (1_281_167 // 1024), end=0.01)
+    assert (found.batch_size, found.epochs, found.ema) == (1024, 300, None)
+    assert found.model.stochastic_depth == drop
+    assert found.model.image_size == ((256, 256) if "V2" in name else (224, 224))
+    assert isinstance(found.objective, Classification)
+    assert (found.objective.mixup, found.objective.cutmix, found.objective.smoothing) == (0.8, 1.0, 0.1)
+
+
+@pytest.mark.parametrize(("name", "drop"), [("Swin-T", 0.1), ("Swin-B", 0.2), ("Swin-L", 0.2)])
+def test_swin_finetune_is_appendix_a2(name: str, drop: float) -> None:
+    found = recipe("swin-finetune", swin_checkpoint(name, overrides={"size": (384, 384)}))
+    assert isinstance(found.optimizer, AdamW)
+    assert (found.optimizer.lr, found.optimizer.weight_decay) == (1e-5, 1e-8)
+    assert found.schedule == Constant()
+    assert (found.batch_size, found.epochs, found.model.image_size) == (1024, 30, (384, 384))
+    assert found.model.stochastic_depth == drop
+
+
+@pytest.mark.parametrize(("name", "drop"), [("MViTv2-T", 0.1), ("MViTv2-S", 0.1), ("MViTv2-B", 0.3), ("MViTv2-L", 0.5)])
+def test_mvit_is_the_published_code(name: str, drop: float) -> None:
+    found = recipe("mvit", facts(overrides={"model": name, "batch_size": 512}))
+    assert isinstance(found.optimizer, AdamW)
+    assert (found.optimizer.lr, found.optimizer.weight_decay, found.optimizer.clip) == (5e-4, 0.05, 1.0)
+    assert found.schedule == Cosine(warmup=70 * (1_281_167 // 512), end=0.004)
+    assert (found.epochs, found.ema, found.model.image_size) == (300, None, (224, 224))
+    assert found.model.stochastic_depth == drop
+    with pytest.raises(ValueError, match=r"model='Swin-T'\) does not support Swin Transformers: use an MViT"):
+        recipe("mvit", facts(overrides={"model": "Swin-T"}))
+
+
+def test_recipes_of_swin_refuse_other_families_by_name() -> None:
+    with pytest.raises(ValueError, match=r"recipe \(model='S/16'\) does not support Vision Transformers: use a Swin"):
+        recipe("swin", facts(overrides={"model": "S/16"}))
+    with pytest.raises(
+        ValueError, match="the recipe swin-finetune does not support Vision Transformers: use --recipe f"
+    ):
+        recipe("swin-finetune", checkpoint())
+    with pytest.raises(ValueError, match=r"recipe \(model='Swin-T'\) does not support Swin Transformers"):
+        recipe("deit", facts(overrides={"model": "Swin-T"}))
 
 
 def fine_tune(**overrides: object) -> tuple[AdamW, Classification, Facts]:
@@ -144,14 +196,14 @@ def test_overrides_come_first_and_reasons_are_given() -> None:
 @pytest.mark.parametrize("name", [*NAMES, *METHODS])
 def test_a_named_resnet_is_trained_or_refused(name: str) -> None:
     overrides = {"model": "R50x1", "size": (32, 32)}
-    if name in ("finetune", "paper-finetune"):
+    if name in ("finetune", "paper-finetune", "swin-finetune"):
         return  # their model is the checkpoint's
     if name in ("scratch-small", "distil"):
         assert recipe(name, facts(overrides=overrides)).model == vitrail.configure(
             "R50x1", root="small", classes=1000, image_size=32
         )
         return
-    with pytest.raises(ValueError, match="does not support BiT ResNets: use a Vision Transformer"):
+    with pytest.raises(ValueError, match=r"does not support BiT ResNets: use a(n MViT| (Vision|Swin) Transformer)"):
         recipe(name, facts(overrides=overrides | {"model": "R50x1"}))
 
 

@@ -20,7 +20,7 @@ from vitrail.data.decode import IMAGE_SUFFIXES, name_image_errors, supported_for
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.files import FileStore, printable_path
 from vitrail.inference import BATCH_SIZE, run_batches
-from vitrail.models.base import TokenModel
+from vitrail.models.base import Model, TokenModel
 from vitrail.models.sizes import closest
 from vitrail.nn.shape import Grid
 from vitrail.reports.html import clean_text
@@ -77,7 +77,7 @@ class InspectedModel:
             raise make_no_images_error(problems)
 
 
-def resolve_target(model: TokenModel, text: str) -> int:
+def resolve_target(model: Model, text: str) -> int:
     """Return the index of a class from its name, in any case, or from its number."""
     count = model.config.classes
     if count is None:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from vitrail import __version__, analysis
 from vitrail.analysis import inputs
@@ -12,6 +14,7 @@ from vitrail.analysis.figures.heads import draw_distance, draw_heads
 from vitrail.analysis.figures.image_view import ImageView, to_rgb
 from vitrail.analysis.figures.tokens import draw_patches, draw_tokens
 from vitrail.analysis.figures.weights import draw_filters, draw_positions
+from vitrail.analysis.figures.windows import StagedView
 from vitrail.analysis.heads import MAX_CELLS
 from vitrail.analysis.output import RECORD_FILE, OutputFolder
 from vitrail.analysis.page import page
@@ -40,6 +43,8 @@ FILTER_COUNT = 28  # as in figure 7 (left)
 class ModelInspector(inputs.InspectedModel):
     """Model with the options of an inspection."""
 
+    DEFAULT_TERMINAL_VIEW: ClassVar[str] = "rollout"
+
     views: Sequence[str] = VIEWS
     layers: Sequence[int] | None = None  # from 1; None for all
     at: tuple[int, int] | None = None  # x and y in pixels of the preprocessed image
@@ -47,7 +52,7 @@ class ModelInspector(inputs.InspectedModel):
     components: int = FILTER_COUNT  # principal filters
 
     def __post_init__(self) -> None:
-        depth = len(self.model.blocks)
+        depth = self.model.config.depth
         for layer in self.layers or ():
             if not 1 <= layer <= depth:
                 raise ValueError(f"layer must be 1 to {depth}, got {layer}")
@@ -56,26 +61,34 @@ class ModelInspector(inputs.InspectedModel):
             if not (0 <= x < width and 0 <= y < height):
                 raise ValueError(f"--at must be 0,0 to {width - 1},{height - 1} of the preprocessed image, got {x},{y}")
 
+    @property
+    def patch(self) -> int:
+        """Return the side of a patch in pixels."""
+        return self.model.embed.stride
+
+    def choose_detail(self, images: int) -> int:
+        """Return the cells of attention between patches that keep a page of so many images below its maximal size."""
+        size = self.model.config.size
+        return choose_cells(images, size.depth, size.heads, self.grid)
+
     def view_image(
         self,
         path: Path,
         on_progress: ProgressCallback | None = None,
-        views: Sequence[str] | None = None,  # of `trace_image`; None for those of the inspection
-        max_cells: int = MAX_CELLS,
+        views: Sequence[str] | None = None,  # None for those of the inspection
+        detail: int = MAX_CELLS,
     ) -> ImageView:
-        """Trace one file; attention between patches is on a grid of at most `max_cells` cells."""
+        """Trace one file; attention between patches is on a grid of at most `detail` cells."""
         pixels = self.preprocessing.to_pixels(inputs.load_image_file(path))
         trace = analysis.trace_image(
             self.model,
             self.preprocessing.normalise(pixels)[None].to(self.device),
             at=None if self.at is None else analysis.find_patch(self.model, *self.at, size=self.preprocessing.size),
             target=self.target,
-            max_cells=max_cells,
-            views=[name for view in self.views for name in IMAGE_VIEWS.get(view, ())] if views is None else views,
+            max_cells=detail,
+            views=self.list_trace_views(self.views if views is None else views),
             on_progress=on_progress,
         )
-        recipe = self.model.card.get("recipe")
-        objective = recipe.get("objective") if isinstance(recipe, dict) else None
         return ImageView(
             path.name,
             to_rgb(pixels.numpy()),
@@ -84,8 +97,41 @@ class ModelInspector(inputs.InspectedModel):
             self.name,
             channels=self.model.embed.channels,
             is_linear_embedding=isinstance(self.model.embed, PatchEmbedding),
-            is_sigmoid=isinstance(objective, dict) and objective.get("loss") == "sigmoid",
+            is_sigmoid=self.is_sigmoid,
         )
+
+    @property
+    def is_sigmoid(self) -> bool:
+        """Return whether the model predicts several labels."""
+        recipe = self.model.card.get("recipe")
+        objective = recipe.get("objective") if isinstance(recipe, dict) else None
+        return isinstance(objective, dict) and objective.get("loss") == "sigmoid"
+
+    def list_trace_views(self, views: Sequence[str]) -> list[str]:
+        """Return the views of `trace_image` that these views need."""
+        return [
+            name for view in views for name in (("relevance",) if view == "relevance" else IMAGE_VIEWS.get(view, ()))
+        ]
+
+    def plan_figures(self, view: ImageView) -> dict[str, Callable[[], bytes]]:
+        """Return a drawing function per file name for the figures of one image."""
+        return plan_figures(view, self.views, self.layers)
+
+    def to_arrays(self, view: ImageView) -> dict[str, np.ndarray]:
+        """Return the arrays of one image by name."""
+        return analysis.to_arrays(view.trace)
+
+    def pack_image(self, view: ImageView) -> dict[str, Any]:
+        """Return the data of one image for the page."""
+        return pack_image(view)
+
+    def describe_positions(self, values: PositionMaps, png: bytes | None) -> page.ModelFigure:
+        """Return the figure of the position embedding with its caption."""
+        return page.make_positions_figure(values, self.model.position, png)
+
+    def render_page(self, panels: list[page.ImagePanel], figures: list[page.ModelFigure]) -> str:
+        """Return the page of the inspection."""
+        return page.render_inspection_page(self.name, self.model, panels, figures)
 
     def view_model(
         self, view: str, files: Sequence[Path], skipped: list[str], on_progress: ProgressCallback | None = None
@@ -118,8 +164,7 @@ class Inspection:
 
     def write_images(self, paths: list[Path]) -> list[page.ImagePanel]:
         """Write figures and arrays of each image, and return its part of the page."""
-        size = self.inspector.model.config.size
-        cells = choose_cells(len(paths), size.depth, size.heads, self.inspector.grid)
+        detail = self.inspector.choose_detail(len(paths))
         panels: list[page.ImagePanel] = []
         for number, (path, name) in enumerate(zip(paths, make_folder_names(paths), strict=True)):
             if self.on_progress:
@@ -130,18 +175,20 @@ class Inspection:
                     self.on_layer_progress(name, done, total)
 
             try:
-                view = self.inspector.view_image(path, report_layers, max_cells=cells)
+                view = self.inspector.view_image(path, report_layers, detail=detail)
             except inputs.UnusableImageError as problem:
                 self.skipped.append(str(problem))
                 continue
-            drawings = plan_figures(view, self.inspector.views, self.inspector.layers)
+            drawings = self.inspector.plan_figures(view)
             figures = {file: draw() for file, draw in drawings.items()}
             for file, png in figures.items():
                 self.folder.write_file(f"{name}/{file}", png)
-            self.folder.save_arrays(f"{name}/arrays.npz", {**analysis.to_arrays(view.trace), "picture": view.pixels})
+            self.folder.save_arrays(f"{name}/arrays.npz", {**self.inspector.to_arrays(view), "picture": view.pixels})
             shown = [key for key in page.IMAGE_CAPTIONS if f"{key}.png" in figures]
             on_page = {key: encode_figure(figures[f"{key}.png"]) for key in shown}
-            panels.append(page.ImagePanel(pack_image(view), [f"{name}/{file}" for file in figures], on_page))
+            panels.append(
+                page.ImagePanel(self.inspector.pack_image(view), [f"{name}/{file}" for file in figures], on_page)
+            )
             self.images.append(view_to_dict(view, path, name, list(figures)))
             self.write_record()
         if self.on_progress:
@@ -152,17 +199,17 @@ class Inspection:
 
     def write_model_figures(self, files: list[Path]) -> list[page.ModelFigure]:
         """Write the figures of the model itself, and all their arrays in one file."""
-        arrays, figures, model = {}, [], self.inspector.model
+        arrays, figures = {}, []
         for view in MODEL_VIEWS:
             if view not in self.inspector.views:
                 continue
             values = self.inspector.view_model(view, files, self.skipped, self.on_progress)
             arrays |= {f"{view}.{key}": array for key, array in analysis.to_arrays(values).items()}
             if isinstance(values, AttentionDistances):
-                png = draw_distance(values, self.inspector.name, model.embed.stride)
+                png = draw_distance(values, self.inspector.name, self.inspector.patch)
                 figure = page.ModelFigure("distance", "Mean attention distance", page.DISTANCE_CAPTION, png)
             elif isinstance(values, PositionMaps):
-                figure = page.make_positions_figure(values, model.position, draw_positions(values, self.inspector.name))
+                figure = self.inspector.describe_positions(values, draw_positions(values, self.inspector.name))
             else:
                 figure = page.make_filters_figure(values, draw_filters(values, self.inspector.name))
             figures.append(figure)
@@ -189,7 +236,7 @@ def inspect_images(
         if any(view in IMAGE_VIEWS for view in inspector.views):
             panels = inspection.write_images(inputs.sample_evenly(files, limit))
         figures = inspection.write_model_figures(select_distance_files(files, limit))
-        html = page.render_inspection_page(inspector.name, inspector.model, panels, figures)
+        html = inspector.render_page(panels, figures)
         inspection.folder.write_file("index.html", html.encode("utf-8"))
         inspection.write_record(finished=True)
     except BaseException:
@@ -247,6 +294,8 @@ def view_to_dict(view: ImageView, path: Path, folder: str, files: list[str]) -> 
     }
     if view.trace.at is not None:
         record["patch"] = {"row": view.trace.at[0], "column": view.trace.at[1]}
+    if isinstance(view, StagedView) and view.staged.pixel is not None:
+        record["pixel"] = list(view.staged.pixel)
     if view.trace.target is not None:
         record["target"] = {"class": view.trace.target, "name": view.label(view.trace.target)}
     return record

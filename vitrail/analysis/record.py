@@ -16,32 +16,48 @@ from vitrail.analysis.heads import LayerHeads
 from vitrail.models.base import Model, TokenModel
 from vitrail.nn.attention import MSA
 from vitrail.nn.position import NO_POSITION, LayerPosition
+from vitrail.nn.recording import AttentionLayer
 
 HeadsCallback = Callable[[int, LayerHeads], None]
 
 
-def find_vit(model: nn.Module) -> TokenModel:
-    """Return the one token model in a module, which may be compiled or wrapped for several processes."""
-    models = [module for module in model.modules() if isinstance(module, TokenModel)]
-    if len(models) == 1:
-        return models[0]
-    if not models and (other := next((module for module in model.modules() if isinstance(module, Model)), None)):
-        return other.require_tokens("recording attention")  # raises
-    raise ValueError(f"{type(model).__name__} contains {len(models)} Vision Transformers: give one of them")
+def find_model(model: nn.Module) -> Model:
+    """Return the one model in a module, which may be compiled or wrapped for several processes."""
+    models = [module for module in model.modules() if isinstance(module, Model)]
+    found = [module for module in models if isinstance(module, TokenModel)] or models
+    if len(found) == 1:
+        return found[0]
+    raise ValueError(f"{type(model).__name__} contains {len(found)} models to analyse: give one of them")
 
 
-def find_unsharded_vit(model: nn.Module) -> TokenModel:
-    """Return the token model; raise ValueError if its weights are sharded."""
-    vit = find_vit(model)
-    if any(hasattr(parameter, "full_tensor") for parameter in vit.parameters()):  # a DTensor
+def require_attention(model: Model) -> None:
+    """Raise Unsupported for a family without attention."""
+    if not model.config.has_tokens:
+        model.attention_layers(model.config.image_size)
+
+
+def find_vit(model: nn.Module, purpose: str = "recording attention") -> TokenModel:
+    """Return the one token model in a module; raise Unsupported for a family without patch tokens."""
+    return find_model(model).require_tokens(purpose)
+
+
+def find_unsharded_model(model: nn.Module) -> Model:
+    """Return the one model in a module; raise ValueError if its weights are sharded."""
+    found = find_model(model)
+    if any(hasattr(parameter, "full_tensor") for parameter in found.parameters()):  # a DTensor
         remedy = "load the saved model, or use record_attention, which works on sharded models"
         raise ValueError(f"the weights of this model are sharded over processes: {remedy}")
-    return vit
+    return found
 
 
-def resolve_layers(vit: TokenModel, layers: int | Iterable[int]) -> list[int]:
+def find_unsharded_vit(model: nn.Module, purpose: str = "recording attention") -> TokenModel:
+    """Return the token model; raise ValueError if its weights are sharded."""
+    return find_unsharded_model(model).require_tokens(purpose)
+
+
+def resolve_layers(depth: int, layers: int | Iterable[int]) -> list[int]:
     """Return sorted layer numbers 1 to L, as in `ViT.features`; negative ones count from the end."""
-    depth, numbers = len(vit.blocks), [layers] if isinstance(layers, int) else list(layers)
+    numbers = [layers] if isinstance(layers, int) else list(layers)
     for layer in numbers:
         if layer == 0 or not -depth <= layer <= depth:
             raise ValueError(f"layer must be 1 to {depth}, or -1 for the last, got {layer}")
@@ -107,6 +123,30 @@ def watch_attention(vit: TokenModel, callback: HeadsCallback, layers: list[int] 
 
 
 @contextmanager
+def watch_windows(
+    layers: list[AttentionLayer], callback: Callable[[int, Tensor], None], numbers: list[int] | None = None
+) -> Iterator[None]:
+    """Call `callback` with the attention, [B, n, H, Nq, Nk], of each of these layers (default: all) whenever it runs."""
+    with disable_compile(), ExitStack() as stack:
+        for number in range(1, len(layers) + 1) if numbers is None else numbers:
+            layer = layers[number - 1]
+
+            def record(
+                _: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                number: int = number,
+                layer: AttentionLayer = layer,
+            ) -> None:
+                if torch._C._current_graph_task_id() == -1:  # not a recomputation of activation checkpointing
+                    with torch.no_grad():
+                        callback(number, layer.compute_attention(*args, **kwargs))
+
+            stack.callback(layer.module.register_forward_pre_hook(record, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
 def disable_compile() -> Iterator[None]:
     """Run compiled code eagerly within the context: code compiled without hooks silently skips them (PyTorch 2.13)."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import would take seconds
@@ -160,28 +200,43 @@ def record_attention(
             model(images)
         maps[3]  # [B, H, T, T]: softmax of layer 3, float32, on the CPU
 
-    Layers count from 1 to L as in `ViT.features`; -1 is the last. The model keeps its fused kernel and its output is bit-exact;
-    the maps are computed from the queries and keys of each layer as it runs, for all tokens, also in the last layer where the
-    model itself computes fewer. In training mode a map is the softmax before dropout. Calls are concatenated: three batches
-    of 8 give 24 maps.
+    Layers count from 1 to L as in `ViT.features`; -1 is the last. In models with windows a map is [B, n, H, N, N] for n
+    windows of N tokens, whose cells `Model.attention_layers` gives. The model keeps its fused kernel and its output is
+    bit-exact; the maps are computed from the queries and keys of each layer as it runs, for all tokens, also in the last
+    layer where the model itself computes fewer. In training mode a map is the softmax before dropout. Calls are
+    concatenated: three batches of 8 give 24 maps.
 
-    `queries` limits the rows to these tokens (0 is the class token). `reduce` maps each layer's map to what is stored instead,
-    so that one layer is in memory at a time; its first dimension must stay the images.
+    `queries` limits the rows to these tokens (0 is the class token; with windows, these tokens of each window). `reduce` maps
+    each layer's map to what is stored instead, so that one layer is in memory at a time; its first dimension must stay the
+    images.
 
     Models under DDP or FSDP2 record the batches of this process. Compiled models run eagerly while they are recorded.
     """
-    vit = find_vit(model)
-    numbers = resolve_layers(vit, range(1, len(vit.blocks) + 1) if layers is None else layers)
+    found = find_model(model)
+    depth = found.config.depth
+    numbers = resolve_layers(depth, range(1, depth + 1) if layers is None else layers)
     rows = [queries] if isinstance(queries, int) else None if queries is None else list(queries)
-    maps = AttentionMaps(len(vit.blocks), numbers)
+    maps = AttentionMaps(depth, numbers)
 
-    def add_map(layer: int, heads: LayerHeads) -> None:
-        tokens = heads.q.shape[-2]
+    def check_queries(tokens: int) -> None:
         for query in rows or ():
             if not -tokens <= query < tokens:
                 raise ValueError(f"query must be 0 to {tokens - 1}, got {query}")
-        attention = heads.attention(slice(None) if rows is None else rows)
+
+    def add_attention(layer: int, attention: Tensor) -> None:
         maps.add(layer, (attention if reduce is None else reduce(attention)).detach().cpu())
 
-    with watch_attention(vit, add_map, numbers):
+    def add_heads(layer: int, heads: LayerHeads) -> None:
+        check_queries(heads.q.shape[-2])
+        add_attention(layer, heads.attention(slice(None) if rows is None else rows))
+
+    def add_windows(layer: int, attention: Tensor) -> None:
+        check_queries(attention.shape[-2])
+        add_attention(layer, attention if rows is None else attention[..., rows, :])
+
+    if found.config.has_tokens:
+        watching = watch_attention(found.require_tokens("recording attention"), add_heads, numbers)
+    else:
+        watching = watch_windows(found.attention_layers(found.config.image_size), add_windows, numbers)
+    with watching:
         yield maps

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.analysis.record import find_unsharded_vit
+from vitrail.analysis.record import find_unsharded_model, find_unsharded_vit
 from vitrail.analysis.results import PositionMaps, PrincipalFilters
 from vitrail.analysis.tokens import principal_components, to_numpy
-from vitrail.models.base import TokenModel
+from vitrail.models.base import TokenModel, refuse
 from vitrail.models.bit import StdConv
 from vitrail.nn.embed import PatchEmbedding
 from vitrail.nn.position import RelativeEmbedding1D, RelativePositionBias
@@ -23,6 +23,8 @@ def get_filter_weights(embed: nn.Module, channels: int) -> tuple[Tensor, str]:
         return embed.projection.weight.unflatten(1, (channels, embed.stride, embed.stride)), "patch projection"
     first = next(module for module in embed.modules() if isinstance(module, nn.Conv2d))
     weight = first.weight
+    if first.stride == first.kernel_size:
+        return weight, "patch projection"
     if isinstance(first, StdConv):  # standardises each filter before use
         flat = weight.flatten(1)[None]
         weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-8).view_as(weight)
@@ -37,8 +39,11 @@ def extract_filters(model: nn.Module, count: int = 28) -> PrincipalFilters:
     """
     if count < 1:
         raise ValueError(f"components must be >= 1, got {count}")
-    vit = find_unsharded_vit(model)
-    weight, source = get_filter_weights(vit.embed, vit.config.channels)
+    found = find_unsharded_model(model)
+    embed = getattr(found, "embed", None)
+    if not isinstance(embed, nn.Module):
+        raise refuse(found.config, "the patch embedding")
+    weight, source = get_filter_weights(embed, found.config.channels)
     _, channels, height, width = weight.shape
     directions, share = principal_components(weight.flatten(1).float(), min(count, weight.shape[0] - 1))
     tiles = F.normalize(directions, p=float("inf"), dim=1).unflatten(1, (channels, height, width))

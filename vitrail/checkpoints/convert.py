@@ -13,7 +13,18 @@ from torch import Tensor
 from vitrail.checkpoints import TARGET_NAMES
 from vitrail.checkpoints.artifact import CheckpointContract, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, no_progress, open_and_detect
-from vitrail.checkpoints.formats import GELUS, Reasons, clip, google, swin, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.formats import (
+    GELUS,
+    Reasons,
+    clip,
+    google,
+    mvit,
+    swin,
+    timm,
+    torchvision,
+    transformers,
+    vit_pytorch,
+)
 from vitrail.checkpoints.io import npz, safetensors
 from vitrail.checkpoints.io import pytorch as pickled
 from vitrail.checkpoints.keys import KeyTable, build_meta_state, export_state, format_names
@@ -21,6 +32,7 @@ from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_ad
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
+from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
 from vitrail.nn.mlp import SwiGLU
@@ -105,7 +117,7 @@ TARGETS: dict[str, ConversionTarget] = {
         timm.list_limits,
         timm.build_table,
         position_prefix=timm.choose_position_prefix,
-        families=frozenset({"vit", "bit", "swin"}),
+        families=frozenset({"vit", "bit", "swin", "mvit"}),
         supports_swiglu=True,
         supports_projections=False,
         resampling=lambda config: "timm",
@@ -237,6 +249,8 @@ def build_target_table(to: str, config: ModelConfig) -> KeyTable:
     """Return the key table of a file to write."""
     if isinstance(config, SwinConfig):
         return swin.build_table(config, swin.TARGETS[to])
+    if isinstance(config, MViTConfig):
+        return mvit.build_table(config)
     return TARGETS[to].build_table(config)
 
 
@@ -338,9 +352,8 @@ def _copy_training_fields(read: ModelConfig, wanted: ModelConfig) -> ModelConfig
     names = ("dropout", "stochastic_depth", "init")
     if isinstance(read, TokenConfig) and isinstance(wanted, TokenConfig):
         return replace(read, **{name: getattr(wanted, name) for name in names})
-    if isinstance(read, SwinConfig) and isinstance(wanted, SwinConfig):
-        names = (*names, "attention_dropout")
-        return replace(read, **{name: getattr(wanted, name) for name in names})
+    if isinstance(read, SwinConfig | MViTConfig) and isinstance(wanted, SwinConfig | MViTConfig):
+        return replace(read, **{name: getattr(wanted, name) for name in (*names, "attention_dropout")})
     return read
 
 
@@ -375,6 +388,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         facts |= {name: value for name, value in choices.items() if value}
     elif isinstance(config, SwinConfig):
         facts |= {"eps": config.eps, "window": config.windows[0]}
+    elif isinstance(config, MViTConfig):
+        facts["eps"] = config.eps
     return facts
 
 

@@ -86,11 +86,17 @@ def _swin(name: str, size: str, architecture: str, params: int, top1: float) -> 
     )
 
 
+def _mvit(name: str, tag: str, architecture: str, params: int) -> KnownModel:
+    """Return an MViT v2 that was trained on ImageNet-21k and not fine-tuned, in timm's format."""
+    return KnownModel(name, f"timm/{tag}", architecture, params, "ImageNet-21k (MViT v2)", classes=19_168)
+
+
 AUGREG, ORIGINAL = "ImageNet-21k, then ImageNet-1k (AugReg)", "ImageNet-21k, then ImageNet-1k (the paper)"
 AUGREG2 = "ImageNet-21k (AugReg), then ImageNet-1k (timm)"
 BIT = "ImageNet-21k, then ImageNet-1k (BiT-M)"
 DEIT, DISTILLED = "ImageNet-1k (DeiT)", "ImageNet-1k, distilled (DeiT)"
 DEIT3 = "ImageNet-22k, then ImageNet-1k (DeiT III)"
+MVIT = "ImageNet-1k (MViT v2)"
 MAE, SIGLIP = "MAE on ImageNet-1k, no labels", "SigLIP on WebLI"
 LAION_TUNED = "CLIP on LAION-2B, then ImageNet-12k and ImageNet-1k"
 NONCOMMERCIAL = "cc-by-nc-4.0"
@@ -254,6 +260,13 @@ KNOWN_MODELS = (
     _swin("swin-tiny", "tiny", "Swin-T", 28_288_354, 81.2),
     _swin("swin-small", "small", "Swin-S", 49_606_258, 83.2),
     _swin("swin-base", "base", "Swin-B", 87_768_224, 83.5),
+    _timm("mvitv2-tiny", "mvitv2_tiny.fb_in1k", "MViTv2-T", 24_173_320, MVIT, 82.408),
+    _timm("mvitv2-small", "mvitv2_small.fb_in1k", "MViTv2-S", 34_870_216, MVIT, 83.772),
+    _timm("mvitv2-base", "mvitv2_base.fb_in1k", "MViTv2-B", 51_472_744, MVIT, 84.424),
+    _timm("mvitv2-large", "mvitv2_large.fb_in1k", "MViTv2-L", 217_992_952, MVIT, 85.264),
+    _mvit("mvitv2-base-in21k", "mvitv2_base_cls.fb_inw21k", "MViTv2-B-cls", 65_444_032),
+    _mvit("mvitv2-large-in21k", "mvitv2_large_cls.fb_inw21k", "MViTv2-L-cls", 234_583_216),
+    _mvit("mvitv2-huge-in21k", "mvitv2_huge_cls.fb_inw21k", "MViTv2-H-cls", 694_804_128),
 )
 MODELS_BY_NAME = {model.name: model for model in KNOWN_MODELS}
 

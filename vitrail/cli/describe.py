@@ -1,7 +1,8 @@
 """Describe a checkpoint, or the cost of an architecture before any weight exists.
 
-MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16"), a BiT ResNet ("R50x1") or a Swin
-Transformer ("Swin-T", "SwinV2-B/16"). The table has the shape, parameters, multiply-adds and bytes of each stage.
+MODEL is a size and a patch (Ti S B L H g G: "B/16", "G/14"), a hybrid ("R50+B/16"), a BiT ResNet ("R50x1"), a Swin
+Transformer ("Swin-T", "SwinV2-B/16") or an MViT ("MViTv2-T"). The table has the shape, parameters, multiply-adds and
+bytes of each stage.
 Multiply-adds and activation bytes are for the whole batch, in 32-bit floats; those of attention are for one image.
 
 FILE is a checkpoint (safetensors, .pth, .npz, a directory, hf://owner/name, a name of `vitrail models`). The
@@ -40,7 +41,8 @@ SIZE_OPTIONS = ("patch", "width", "depth", "heads", "mlp_width")
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail describe`: one for each slot of a model."""
-    models = 'architecture ("B/16", "R50+B/16", "R50x1", "Swin-T"), or checkpoint: file, directory, hf://owner/name, deit-tiny'
+    names = '"B/16", "R50+B/16", "R50x1", "Swin-T", "MViTv2-T"'
+    models = f"architecture ({names}), or checkpoint: file, directory, hf://owner/name, deit-tiny"
     parser.add_argument("model", metavar="MODEL|FILE", help=models)
     parser.add_shared("--size N|HxW", note="224", default=(224, 224))
     parser.add_option("--batch N", "images per batch [1]", int, default=1)

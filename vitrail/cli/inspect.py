@@ -1,7 +1,8 @@
 """Write attention maps, rollout, attention distances and other figures of a model, with a page to explore them.
 
-MODEL is any checkpoint of a Vision Transformer or a hybrid that vitrail reads (check with `vitrail describe FILE`). Each IMAGE,
-or each image in a folder, goes through the preprocessing of the model.
+MODEL is any checkpoint of a Vision Transformer, a hybrid, a Swin Transformer or an MViT that vitrail reads (check with `vitrail
+describe FILE`). Each IMAGE, or each image in a folder, goes through the preprocessing of the model. Models with windows or
+pooled tokens have no rollout and no relevance: attention is drawn inside its windows, or on the grid of the pooled keys.
 
 DIR/index.html is one page that needs no network: it draws the attention of every head from the patch under the pointer, or the
 one selected with the arrow keys. Beside it are distance.png, positions.png, filters.png and model.npz; each image has a folder
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from vitrail.analysis.comparison import ModelComparison
     from vitrail.analysis.inspect import ModelInspector
     from vitrail.data.preprocessing import Preprocessing
-    from vitrail.models.base import TokenModel
+    from vitrail.models.base import Model
 
 # The names of vitrail.analysis.figures, repeated so that --help does not import PyTorch; a test compares them.
 VIEWS = ("attention", "rollout", "distance", "positions", "filters", "tokens", "heads", "patches")
@@ -71,8 +72,10 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--out DIR", "output directory: new, empty, or of an earlier inspection", Path)
     views = f"view to draw (repeatable): {', '.join(VIEWS)} [all]; rollout includes relevance"
     parser.add_option("--view NAME", views, action="append", choices=VIEWS)
-    terminal = "draw one view in the terminal [rollout]: the names of --view, or relevance; --out is then optional"
-    parser.add_option("--terminal NAME", terminal, nargs="?", const="rollout", choices=TERMINAL_VIEWS)
+    terminal = (
+        "draw one view in the terminal [rollout, with windows attention]; those of --view, or relevance; needs no --out"
+    )
+    parser.add_option("--terminal NAME", terminal, nargs="?", const="default", choices=(*TERMINAL_VIEWS, "default"))
     parser.add_option("--at X,Y", "pixel of the preprocessed image: attention and similarity of its patch", parse_pixel)
     parser.add_option("--layers N,…", "layers to draw, for example 1,6,10-12 [all]", parse_layers)
     parser.add_option("--target CLASS", "class to explain, by name or index [the predicted class]")
@@ -158,7 +161,8 @@ def compare_from_options(options: argparse.Namespace, paths: list[str]) -> "Mode
     models = []
     for path in (options.model, options.images[0]):
         try:
-            models.append(InspectedModel(*load_inspected_model(options, path)))
+            model, preprocessing, name = load_inspected_model(options, path)
+            models.append(InspectedModel(model.require_tokens("--compare"), preprocessing, name))
         except ValueError as error:  # name the model that failed
             raise error if path in str(error) else ValueError(f"{path}: {error}") from error
     return compare_models(models, images, count_progress(), count_progress("layers"))
@@ -167,14 +171,15 @@ def compare_from_options(options: argparse.Namespace, paths: list[str]) -> "Mode
 def build_inspector(options: argparse.Namespace) -> "ModelInspector":
     """Return the inspector of the model that the options describe."""
     from vitrail.analysis.inputs import resolve_target
-    from vitrail.analysis.inspect import ModelInspector
+    from vitrail.analysis.inspect_stages import choose_inspector
 
     model, preprocessing, name = load_inspected_model(options, options.model)
-    return ModelInspector(
+    inspector, views = choose_inspector(model, options.view, [options.terminal] if options.terminal else [])
+    return inspector(
         model,
         preprocessing,
         name,
-        tuple(options.view or VIEWS),
+        views,
         options.layers,
         options.at,
         None if options.target is None else resolve_target(model, options.target),
@@ -182,9 +187,9 @@ def build_inspector(options: argparse.Namespace) -> "ModelInspector":
     )
 
 
-def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[TokenModel, Preprocessing, str]":
+def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[Model, Preprocessing, str]":
     """Load a model on its device and at --size; return it with its preprocessing and its name."""
-    from vitrail.analysis.record import find_vit
+    from vitrail.analysis.record import require_attention
     from vitrail.checkpoints.known_models import expand_name
     from vitrail.checkpoints.load import find_weights, load, require_preprocessing
     from vitrail.data.class_names import name_outputs
@@ -200,13 +205,13 @@ def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[Token
         device=device,
     )
     clear_progress()
-    vit = find_vit(model)
+    require_attention(model)
     if options.names is not None:
-        vit.labels = name_outputs(options.names, vit.config.classes)
+        model.labels = name_outputs(options.names, model.config.classes)
     name = path if path.startswith("hf://") else Path(path).name
     if name == "model.safetensors":
         name = Path(path).resolve().parent.name
-    return vit, require_preprocessing(path, vit), name.removesuffix(".safetensors")
+    return model, require_preprocessing(path, model), name.removesuffix(".safetensors")
 
 
 def write_inspection(inspector: "ModelInspector", files: list[Path], options: argparse.Namespace) -> list[str]:
@@ -219,6 +224,7 @@ def write_inspection(inspector: "ModelInspector", files: list[Path], options: ar
         prediction = "".join(f"  {p['name']} {100 * p['probability']:.0f} %" for p in image["predicted"][:1])
         patch = image.get("patch")
         position = f"  patch in row {patch['row'] + 1}, column {patch['column'] + 1}" if patch else ""
+        position = f"  pixel {pixel[0]},{pixel[1]}" if (pixel := image.get("pixel")) else position
         lines.append(f"{options.out / image['folder']}{prediction}{position}")
     if result.images and len(files) > options.limit:
         lines.append(f"{options.limit} of {len(files):,} images are drawn: --limit {len(files)} draws all")
@@ -232,10 +238,11 @@ def draw_in_terminal(inspector: "ModelInspector", files: list[Path], options: ar
     """Draw one view of each image or of the model in the terminal and return the skipped images."""
     from vitrail.analysis.figures import terminal
     from vitrail.analysis.inputs import UnusableImageError, make_no_images_error, sample_evenly
-    from vitrail.analysis.inspect import IMAGE_VIEWS, MODEL_VIEWS, select_distance_files
+    from vitrail.analysis.inspect import MODEL_VIEWS, select_distance_files
     from vitrail.reports.html import clean_text
 
     view, skipped = options.terminal, list[str]()
+    view = inspector.DEFAULT_TERMINAL_VIEW if view == "default" else view
     width, depth = terminal.get_terminal_width(), terminal.detect_colour_depth(sys.stdout)
     if view in MODEL_VIEWS:
         result = inspector.view_model(view, select_distance_files(files, options.limit), skipped, count_progress())
@@ -243,10 +250,9 @@ def draw_in_terminal(inspector: "ModelInspector", files: list[Path], options: ar
         print("\n".join(terminal.render_model_view(result, width, depth)))
         return skipped
     selected = sample_evenly(files, options.limit)
-    traces = IMAGE_VIEWS.get(view, ("relevance",))
     for path in selected:
         try:
-            image_view = inspector.view_image(path, views=traces)
+            image_view = inspector.view_image(path, views=[view])
         except UnusableImageError as problem:
             skipped.append(str(problem))
             continue

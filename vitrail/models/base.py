@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.nn.block import RecomputeModule
+from vitrail.nn.recording import AttentionLayer
 from vitrail.nn.shape import EncoderShape, Grid
 from vitrail.utils.files import WEIGHT_SUFFIXES
 
@@ -290,6 +291,10 @@ class Model(RecomputeModule, ABC):
     @abstractmethod
     def layers(self) -> list[Layer]:
         """Return the layers in order: units of layer decay, freezing, compilation and sharding."""
+
+    def attention_layers(self, size: tuple[int, ...]) -> list[AttentionLayer]:
+        """Return how to record the attention of each layer for images of this height and width."""
+        raise refuse(self.config, "recording attention")
 
     def resolve_layers(self, layers: Sequence[int], first: str) -> list[int]:
         """Return layers counted from 0, the input of the first one, with negative ones counted from the last."""

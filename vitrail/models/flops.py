@@ -113,6 +113,7 @@ class Counter(TorchFunctionMode):
             F.conv2d: self.conv2d,
             F.max_pool2d: self.max_pool,
             F.scaled_dot_product_attention: self.attention,
+            torch.bmm: self.bmm,
             **dict.fromkeys((F.layer_norm, F.group_norm, F.batch_norm, F.gelu, F.silu), self.keeps_input),
             **dict.fromkeys((F.relu, torch.tanh), self.keeps_output),
             Tensor.add: self.broadcast,
@@ -168,6 +169,13 @@ class Counter(TorchFunctionMode):
         self.macs += 2 * q.numel() * k.shape[2]
         self.bytes += rows * FLOAT * (1 if attn_mask is None else k.shape[2])
         return q.new_empty(q.shape)
+
+    def bmm(self, x: Tensor, other: Tensor) -> Tensor:
+        """Count products of matrices that are both computed: [b, n, d] and [b, d, m]."""
+        for tensor in (x, other):
+            self.keep(tensor)
+        self.macs += x.numel() * other.shape[2]
+        return x.new_empty(*x.shape[:2], other.shape[2])
 
     def keeps_input(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         if not self.is_weight(x):

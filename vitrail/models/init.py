@@ -6,7 +6,7 @@
 | `deit` | facebookresearch/deit, timm | every linear weight, token, position and the head truncated N(0, 0.02²); biases zero; patches and convolutions uniform ±1/√fan-in, biases too, as a convolution's default |
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
-relative positions at truncated N(0, 0.02²) (BEiT, Swin), the norms of Swin v2's layers at zero and its scale at 10, the
+relative positions at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms of Swin v2's layers at zero and its scale at 10, the
 attention pool's probe Xavier uniform (big_vision).
 """
 
@@ -22,6 +22,7 @@ from vitrail.nn.block import LayerScale
 from vitrail.nn.embed import Embedding, PrefixTokens
 from vitrail.nn.head import DistilledHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
+from vitrail.nn.multiscale import PooledAttention
 from vitrail.nn.pool import AttentionPool
 from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativeEmbedding1D, RelativePositionBias
 from vitrail.nn.window import CosineWindowAttention, CosineWindowBlock, WindowAttention
@@ -103,6 +104,9 @@ def initialise(model: nn.Module, scheme: str) -> None:
             nn.init.zeros_(module.v_bias)
         elif isinstance(module, WindowAttention):
             _truncated(module.offsets)
+        elif isinstance(module, PooledAttention):
+            for table in module.offsets:
+                _truncated(table)
         elif isinstance(module, AttentionPool):
             nn.init.xavier_uniform_(module.probe[0])
             for part in module.kv.weight.chunk(2):

@@ -11,6 +11,8 @@ from typing import Any
 from vitrail.models.base import Model, ModelConfig, TokenConfig, refuse
 from vitrail.models.bit import BIT_NAME, BiT, BiTConfig, configure_bit
 from vitrail.models.init import build_and_fill, initialise
+from vitrail.models.mvit import MViT
+from vitrail.models.mvit_config import MVIT_NAME, MVIT_OPTIONS, MViTConfig, configure_mvit
 from vitrail.models.sizes import SIZES
 from vitrail.models.swin import SWIN_NAME, SWIN_OPTIONS, Swin, SwinConfig, configure_swin
 from vitrail.models.vit import ViT
@@ -66,7 +68,8 @@ def find_family(name: str) -> Family:
         if family.matches(name):
             return family
     sizes = ", ".join(SIZES)
-    raise ValueError(f"unknown model {name!r}: use a name like 'B/16', 'R50+B/16', 'R50x1' or 'Swin-T'. Sizes: {sizes}")
+    names = "'B/16', 'R50+B/16', 'R50x1', 'Swin-T' or 'MViTv2-T'"
+    raise ValueError(f"unknown model {name!r}: use a name like {names}. Sizes: {sizes}")
 
 
 def configure_tokens(name: str | None = None, *, purpose: str = "this recipe", **options: Any) -> TokenConfig:
@@ -106,3 +109,4 @@ BIT_OPTIONS = frozenset({"classes", "image_size", "channels", "root"})
 register(Family("vit", ViTConfig, ViT, configure_vit, VIT_NAME.fullmatch, None, "S/16"))
 register(Family("bit", BiTConfig, BiT, configure_bit, BIT_NAME.fullmatch, BIT_OPTIONS, "R50x1"))
 register(Family("swin", SwinConfig, Swin, configure_swin, SWIN_NAME.fullmatch, SWIN_OPTIONS, "Swin-T"))
+register(Family("mvit", MViTConfig, MViT, configure_mvit, MVIT_NAME.fullmatch, MVIT_OPTIONS, "MViTv2-T"))

@@ -6,19 +6,20 @@ B images, C channels, a grid of h×w tokens of width D, K classes.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, Unsupported, check_common, image_sides
+from vitrail.models.base import Unsupported, image_sides
 from vitrail.models.sizes import closest
+from vitrail.models.staged import StagedConfig, StagedModel
 from vitrail.nn.block import run_block
 from vitrail.nn.linear import LinearLayer
+from vitrail.nn.recording import AttentionLayer
 from vitrail.nn.shape import Grid
-from vitrail.nn.window import PatchMerging, ShiftRule, SwinV1, SwinV2, WindowShape, WindowSlot
+from vitrail.nn.window import PatchMerging, ShiftRule, SwinV1, SwinV2, WindowBlock, WindowShape, WindowSlot
 
 SWIN_NAME = re.compile(r"Swin(?P<version>V2)?-(?P<size>[A-Z])(?:/(?P<window>\d+))?")
 # Width of the first stage, layers and heads of each stage.
@@ -32,7 +33,7 @@ WINDOWS = {SwinV1: 7, SwinV2: 8}  # default
 
 
 @dataclass(frozen=True)
-class SwinConfig(ModelConfig):
+class SwinConfig(StagedConfig):
     """A Swin Transformer as a value. Each stage has half the grid and twice the width of the one before."""
 
     family: ClassVar[str] = "swin"
@@ -56,19 +57,13 @@ class SwinConfig(ModelConfig):
     init: str = "deit"
 
     def __post_init__(self) -> None:
-        check_common(self)
         stages = {"depths": self.depths, "heads": self.heads, "windows": self.windows}
         if isinstance(self.block, SwinV2) and self.block.pretrained_windows is not None:
             stages["pretrained_windows"] = self.block.pretrained_windows
-        if len({len(values) for values in stages.values()}) > 1 or not self.depths:
-            lengths = ", ".join(f"{len(values)} {name}" for name, values in stages.items())
-            raise ValueError(f"every stage needs a depth, heads and a window, got {lengths}")
+        self.check_stages(stages, "a depth, heads and a window")
         for name, values in {"width": (self.width,), "patch": (self.patch,), **stages}.items():
             if min(values) < 1:
                 raise ValueError(f"{name} must be at least 1, got {min(values)}")
-        for name in ("dropout", "attention_dropout", "stochastic_depth"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         for side in self.image_size:
             if side % self.patch:
                 near = max(1, round(side / self.patch)) * self.patch
@@ -77,28 +72,12 @@ class SwinConfig(ModelConfig):
             _ = self.window_shape(stage)
 
     @property
-    def n_stages(self) -> int:
-        return len(self.depths)
-
-    @property
-    def depth(self) -> int:
-        return sum(self.depths)
-
-    @property
-    def stage_ends(self) -> tuple[int, ...]:
-        """Return the number of the last layer of each stage."""
-        return tuple(accumulate(self.depths))
-
-    @property
     def stride(self) -> int:
         return self.patch * 2 ** (self.n_stages - 1)
 
     @property
     def size_rule(self) -> tuple[int, int]:
         return self.patch, 1
-
-    def grid_of(self, size: tuple[int, ...]) -> Grid:
-        return self.stage_grid(self.n_stages - 1, size)
 
     def stage_grid(self, stage: int, size: tuple[int, ...]) -> Grid:
         """Return the grid of a stage, counted from 0, for images of this size; odd grids are padded before they are halved."""
@@ -142,7 +121,7 @@ class SwinConfig(ModelConfig):
         return "embed.weight"
 
 
-class Swin(Model):
+class Swin(StagedModel):
     """A Swin Transformer: image to logits, or to features without classes."""
 
     STEM: ClassVar[tuple[str, ...]] = ("embed.", "embed_norm.")
@@ -185,25 +164,34 @@ class Swin(Model):
             raise ValueError(f"image sides must be multiples of the patch {config.patch}, got {size}")
         return self.dropout(self.embed_norm(self.embed(images).permute(0, 2, 3, 1)))
 
-    def layer_outputs(self, x: Tensor) -> Iterator[Tensor]:
+    def choose_shift(self, stage: int, grid: Grid) -> Grid:
+        """Return by how many tokens the shifted layers of a stage move their windows along each side of its grid."""
+        config = self.config
+        configured = tuple(side // (config.patch * 2**stage) for side in config.image_size)
+        return config.shift.choose_shift(config.windows[stage], grid, configured)
+
+    def layer_outputs(self, x: Tensor, size: tuple[int, ...]) -> Iterator[Tensor]:
         """Yield the grid after each layer, [B, h, w, D], from the embedded patches."""
         config, layer = self.config, 0
         for stage, depth in enumerate(config.depths):
             if stage:
                 x = self.merges[stage - 1](x)
-            configured = tuple(side // (config.patch * 2**stage) for side in config.image_size)
-            shift = config.shift.choose_shift(config.windows[stage], tuple(x.shape[1:3]), configured)
+            shift = self.choose_shift(stage, tuple(x.shape[1:3]))
             for block in self.blocks[layer : layer + depth]:
                 x = run_block(block, self.activation_checkpointing, x, shift, config.shift.pad_first)
                 yield x
             layer += depth
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Return the last feature map, [B, D, h, w], before its norm."""
-        x = self.embed_patches(images)
-        for grid in self.layer_outputs(x):
-            x = grid
+    def to_feature_map(self, x: Tensor, layer: int, size: tuple[int, ...]) -> Tensor:
         return x.permute(0, 3, 1, 2)
+
+    def to_features(self, x: Tensor) -> Tensor:
+        """Return the last feature map, [B, D, h, w], before its norm."""
+        return x.permute(0, 3, 1, 2)
+
+    def stage_modules(self, stage: int) -> tuple[nn.Module, ...]:
+        merge = (self.merges[stage - 1],) if stage > 0 else ()
+        return (*merge, *super().stage_modules(stage))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         y = self.norm(features.permute(0, 2, 3, 1)).mean((1, 2))
@@ -212,39 +200,16 @@ class Swin(Model):
     def dense_logits(self, images: Tensor) -> Tensor:
         return self.head(self.norm(self.forward_features(images).permute(0, 2, 3, 1)))
 
-    def feature_maps(self, images: Tensor, layers: Sequence[int] | None = None) -> list[Tensor]:
-        """Return the maps after these layers, [B, D, h, w] each; by default after the last layer of every stage.
-
-        0 is the embedding, 1 to L the layers, -1 the last.
-        """
-        wanted = self.resolve_layers(self.config.stage_ends if layers is None else layers, "the embedding")
-        x = self.embed_patches(images)
-        maps = {0: x, **dict(zip(range(1, max(wanted, default=0) + 1), self.layer_outputs(x), strict=False))}
-        return [maps[layer].permute(0, 3, 1, 2) for layer in wanted]
-
-    @property
-    def feature_dim(self) -> int:
-        return self.norm.normalized_shape[0]
-
-    def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
-        """Run the model stage by stage."""
-        yield ForwardStage("image", images)
-        x = self.embed_patches(images)
-        yield ForwardStage("patches", x, (self.embed, self.embed_norm))
-        ends, first = self.config.stage_ends, 0
-        for layer, grid in enumerate(self.layer_outputs(x), start=1):
-            x = grid
-            if layer in ends:
-                stage = ends.index(layer)
-                merge = (self.merges[stage - 1],) if stage else ()
-                yield ForwardStage(f"stage {stage + 1}", x, (*merge, *self.blocks[first:layer]))
-                first = layer
-        y = self.forward_head(x.permute(0, 3, 1, 2), pre_logits=True)
-        yield ForwardStage("pooling", y, (self.norm,))
-        yield ForwardStage("head" if self.config.classes is not None else "features", self.head(y), (self.head,))
-
-    def layers(self) -> list[Layer]:
-        return [Layer(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
+    def attention_layers(self, size: tuple[int, ...]) -> list[AttentionLayer]:
+        config, found = self.config, list[AttentionLayer]()
+        for stage, depth in enumerate(config.depths):
+            grid, stride = config.stage_grid(stage, size), config.patch * 2**stage
+            shift = self.choose_shift(stage, grid)
+            for block in self.blocks[len(found) : len(found) + depth]:
+                assert isinstance(block, WindowBlock)
+                msa, tokens = block.msa, block.locate_tokens(grid, stride, shift, config.shift.pad_first)
+                found.append(AttentionLayer(msa, msa.compute_attention, msa.heads, tokens, tokens, msa.compute_table))
+        return found
 
     def layer_index(self, parameter: str) -> int:
         if parameter.startswith("merges."):  # a merging belongs to the last layer before it

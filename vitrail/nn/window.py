@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitrail.nn.block import ResidualBranch
 from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.mlp import MLP
+from vitrail.nn.recording import WindowTokens
 from vitrail.nn.shape import Grid
 
 MASKED = -100.0  # added to q·k of tokens that are neighbours only because the grid was rolled
@@ -109,17 +110,22 @@ def compute_log_offsets(window: int, trained_window: int, device: torch.device |
     return torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).flatten(0, 1)
 
 
-def compute_shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Tensor:
-    """Return what is added to q·k in the windows of a rolled grid, [n, N, N]: 0 within a region, MASKED between two.
+def compute_regions(grid: Grid, window: int, shift: Grid, device: torch.device) -> Tensor:
+    """Return the region of each token in the windows of a rolled grid, [n, N]: tokens of two regions are not neighbours.
 
-    Rolling brings the first rows and columns beside the last ones; they share a window but are not neighbours.
+    Rolling brings the first rows and columns beside the last ones; they share a window.
     """
     regions = []
     for side, moved in zip(grid, shift, strict=True):
-        index = torch.arange(side, device=like.device)
+        index = torch.arange(side, device=device)
         regions.append((index >= side - window).int() + (index >= side - moved).int() if moved else index * 0)
     region = 3 * regions[0][:, None] + regions[1][None, :]  # [h, w]
-    region = partition_windows(region[None, :, :, None], window)[0, :, :, 0]  # [n, N]
+    return partition_windows(region[None, :, :, None], window)[0, :, :, 0]
+
+
+def compute_shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Tensor:
+    """Return what is added to q·k in the windows of a rolled grid, [n, N, N]: 0 within a region, MASKED between two."""
+    region = compute_regions(grid, window, shift, like.device)
     return (region[:, :, None] != region[:, None, :]).to(like.dtype) * MASKED
 
 
@@ -135,6 +141,10 @@ class WindowAttention(nn.Module):
         self.qkv = LinearLayer(shape.width, 3 * shape.width)
         self.offsets = nn.Parameter(torch.empty((2 * shape.window - 1) ** 2, shape.heads))
         self.out = LinearLayer(shape.width, shape.width)
+
+    def compute_table(self) -> Tensor:
+        """Return the bias of every offset, query minus key, [H, 2M - 1, 2M - 1]."""
+        return self.offsets.T.unflatten(1, (2 * self.window - 1, -1))
 
     def compute_bias(self) -> Tensor:
         """Return the bias of every pair of tokens of a window, [H, N, N]."""
@@ -162,6 +172,13 @@ class WindowAttention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout, scale=1.0)
         return self.out(y.reshape(*x.shape[:2], self.heads, x.shape[2], -1).transpose(2, 3).flatten(3))
 
+    def compute_attention(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the attention weights for inputs of `forward` in float32, [B, n, H, N, N]; the fused kernel stores none."""
+        q, k, _v = self.split_heads(self.project(x))
+        with torch.autocast(q.device.type, enabled=False):
+            scores = q.float() @ k.float().transpose(-2, -1) + self.compute_bias().float()
+            return (scores if mask is None else scores + mask[:, None].float()).softmax(-1)
+
 
 class CosineWindowAttention(WindowAttention):
     """Swin v2's attention: the cosine of q and k with a learned scale, and a bias computed from the offset by an MLP."""
@@ -188,12 +205,18 @@ class CosineWindowAttention(WindowAttention):
         scale = self.log_scale.clamp(max=MAX_LOG_SCALE).exp()[:, None, None]
         return (F.normalize(q, dim=-1) * scale).to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v
 
+    def compute_offsets(self) -> Tensor:
+        """Return MLP(offset) with the offsets on a logarithmic scale (Swin v2, equation 4), [(2M - 1)², H]."""
+        offsets = compute_log_offsets(self.window, self.pretrained_window, self.q_bias.device)
+        return self.bias_mlp(offsets.to(self.q_bias.dtype))
+
+    def compute_table(self) -> Tensor:
+        return 16 * self.compute_offsets().T.unflatten(1, (2 * self.window - 1, -1)).sigmoid()
+
     def compute_bias(self) -> Tensor:
-        """Return 16 σ(MLP(offset)) with the offsets on a logarithmic scale (Swin v2, equation 4), [H, N, N]."""
-        device = self.q_bias.device
-        offsets = compute_log_offsets(self.window, self.pretrained_window, device)
-        table = self.bias_mlp(offsets.to(self.q_bias.dtype))
-        return 16 * table[compute_offset_index(self.window, device)].permute(2, 0, 1).sigmoid()
+        """Return 16 σ(MLP(offset)), [H, N, N]."""
+        index = compute_offset_index(self.window, self.q_bias.device)
+        return 16 * self.compute_offsets()[index].permute(2, 0, 1).sigmoid()
 
 
 # --- layers ---
@@ -216,21 +239,33 @@ class WindowBlock(nn.Module):
         self.mlp = MLP(shape.width, shape.mlp, nn.GELU(), dropout)
         self.branch2 = ResidualBranch(shape.width, dropout, None, stochastic_depth)
 
-    def attend(self, x: Tensor, shift: Grid, pad_first: bool) -> Tensor:
-        """Return the attention in windows of a grid [B, h, w, D], padded with zeros to whole windows."""
+    def cut_grid(self, x: Tensor, shift: Grid, pad_first: bool) -> tuple[Tensor, Grid]:
+        """Return a grid [B, h, w, D], padded with zeros to whole windows, as windows [B, n, N, D], and the padded grid."""
         height, width = x.shape[1:3]
-        m, is_moved = self.window, self.is_shifted and any(shift)
-        padding = (0, 0, 0, -width % m, 0, -height % m)
+        padding = (0, 0, 0, -width % self.window, 0, -height % self.window)
         x = F.pad(x, padding) if pad_first else x
-        x = x.roll((-shift[0], -shift[1]), (1, 2)) if is_moved else x
+        x = x.roll((-shift[0], -shift[1]), (1, 2)) if any(shift) else x
         x = x if pad_first else F.pad(x, padding)
-        grid = (x.shape[1], x.shape[2])
-        x = join_windows(
-            self.msa(partition_windows(x, m), compute_shift_mask(grid, m, shift, x) if is_moved else None), grid, m
-        )
+        return partition_windows(x, self.window), (x.shape[1], x.shape[2])
+
+    def attend(self, x: Tensor, shift: Grid, pad_first: bool) -> Tensor:
+        """Return the attention in windows of a grid [B, h, w, D]."""
+        (height, width), m = x.shape[1:3], self.window
+        shift = shift if self.is_shifted else (0, 0)
+        windows, grid = self.cut_grid(x, shift, pad_first)
+        mask = compute_shift_mask(grid, m, shift, x) if any(shift) else None
+        x = join_windows(self.msa(windows, mask), grid, m)
         x = x if pad_first else x[:, :height, :width]
-        x = x.roll(shift, (1, 2)) if is_moved else x
+        x = x.roll(shift, (1, 2)) if any(shift) else x
         return x[:, :height, :width]
+
+    def locate_tokens(self, grid: Grid, stride: int, shift: Grid, pad_first: bool) -> WindowTokens:
+        """Return where the tokens of each window stand on a grid whose cells are `stride` pixels wide."""
+        shift = shift if self.is_shifted else (0, 0)
+        numbers = torch.arange(1, math.prod(grid) + 1).view(1, *grid, 1)
+        windows, padded = self.cut_grid(numbers, shift, pad_first)
+        regions = compute_regions(padded, self.window, shift, numbers.device)
+        return WindowTokens(grid, stride, windows[0, :, :, 0] - 1, regions)
 
     def forward(self, x: Tensor, shift: Grid = (0, 0), pad_first: bool = True) -> Tensor:  # [B, h, w, D]
         x = x + self.branch1(self.attend(self.norm1(x), shift, pad_first))

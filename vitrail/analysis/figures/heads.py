@@ -9,6 +9,7 @@ from vitrail.analysis.figures.image_view import ImageView, describe_input
 from vitrail.analysis.figures.overlay import Mosaic, build_mosaic, fit_tile_size, resize_blocks
 from vitrail.analysis.figures.sheet import DPI, HEADING_HEIGHT, MARGIN, Sheet, draw_legend, shorten_name
 from vitrail.analysis.results import AttentionDistances
+from vitrail.analysis.stages import StagedTrace, stack_heads
 from vitrail.reports.colours import BLUE, MUTED, ORANGE, SIMILARITY_CMAP, apply_cmap, colour_table, rescale
 from vitrail.utils.text import format_image_count
 
@@ -29,7 +30,7 @@ def plot_heads(axes: "Axes", values: np.ndarray, spread: np.ndarray | None = Non
         axes.vlines(across, low, high, color=BLUE, alpha=0.28, linewidth=0.8)
     dots = {"markersize": 4.2, "markeredgewidth": 0, "alpha": 0.85}
     axes.plot(across, values.ravel(), "o", color=BLUE, label="head", **dots)
-    axes.plot(layers, values.mean(1), color=ORANGE, linewidth=1.8, label="mean over heads", zorder=3)
+    axes.plot(layers, np.nanmean(values, 1), color=ORANGE, linewidth=1.8, label="mean over heads", zorder=3)
     step = 1 if depth <= 16 else 2 if depth <= 32 else 4
     axes.set_xticks([1, *range(1 + step, depth + 1, step)])
     axes.set_xlim(0.5, depth + 0.5)
@@ -47,7 +48,7 @@ def draw_distance(distances: AttentionDistances, model: str, patch: int | None =
     plot_heads(axes, distances.mean, spread)
     if patch:
         axes.axhline(patch, color=MUTED, linewidth=0.8, linestyle=DASHED, label=f"patch size, {patch} pixels")
-    most = float((distances.mean if spread is None else distances.mean + spread).max())
+    most = float(np.nanmax(distances.mean if spread is None else distances.mean + spread))
     axes.set_ylim(0, 1.06 * (most or patch or 1))  # an image of one patch has no distances
     above = {"bbox_to_anchor": (-0.01, 1.0), "borderaxespad": 0.2}
     draw_legend(axes, "lower left", ncols=3, handlelength=1.6, **above)
@@ -78,6 +79,31 @@ def draw_heads(view: ImageView) -> bytes:
         row, column = divmod(layer, MATRIX_COLUMNS)
         under = top + 0.17 + (tiles.rows[row] + tiles.tile[0] / 2) / DPI
         sheet.draw_label(left + tiles.columns[column] / DPI, under, f"layer {layer + 1}", size=6.8, align="center")
+    return sheet.to_png()
+
+
+def draw_staged_heads(view: ImageView, trace: StagedTrace) -> bytes:
+    """Draw entropy and distance of each head by layer, with those of uniform attention inside the windows."""
+    entropy, distance = (
+        stack_heads(getattr(layer, name) for layer in trace.layers) for name in ("entropy", "distance")
+    )
+    left, top, half = MARGIN + 0.45, HEADING_HEIGHT + 0.3, (SHEET_WIDTH - 0.9) / 2
+    facts = *describe_input(view), shorten_name(view.name), "later stages have more heads"
+    sheet = Sheet(left + SHEET_WIDTH + MARGIN, top + PLOT_HEIGHT + 0.7, "Differences between heads", *facts)
+    sheet.draw_text(left, top - 0.16, "Entropy of each head", size=9, baseline="center")
+    axes = sheet.add_axes(left, top, half, PLOT_HEIGHT, x="layer", y="entropy of attention, nats", x_grid=False)
+    plot_heads(axes, entropy)
+    uniform = [math.log(layer.key_cells.shape[1]) for layer in trace.layers]
+    layers = range(1, len(uniform) + 1)
+    label = "uniform in a window" if trace.has_windows else "uniform attention"
+    axes.step(layers, uniform, where="mid", color=MUTED, linewidth=0.8, linestyle=DASHED, label=label)
+    axes.set_ylim(0, max(uniform) * 1.08 or 1)
+    draw_legend(axes, "lower right", 7, handlelength=1.6)
+    other = left + half + 0.9
+    sheet.draw_text(other, top - 0.16, "Attention distance of each head", size=9, baseline="center")
+    axes = sheet.add_axes(other, top, half, PLOT_HEIGHT, x="layer", y="mean attention distance, pixels", x_grid=False)
+    plot_heads(axes, distance)
+    axes.set_ylim(0, 1.06 * (float(np.nanmax(distance)) or 1))
     return sheet.to_png()
 
 

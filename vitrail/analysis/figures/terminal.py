@@ -8,10 +8,11 @@ from typing import Literal, TextIO
 import numpy as np
 from PIL import Image
 
-from vitrail.analysis.figures import attention, tokens
+from vitrail.analysis.figures import attention, tokens, windows
 from vitrail.analysis.figures.image_view import ImageView
 from vitrail.analysis.figures.overlay import build_mosaic, outline_patch, resize_image
 from vitrail.analysis.figures.weights import tile_filters, tile_positions
+from vitrail.analysis.figures.windows import StagedView
 from vitrail.analysis.results import AttentionDistances, ModelView, PrincipalFilters, space_evenly
 from vitrail.utils.text import format_image_count
 
@@ -78,11 +79,12 @@ def nearest_colour_index(colour: list[int]) -> int:
 def render_dot_plot(values: np.ndarray, columns: int, unit: str) -> list[str]:
     """Return a line per layer with a mark per head, [L, H], from 0 to the maximum, and the mean."""
     room = max(10, columns - 22)
-    most = float(values.max())
+    most = float(np.nanmax(values))
     most = most if most > 1e-12 else 1.0
     lines = []
     for layer, row in enumerate(values, start=1):
         cells = ["·"] * room
+        row = row[~np.isnan(row)]  # heads that a layer does not have
         for value in row:
             cells[min(room - 1, int(max(0.0, value) / most * (room - 1)))] = "●"
         lines.append(f"layer {layer:>2}  {''.join(cells)}  {row.mean():6.1f}")
@@ -103,7 +105,10 @@ def render_image_view(
     if view == "heads":
         assert trace.entropy is not None
         return [*render_dot_plot(trace.entropy, columns, "nats"), "entropy of attention: one dot per head"]
-    if view == "attention":
+    if isinstance(image_view, StagedView) and view in ("attention", "tokens"):
+        draw = _draw_windows if view == "attention" else _draw_staged_tokens
+        pixels, legend = draw(image_view, columns, layers)
+    elif view == "attention":
         pixels, legend = _draw_attention(image_view, columns, layers)
     elif view == "tokens":
         pixels, legend = _draw_tokens(image_view, columns, layers)
@@ -172,6 +177,28 @@ def _draw_tokens(view: ImageView, columns: int, layers: Sequence[int] | None) ->
     numbers, tile = _choose_layers(view, columns, [0, *layers] if layers else range(len(view.trace.norms)))
     tiles, names = tokens.build_token_rows(view, numbers, tile, gap=1)
     return tiles.pixels, f"patch tokens after layers {', '.join(map(str, numbers))}: {', '.join(names)}"
+
+
+def _draw_windows(view: StagedView, columns: int, layers: Sequence[int] | None) -> tuple[np.ndarray, str]:
+    at, count = view.staged.pixel is not None, len(view.staged.layers)
+    across = max(1, columns // 38)
+    chosen = layers or range(1, count + 1)
+    numbers = [chosen[k] for k in space_evenly(len(chosen), across)]
+    tiles = windows.tile_means(view, numbers, (columns + 1) // len(numbers) - 1, at)
+    what = (
+        f"attention from pixel {view.staged.pixel[0]},{view.staged.pixel[1]}"
+        if view.staged.pixel
+        else "attention received"
+    )
+    where = ", inside windows" if view.staged.has_windows else ""
+    return tiles.pixels, f"{what}{where}: layers {', '.join(map(str, numbers))}; mean over heads"
+
+
+def _draw_staged_tokens(view: StagedView, columns: int, layers: Sequence[int] | None) -> tuple[np.ndarray, str]:
+    chosen = [0, *layers] if layers else range(len(view.staged.strides))
+    numbers = [chosen[k] for k in space_evenly(len(chosen), max(1, columns // 30))]
+    tiles, names = windows.build_staged_token_rows(view, numbers, (columns + 1) // len(numbers) - 1, gap=1)
+    return tiles.pixels, f"tokens after layers {', '.join(map(str, numbers))}: {', '.join(names)}"
 
 
 def _draw_patches(view: ImageView, columns: int) -> tuple[np.ndarray, str]:

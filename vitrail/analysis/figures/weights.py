@@ -67,11 +67,12 @@ def tile_positions(positions: PositionMaps, max_tile: int, gap: int = 7, max_pos
         values, reach, cmap = positions.turn[None, None], 1.0, DIVERGING_CMAP
     size = fit_tile_size(values.shape[2:], max_tile)
     tiles = apply_cmap(rescale(values, -reach, reach), cmap)  # [rows, columns, h, w, 3]
+    tiles[np.isnan(values)] = 255  # heads that a layer does not have
     return build_mosaic([[resize_blocks(tile, size) for tile in row] for row in tiles], gap)
 
 
 def _colour_range(values: np.ndarray) -> float:
-    return max(1e-9, float(np.quantile(np.abs(values), 0.998)))  # robust to single outliers
+    return max(1e-9, float(np.nanquantile(np.abs(values), 0.998)))  # robust to single outliers
 
 
 def _draw_added(positions: PositionMaps, model: str) -> bytes:

@@ -1,5 +1,4 @@
 "use strict";
-const $ = (id) => document.getElementById(id);
 const floats = (text) => new Float32Array(bytes(text).buffer);
 const shared = JSON.parse($("shared").textContent);
 const maps = Object.fromEntries(Object.entries(shared.maps).map(([name, text]) => [name, bytes(text)]));
@@ -160,27 +159,8 @@ function choose(number) {
   if (state.pinned && (state.pinned[0] >= now.grid[0] || state.pinned[1] >= now.grid[1])) state.pinned = null;
   state.tab = state.tab && has(state.tab) ? state.tab : ["attention", "rollout", "relevance", "tokens"].find(has);
   if (!now[state.kind]) state.kind = now.colours ? "colours" : "norms";
-  const top = now.said[0];
-  $("said").textContent = top ? `${top.name}, ${(100 * top.odds).toFixed(0)} %` : "";
-  $("file").textContent = now.name;
-  $("odds").replaceChildren(...now.said.flatMap(({ name, odds }) => {
-    const term = document.createElement("dt"), value = document.createElement("dd"), bar = document.createElement("i");
-    term.textContent = name;
-    bar.style.setProperty("--odds", `${100 * odds}%`);
-    value.append(bar, `${(100 * odds).toFixed(1)} %`);
-    return [term, value];
-  }));
-  for (const part of document.querySelectorAll(".of-picture")) {
-    const source = now.figures[part.dataset.view];
-    part.hidden = !source;
-    if (source) part.querySelector("img").src = source;
-  }
-  $("files").replaceChildren(...(now.files.length ? ["Large figures, in the folder of this page: ", ...now.files.flatMap((path, k) => {
-    const link = document.createElement("a");
-    link.href = path.split("/").map(encodeURIComponent).join("/");
-    link.textContent = path.split("/").pop().replace(".png", "");
-    return k ? [", ", link] : [link];
-  })] : []));
+  showPredictions(now);
+  showFiles(now);
   $("explore").classList.toggle("empty", !state.tab);
   if (!state.tab) { document.documentElement.dataset.ready = number; return; } // nothing to draw over the picture
   stage.width = stage.height = 1;
@@ -229,34 +209,16 @@ $("all").addEventListener("click", (event) => {
 const tabs = [...document.querySelectorAll("[role=tab]")];
 for (const tab of tabs) {
   tab.addEventListener("click", () => { state.tab = tab.dataset.tab; state.under = null; update(); });
-  tab.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step) return;
-    const open = tabs.filter((each) => !each.hidden), next = open[(open.indexOf(tab) + step + open.length) % open.length];
-    next.focus();
-    next.click();
-    event.preventDefault();
-  });
 }
+moveBetweenTabs(tabs);
 for (const input of document.querySelectorAll("[name=picture]")) input.addEventListener("change", () => choose(Number(input.value)));
 
-function pointed(event) {
-  const box = stage.getBoundingClientRect(), [h, w] = now.grid;
-  const y = Math.floor(((event.clientY - box.top) / box.height) * h), x = Math.floor(((event.clientX - box.left) / box.width) * w);
-  return y >= 0 && x >= 0 && y < h && x < w ? [y, x] : null;
-}
-let waiting = false; // the pointer moves more often than a screen draws
-function soon() {
-  if (waiting) return;
-  waiting = true;
-  requestAnimationFrame(() => { waiting = false; update(); });
-}
 stage.addEventListener("pointermove", (event) => {
-  const at = pointed(event);
-  if (String(at) !== String(state.under)) { state.under = at; soon(); }
+  const at = pointed(event, stage, now.grid);
+  if (String(at) !== String(state.under)) { state.under = at; soon(update); }
 });
-stage.addEventListener("pointerleave", () => { state.under = null; soon(); });
-stage.addEventListener("click", (event) => { if (state.tab === "attention") { state.pinned = pointed(event); update(); } });
+stage.addEventListener("pointerleave", () => { state.under = null; soon(update); });
+stage.addEventListener("click", (event) => { if (state.tab === "attention") { state.pinned = pointed(event, stage, now.grid); update(); } });
 stage.addEventListener("keydown", (event) => {
   const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
   if (event.key === "Escape") { state.pinned = state.under = null; update(); return; }

@@ -47,8 +47,8 @@ POSITION_CAPTIONS = {
     "centre is the patch itself. Orange increases attention, violet decreases it.",
     "rotary": "Queries and keys are rotated by the position of their patch (RoPE). The map is the mean cosine between the "
     "rotations of two patches, by offset in rows and columns; it is fixed, not learned.",
-    "query": "The bias of attention is the product of the query with a learned vector for the offset of two patches in reading "
-    "order. It depends on the image: the attention maps include it.",
+    "query": "The bias of attention is the product of the query with a learned vector for the offset of two patches, in "
+    "reading order or along rows and columns. It depends on the image: the attention maps include it.",
     "none": "The model has no position embedding: its attention sees the patches as a set.",
 }
 FILTER_CAPTION = (
@@ -82,8 +82,8 @@ class ModelFigure:
 
 def render_inspection_page(model: str, vit: TokenModel, panels: list[ImagePanel], figures: list[ModelFigure]) -> str:
     """Return the page of a model, its images and its own figures."""
-    script = "\n".join(read_resource("vitrail.analysis.page", name) for name in ("maps.js", "page.js"))
-    contents = [_render_explorer(panels) if panels else None, _render_model_figures(figures)]
+    script = "\n".join(read_resource("vitrail.analysis.page", name) for name in ("maps.js", "explorer.js", "page.js"))
+    contents = [render_explorer(panels) if panels else None, render_model_figures(figures)]
     body = [
         h("a", "To the image", href="#explore", class_="skip"),
         h("header", render_window(model), h("div", _render_opening(model, vit, panels), class_="inside")),
@@ -110,7 +110,7 @@ def _render_opening(model: str, vit: TokenModel, panels: Sequence[ImagePanel]) -
     ]
 
 
-def _render_explorer(panels: Sequence[ImagePanel]) -> Markup:
+def render_explorer(panels: Sequence[ImagePanel]) -> Markup:
     keys = "The image with the map over it: arrow keys move the patch, Escape deselects it"
     canvas = h("canvas", id="stage", tabindex="0", role="application", aria_label=keys, aria_describedby="told")
     scale = h("span", "0", id="least"), h("canvas", id="key", aria_hidden="true"), h("span", id="most")
@@ -195,7 +195,7 @@ def _render_image_figure(view: str, title: str, caption: str) -> Markup:
     return h("div", h("h2", title), h("p", caption), figure, class_="of-picture", data_view=view, hidden=True)
 
 
-def _render_model_figures(figures: Sequence[ModelFigure]) -> list[Markup]:
+def render_model_figures(figures: Sequence[ModelFigure]) -> list[Markup]:
     sections = []
     for figure in figures:
         image, title = None, figure.title
@@ -207,18 +207,22 @@ def _render_model_figures(figures: Sequence[ModelFigure]) -> list[Markup]:
 
 def _render_data(vit: TokenModel, panels: Sequence[ImagePanel]) -> Markup:
     """Return the JSON data of the script: one block for all images, and one per image, parsed when it is selected."""
+    return render_shared_data({"layers": vit.config.size.depth, "heads": vit.config.size.heads}, panels)
+
+
+def render_shared_data(facts: dict[str, Any], panels: Sequence[ImagePanel]) -> Markup:
+    """Return these facts with the colour maps, and the data of every image."""
     cmaps = {"heat": HEAT_CMAP, "like": SIMILARITY_CMAP, "length": NORM_CMAP}
-    size, maps = vit.config.size, {kind: encode_base64(colour_table(cmap)) for kind, cmap in cmaps.items()}
-    shared = {"layers": size.depth, "heads": size.heads, "maps": maps}
-    blocks = [h("script", _embed_json(shared), type="application/json", id="shared")]
+    shared = facts | {"maps": {kind: encode_base64(colour_table(cmap)) for kind, cmap in cmaps.items()}}
+    blocks = [h("script", embed_json(shared), type="application/json", id="shared")]
     for number, panel in enumerate(panels):
         data = {key: value for key, value in panel.data.items() if key != "thumb"}
         data |= {"files": list(panel.files), "figures": dict(panel.figures)}
-        blocks.append(h("script", _embed_json(data), type="application/json", id=f"picture-{number}"))
+        blocks.append(h("script", embed_json(data), type="application/json", id=f"picture-{number}"))
     return join_markup(blocks, "\n")
 
 
-def _embed_json(value: Any) -> Markup:
+def embed_json(value: Any) -> Markup:
     """Return JSON that cannot close its script element, whatever names are in it."""
     return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c"))
 

@@ -20,6 +20,9 @@ NAMES = (
     "augreg",
     "deit",
     "deit3",
+    "swin",
+    "swin-finetune",
+    "mvit",
 )
 
 METHODS = ("mpp", "mae", "dino", "features")  # pretraining without labels: `vitrail pretrain --method`

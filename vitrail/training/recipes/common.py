@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augment import AugmentSlot, Flip, RandomResizedCrop
+from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
+from vitrail.data.transforms.augment import AugmentSlot, Flip, RandAugment, RandomErasing, RandomResizedCrop
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.registry import configure, configure_tokens, find_family
+from vitrail.objectives.classification import Classification
 from vitrail.training.recipe import Facts
 from vitrail.training.schedule import Cosine
 
@@ -90,6 +91,17 @@ def crop_and_flip(facts: Facts, size: tuple[int, int], photos: float) -> tuple[A
     """Return crops of at least half of small images and a fraction `photos` of photographs. Grey images are not flipped."""
     crop = RandomResizedCrop(size, scale=(0.5 if is_small(facts) else photos, 1.0))
     return (crop,) if facts.channels == 1 else (crop, Flip())
+
+
+def plan_deit_augmentation(facts: Facts, size: tuple[int, int], operations: int = 2) -> dict[str, Any]:
+    """Return preprocessing, augmentation and objective of DeiT, which Swin and MViT took over: mixup 0.8, CutMix 1.0, smoothing
+    0.1, RandAugment of magnitude 9 and random erasing 0.25."""
+    spread = {"spread": 0.5, "increasing": True}
+    return {
+        "preprocessing": Preprocessing(size, size, turn=True, **IMAGENET_STATS).with_resize_factor(256 / 224),
+        "augment": (RandomResizedCrop(size), Flip(), RandAugment(operations, 9, **spread), RandomErasing(0.25)),
+        "objective": Classification(loss=facts.loss, smoothing=0.0 if facts.several else 0.1, mixup=0.8, cutmix=1.0),
+    }
 
 
 def plan_pretraining(

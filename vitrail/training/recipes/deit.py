@@ -8,12 +8,10 @@ random erasing 0.25, label smoothing 0.1, stochastic depth 0.1. Repeated augment
 Expected: 72.2 % top-1 for Ti/16, 79.9 % for S/16, 81.8 % for B/16 (published; not run here).
 """
 
-from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
-from vitrail.data.transforms.augment import Flip, RandAugment, RandomErasing, RandomResizedCrop
 from vitrail.models.registry import configure_tokens
-from vitrail.objectives.classification import Classification
 from vitrail.training.optim import AdamW
 from vitrail.training.recipe import Data, Facts, Recipe
+from vitrail.training.recipes.common import plan_deit_augmentation
 from vitrail.training.schedule import Cosine
 
 
@@ -25,9 +23,7 @@ def recipe(facts: Facts, data: Data) -> Recipe:
         name="deit",
         data=data,
         model=configure_tokens(name, init="deit", stochastic_depth=0.1, classes=facts.classes, image_size=size),
-        preprocessing=Preprocessing(size, size, turn=True, **IMAGENET_STATS).with_resize_factor(256 / 224),
-        augment=(RandomResizedCrop(size), Flip(), RandAugment(2, 9, spread=0.5, increasing=True), RandomErasing(0.25)),
-        objective=Classification(loss=facts.loss, smoothing=0.0 if facts.several else 0.1, mixup=0.8, cutmix=1.0),
+        **plan_deit_augmentation(facts, size),
         optimizer=AdamW(lr=5e-4 * batch / 512, weight_decay=0.05, clip=None),
         schedule=Cosine(warmup=facts.steps(5, batch), end=0.01),
         batch_size=batch,

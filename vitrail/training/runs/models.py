@@ -141,8 +141,8 @@ class TrainedModel:
         if not self.setup.team.is_main:
             return None
         try:
-            check_expressible("hf", recipe.model)
             vit = model.require_tokens("PEFT's form")
+            check_expressible("hf", recipe.model)
         except ValueError as reason:
             return f"not written: {reason}"
         shutil.rmtree(directory, ignore_errors=True)  # left by a run that was killed after writing it
