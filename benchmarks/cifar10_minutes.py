@@ -3,10 +3,10 @@
     python benchmarks/cifar10_minutes.py cifar-10-batches-bin --epochs 3 6 16 --seeds 3
 
 vitrail's `scratch-small` recipe runs once for each number of epochs and each seed; choose the numbers on validation images.
-CCT-2/3×2 (kernel 3, two convolutions, two layers) runs in a plain loop for as long as vitrail's runs of the same number of epochs took:
-AdamW, weight decay 0.06, batch 128, cosine after a warm-up of a tenth, crops and flips, label smoothing 0.1, in the same
-precision. Its learning rate is the best of three on held-out training images after two epochs. Training time is counted,
-evaluation is not. OMP_NUM_THREADS sets the threads of both.
+CCT-2/3×2 (kernel 3, two convolutions, two layers) runs in a plain loop for as long as vitrail's runs of the same number of
+epochs took: AdamW, weight decay 0.06, batch 128, cosine after a warm-up of a tenth, crops and flips, label smoothing 0.1, in
+the same precision. Its learning rate is the best of three on held-out training images after two epochs. Training time is
+counted, evaluation is not. OMP_NUM_THREADS sets the threads of both.
 """
 
 import argparse

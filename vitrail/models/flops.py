@@ -153,10 +153,10 @@ class Counter(TorchFunctionMode):
         self.macs += output.numel() * weight[0].numel()
         return output
 
-    def max_pool(self, x: Tensor, kernel: int, *_: Any, **__: Any) -> Tensor:
-        """Count what pooling without overlap stores: its input, and the 64-bit index of each maximum."""
+    def max_pool(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Count what max pooling stores: its input, and the 64-bit index of each maximum."""
         self.keep(x)
-        output = x.new_empty(*x.shape[:2], *(side // kernel for side in x.shape[2:]))
+        output = F.max_pool2d(x, *args, **options)  # on the meta device
         self.bytes += output.numel() * 8
         return output
 

@@ -16,6 +16,7 @@ from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.staged import StagedModel
 from vitrail.nn.block import run_block
 from vitrail.nn.embed import PrefixTokens
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.multiscale import CONVOLUTIONS, MultiscaleBlock, locate_tokens, to_maps, to_tokens
 from vitrail.nn.recording import AttentionLayer
 
@@ -44,7 +45,7 @@ class MViT(StagedModel):
             for layer, rate in enumerate(rates)
         )
         self.norm = nn.LayerNorm(last, eps=config.eps)
-        self.head = nn.Identity() if config.classes is None else nn.Linear(last, config.classes)
+        self.head = nn.Identity() if config.classes is None else LinearLayer(last, config.classes)
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Return the embedded patches, [B, T, D]: overlapping ones, after the class token if there is one."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn.block import ResidualBranch
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.mlp import MLP
 from vitrail.nn.recording import WindowTokens
 from vitrail.nn.resampling import Resampling, resample_rows
@@ -141,12 +142,12 @@ class PooledAttention(nn.Module):
         self.q_stride, self.kv_stride = shape.q_stride, shape.kv_stride
         self.residual_pooling = shape.residual_pooling
         width, d = shape.attention_width, shape.attention_width // shape.heads
-        self.q, self.k, self.v = (nn.Linear(shape.width, width) for _ in range(3))
+        self.q, self.k, self.v = (LinearLayer(shape.width, width) for _ in range(3))
         self.pool_q = HeadPool(shape, shape.q_stride)
         self.pool_k = HeadPool(shape, shape.kv_stride)
         self.pool_v = HeadPool(shape, shape.kv_stride)
         self.offsets = nn.ParameterList(nn.Parameter(torch.empty(rows, d)) for rows in shape.offsets)
-        self.out = nn.Linear(width, width)
+        self.out = LinearLayer(width, width)
 
     def project(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """Return pooled queries [B, P + Nq, H, d] and pooled keys and values [B, P + Nk, H, d]."""
@@ -208,14 +209,14 @@ class MultiscaleBlock(nn.Module):
         self.prefix, self.stride = shape.prefix, shape.q_stride
         width, inner, output = shape.width, shape.attention_width, shape.output_width
         self.norm1 = nn.LayerNorm(width, eps=shape.eps)
-        self.skip1 = nn.Linear(width, inner) if inner != width else None
+        self.skip1 = LinearLayer(width, inner) if inner != width else None
         self.msa = PooledAttention(shape, attention_dropout)
         self.branch1 = ResidualBranch(inner, dropout, None, stochastic_depth)
         self.norm2 = nn.LayerNorm(inner, eps=shape.eps)
-        self.skip2 = nn.Linear(inner, output) if output != inner else None
+        self.skip2 = LinearLayer(inner, output) if output != inner else None
         self.mlp = MLP(inner, shape.mlp, nn.GELU(), dropout)
         if output != inner:
-            self.mlp.fc2 = nn.Linear(shape.mlp, output)
+            self.mlp.fc2 = LinearLayer(shape.mlp, output)
         self.branch2 = ResidualBranch(output, dropout, None, stochastic_depth)
 
     def pool_skip(self, x: Tensor, grid: Grid) -> Tensor:
