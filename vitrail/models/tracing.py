@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn import position as positions
-from vitrail.nn.position import LayerPosition, PositionEmbedding
+from vitrail.nn.position import LayerPosition, PositionEmbedding, Rotation
 from vitrail.nn.resampling import Resampling, compute_axis_weights
 from vitrail.nn.resnet import StdConv, pad_same
 from vitrail.nn.shape import Grid
@@ -57,6 +57,7 @@ class ConstantPositions(PositionEmbedding):
     def __init__(self, of: PositionEmbedding, grid: Grid) -> None:
         super().__init__(of.shape)
         self.tables: list[Tensor] = []
+        self.halves = getattr(of, "halves", False)  # of a rotation
         with torch.no_grad():
             self.stem_name = self.store_table(of.stem_embedding(grid, None))
             store, layers = self.store_table, of.layer_positions(grid, None)
@@ -64,7 +65,7 @@ class ConstantPositions(PositionEmbedding):
                 (
                     store(p.embedding),
                     store(p.bias),
-                    tuple(map(store, p.rotation or ())),
+                    tuple(map(store, (p.rotation or ())[:2])),
                     tuple(map(store, p.offsets or ())),
                 )
                 for p in layers
@@ -93,7 +94,8 @@ class ConstantPositions(PositionEmbedding):
 
     def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
         for embedding, bias, *pairs in self.layers:
-            rotation, offsets = (self.get_pair(names) for names in pairs)
+            turn, offsets = (self.get_pair(names) for names in pairs)
+            rotation = None if turn is None else Rotation(*turn, self.halves)
             yield LayerPosition(self.get_table(embedding), self.get_table(bias), rotation, offsets)
 
 

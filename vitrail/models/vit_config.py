@@ -113,6 +113,8 @@ class ViTConfig(TokenConfig):
             return GELUS.get(value) == self.block.mlp
         if name == "pool":
             return {"class": ClassToken(), "mean": Mean()}.get(value) == self.pool
+        if name == "periods":
+            return getattr(self.position, "precision", None) == value
         known = {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}
         if name == "resampling":
             return self.resampling == parse_resampling(value)
@@ -172,7 +174,7 @@ RESAMPLINGS: dict[str, Resampling] = dict(
     )
 )
 
-VIT_NAME = re.compile(r"(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)")
+VIT_NAME = re.compile(r"(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+\+?|\d+B)/(?P<patch>\d+)")
 GELUS: dict[str, MLPSlot] = {"exact": GELU(), "tanh": TanhGELU(), "quick": QuickGELU()}
 
 
@@ -225,6 +227,7 @@ def configure_vit(
     head: str | HeadSlot = "linear",
     layer_scale: float | None = None,
     qk_norm: bool = False,
+    key_bias: bool = True,
     classes: int | None = 1000,
     image_size: int | tuple[int, int] = 224,
     channels: int = 3,
@@ -279,6 +282,8 @@ def configure_vit(
         block = replace(block, layer_scale=layer_scale)
     if qk_norm:
         block = replace(block, qk_norm=True)
+    if not key_bias:
+        block = replace(block, key_bias=False)
 
     config = ViTConfig(
         size=size,

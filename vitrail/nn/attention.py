@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class KeylessBiasLinear(nn.Linear):
     """The projection of queries, keys and values with a bias of q and v only (BEiT, EVA-02, DINOv3): [2·H·d] values.
 
-    A bias of the keys adds the same number to a query's product with every key, which the softmax cancels.
+    Without rotary positions, a bias of the keys adds the same to a query's product with every key: softmax cancels it.
     """
 
     def __init__(self, width: int, inner: int) -> None:

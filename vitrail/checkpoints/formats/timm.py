@@ -419,7 +419,9 @@ def list_limits(config: TokenConfig) -> Reasons:
 
 def list_dinov2_limits(config: TokenConfig) -> Reasons:
     """Return why DINOv2's release cannot express a model, apart from its tensor names."""
+    learned = isinstance(config.position, Learned1D) and config.position.at == "stem"
     return {
+        "it only has learned 1-D positions at the stem": not learned,
         "its models have no classes: --classes none": config.classes is not None,
         "its models have LayerScale and a class token": config.block.layer_scale is None or config.prefix.outputs != 1,
         "its models read their class token": not isinstance(config.pool, ClassToken),
