@@ -5,6 +5,7 @@ from typing import Any
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
+from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.position import RotaryDINOv3
 
 SMALL: dict[str, Any] = {"patch": 8, "width": 32, "depth": 2, "heads": 2, "image_size": (32, 48), "classes": 5}
@@ -29,6 +30,13 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "registers relative": {"registers": 3, "position": "relative"},
     "registers relative1d": {"registers": 3, "position": "relative1d"},
     "registers rotary": {"registers": 3, "position": "rotary2d"},
+    "eva02": {
+        "position": "rotary-eva02",
+        "mlp": SwiGLU(normed=True),
+        "block": PreNorm(key_bias=False, attention_norm=True),
+        "pool": "mean-norm",
+        "prefix": "class",
+    },
     "dinov3": {"registers": 3, "position": RotaryDINOv3(precision="bfloat16"), "layer_scale": 0.1, "eps": 1e-5},
     "no prefix": {"pool": "mean"},
     "pool mean-norm": {"pool": "mean-norm", "prefix": "class"},

@@ -20,6 +20,7 @@ from vitrail.models.registry import configure
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
+from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.position import Learned1D
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
@@ -35,6 +36,8 @@ def configure_known(model):
         options["embed"] = Patches(int(model.architecture.partition("/")[2]), bias=False)
     if not options.pop("qkv_bias", True):
         options["block"] = PreNorm(qkv_bias=False)
+    if options.pop("mlp_norm", False):
+        options["mlp"] = SwiGLU(normed=True)
     if not options.pop("class_position", True):
         options["position"] = Learned1D(prefix="none")
     return configure(model.architecture, image_size=model.size, classes=model.classes, **options)

@@ -216,6 +216,20 @@ def dinov3(naming: str, **arguments: Any) -> Callable[[Path], Made]:
     return make
 
 
+def eva(**arguments: Any) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
+        from timm.models.eva import Eva
+
+        model = spread(Eva(**{**SMALL, **arguments}))
+        return Made(saved(folder, model.state_dict()), images(), answer(model, images()), peer=model)
+
+    return make
+
+
+EVA02 = {"swiglu_mlp": True, "mlp_ratio": 4 * 2 / 3, "use_rot_pos_emb": True, "ref_feat_shape": (16, 16)}
+EVA02_LARGE = {**EVA02, "qkv_fused": False, "scale_mlp": True}
+
+
 # --- CLIP ---
 
 
@@ -500,6 +514,10 @@ CASES: dict[str, Case] = {
         "timm hf dinov3",
         ("used in pre-training only",),
     ),
+    "timm EVA": Case(eva(), "timm eva", "timm"),
+    "timm EVA-02": Case(eva(**EVA02), "timm eva", "timm"),
+    "timm EVA-02 large": Case(eva(**EVA02_LARGE), "timm eva, split", "timm"),
+    "timm EVA-02 CLIP": Case(eva(**EVA02_LARGE, scale_attn_inner=True, global_pool="token"), "timm eva, split", "timm"),
     "OpenCLIP": Case(openclip, "clip", "timm clip", ("text tower",)),
     "OpenAI CLIP": Case(openai_clip, "clip", "timm clip", ("text tower",)),
     "transformers ViT": Case(hugging("ViTForImageClassification"), "transformers vit", PLAIN),

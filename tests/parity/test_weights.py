@@ -86,6 +86,8 @@ HOMES = {
     "dinov2": "dinov2",
     "dinov3": "dinov3",
     "timm dinov3": "timm",
+    "timm eva": "timm",
+    "timm eva, split": "timm",
     "transformers dinov3_vit": "hf",
     "clip": "clip",
     "transformers vit": "hf",

@@ -18,6 +18,7 @@ from vitrail.checkpoints.formats import (
     Reasons,
     clip,
     dinov3,
+    eva,
     google,
     swin,
     timm,
@@ -36,7 +37,7 @@ from vitrail.models.swin import SwinConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, Mean
-from vitrail.nn.position import Learned1D, RotaryDINOv3
+from vitrail.nn.position import Learned1D, RotaryDINOv3, RotaryEVA02
 from vitrail.utils.files import stage_output
 
 SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
@@ -197,6 +198,14 @@ DINOV3_TARGETS = {
         list_unused_tensors=lambda config: {dinov3.META.tokens[2]: (1, config.size.width)},
     ),
 }
+EVA_TARGET = ConversionTarget(
+    "timm's EVA",
+    eva.list_limits,
+    eva.build_table,
+    supports_swiglu=True,
+    resampling=lambda config: "timm",
+    restate_bias=lambda config, state: (config, state),
+)
 TARGETS["dinov3"] = DINOV3_TARGETS["dinov3"]
 assert ("vitrail", *TARGETS) == TARGET_NAMES
 
@@ -252,8 +261,12 @@ def convert(
 
 def get_target(to: str, config: ModelConfig) -> ConversionTarget:
     """Return the target of a format for this kind of model."""
-    rotary = isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3)
-    return DINOV3_TARGETS.get(to, TARGETS[to]) if rotary else TARGETS[to]
+    if not isinstance(config, TokenConfig):
+        return TARGETS[to]
+    if isinstance(config.position, RotaryDINOv3):
+        return DINOV3_TARGETS.get(to, TARGETS[to])
+    is_eva = isinstance(config.position, RotaryEVA02) or not any(eva.list_limits(config).values())
+    return EVA_TARGET if to == "timm" and is_eva else TARGETS[to]
 
 
 def check_output_name(to: str, out: Path) -> None:

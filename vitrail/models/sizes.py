@@ -34,7 +34,7 @@ RESNETS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 # the help texts of the command line read the names without importing PyTorch.
 POSITION_NAMES = (
     *("none", "learned1d", "learned2d", "relative", "relative1d", "sincos2d", "sinusoid1d"),
-    *("rotary2d", "rotary-dinov3"),
+    *("rotary2d", "rotary-dinov3", "rotary-eva02"),
 )
 SLOT_NAMES = {
     "embed": (("patches", "conv-stem"), "patch embedding"),

@@ -109,6 +109,8 @@ def resample_in_graph(position: PositionEmbedding) -> PositionEmbedding:
             return TracedLearned1D(position)
         case positions.Learned2DTable():
             return TracedLearned2D(position)
+        case positions.ReferenceRotation():
+            return TracedReferenceRotation(position)
         case positions.RelativePositionBias():
             return TracedRelative(position)
         case positions.RelativeEmbedding1D():
@@ -144,6 +146,14 @@ class TracedLearned2D(TracedLearned):
         x = compute_axis_weights(of.resampling, self.shape.grid[1], w, columns) @ columns  # [w, D/2]
         patches = torch.cat((y[:, None].expand(h, w, -1), x[None].expand(h, w, -1)), -1).flatten(0, 1)
         return torch.cat((of.prefix[index], patches))
+
+
+class TracedReferenceRotation(positions.ReferenceRotation):
+    """A rotation, and a vector per token that is resampled."""
+
+    def __init__(self, of: positions.ReferenceRotation) -> None:
+        super().__init__(of.shape, of.theta, of.reference, TracedLearned1D(of.learned))
+        self._like = of._like
 
 
 class TracedRelative(positions.RelativePositionBias):

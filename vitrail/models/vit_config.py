@@ -85,11 +85,12 @@ class ViTConfig(TokenConfig):
         registers = f", {self.prefix.registers} registers" if self.prefix.registers else ""
         options = {
             type(block.mlp).__name__: True,
+            "a norm in the MLP": getattr(block.mlp, "normed", False),
             "LayerScale": block.layer_scale is not None,
             "q/k norm": block.qk_norm,
         }
         options |= {"no q/k/v bias": not block.qkv_bias, "no key bias": block.qkv_bias and not block.key_bias}
-        options |= {"a norm on z_0": self.token_norm}
+        options |= {"a norm of the heads": block.attention_norm, "a norm on z_0": self.token_norm}
         size, rule = self.size, self.resampling
         resampling = {} if rule is None else {"resampling": describe_resampling(rule)}
         return {

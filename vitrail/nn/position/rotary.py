@@ -13,7 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.nn.position.base import LayerPosition, Position, PositionEmbedding, Rotation, check_width
+from vitrail.nn.position.added import Learned1D
+from vitrail.nn.position.base import (
+    LayerPosition,
+    Position,
+    PositionEmbedding,
+    Rotation,
+    check_width,
+    resampling_field,
+)
+from vitrail.nn.resampling import Resampling
 from vitrail.nn.shape import EncoderShape, Grid
 
 PERIOD_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -97,6 +106,23 @@ class NormalisedRotation(RotaryEmbedding):
         return 2 * math.pi * rows[:, None] / periods, 2 * math.pi * columns[:, None] / periods
 
 
+class ReferenceRotation(RotaryEmbedding):
+    """A learned table at the stem, and angles by the place in a reference grid that every image is stretched to (EVA-02)."""
+
+    def __init__(self, shape: EncoderShape, theta: float, reference: int, learned: PositionEmbedding) -> None:
+        super().__init__(shape)
+        self.theta, self.reference, self.learned = theta, reference, learned
+
+    def stem_embedding(self, grid: Grid, keep: Tensor | None) -> Tensor | None:
+        return self.learned.stem_embedding(grid, keep)
+
+    def compute_angles(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        d = self.shape.head_width
+        omega = self.theta ** -(self.arange(d // 4) * 4 / d)  # [d/4]
+        rows, columns = (self.arange(side) / side * self.reference for side in grid)
+        return rows[:, None] * omega, columns[:, None] * omega
+
+
 @dataclass(frozen=True)
 class Rotary2D(Position):
     """Queries and keys rotated by row and column, in every layer."""
@@ -129,3 +155,25 @@ class RotaryDINOv3(Position):
         exponents = torch.arange(head_width // 4, device="cpu", dtype=torch.float32) * 4 / head_width
         periods = (self.theta**exponents).to(PERIOD_DTYPES[self.precision])
         return tuple(periods.tolist())
+
+
+@dataclass(frozen=True)
+class RotaryEVA02(Position):
+    """EVA-02's learned table at the stem and rotation in every layer, in the coordinates of a grid of `reference`²."""
+
+    theta: float = 10_000.0
+    reference: int = 16
+    resampling: Resampling = resampling_field()
+
+    def build(self, shape: EncoderShape) -> PositionEmbedding:
+        check_width("2-D rotary", shape.head_width, 4, "head width")
+        return ReferenceRotation(shape, self.theta, self.reference, self.learned.build(shape))
+
+    @property
+    def learned(self) -> Learned1D:
+        """Return the slot of the table."""
+        return Learned1D(resampling=self.resampling)
+
+    def resize_tensors(self, tensors: dict[str, Tensor], shape: EncoderShape, grid: Grid) -> dict[str, Tensor]:
+        resized = self.learned.resize_tensors({"weight": tensors["learned.weight"]}, shape, grid)
+        return {"learned.weight": resized["weight"]}
