@@ -184,7 +184,7 @@ def read_config(names: TensorNames, assumptions: Assumptions, naming: Naming) ->
         position=RotaryDINOv3(theta, precision),
         prefix=Prefix(1, registers),
         block=PreNorm(
-            mlp=SwiGLU() if gated else assumptions.resolve_gelu("exact", f"{naming.title}'s default"),
+            mlp=SwiGLU() if gated else assumptions.resolve_gelu("exact", "DINOv3's models"),
             layer_scale=1e-5,
             qkv_bias=with_key or names.find(f"{layer}.{keyless}") is not None,
             key_bias=key_bias,
@@ -256,12 +256,16 @@ def default_preprocessing(config: ModelConfig, name: str, naming: Naming) -> tup
     """Return the pipeline of a project for DINOv3; models of satellite images have other statistics."""
     satellite = "sat493m" in name.lower()
     stats = SATELLITE_STATS if satellite else IMAGENET_STATS
-    why = f"{naming.title}'s default for DINOv3" + (" of satellite images, from the file name" if satellite else "")
+    why = (
+        "timm's default for DINOv3"
+        if naming is TIMM
+        else f"the default of {naming.title}" + (" of satellite images, from the file name" if satellite else "")
+    )
     larger = naming in (TIMM, META) and 256 % config.require_tokens(naming.title).embed.stride == 0
     size = (256, 256) if larger else config.image_size
     if naming is TIMM:
         return Preprocessing(size, size, "cover", "bicubic", **stats), why
-    return Preprocessing(size, size, "squash", "bilinear", engine="torch", **stats), why
+    return Preprocessing(size, size, "squash", "bilinear", engine="torch", centre="down", **stats), why
 
 
 def build_table(config: ModelConfig, root: str = "", naming: Naming = META) -> KeyTable:
