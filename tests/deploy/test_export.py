@@ -169,7 +169,17 @@ def test_dynamic_size_resamples_positions_in_the_graph(make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "position", ["learned1d@every", "learned2d", "learned2d@shared", "relative@shared", "relative1d", "rotary2d"]
+    "position",
+    [
+        "learned1d@every",
+        "learned2d",
+        "learned2d@shared",
+        "relative@shared",
+        "relative1d",
+        "rotary2d",
+        "rotary-dinov3",
+        "rotary-eva02",
+    ],
 )
 def test_dynamic_positions_equal_the_model(position):
     model = tiny(position=position, registers=1)

@@ -12,7 +12,8 @@ from tests.models.test_vit import shaken
 from vitrail.nn.embed import patchify
 
 POSITIONS = (
-    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "relative1d", "rotary2d"),
+    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "relative1d"),
+    *("rotary2d", "rotary-dinov3", "rotary-eva02"),
     *("learned1d@every", "learned2d@shared", "relative@shared", "sincos2d@every"),
 )
 QUICK = settings(max_examples=40, deadline=None)

@@ -17,6 +17,8 @@ from vitrail.checkpoints.formats import (
     GELUS,
     Reasons,
     clip,
+    dinov3,
+    eva,
     google,
     mvit,
     swin,
@@ -30,14 +32,14 @@ from vitrail.checkpoints.io import pytorch as pickled
 from vitrail.checkpoints.keys import KeyTable, build_meta_state, export_state, format_names
 from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_adapter, resolve_path
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
+from vitrail.models.adapt import with_key_bias, with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, Mean
-from vitrail.nn.position import Learned1D
+from vitrail.nn.position import Learned1D, RotaryDINOv3, RotaryEVA02
 from vitrail.utils.files import stage_output
 
 SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
@@ -64,6 +66,8 @@ def write_transformers_directory(
     config = contract.config
     if isinstance(config, SwinConfig):
         settings = swin.build_settings(config, dtype)
+    elif isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3):
+        settings = dinov3.build_settings(config, dtype)
     else:
         settings = transformers.build_settings(config.require_tokens("transformers' format"), dtype)
     files = transformers.build_files(
@@ -91,6 +95,10 @@ class ConversionTarget:
     resampling: Callable[[TokenConfig], str | None] = lambda config: (
         None
     )  # its code's rule; None if it has one image size
+    restate_bias: Callable[[TokenConfig, State], tuple[TokenConfig, State]] = with_key_bias  # of q, k and v
+    list_notes: Callable[[TokenConfig, State], list[str]] = (
+        lambda config, state: []
+    )  # where its code computes otherwise
 
 
 @dataclass
@@ -164,6 +172,43 @@ TARGETS: dict[str, ConversionTarget] = {
         resampling=lambda config: timm.choose_dinov2_resampling(config.prefix.registers),
     ),
 }
+
+
+def _make_dinov3_target(naming: dinov3.Naming, **more: Any) -> ConversionTarget:
+    return ConversionTarget(
+        naming.title,
+        lambda config: dinov3.list_limits(config, naming),
+        lambda config: dinov3.build_table(config, "", naming),
+        supports_swiglu=True,
+        list_notes=lambda config, state: dinov3.list_notes(config, state, naming),
+        **{"restate_bias": lambda config, state: (config, state), **more},
+    )
+
+
+# The targets of models that a project has another class for.
+DINOV3_TARGETS = {
+    "timm": _make_dinov3_target(dinov3.TIMM),
+    "hf": _make_dinov3_target(
+        dinov3.TRANSFORMERS,
+        suffixes=(),
+        write=write_transformers_directory,
+        list_unused_tensors=lambda config: {dinov3.TRANSFORMERS.tokens[2]: (1, 1, config.size.width)},
+    ),
+    "dinov3": _make_dinov3_target(
+        dinov3.META,
+        restate_bias=dinov3.with_bias,
+        list_unused_tensors=lambda config: {dinov3.META.tokens[2]: (1, config.size.width)},
+    ),
+}
+EVA_TARGET = ConversionTarget(
+    "timm's EVA",
+    eva.list_limits,
+    eva.build_table,
+    supports_swiglu=True,
+    resampling=lambda config: "timm",
+    restate_bias=lambda config, state: (config, state),
+)
+TARGETS["dinov3"] = DINOV3_TARGETS["dinov3"]
 assert ("vitrail", *TARGETS) == TARGET_NAMES
 
 
@@ -216,6 +261,16 @@ def convert(
     return write_and_verify(contract, state, out, to, image_path, notes)
 
 
+def get_target(to: str, config: ModelConfig) -> ConversionTarget:
+    """Return the target of a format for this kind of model."""
+    if not isinstance(config, TokenConfig):
+        return TARGETS[to]
+    if isinstance(config.position, RotaryDINOv3):
+        return DINOV3_TARGETS.get(to, TARGETS[to])
+    is_eva = isinstance(config.position, RotaryEVA02) or not any(eva.list_limits(config).values())
+    return EVA_TARGET if to == "timm" and is_eva else TARGETS[to]
+
+
 def check_output_name(to: str, out: Path) -> None:
     """Raise if the output name does not fit the format."""
     suffixes = (".safetensors",) if to == "vitrail" else TARGETS[to].suffixes
@@ -231,7 +286,7 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
         return
     if to == "hf" and pipeline is not None:
         transformers.build_processor_config(pipeline)
-    target = TARGETS[to]
+    target = get_target(to, config)
     if config.family not in target.families:
         raise refuse(config, f"the format of {target.title}", "use --to vitrail")
     if not isinstance(config, TokenConfig):
@@ -251,14 +306,14 @@ def build_target_table(to: str, config: ModelConfig) -> KeyTable:
         return swin.build_table(config, swin.TARGETS[to])
     if isinstance(config, MViTConfig):
         return mvit.build_table(config)
-    return TARGETS[to].build_table(config)
+    return get_target(to, config).build_table(config)
 
 
 def restate_config(to: str, config: ModelConfig) -> ModelConfig:
     """Return the configuration of the same model as a format expresses it."""
     if to == "vitrail" or not isinstance(config, TokenConfig):
         return config
-    return _restate(TARGETS[to], config, None)[0]
+    return _restate(get_target(to, config), config, None)[0]
 
 
 def list_vitrail_only(config: TokenConfig) -> Reasons:
@@ -276,6 +331,7 @@ def _restate(target: ConversionTarget, config: TokenConfig, state: State | None)
     if state is None:
         with torch.device("meta"):
             return _restate(target, config, dict(build_meta_state(config)))
+    config, state = target.restate_bias(config, state)
     if not target.supports_fixed_positions:
         config, state = with_learned_positions(config, state)
     if not target.supports_projections:
@@ -306,11 +362,12 @@ def write_and_verify(
         if to == "vitrail":
             save_artifact(path, state, contract)
         else:
-            target = TARGETS[to]
+            target = get_target(to, contract.config)
             if isinstance(contract.config, TokenConfig):
                 config, written = _restate(target, contract.config, state)
                 notes += _describe_restatements(contract.config, config)
                 notes += compare_resampling(contract.config, target.resampling(config), target.title)
+                notes += target.list_notes(config, written)
                 stated = replace(contract, config=config)
             theirs = export_state(build_target_table(to, stated.config), written)
             if isinstance(stated.config, TokenConfig):
@@ -363,6 +420,10 @@ def _describe_restatements(before: TokenConfig, after: TokenConfig) -> list[str]
         notes.append("fixed positions are written as a table")
     elif before.position != after.position and before.prefix.count:
         notes.append("positions of the prefix tokens are added to the tokens, or zero if there were none")
+    if before.block.qkv_bias and before.block.key_bias != after.block.key_bias:
+        notes.append("the bias of q, k and v has zeros for the keys, which have none here")
+    if before.block.qkv_bias != after.block.qkv_bias:
+        notes.append("q and v get a bias of zeros, which they do not have here")
     if before.head != after.head:
         notes.append(f"the projection is written as a head of {after.classes} classes with zero bias")
     return notes
@@ -385,6 +446,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
         choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling}
+        if isinstance(config.position, RotaryDINOv3):
+            choices["periods"] = config.position.precision
         facts |= {name: value for name, value in choices.items() if value}
     elif isinstance(config, SwinConfig):
         facts |= {"eps": config.eps, "window": config.windows[0]}
@@ -442,7 +505,10 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
         f"{wanted.size.heads} heads": read.size == wanted.size,
         f"{type(wanted.block.mlp).__name__}": read.block.mlp == wanted.block.mlp,
         f"eps {wanted.eps:g}": read.eps == wanted.eps,
-        "mean pooling": isinstance(read.pool, Mean) == isinstance(wanted.pool, Mean),
+        f"{'mean' if isinstance(wanted.pool, Mean) else 'class token'} pooling": isinstance(read.pool, Mean)
+        == isinstance(wanted.pool, Mean),
+        f"{getattr(wanted.position, 'precision', '')} periods": read.position == wanted.position
+        or not isinstance(wanted.position, RotaryDINOv3),
         f"the image size {wanted.image_size[0]}×{wanted.image_size[1]}": read.image_size == wanted.image_size,
     }
     return [fact for fact, same in facts.items() if not same]

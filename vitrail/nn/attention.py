@@ -5,15 +5,31 @@ B images, N tokens, D width, H heads, d the width of one head (D/H by default).
 
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.nn.linear import LinearLayer
+from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.position import NO_POSITION, LayerPosition, rotate
 from vitrail.nn.shape import EncoderShape
 
 if TYPE_CHECKING:
     from vitrail.nn.block import BlockSlot
+
+
+class KeylessBiasLinear(nn.Linear):
+    """The projection of queries, keys and values with a bias of q and v only (BEiT, EVA-02, DINOv3): [2·H·d] values.
+
+    Without rotary positions, a bias of the keys adds the same to a query's product with every key: softmax cancels it.
+    """
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__(width, 3 * inner)
+        self.bias = nn.Parameter(torch.empty(2 * inner))
+
+    def forward(self, input: Tensor) -> Tensor:
+        q, v = self.bias.chunk(2)
+        return linear(input, self.weight, torch.cat((q, torch.zeros_like(q), v)))
 
 
 class MSA(nn.Module):
@@ -26,9 +42,15 @@ class MSA(nn.Module):
         super().__init__()
         d, inner = shape.head_width, shape.heads * shape.head_width
         self.heads, self.dropout = shape.heads, spec.attention_dropout
-        self.qkv = LinearLayer(shape.width, 3 * inner, bias=spec.qkv_bias)
+        keyless = spec.qkv_bias and not spec.key_bias
+        self.qkv = (
+            KeylessBiasLinear(shape.width, inner)
+            if keyless
+            else LinearLayer(shape.width, 3 * inner, bias=spec.qkv_bias)
+        )
         self.q_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
         self.k_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
+        self.norm = nn.LayerNorm(inner, eps=shape.eps) if spec.attention_norm else nn.Identity()
         self.out = LinearLayer(inner, shape.width, bias=spec.out_bias)
 
     def forward(self, x: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
@@ -39,7 +61,7 @@ class MSA(nn.Module):
         bias = position.compute_bias(q, n_outputs)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # [B, H, N, d]
-        return self.out(y.transpose(1, 2).flatten(2))  # [B, N, D]
+        return self.out(self.norm(y.transpose(1, 2).flatten(2)))  # [B, N, D]
 
     def split_heads(self, qkv: Tensor, position: LayerPosition = NO_POSITION) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values per head, [B, H, N, d] each, after the optional norm and rotation of q and k."""

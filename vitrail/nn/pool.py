@@ -87,7 +87,7 @@ class AttentionPool(Pool):
         self.kv = LinearLayer(d, 2 * d)
         self.out = LinearLayer(d, d)
         self.norm2 = nn.LayerNorm(d, eps=shape.eps)
-        self.mlp = mlp.build(d, shape.mlp, 0.0)
+        self.mlp = mlp.build(d, shape.mlp, 0.0, shape.eps)
 
     def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
         patches = self.norm(z)[:, self.prefix :]

@@ -14,11 +14,22 @@ from vitrail.nn.position.added import (
     SinCos2D,
     Sinusoid1D,
 )
-from vitrail.nn.position.base import NO_POSITION, LayerPosition, NoPosition, PositionEmbedding
+from vitrail.nn.position.base import NO_POSITION, LayerPosition, NoPosition, PositionEmbedding, Rotation
 from vitrail.nn.position.relative import Relative, Relative1D, RelativeEmbedding1D, RelativePositionBias
-from vitrail.nn.position.rotary import Rotary2D, RotaryEmbedding, rotate
+from vitrail.nn.position.rotary import ReferenceRotation, Rotary2D, RotaryDINOv3, RotaryEmbedding, RotaryEVA02, rotate
 
-PositionSlot = NoPosition | Learned1D | Learned2D | Relative | Relative1D | SinCos2D | Sinusoid1D | Rotary2D
+PositionSlot = (
+    NoPosition
+    | Learned1D
+    | Learned2D
+    | Relative
+    | Relative1D
+    | SinCos2D
+    | Sinusoid1D
+    | Rotary2D
+    | RotaryDINOv3
+    | RotaryEVA02
+)
 
 __all__ = [
     "NO_POSITION",
@@ -32,12 +43,16 @@ __all__ = [
     "NoPosition",
     "PositionEmbedding",
     "PositionSlot",
+    "ReferenceRotation",
     "Relative",
     "Relative1D",
     "RelativeEmbedding1D",
     "RelativePositionBias",
     "Rotary2D",
+    "RotaryDINOv3",
+    "RotaryEVA02",
     "RotaryEmbedding",
+    "Rotation",
     "SinCos2D",
     "Sinusoid1D",
     "rotate",
