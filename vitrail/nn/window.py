@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.nn.block import ResidualBranch
 from vitrail.nn.mlp import MLP
+from vitrail.nn.position import compute_log_offsets
 from vitrail.nn.shape import Grid
 
 MASKED = -100.0  # added to q·k of tokens that are neighbours only because the grid was rolled
@@ -96,16 +97,6 @@ def compute_offset_index(window: int, device: torch.device) -> Tensor:
     dy = y[:, None] - y[None, :] + window - 1
     dx = x[:, None] - x[None, :] + window - 1
     return dy * (2 * window - 1) + dx
-
-
-def compute_log_offsets(window: int, trained_window: int, device: torch.device | None = None) -> Tensor:
-    """Return the offsets of two tokens of a window on a logarithmic scale (Swin v2, equation 4), [(2M - 1)², 2].
-
-    Offsets are scaled so that the largest one of the trained window is 8; then x becomes sign(x)·log2(1 + |x|) / log2(8).
-    """
-    line = torch.arange(1 - window, window, device=device, dtype=torch.float32) * (8 / max(1, trained_window - 1))
-    line = line.sign() * (line.abs() + 1).log2() / 3
-    return torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).flatten(0, 1)
 
 
 def compute_shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Tensor:
@@ -190,7 +181,8 @@ class CosineWindowAttention(WindowAttention):
     def compute_bias(self) -> Tensor:
         """Return 16 σ(MLP(offset)) with the offsets on a logarithmic scale (Swin v2, equation 4), [H, N, N]."""
         device = self.q_bias.device
-        offsets = compute_log_offsets(self.window, self.pretrained_window, device)
+        window, trained = (self.window,) * 2, (self.pretrained_window,) * 2
+        offsets = compute_log_offsets(window, trained, device)
         table = self.bias_mlp(offsets.to(self.q_bias.dtype))
         return 16 * table[compute_offset_index(self.window, device)].permute(2, 0, 1).sigmoid()
 

@@ -15,14 +15,26 @@ from vitrail.nn.position.added import (
     Sinusoid1D,
 )
 from vitrail.nn.position.base import NO_POSITION, LayerPosition, NoPosition, PositionEmbedding
-from vitrail.nn.position.relative import Relative, Relative1D, RelativeEmbedding1D, RelativePositionBias
+from vitrail.nn.position.relative import (
+    ComputedPositionBias,
+    OffsetBias,
+    Relative,
+    Relative1D,
+    RelativeEmbedding1D,
+    RelativeMLP,
+    RelativePositionBias,
+    compute_log_offsets,
+)
 from vitrail.nn.position.rotary import Rotary2D, RotaryEmbedding, rotate
 
-PositionSlot = NoPosition | Learned1D | Learned2D | Relative | Relative1D | SinCos2D | Sinusoid1D | Rotary2D
+PositionSlot = (
+    NoPosition | Learned1D | Learned2D | Relative | Relative1D | RelativeMLP | SinCos2D | Sinusoid1D | Rotary2D
+)
 
 __all__ = [
     "NO_POSITION",
     "AddedPositionEmbedding",
+    "ComputedPositionBias",
     "FixedPositionEmbedding",
     "LayerPosition",
     "Learned1D",
@@ -30,15 +42,18 @@ __all__ = [
     "Learned2D",
     "Learned2DTable",
     "NoPosition",
+    "OffsetBias",
     "PositionEmbedding",
     "PositionSlot",
     "Relative",
     "Relative1D",
     "RelativeEmbedding1D",
+    "RelativeMLP",
     "RelativePositionBias",
     "Rotary2D",
     "RotaryEmbedding",
     "SinCos2D",
     "Sinusoid1D",
+    "compute_log_offsets",
     "rotate",
 ]
