@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
 from vitrail.nn.position import Learned1D, Relative, RelativeMLP
@@ -43,6 +44,7 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "stochastic depth": {"stochastic_depth": 0.2},
     "dropout": {"dropout": 0.1},
     "qk norm": {"qk_norm": True},
+    "no key bias": {"block": PreNorm(key_bias=False)},
     "swiglu": {"mlp": "swiglu"},
     "gelu-tanh": {"mlp": "gelu-tanh"},
     "gelu-quick": {"mlp": "gelu-quick"},

@@ -6,9 +6,13 @@ import torch.nn.functional as F
 
 import vitrail
 from tests.variants import SMALL, VIT_SLOTS
+from vitrail.checkpoints.convert import convert
+from vitrail.models.adapt import with_key_bias
 from vitrail.models.init import initialise
+from vitrail.models.registry import build_from
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
+from vitrail.nn.block import PreNorm
 from vitrail.nn.head import Projection
 
 COUNTS = {
@@ -330,3 +334,29 @@ def test_configuration_determines_the_model():
     assert config == vitrail.configure("Ti/16", depth=1)
     assert isinstance(config, ViTConfig)
     assert isinstance(vitrail.build_from(config), ViT)
+
+
+def test_keys_without_a_bias_equal_keys_with_a_bias_of_zero():
+    model = shaken(small(block=PreNorm(key_bias=False)))
+    config, state = with_key_bias(model.config, dict(model.state_dict()))
+    other = build_from(config)
+    other.load_state_dict(state)
+    assert other.blocks[0].msa.qkv.bias.shape == (96,)
+    assert model.blocks[0].msa.qkv.bias.shape == (64,)
+    image = an_image(model)
+    torch.testing.assert_close(model(image), other.eval()(image), rtol=0, atol=0)
+
+
+def test_a_bias_of_the_keys_has_no_gradient():
+    model = shaken(small())
+    model(an_image(model)).pow(2).sum().backward()
+    q, k, v = model.blocks[0].msa.qkv.bias.grad.chunk(3)
+    assert k.abs().max() < 1e-4 * min(q.abs().max(), v.abs().max())
+
+
+def test_a_format_with_a_key_bias_gets_zeros(tmp_path):
+    model = shaken(small(block=PreNorm(key_bias=False), image_size=32))
+    vitrail.save(model, tmp_path / "model.safetensors")
+    report = convert(tmp_path / "model.safetensors", tmp_path / "timm.safetensors", "timm")
+    assert report.largest_difference < 1e-5
+    assert "the bias of q, k and v has zeros for the keys, which have none here" in report.notes

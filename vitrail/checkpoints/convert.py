@@ -19,7 +19,7 @@ from vitrail.checkpoints.io import pytorch as pickled
 from vitrail.checkpoints.keys import KeyTable, build_meta_state, export_state, format_names
 from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_adapter, resolve_path
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.adapt import with_learned_positions, with_positions_for, with_projection_as_classes
+from vitrail.models.adapt import with_key_bias, with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
@@ -262,6 +262,7 @@ def _restate(target: ConversionTarget, config: TokenConfig, state: State | None)
     if state is None:
         with torch.device("meta"):
             return _restate(target, config, dict(build_meta_state(config)))
+    config, state = with_key_bias(config, state)
     if not target.supports_fixed_positions:
         config, state = with_learned_positions(config, state)
     if not target.supports_projections:
@@ -350,6 +351,8 @@ def _describe_restatements(before: TokenConfig, after: TokenConfig) -> list[str]
         notes.append("fixed positions are written as a table")
     elif before.position != after.position and before.prefix.count:
         notes.append("positions of the prefix tokens are added to the tokens, or zero if there were none")
+    if before.block.key_bias != after.block.key_bias:
+        notes.append("the bias of q, k and v has zeros for the keys, which have none here")
     if before.head != after.head:
         notes.append(f"the projection is written as a head of {after.classes} classes with zero bias")
     return notes

@@ -104,6 +104,16 @@ def with_projection_as_classes(config: TokenConfig, state: State) -> tuple[Token
     return new, state | {"head.bias": weight.new_zeros(weight.shape[0])}
 
 
+def with_key_bias(config: TokenConfig, state: State) -> tuple[TokenConfig, State]:
+    """Return the same model with a zero bias of the keys, for formats that have one for q, k and v or none."""
+    block = config.block
+    if block.key_bias or not block.qkv_bias:
+        return config, state
+    biases = {name: state[name].chunk(2) for name in state if name.endswith("msa.qkv.bias")}
+    padded = {name: torch.cat((q, torch.zeros_like(q), v)) for name, (q, v) in biases.items()}
+    return replace(config, block=replace(block, key_bias=True)), state | padded
+
+
 def with_learned_positions(config: TokenConfig, state: State) -> tuple[TokenConfig, State]:
     """Return fixed stem positions as a learned table, for formats without fixed positions."""
     if not isinstance(config.position, SinCos2D | Sinusoid1D) or config.position.at != "stem":

@@ -88,7 +88,8 @@ class ViTConfig(TokenConfig):
             "LayerScale": block.layer_scale is not None,
             "q/k norm": block.qk_norm,
         }
-        options |= {"no q/k/v bias": not block.qkv_bias, "a norm on z_0": self.token_norm}
+        options |= {"no q/k/v bias": not block.qkv_bias, "no key bias": block.qkv_bias and not block.key_bias}
+        options |= {"a norm on z_0": self.token_norm}
         size, rule = self.size, self.resampling
         resampling = {} if rule is None else {"resampling": describe_resampling(rule)}
         return {

@@ -5,6 +5,7 @@ B images, N tokens, D width, H heads, d the width of one head (D/H by default).
 
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,6 +14,21 @@ from vitrail.nn.shape import EncoderShape
 
 if TYPE_CHECKING:
     from vitrail.nn.block import BlockSlot
+
+
+class KeylessBiasLinear(nn.Linear):
+    """The projection of queries, keys and values with a bias of q and v only (BEiT, EVA-02, DINOv3): [2·H·d] values.
+
+    A bias of the keys adds the same number to a query's product with every key, which the softmax cancels.
+    """
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__(width, 3 * inner)
+        self.bias = nn.Parameter(torch.empty(2 * inner))
+
+    def forward(self, input: Tensor) -> Tensor:
+        q, v = self.bias.chunk(2)
+        return F.linear(input, self.weight, torch.cat((q, torch.zeros_like(q), v)))
 
 
 class MSA(nn.Module):
@@ -25,7 +41,10 @@ class MSA(nn.Module):
         super().__init__()
         d, inner = shape.head_width, shape.heads * shape.head_width
         self.heads, self.dropout = shape.heads, spec.attention_dropout
-        self.qkv = nn.Linear(shape.width, 3 * inner, bias=spec.qkv_bias)
+        keyless = spec.qkv_bias and not spec.key_bias
+        self.qkv = (
+            KeylessBiasLinear(shape.width, inner) if keyless else nn.Linear(shape.width, 3 * inner, bias=spec.qkv_bias)
+        )
         self.q_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
         self.k_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
         self.out = nn.Linear(inner, shape.width, bias=spec.out_bias)

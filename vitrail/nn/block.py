@@ -4,7 +4,7 @@ B images, N tokens, D width. With `n_outputs`, a layer computes its output for t
 tokens that the pooling does not read.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import torch
@@ -164,6 +164,7 @@ class PreNorm:
     qkv_bias: bool = True
     out_bias: bool = True
     attention_dropout: float = 0.0
+    key_bias: bool = field(default=True, metadata={"omit_default": True})  # False: of qkv_bias, only that of q and v
     module: ClassVar[type[EncoderBlock]] = PreNormBlock
     final_norm: ClassVar[bool] = True  # whether equation 4's LN follows the last layer
 
