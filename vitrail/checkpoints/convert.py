@@ -13,7 +13,18 @@ from torch import Tensor
 from vitrail.checkpoints import TARGET_NAMES
 from vitrail.checkpoints.artifact import CheckpointContract, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, no_progress, open_and_detect
-from vitrail.checkpoints.formats import GELUS, Reasons, clip, google, swin, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.formats import (
+    GELUS,
+    Reasons,
+    beit,
+    clip,
+    google,
+    swin,
+    timm,
+    torchvision,
+    transformers,
+    vit_pytorch,
+)
 from vitrail.checkpoints.io import npz, safetensors
 from vitrail.checkpoints.io import pytorch as pickled
 from vitrail.checkpoints.keys import KeyTable, build_meta_state, export_state, format_names
@@ -23,9 +34,10 @@ from vitrail.models.adapt import with_key_bias, with_learned_positions, with_pos
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
+from vitrail.nn.block import ResPostNorm
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, Mean
-from vitrail.nn.position import Learned1D
+from vitrail.nn.position import Learned1D, Relative, RelativeMLP
 from vitrail.utils.files import stage_output
 
 SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
@@ -52,6 +64,8 @@ def write_transformers_directory(
     config = contract.config
     if isinstance(config, SwinConfig):
         settings = swin.build_settings(config, dtype)
+    elif beit.is_beit(config):
+        settings = beit.build_settings(config.require_tokens("transformers' format"), dtype)
     else:
         settings = transformers.build_settings(config.require_tokens("transformers' format"), dtype)
     files = transformers.build_files(
@@ -79,6 +93,8 @@ class ConversionTarget:
     resampling: Callable[[TokenConfig], str | None] = lambda config: (
         None
     )  # its code's rule; None if it has one image size
+    restate_bias: Callable[[TokenConfig, State], tuple[TokenConfig, State]] = with_key_bias  # of q, k and v
+    supports_res_post: bool = False  # norms at the end of each branch
 
 
 @dataclass
@@ -108,6 +124,7 @@ TARGETS: dict[str, ConversionTarget] = {
         families=frozenset({"vit", "bit", "swin"}),
         supports_swiglu=True,
         supports_projections=False,
+        supports_res_post=True,
         resampling=lambda config: "timm",
     ),
     "hf": ConversionTarget(
@@ -153,6 +170,26 @@ TARGETS: dict[str, ConversionTarget] = {
     ),
 }
 assert ("vitrail", *TARGETS) == TARGET_NAMES
+
+
+def _make_beit_target(naming: beit.Naming, **more: Any) -> ConversionTarget:
+    return ConversionTarget(
+        naming.title,
+        lambda config: beit.list_limits(config, naming),
+        lambda config: beit.build_target_table(config, naming),
+        resampling=lambda config: (
+            naming.resampling if isinstance(config.position, Relative) else naming.absolute_resampling
+        ),
+        restate_bias=lambda config, state: (config, state),
+        **more,
+    )
+
+
+# The targets of models that a project has another class for.
+BEIT_TARGETS = {
+    "timm": _make_beit_target(beit.TIMM, supports_projections=False),
+    "hf": _make_beit_target(beit.TRANSFORMERS, suffixes=(), write=write_transformers_directory),
+}
 
 
 def convert(
@@ -204,6 +241,11 @@ def convert(
     return write_and_verify(contract, state, out, to, image_path, notes)
 
 
+def get_target(to: str, config: ModelConfig) -> ConversionTarget:
+    """Return the target of a format for this kind of model."""
+    return BEIT_TARGETS.get(to, TARGETS[to]) if beit.is_beit(config) else TARGETS[to]
+
+
 def check_output_name(to: str, out: Path) -> None:
     """Raise if the output name does not fit the format."""
     suffixes = (".safetensors",) if to == "vitrail" else TARGETS[to].suffixes
@@ -219,7 +261,7 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
         return
     if to == "hf" and pipeline is not None:
         transformers.build_processor_config(pipeline)
-    target = TARGETS[to]
+    target = get_target(to, config)
     if config.family not in target.families:
         raise refuse(config, f"the format of {target.title}", "use --to vitrail")
     if not isinstance(config, TokenConfig):
@@ -227,6 +269,8 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
         return
     config, _ = _restate(target, config, None)
     limits = {**list_vitrail_only(config), **target.list_limits(config)}
+    is_res_post = isinstance(config.block, ResPostNorm)
+    limits["its norms stand before attention and MLP"] = is_res_post and not target.supports_res_post
     limits["it has no SwiGLU"] = isinstance(config.block.mlp, SwiGLU) and not target.supports_swiglu
     if reasons := [reason for reason, holds in limits.items() if holds]:
         raise ValueError(f"{target.title} cannot express this model: {'; '.join(reasons)}")
@@ -237,14 +281,14 @@ def build_target_table(to: str, config: ModelConfig) -> KeyTable:
     """Return the key table of a file to write."""
     if isinstance(config, SwinConfig):
         return swin.build_table(config, swin.TARGETS[to])
-    return TARGETS[to].build_table(config)
+    return get_target(to, config).build_table(config)
 
 
 def restate_config(to: str, config: ModelConfig) -> ModelConfig:
     """Return the configuration of the same model as a format expresses it."""
     if to == "vitrail" or not isinstance(config, TokenConfig):
         return config
-    return _restate(TARGETS[to], config, None)[0]
+    return _restate(get_target(to, config), config, None)[0]
 
 
 def list_vitrail_only(config: TokenConfig) -> Reasons:
@@ -262,7 +306,7 @@ def _restate(target: ConversionTarget, config: TokenConfig, state: State | None)
     if state is None:
         with torch.device("meta"):
             return _restate(target, config, dict(build_meta_state(config)))
-    config, state = with_key_bias(config, state)
+    config, state = target.restate_bias(config, state)
     if not target.supports_fixed_positions:
         config, state = with_learned_positions(config, state)
     if not target.supports_projections:
@@ -293,7 +337,7 @@ def write_and_verify(
         if to == "vitrail":
             save_artifact(path, state, contract)
         else:
-            target = TARGETS[to]
+            target = get_target(to, contract.config)
             if isinstance(contract.config, TokenConfig):
                 config, written = _restate(target, contract.config, state)
                 notes += _describe_restatements(contract.config, config)
@@ -374,7 +418,9 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
-        choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling}
+        relative = isinstance(config.position, Relative | RelativeMLP)
+        block = ("res-post" if isinstance(config.block, ResPostNorm) else "pre") if relative else None
+        choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling, "block": block}
         facts |= {name: value for name, value in choices.items() if value}
     elif isinstance(config, SwinConfig):
         facts |= {"eps": config.eps, "window": config.windows[0]}
@@ -430,6 +476,8 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
         f"{wanted.size.heads} heads": read.size == wanted.size,
         f"{type(wanted.block.mlp).__name__}": read.block.mlp == wanted.block.mlp,
         f"eps {wanted.eps:g}": read.eps == wanted.eps,
+        f"{'residual post-norm' if isinstance(wanted.block, ResPostNorm) else 'pre-norm'} layers": type(read.block)
+        is type(wanted.block),
         "mean pooling": isinstance(read.pool, Mean) == isinstance(wanted.pool, Mean),
         f"the image size {wanted.image_size[0]}×{wanted.image_size[1]}": read.image_size == wanted.image_size,
     }

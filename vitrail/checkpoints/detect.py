@@ -7,12 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from vitrail.checkpoints import formats, keys
-from vitrail.checkpoints.formats import clip, google, swin, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.formats import beit, clip, google, swin, timm, torchvision, transformers, vit_pytorch
 from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, find_ignored, format_names
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
-PROJECTS = (timm, transformers, google, torchvision, clip, vit_pytorch, swin)  # in the order in which they are tried
+# in the order in which they are tried
+PROJECTS = (beit, timm, transformers, google, torchvision, clip, vit_pytorch, swin)
 FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")  # that training adds to every name
 

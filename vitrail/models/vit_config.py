@@ -113,6 +113,8 @@ class ViTConfig(TokenConfig):
             return GELUS.get(value) == self.block.mlp
         if name == "pool":
             return {"class": ClassToken(), "mean": Mean()}.get(value) == self.pool
+        if name == "block":
+            return type(BLOCKS.get(value)) is type(self.block)
         known = {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}
         if name == "resampling":
             return self.resampling == parse_resampling(value)
