@@ -17,6 +17,7 @@ from vitrail.checkpoints.known_models import KNOWN_MODELS, MODELS_BY_NAME, expan
 from vitrail.checkpoints.load import build_meta_model, compute_checksum, derive_model_name, resolve_path
 from vitrail.cli import main
 from vitrail.models.registry import configure
+from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
 from vitrail.nn.position import Learned1D
@@ -34,6 +35,9 @@ def configure_known(model):
         options["embed"] = Patches(int(model.architecture.partition("/")[2]), bias=False)
     if not options.pop("class_position", True):
         options["position"] = Learned1D(prefix="none")
+    biases = {name: options.pop(name) for name in ("qkv_bias", "key_bias") if name in options}
+    if biases:
+        options["block"] = PreNorm(**biases)
     return configure(model.architecture, image_size=model.size, classes=model.classes, **options)
 
 

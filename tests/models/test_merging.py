@@ -21,6 +21,7 @@ SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
 INSIDE = (
     "relative",
     "relative1d",
+    "relative-mlp",
     "relative@shared",
     "rotary2d",
     "learned1d@every",
@@ -160,9 +161,12 @@ def test_merging_identical_tokens_changes_nothing(slots):
 
 @pytest.mark.parametrize("position", INSIDE)
 def test_positions_inside_layers_are_refused_by_name(position):
-    kind = {"relative": "Relative", "relative1d": "Relative1D", "rotary2d": "Rotary2D"}.get(
-        position.split("@")[0], "at="
-    )
+    kind = {
+        "relative": "Relative",
+        "relative1d": "Relative1D",
+        "relative-mlp": "RelativeMLP",
+        "rotary2d": "Rotary2D",
+    }.get(position.split("@")[0], "at=")
     with pytest.raises(ValueError, match=rf"does not support .*{kind}.*at the stem"):
         merge_model(small(position=position), 4)
 

@@ -178,7 +178,9 @@ def test_random_layers_compile_in_training_without_a_graph_break(slots):
     assert torch.isfinite(compiled(an_image(model))).all()
 
 
-@pytest.mark.parametrize("position", ["learned1d", "learned2d", "relative", "relative1d", "rotary2d", "sincos2d"])
+@pytest.mark.parametrize(
+    "position", ["learned1d", "learned2d", "relative", "relative1d", "relative-mlp", "rotary2d", "sincos2d"]
+)
 def test_other_image_sizes_compile_without_a_graph_break(position):
     torch.compiler.reset()
     model = shaken(small(position=position))
@@ -281,7 +283,7 @@ def test_features_run_no_unneeded_layer():
     assert ran == [1, 2]
 
 
-@pytest.mark.parametrize("position", ["relative", "relative1d", "rotary2d", "learned1d@every"])
+@pytest.mark.parametrize("position", ["relative", "relative1d", "relative-mlp", "rotary2d", "learned1d@every"])
 def test_tokens_with_other_positions_are_refused(position):
     model = small(position=position)
     keep = torch.arange(5).expand(2, -1)

@@ -67,7 +67,8 @@ def test_the_order_of_tokens_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    "position", ["learned1d", "learned2d@every", "sincos2d", "relative", "relative1d", "rotary2d", "none"]
+    "position",
+    ["learned1d", "learned2d@every", "sincos2d", "relative", "relative1d", "relative-mlp", "rotary2d", "none"],
 )
 @pytest.mark.parametrize("slots", [{}, {"pool": "mean", "prefix": "none"}, {"registers": 2}, {"block": "post"}])
 def test_every_parameter_learns_but_the_decoders_positions(position, slots) -> None:

@@ -476,7 +476,8 @@ def build_timm_arguments(config: ModelConfig) -> dict[str, Any] | None:
     """Return the arguments of timm's `VisionTransformer` (or its distilled class) for this model; None for others."""
     if not isinstance(config, ViTConfig) or not isinstance(config.embed, Patches):
         return None
-    if not isinstance(config.position, Learned1D) or isinstance(config.block.mlp, SwiGLU):
+    is_plain = config.block.key_bias and not is_res_post(config)  # else BEiT or vit_relpos
+    if not is_plain or not isinstance(config.position, Learned1D) or isinstance(config.block.mlp, SwiGLU):
         return None
     size, block = config.size, config.block
     arguments: dict[str, Any] = {
