@@ -213,12 +213,15 @@ class Relative(RelativePosition):
     """A learned bias per head and 2-D offset. `absolute` adds a learned table to the tokens as well, as BEiT can."""
 
     resampling: Resampling = resampling_field()
-    absolute: Learned1D | None = field(default=None, metadata={"omit_default": True})
+    absolute: Learned1D | None = field(default=None, repr=False, metadata={"omit_default": True})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.absolute is not None and self.absolute.at != "stem":
             raise ValueError(f"Relative.absolute must be added at the stem, got at={self.absolute.at!r}")
+
+    def __str__(self) -> str:
+        return f"{self!r}" + ("" if self.absolute is None else f" and {self.absolute}")
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         return RelativePositionBias(shape, self.at, self.resampling, self.absolute)
