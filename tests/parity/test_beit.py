@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import transformers
 from safetensors.torch import load_file
 from timm.models.beit import Beit, checkpoint_filter_fn
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
 
 import vitrail
@@ -402,10 +403,24 @@ def test_the_kind_of_layer_can_be_given(tmp_path):
         assert found.detection.assumptions["block"] == ("res-post", "the file's name")
 
 
+@torch.inference_mode()
+def test_norms_at_the_end_of_branches_with_learned_positions_are_told_by_the_name(tmp_path):
+    arguments = {**SMALL, "class_token": False, "global_pool": "avg", "qkv_bias": False, "init_values": 1e-5}
+    theirs = spread(VisionTransformer(**arguments, block_fn=ResPostBlock)).eval()
+    path = saved(tmp_path, theirs.state_dict(), "vit_base_patch16_rpn_64.safetensors")
+    model = vitrail.load(path, assume=ASSUME)
+    assert isinstance(model.config.block, ResPostNorm)
+    assert relative_difference(model(images((64, 64))), theirs(images((64, 64)))) <= 1e-4
+    report = convert(path, tmp_path / "back.safetensors", "timm", assume=ASSUME)
+    assert "the file does not record 4 heads, residual post-norm layers: give it when loading" in report.notes
+    assert_bit_identical(theirs.state_dict(), load_file(report.path))
+    with pytest.raises(ValueError, match="its norms stand before attention and MLP"):
+        convert(path, tmp_path / "out.npz", "big_vision", assume=ASSUME)
+
+
 def test_models_that_timm_lacks_are_refused_by_name(tmp_path):
     cases = {
         "at most a class token": {"position": "relative-mlp", "registers": 2},
-        "only its relative models have the norm at the end": {"block": "res-post"},
         "norms at the end of a branch have no LayerScale": {
             "block": ResPostNorm(layer_scale=0.1),
             "position": "relative",

@@ -418,8 +418,11 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
-        relative = isinstance(config.position, Relative | RelativeMLP)
-        block = ("res-post" if isinstance(config.block, ResPostNorm) else "pre") if relative else None
+        relative, is_res_post = (
+            isinstance(config.position, Relative | RelativeMLP),
+            isinstance(config.block, ResPostNorm),
+        )
+        block = "res-post" if is_res_post else "pre" if relative else None
         choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling, "block": block}
         facts |= {name: value for name, value in choices.items() if value}
     elif isinstance(config, SwinConfig):

@@ -102,10 +102,13 @@ def count_timm_heads(names: TensorNames) -> int | None:
 
 
 def choose_timm_block(position: PositionSlot, has_scale: bool, assumptions: Assumptions) -> type[PreNorm]:
-    """Return the kind of layer: timm's models with the norm at the end of each branch (`rpn`) have the same names."""
-    if has_scale or not isinstance(position, Relative | RelativeMLP):
+    """Return the kind of layer: timm's models with the norm at the end of each branch (`rpn`) have the same names.
+
+    They have no LayerScale. Without a given kind, only a computed bias tells them.
+    """
+    computed, table = isinstance(position, RelativeMLP), isinstance(position, Relative)
+    if has_scale or not (computed or table or "block" in assumptions.given):
         return PreNorm
-    computed = isinstance(position, RelativeMLP)
     why = "timm's models with computed biases and no LayerScale (rpn)" if computed else "timm's default"
     name = assumptions.resolve("block", "res-post" if computed else "pre", why)
     if name not in ("pre", "res-post"):

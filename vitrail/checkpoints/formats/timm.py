@@ -393,7 +393,6 @@ def list_limits(config: TokenConfig) -> Reasons:
         "its relative models have at most a class token, no norm on z_0 and no attention pooling": has_bias
         and not plain,
         "its relative models have no SwiGLU": has_bias and isinstance(config.block.mlp, SwiGLU),
-        "only its relative models have the norm at the end of a branch": is_res_post(config) and not has_bias,
         "its norms at the end of a branch have no LayerScale": is_res_post(config)
         and config.block.layer_scale is not None,
         "it has no pooling of class token and mean together": isinstance(config.pool, ClassAndMean),
