@@ -6,7 +6,7 @@ from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
 from vitrail.nn.mlp import SwiGLU
-from vitrail.nn.position import RotaryDINOv3
+from vitrail.nn.position import Learned1D, Relative, RelativeMLP, RotaryDINOv3
 
 SMALL: dict[str, Any] = {"patch": 8, "width": 32, "depth": 2, "heads": 2, "image_size": (32, 48), "classes": 5}
 
@@ -26,10 +26,14 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
         for at in ("every", "shared")
     },
     "position sincos2d@shared": {"position": "sincos2d@shared"},
+    "position relative-mlp": {"position": "relative-mlp"},
+    "position relative-mlp@shared, scaled": {"position": RelativeMLP("shared", hidden=16, scaled=True)},
+    "position relative and learned": {"position": Relative(absolute=Learned1D()), "resampling": "timm-relative"},
     "distillation": {"prefix": "class+distillation"},
     "registers": {"registers": 3},
     "registers relative": {"registers": 3, "position": "relative"},
     "registers relative1d": {"registers": 3, "position": "relative1d"},
+    "registers relative-mlp": {"registers": 3, "position": "relative-mlp"},
     "registers rotary": {"registers": 3, "position": "rotary2d"},
     "eva02": {
         "position": "rotary-eva02",
@@ -45,6 +49,7 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "pool map": {"pool": "map"},
     "block post": {"block": "post"},
     "block parallel": {"block": "parallel"},
+    "block res-post": {"block": "res-post"},
     "layer scale": {"layer_scale": 0.1},
     "stochastic depth": {"stochastic_depth": 0.2},
     "dropout": {"dropout": 0.1},

@@ -241,6 +241,7 @@ POSITIONS = {
     "learned2d": "one vector per row and one per column",
     "sincos2d": "fixed sines and cosines",
     "relative": "that one head adds to its attention scores",
+    "relative-mlp": "that one head adds to its attention scores",
     "relative1d": "the product of the query with a learned vector",
     "rotary2d": "Queries and keys are rotated",
     "none": "The model has no position embedding",
@@ -251,7 +252,7 @@ POSITIONS = {
 def test_words_about_positions_are_true_of_the_model(kind):
     model = vitrail.build(patch=8, width=24, depth=1, heads=2, image_size=32, position=kind, pool="mean")
     said = worded.make_positions_figure(extract_positions(model), model.position, None).caption
-    assert [text for text in POSITIONS.values() if text in said] == [POSITIONS[kind]]
+    assert [text for text in dict.fromkeys(POSITIONS.values()) if text in said] == [POSITIONS[kind]]
 
 
 def test_words_about_filters_are_true_of_the_model():

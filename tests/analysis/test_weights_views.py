@@ -64,6 +64,15 @@ def test_no_positions():
     assert extract_positions(shaken("position none")).kind == "none"
 
 
+def test_a_computed_bias_is_drawn_as_a_table_is():
+    model = shaken(position="relative-mlp")
+    found = extract_positions(model)
+    assert found.bias.shape == (2, 2, 7, 11)
+    bias = list(model.position.layer_positions((4, 6), None))[1].bias.detach()
+    query, key = 1 * 6 + 4, 3 * 6 + 1  # two rows below, three columns to the left
+    np.testing.assert_allclose(found.bias[1, :, 3 + 2, 5 - 3], bias[0, :, 1 + query, 1 + key], rtol=1e-6)
+
+
 def test_a_bias_that_depends_on_the_image_has_no_map():
     found = extract_positions(shaken("position relative1d"))
     assert (found.kind, found.bias) == ("query", None)

@@ -25,6 +25,7 @@ from vitrail.checkpoints.convert import convert
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.lora import merge_lora, tune
+from vitrail.nn.block import PreNorm
 from vitrail.utils.json import to_json
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'vitrail[peers]'")
@@ -38,6 +39,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "swiglu": (
         {"layer_scale": 0.5, "pool": "class+mean", "mlp": "swiglu", "mlp_width": 48},
         "Dinov2ForImageClassification",
+    ),
+    "beit": (
+        {
+            "position": "relative",
+            "pool": "mean-norm",
+            "prefix": "class",
+            "block": PreNorm(layer_scale=0.5, key_bias=False),
+        },
+        "BeitForImageClassification",
     ),
 }
 SIZES: dict[str, Any] = {"patch": 4, "width": 16, "depth": 2, "heads": 2, "classes": 5, "image_size": 16}
@@ -149,7 +159,7 @@ def test_peft_adapters_give_peft_logits_here(tmp_path: Path, settings: dict[str,
     close(logits(vitrail.load(tmp_path / "base", adapter=tmp_path / "theirs")), expected)
 
 
-@pytest.mark.parametrize("family", ["deit", "dinov2", "swiglu"])
+@pytest.mark.parametrize("family", ["deit", "dinov2", "swiglu", "beit"])
 def test_peft_adapters_of_other_families(tmp_path: Path, family: str) -> None:
     base(tmp_path, family)
     leaves = ["q_proj", "k_proj", "v_proj", "o_proj"]

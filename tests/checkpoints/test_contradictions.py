@@ -103,7 +103,7 @@ def test_failed_verification_raises_and_leaves_no_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"architecture": "vit_base_patch16_rpn_224"}, "unsupported architecture vit_base_patch16_rpn_224"),
+        ({"architecture": "beit3_base_patch16_224"}, "unsupported architecture beit3_base_patch16_224"),
         ({"architecture": "vit_base_patch16_rope_ape_224"}, "rope"),
         ({"global_pool": "avgmax"}, "global_pool 'avgmax'"),
         ({"model_args": {"pool_include_prefix": True}}, "pool_include_prefix"),

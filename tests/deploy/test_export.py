@@ -24,6 +24,7 @@ from vitrail.models.registry import build_from
 from vitrail.models.vit_config import RESAMPLINGS
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
+from vitrail.nn.position import Learned1D, Relative, RelativeMLP
 
 pytest.importorskip("onnxruntime")
 
@@ -148,10 +149,12 @@ SIZES = ((16, 24), (40, 16), (32, 56))
         tiny,
         lambda: tiny(position="relative"),
         lambda: tiny(position="relative1d", registers=1),
+        lambda: tiny(position="relative-mlp", registers=1, pool="mean"),
+        lambda: tiny(position=Relative(absolute=Learned1D()), resampling="timm-relative", pool="mean"),
         lambda: tiny(resampling="dino"),
         small_bit,
     ],
-    ids=["learned", "relative", "relative 1-D", "DINO's rule", "BiT"],
+    ids=["learned", "relative", "relative 1-D", "relative MLP", "BEiT's rule", "DINO's rule", "BiT"],
 )
 def test_dynamic_size_resamples_positions_in_the_graph(make, tmp_path):
     model = make()
@@ -171,18 +174,13 @@ def test_dynamic_size_resamples_positions_in_the_graph(make, tmp_path):
 @pytest.mark.parametrize(
     "position",
     [
-        "learned1d@every",
-        "learned2d",
-        "learned2d@shared",
-        "relative@shared",
-        "relative1d",
-        "rotary2d",
-        "rotary-dinov3",
-        "rotary-eva02",
+        *("learned1d@every", "learned2d", "learned2d@shared", "relative@shared", "relative1d", "rotary2d"),
+        *("rotary-dinov3", "rotary-eva02"),
+        *("relative-mlp", RelativeMLP("shared", scaled=True), Relative(absolute=Learned1D())),
     ],
 )
 def test_dynamic_positions_equal_the_model(position):
-    model = tiny(position=position, registers=1)
+    model = tiny(position=position, registers=1, pool="mean", prefix="class")  # all patches are read
     other, contract = model.with_constants(any_size=True), contract_of(model)
     for size in SIZES:
         images = pixels(model, 1, size)
@@ -192,13 +190,14 @@ def test_dynamic_positions_equal_the_model(position):
 
 @pytest.mark.parametrize("name", RESAMPLINGS)
 def test_graphs_of_any_size_resample_by_the_rule_of_the_model(name):
-    model, images = tiny(resampling=name), {size: pixels(tiny(), 1, size) for size in SIZES}
+    slots = {"position": "relative" if name.endswith("relative") else "learned1d", "pool": "mean", "prefix": "class"}
+    model, images = tiny(resampling=name, **slots), {size: pixels(tiny(), 1, size) for size in SIZES}
     other, contract = model.with_constants(any_size=True), contract_of(model)
     wanted = {size: by_pytorch(model, contract, images[size]) for size in SIZES}
     for size in SIZES:
         np.testing.assert_allclose(by_pytorch(other, contract, images[size]), wanted[size], atol=1e-5)
     if name != "timm":  # otherwise the rule would not matter
-        by_timm = by_pytorch(tiny(resampling="timm"), contract, images[SIZES[1]])
+        by_timm = by_pytorch(tiny(resampling="timm", **slots), contract, images[SIZES[1]])
         assert np.abs(by_timm - wanted[SIZES[1]]).max() > 1e-3
 
 

@@ -21,6 +21,7 @@ SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "imagenet-samples"
 INSIDE = (
     "relative",
     "relative1d",
+    "relative-mlp",
     "relative@shared",
     "rotary2d",
     "rotary-dinov3",
@@ -167,7 +168,7 @@ def test_merging_identical_tokens_changes_nothing(slots):
 
 @pytest.mark.parametrize("position", INSIDE)
 def test_positions_inside_layers_are_refused_by_name(position):
-    kinds = {"relative": "Relative", "relative1d": "Relative1D"}
+    kinds = {"relative": "Relative", "relative1d": "Relative1D", "relative-mlp": "RelativeMLP"}
     kinds |= {"rotary2d": "Rotary2D", "rotary-dinov3": "RotaryDINOv3", "rotary-eva02": "RotaryEVA02"}
     kind = kinds.get(position.split("@")[0], "at=")
     with pytest.raises(ValueError, match=rf"does not support .*{kind}.*at the stem"):

@@ -12,7 +12,7 @@ from tests.models.test_vit import shaken
 from vitrail.nn.embed import patchify
 
 POSITIONS = (
-    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "relative1d"),
+    *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "relative1d", "relative-mlp"),
     *("rotary2d", "rotary-dinov3", "rotary-eva02"),
     *("learned1d@every", "learned2d@shared", "relative@shared", "sincos2d@every"),
 )
@@ -35,7 +35,7 @@ def models(draw, **fixed):
         "registers": draw(st.integers(0, 2)),
         "position": draw(st.sampled_from(POSITIONS)),
         "pool": draw(st.sampled_from(("class", "mean", "mean-norm", "class+mean", "map"))),
-        "block": draw(st.sampled_from(("pre", "post", "parallel"))),
+        "block": draw(st.sampled_from(("pre", "post", "parallel", "res-post"))),
         "mlp": draw(st.sampled_from(("gelu", "relu", "swiglu"))),
         "layer_scale": draw(st.sampled_from((None, 0.1))),
         "qk_norm": draw(st.booleans()),

@@ -183,7 +183,17 @@ def test_random_layers_compile_in_training_without_a_graph_break(slots):
 
 @pytest.mark.parametrize(
     "position",
-    ["learned1d", "learned2d", "relative", "relative1d", "rotary2d", "rotary-dinov3", "rotary-eva02", "sincos2d"],
+    [
+        "learned1d",
+        "learned2d",
+        "relative",
+        "relative1d",
+        "relative-mlp",
+        "rotary2d",
+        "rotary-dinov3",
+        "rotary-eva02",
+        "sincos2d",
+    ],
 )
 def test_other_image_sizes_compile_without_a_graph_break(position):
     torch.compiler.reset()
@@ -288,7 +298,8 @@ def test_features_run_no_unneeded_layer():
 
 
 @pytest.mark.parametrize(
-    "position", ["relative", "relative1d", "rotary2d", "rotary-dinov3", "rotary-eva02", "learned1d@every"]
+    "position",
+    ["relative", "relative1d", "relative-mlp", "rotary2d", "rotary-dinov3", "rotary-eva02", "learned1d@every"],
 )
 def test_tokens_with_other_positions_are_refused(position):
     model = small(position=position)

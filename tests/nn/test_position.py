@@ -9,7 +9,17 @@ import vitrail
 from tests.models.test_vit import shaken
 from vitrail.analysis import record_attention
 from vitrail.models.init import initialise
-from vitrail.nn.position import Learned1D, Learned2D, Relative, Relative1D, Rotary2D, SinCos2D, Sinusoid1D, rotate
+from vitrail.nn.position import (
+    Learned1D,
+    Learned2D,
+    Relative,
+    Relative1D,
+    RelativeMLP,
+    Rotary2D,
+    SinCos2D,
+    Sinusoid1D,
+    rotate,
+)
 from vitrail.nn.resampling import Resampling, resample_table
 from vitrail.nn.shape import EncoderShape
 
@@ -97,6 +107,46 @@ def test_relative_bias_has_separate_values_for_prefix_tokens():
     assert (bias[:2, :2] == among).all()
     assert (bias[:2, 2:] == to_patch).all()
     assert (bias[2:, :2] == to_prefix).all()
+
+
+def test_computed_bias_is_that_of_the_offset_on_every_grid():
+    position = build_position(RelativeMLP(hidden=5), EncoderShape(8, 2, 2, (3, 4), 32, 1))
+    assert sum(parameter.numel() for parameter in position.parameters()) == 2 * (3 * 5 + 6 * 2)
+    first, second = (layer.bias[0] for layer in position.layer_positions((3, 4), None))
+    assert not torch.equal(first, second)
+    assert first[:, 0].count_nonzero() == first[:, :, 0].count_nonzero() == 0  # of the class token
+    larger = next(position.layer_positions((5, 7), None)).bias[0]
+    torch.testing.assert_close(larger[:, 1 + 7 * 2 + 3, 1 + 7 * 1 + 5], first[:, 1 + 4 * 1 + 0, 1 + 4 * 0 + 2])
+    mlp = position.mlps[0]
+    expected = mlp(torch.tensor([math.log(2.0), -math.log(3.0)]))  # one row below, two columns to the left
+    torch.testing.assert_close(first[:, 1 + 4 * 1 + 0, 1 + 4 * 0 + 2], expected)
+
+
+def test_scaled_bias_is_that_of_the_share_of_the_grid():
+    position = build_position(RelativeMLP("shared", scaled=True), EncoderShape(8, 2, 2, (3, 3), 32, 0))
+    small = next(position.layer_positions((3, 3), None)).bias[0]
+    large = next(position.layer_positions((5, 5), None)).bias[0]
+    torch.testing.assert_close(small[:, 0, 8], large[:, 0, 24])  # between opposite corners
+    assert (small > 0).all()
+    assert (small < 16).all()
+    assert position.mlps[0].fc2.bias is None
+
+
+def test_relative_positions_with_a_learned_table_are_both_resampled():
+    slot = Relative(absolute=Learned1D())
+    position = build_position(slot, EncoderShape(8, 2, 2, (3, 4), 32, 1))
+    torch.testing.assert_close(position.stem_embedding((3, 4), None), position.absolute.weight)
+    resized = slot.resize_tensors(dict(position.state_dict()), position.shape, (5, 2))
+    assert {name: tuple(tensor.shape) for name, tensor in resized.items()} == {
+        "offsets": (2, 2, 9, 3),
+        "prefix": (2, 2, 3),
+        "absolute.weight": (1, 11, 8),
+    }
+    torch.testing.assert_close(position.stem_embedding((5, 2), None), resized["absolute.weight"])
+    with pytest.raises(ValueError, match=r"Relative.absolute must be added at the stem, got at='every'"):
+        Relative(absolute=Learned1D(at="every"))
+    with pytest.raises(ValueError, match="hidden must be at least 1, got 0"):
+        RelativeMLP(hidden=0)
 
 
 @pytest.mark.parametrize("kept", [None, [[5, 0, 7, 11], [3, 2, 1, 0]]])

@@ -7,9 +7,12 @@ import torch.nn.functional as F
 
 from vitrail.models.tracing import resample_by_weights
 from vitrail.models.vit_config import RESAMPLINGS
+from vitrail.nn.position import Learned1D, Learned2D, Relative1D
 from vitrail.nn.resampling import Resampling, compute_axis_weights, resample_table
 
-RULES = {**RESAMPLINGS, "linear": Resampling("linear"), "linear, plain": Resampling("linear", antialias=False)}
+# the geometric rule is for odd tables of offsets: it has tests of its own
+PLAIN = {name: rule for name, rule in RESAMPLINGS.items() if rule.kind != "geometric"}
+RULES = {**PLAIN, "linear": Resampling("linear"), "linear, plain": Resampling("linear", antialias=False)}
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -28,6 +31,30 @@ def test_weights_of_both_axes_equal_pytorch(rule):
     for grid in ((6, 4), (6, 7), (9, 4), (3, 2), (1, 5)):  # its own, one side changed, both changed
         wanted = resample_table(table.permute(2, 0, 1), grid, rule).permute(1, 2, 0)
         torch.testing.assert_close(resample_by_weights(table, grid, rule), wanted, atol=1e-4, rtol=0)
+
+
+def test_geometric_resampling_keeps_near_offsets_and_spaces_far_ones():
+    rule = Resampling("geometric", antialias=False)
+    offsets = torch.arange(-3.0, 4.0).expand(7, 7)
+    column = resample_table(offsets.mT.contiguous(), (9, 7), rule)[:, 3]  # 4 patches become 5: offsets -4 to 4
+    torch.testing.assert_close(column, -column.flip(0))
+    assert column[4:6].tolist() == [0.0, 1.0]  # the patch itself and its neighbour
+    assert column[-1] == pytest.approx(3.0, abs=1e-4)  # the largest offset
+    assert (column.diff() > 0).all()
+    assert torch.equal(resample_table(offsets, (7, 7), rule), offsets)
+    table = torch.randn(7, 5, 3)
+    for grid in ((7, 5), (7, 9), (13, 5), (3, 1), (1, 21)):  # its own, one side changed, both changed
+        wanted = resample_table(table.permute(2, 0, 1), grid, rule).permute(1, 2, 0)
+        torch.testing.assert_close(resample_by_weights(table, grid, rule), wanted, atol=1e-5, rtol=0)
+
+
+def test_geometric_resampling_is_refused_for_tables_that_are_added():
+    for slot in (Learned1D, Learned2D):
+        with pytest.raises(ValueError, match="for tables of offsets: use it with relative positions"):
+            slot(resampling=RESAMPLINGS["timm-relative"])
+    with pytest.raises(ValueError, match="geometric resampling supports none of"):
+        Resampling("geometric")
+    assert Relative1D(resampling=RESAMPLINGS["timm-relative"])
 
 
 def test_google_is_the_zoom_of_scipy():
@@ -55,7 +82,7 @@ def test_tables_keep_their_precision():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "nearest"}, "kind of resampling must be 'bicubic' or 'linear', got 'nearest'"),
+        ({"kind": "nearest"}, "kind of resampling must be 'bicubic', 'linear' or 'geometric', got 'nearest'"),
         ({"antialias": False, "offset": 1.5}, "offset of resampling must be at least 0 and below 1, got 1.5"),
         ({"offset": 0.1}, "only one of antialias, align_corners and an offset"),
         ({"align_corners": True}, "only one of antialias, align_corners and an offset"),

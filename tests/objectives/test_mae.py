@@ -74,6 +74,7 @@ def test_the_order_of_tokens_does_not_matter() -> None:
         "sincos2d",
         "relative",
         "relative1d",
+        "relative-mlp",
         "rotary2d",
         "rotary-dinov3",
         "rotary-eva02",

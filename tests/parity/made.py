@@ -24,9 +24,10 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import timm
 import transformers
 from safetensors.torch import save_file
+from timm.models.beit import Beit
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
 
 SMALL = {"embed_dim": 192, "depth": 2, "num_heads": 3, "img_size": 64, "patch_size": 16, "num_classes": 7}
 
@@ -100,6 +101,24 @@ def timm_distilled(folder: Path) -> Made:
 def timm_relative(folder: Path) -> Made:
     model = VisionTransformerRelPos(**SMALL, rel_pos_type="bias", class_token=False, global_pool="avg", fc_norm=True)
     return Made(saved(folder, spread(model).state_dict()), images(), answer(model, images()), peer=model)
+
+
+def timm_computed_bias(**arguments: Any) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
+        model = spread(VisionTransformerRelPos(**SMALL, **arguments))
+        path = saved(folder, model.state_dict())
+        return Made(path, images(), answer(model, images()), {"size": 64}, model)
+
+    return make
+
+
+def timm_beit(shared: bool = False) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
+        scope = {"use_rel_pos_bias": not shared, "use_shared_rel_pos_bias": shared}
+        model = spread(Beit(**SMALL, init_values=0.1, use_abs_pos_emb=False, **scope))
+        return Made(saved(folder, model.state_dict()), images(), answer(model, images()), peer=model)
+
+    return make
 
 
 def timm_pre_logits(folder: Path) -> Made:
@@ -483,6 +502,11 @@ CASES: dict[str, Case] = {
     "timm q/k norm": Case(timm_vit(qk_norm=True), "timm", "timm"),
     "timm pre-logits": Case(timm_pre_logits, "timm", "big_vision torchvision"),
     "timm relative positions": Case(timm_relative, "timm", "timm"),
+    "timm vit_relpos": Case(timm_computed_bias(qkv_bias=False, fc_norm=True), "timm", "timm"),
+    "timm vit_srelpos": Case(timm_computed_bias(qkv_bias=False, shared_rel_pos=True, rel_pos_dim=96), "timm", "timm"),
+    "timm vit_relpos rpn": Case(timm_computed_bias(block_fn=ResPostRelPosBlock), "timm", "timm"),
+    "timm BEiT": Case(timm_beit(), "beit", "timm hf"),
+    "timm BEiT, shared positions": Case(timm_beit(shared=True), "beit", "timm hf"),
     "timm R26+S/32": Case(
         timm_named("vit_small_r26_s32_224", depth=1, img_size=64, num_classes=7), "timm", "timm big_vision"
     ),
@@ -566,6 +590,17 @@ CASES: dict[str, Case] = {
         "transformers dinov3_vit",
         "timm hf dinov3",
         ("used in pre-training only",),
+    ),
+    "transformers BEiT": Case(
+        hugging("BeitForImageClassification", use_relative_position_bias=True), "transformers beit", "timm hf"
+    ),
+    "transformers BeitModel": Case(
+        hugging("BeitModel", pooled, use_shared_relative_position_bias=True), "transformers beit", "timm hf"
+    ),
+    "transformers Data2VecVision": Case(
+        hugging("Data2VecVisionForImageClassification", use_relative_position_bias=True),
+        "transformers data2vec_vision",
+        "timm hf",
     ),
     "vision_transformer": Case(flax(), "vision_transformer", PLAIN),
     "vision_transformer, fine-tuned": Case(flax(prefix="opt/target/"), "vision_transformer", PLAIN),

@@ -13,7 +13,7 @@ from vitrail.analysis.tokens import principal_components, to_numpy
 from vitrail.models.base import TokenModel, refuse
 from vitrail.models.bit import StdConv
 from vitrail.nn.embed import PatchEmbedding
-from vitrail.nn.position import RelativeEmbedding1D, RelativePositionBias
+from vitrail.nn.position import OffsetBias, RelativeEmbedding1D
 from vitrail.nn.shape import Grid
 
 
@@ -68,8 +68,10 @@ def extract_positions(model: nn.Module, grid: Grid | None = None) -> PositionMap
     vit = find_unsharded_vit(model)
     grid = grid or vit.config.shape.grid
     h, w = grid
-    if isinstance(vit.position, RelativePositionBias):
-        table = vit.position.resample_offsets(vit.position.offsets, grid)  # by query minus key
+    if isinstance(vit.position, OffsetBias):
+        layers = range(1 if vit.position.at == "shared" else vit.config.depth)
+        table = torch.stack([vit.position.table(layer, grid) for layer in layers])  # by query minus key
+        table = table.unflatten(2, (2 * h - 1, 2 * w - 1))
         return PositionMaps("bias", grid, bias=to_numpy(table.flip(-2, -1)))
     if isinstance(vit.position, RelativeEmbedding1D):
         return PositionMaps("query", grid)

@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from vitrail.checkpoints.artifact import parse_labels_and_preprocessing
 from vitrail.checkpoints.formats import LabelsAndPreprocessing
+from vitrail.checkpoints.formats.beit import is_beit
 from vitrail.checkpoints.formats.transformers import choose_family
 from vitrail.checkpoints.io import safetensors
 from vitrail.checkpoints.io.source import checkpoint_error, parse_json, read_json
@@ -78,7 +79,7 @@ class Adapter:
 
 def map_modules(config: TokenConfig, naming: TransformersNaming, root: str | None = None) -> dict[str, RowSlice]:
     """Return the rows of our matrices that each of their modules is."""
-    family = choose_family(config)
+    family = "beit" if is_beit(config) else choose_family(config)
     dino, new, gated = family.startswith("dinov2"), naming == "transformers 5", isinstance(config.block.mlp, SwiGLU)
     if new:
         theirs = {"msa.qkv": tuple(f"attention.{part}_proj" for part in "qkv"), "msa.out": ("attention.o_proj",)}

@@ -16,6 +16,7 @@ from vitrail.checkpoints.checkpoint import ByteProgress, no_progress, open_and_d
 from vitrail.checkpoints.formats import (
     GELUS,
     Reasons,
+    beit,
     clip,
     dinov3,
     eva,
@@ -37,9 +38,10 @@ from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
+from vitrail.nn.block import ResPostNorm
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, Mean
-from vitrail.nn.position import Learned1D, RotaryDINOv3, RotaryEVA02
+from vitrail.nn.position import Learned1D, Relative, RelativeMLP, RotaryDINOv3, RotaryEVA02
 from vitrail.utils.files import stage_output
 
 SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
@@ -68,6 +70,8 @@ def write_transformers_directory(
         settings = swin.build_settings(config, dtype)
     elif isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3):
         settings = dinov3.build_settings(config, dtype)
+    elif beit.is_beit(config):
+        settings = beit.build_settings(config.require_tokens("transformers' format"), dtype)
     else:
         settings = transformers.build_settings(config.require_tokens("transformers' format"), dtype)
     files = transformers.build_files(
@@ -99,6 +103,7 @@ class ConversionTarget:
     list_notes: Callable[[TokenConfig, State], list[str]] = (
         lambda config, state: []
     )  # where its code computes otherwise
+    supports_res_post: bool = False  # norms at the end of each branch
 
 
 @dataclass
@@ -128,6 +133,7 @@ TARGETS: dict[str, ConversionTarget] = {
         families=frozenset({"vit", "bit", "swin", "mvit"}),
         supports_swiglu=True,
         supports_projections=False,
+        supports_res_post=True,
         resampling=lambda config: "timm",
     ),
     "hf": ConversionTarget(
@@ -212,6 +218,26 @@ TARGETS["dinov3"] = DINOV3_TARGETS["dinov3"]
 assert ("vitrail", *TARGETS) == TARGET_NAMES
 
 
+def _make_beit_target(naming: beit.Naming, **more: Any) -> ConversionTarget:
+    return ConversionTarget(
+        naming.title,
+        lambda config: beit.list_limits(config, naming),
+        lambda config: beit.build_target_table(config, naming),
+        resampling=lambda config: (
+            naming.resampling if isinstance(config.position, Relative) else naming.absolute_resampling
+        ),
+        restate_bias=lambda config, state: (config, state),
+        **more,
+    )
+
+
+# The targets of models that a project has another class for.
+BEIT_TARGETS = {
+    "timm": _make_beit_target(beit.TIMM, supports_projections=False),
+    "hf": _make_beit_target(beit.TRANSFORMERS, suffixes=(), write=write_transformers_directory),
+}
+
+
 def convert(
     source: str | Path,
     out: str | Path,
@@ -265,6 +291,8 @@ def get_target(to: str, config: ModelConfig) -> ConversionTarget:
     """Return the target of a format for this kind of model."""
     if not isinstance(config, TokenConfig):
         return TARGETS[to]
+    if beit.is_beit(config):
+        return BEIT_TARGETS.get(to, TARGETS[to])
     if isinstance(config.position, RotaryDINOv3):
         return DINOV3_TARGETS.get(to, TARGETS[to])
     is_eva = isinstance(config.position, RotaryEVA02) or not any(eva.list_limits(config).values())
@@ -294,6 +322,8 @@ def check_expressible(to: str, config: ModelConfig, pipeline: Preprocessing | No
         return
     config, _ = _restate(target, config, None)
     limits = {**list_vitrail_only(config), **target.list_limits(config)}
+    is_res_post = isinstance(config.block, ResPostNorm)
+    limits["its norms stand before attention and MLP"] = is_res_post and not target.supports_res_post
     limits["it has no SwiGLU"] = isinstance(config.block.mlp, SwiGLU) and not target.supports_swiglu
     if reasons := [reason for reason, holds in limits.items() if holds]:
         raise ValueError(f"{target.title} cannot express this model: {'; '.join(reasons)}")
@@ -445,7 +475,12 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
         pool = next((name for name in ("class", "mean") if POOLS[name] == config.pool and config.prefix.outputs), None)
-        choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling}
+        relative, is_res_post = (
+            isinstance(config.position, Relative | RelativeMLP),
+            isinstance(config.block, ResPostNorm),
+        )
+        block = "res-post" if is_res_post else "pre" if relative else None
+        choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling, "block": block}
         if isinstance(config.position, RotaryDINOv3):
             choices["periods"] = config.position.precision
         facts |= {name: value for name, value in choices.items() if value}
@@ -505,6 +540,8 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
         f"{wanted.size.heads} heads": read.size == wanted.size,
         f"{type(wanted.block.mlp).__name__}": read.block.mlp == wanted.block.mlp,
         f"eps {wanted.eps:g}": read.eps == wanted.eps,
+        f"{'residual post-norm' if isinstance(wanted.block, ResPostNorm) else 'pre-norm'} layers": type(read.block)
+        is type(wanted.block),
         f"{'mean' if isinstance(wanted.pool, Mean) else 'class token'} pooling": isinstance(read.pool, Mean)
         == isinstance(wanted.pool, Mean),
         f"{getattr(wanted.position, 'precision', '')} periods": read.position == wanted.position

@@ -104,12 +104,27 @@ def _mvit(name: str, tag: str, architecture: str, params: int) -> KnownModel:
     return KnownModel(name, f"timm/{tag}", architecture, params, "ImageNet-21k (MViT v2)", classes=19_168)
 
 
+def _beit(
+    name: str, tag: str, architecture: str, params: int, training: str, top1: float | None, **more: Any
+) -> KnownModel:
+    """Return a BEiT of timm or of Microsoft, which stands in transformers' format."""
+    owner, source = ("timm", TIMM_RESULTS) if top1 is not None else ("microsoft", None)
+    facts: dict[str, Any] = {"accuracy": top1, "source": source, "options": BEIT_BLOCKS, **more}
+    return KnownModel(name, f"{owner}/{tag}", architecture, params, training, **facts)
+
+
 AUGREG, ORIGINAL = "ImageNet-21k, then ImageNet-1k (AugReg)", "ImageNet-21k, then ImageNet-1k (the paper)"
 AUGREG2 = "ImageNet-21k (AugReg), then ImageNet-1k (timm)"
 BIT = "ImageNet-21k, then ImageNet-1k (BiT-M)"
 DEIT, DISTILLED = "ImageNet-1k (DeiT)", "ImageNet-1k, distilled (DeiT)"
 DEIT3 = "ImageNet-22k, then ImageNet-1k (DeiT III)"
 MVIT = "ImageNet-1k (MViT v2)"
+BEIT = "BEiT on ImageNet-22k, then ImageNet-22k and ImageNet-1k"
+BEITV2, BEITV2_22K = (
+    "BEiT v2 on ImageNet-1k, then ImageNet-1k",
+    "BEiT v2 on ImageNet-1k, then ImageNet-22k and ImageNet-1k",
+)
+RELPOS = "ImageNet-1k (timm)"
 MAE, SIGLIP = "MAE on ImageNet-1k, no labels", "SigLIP on WebLI"
 LAION_TUNED = "CLIP on LAION-2B, then ImageNet-12k and ImageNet-1k"
 NONCOMMERCIAL = "cc-by-nc-4.0"
@@ -121,6 +136,9 @@ DINOV3 = {"position": "rotary-dinov3", "registers": 4, "layer_scale": 1e-5, "eps
 EVA02 = {"position": "rotary-eva02", "key_bias": False, "mlp": "swiglu", "pool": "mean-norm", "prefix": "class"}
 CLIP = {"token_norm": True, "patch_bias": False}
 ATTENTION_POOL = {"pool": "map"}
+RELATIVE_MLP = {"layer_scale": 1e-6, "qkv_bias": False, "pool": "mean-norm", "position": "relative-mlp"}
+BEIT_BLOCKS = {"layer_scale": 0.1, "key_bias": False, "pool": "mean-norm", "prefix": "class", "position": "relative"}
+BEIT_PRETRAINED = {**BEIT_BLOCKS, "pool": "mean", "position": "relative@shared"}
 PRE_LOGITS = {"head": "pre-logits"}
 
 KNOWN_MODELS = (
@@ -282,6 +300,51 @@ KNOWN_MODELS = (
         SIGLIP,
         size=384,
         options=ATTENTION_POOL,
+    ),
+    _timm(
+        "relpos-small", "vit_relpos_small_patch16_224.sw_in1k", "S/16", 21_983_920, RELPOS, 81.476, options=RELATIVE_MLP
+    ),
+    _timm(
+        "relpos-base", "vit_relpos_base_patch16_224.sw_in1k", "B/16", 86_429_560, RELPOS, 82.482, options=RELATIVE_MLP
+    ),
+    _timm(
+        "relpos-base-class",
+        "vit_relpos_base_patch16_clsgap_224.sw_in1k",
+        "B/16",
+        86_430_328,
+        RELPOS,
+        82.758,
+        options={**RELATIVE_MLP, "prefix": "class"},
+    ),
+    _beit("beit-base", "beit_base_patch16_224.in22k_ft_in22k_in1k", "B/16", 86_530_984, BEIT, 85.238),
+    _beit("beit-base-384", "beit_base_patch16_384.in22k_ft_in22k_in1k", "B/16", 86_744_104, BEIT, 86.814, size=384),
+    _beit("beit-large", "beit_large_patch16_224.in22k_ft_in22k_in1k", "L/16", 304_430_568, BEIT, 87.486),
+    _beit("beit-large-384", "beit_large_patch16_384.in22k_ft_in22k_in1k", "L/16", 304_998_888, BEIT, 88.380, size=384),
+    _beit("beit-large-512", "beit_large_patch16_512.in22k_ft_in22k_in1k", "L/16", 305_674_728, BEIT, 88.576, size=512),
+    _beit("beitv2-base", "beitv2_base_patch16_224.in1k_ft_in22k_in1k", "B/16", 86_530_984, BEITV2_22K, 86.494),
+    _beit("beitv2-base-in1k", "beitv2_base_patch16_224.in1k_ft_in1k", "B/16", 86_530_984, BEITV2, 85.596),
+    _beit("beitv2-large", "beitv2_large_patch16_224.in1k_ft_in22k_in1k", "L/16", 304_430_568, BEITV2_22K, 88.406),
+    _beit("beitv2-large-in1k", "beitv2_large_patch16_224.in1k_ft_in1k", "L/16", 304_430_568, BEITV2, 87.414),
+    _beit("beit-base-microsoft", "beit-base-patch16-224", "B/16", 86_530_984, BEIT, None),
+    _beit("beit-large-microsoft", "beit-large-patch16-224", "L/16", 304_430_568, BEIT, None),
+    _beit(
+        "beit-base-in22k",
+        "beit-base-patch16-224-pt22k-ft22k",
+        "B/16",
+        102_557_713,
+        "BEiT on ImageNet-22k, then ImageNet-22k",
+        None,
+        classes=21_841,
+    ),
+    _beit(
+        "beit-base-pretrained",
+        "beit-base-patch16-224-pt22k",
+        "B/16",
+        85_665_360,
+        "BEiT on ImageNet-22k, no labels",
+        None,
+        classes=None,
+        options=BEIT_PRETRAINED,
     ),
     _swin("swin-tiny", "tiny", "Swin-T", 28_288_354, 81.2),
     _swin("swin-small", "small", "Swin-S", 49_606_258, 83.2),

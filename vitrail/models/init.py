@@ -6,8 +6,8 @@
 | `deit` | facebookresearch/deit, timm | every linear weight, token, position and the head truncated N(0, 0.02²); biases zero; patches and convolutions uniform ±1/√fan-in, biases too, as a convolution's default |
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
-relative positions at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms of Swin v2's layers at zero and its scale at 10, the
-attention pool's probe Xavier uniform (big_vision).
+relative positions at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin v2) at zero and its
+scale at 10, the attention pool's probe Xavier uniform (big_vision).
 """
 
 import math
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.nn.attention import MSA
-from vitrail.nn.block import LayerScale
+from vitrail.nn.block import LayerScale, ResPostNormBlock
 from vitrail.nn.embed import Embedding, PrefixTokens
 from vitrail.nn.head import DistilledHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
@@ -95,7 +95,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
             if isinstance(module, GatedMLP):
                 for part in module.fc1.weight.chunk(2):
                     nn.init.xavier_uniform_(part)
-        elif isinstance(module, CosineWindowBlock):  # every layer starts as the identity
+        elif isinstance(module, (CosineWindowBlock, ResPostNormBlock)):  # every layer starts as the identity
             for norm in (module.norm1, module.norm2):
                 nn.init.zeros_(norm.weight)
         elif isinstance(module, CosineWindowAttention):

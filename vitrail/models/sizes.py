@@ -33,21 +33,24 @@ RESNETS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 # The names of each slot of a Vision Transformer, and what the slot decides. `vit_config.py` gives each name its object;
 # the help texts of the command line read the names without importing PyTorch.
 POSITION_NAMES = (
-    *("none", "learned1d", "learned2d", "relative", "relative1d", "sincos2d", "sinusoid1d"),
-    *("rotary2d", "rotary-dinov3", "rotary-eva02"),
+    *("none", "learned1d", "learned2d", "relative", "relative1d", "relative-mlp"),
+    *("sincos2d", "sinusoid1d", "rotary2d", "rotary-dinov3", "rotary-eva02"),
 )
 SLOT_NAMES = {
     "embed": (("patches", "conv-stem", "conv-pool"), "patch embedding"),
     "prefix": (("none", "class", "class+distillation"), "tokens before the patch tokens"),
     "pool": (("class", "mean", "mean-norm", "class+mean", "map"), "pooling of the tokens into one vector"),
-    "block": (("pre", "post", "parallel"), "order of norm, attention and MLP in a block"),
+    "block": (("pre", "post", "parallel", "res-post"), "order of norm, attention and MLP in a block"),
     "mlp": (("gelu", "gelu-tanh", "gelu-quick", "relu", "swiglu"), "MLP and its activation"),
     "head": (("linear", "pre-logits"), "classifier after the pooling"),
     "position": (POSITION_NAMES, "position embedding"),
 }
 
 # Rules to resample position tables, by the project that uses them; `vit_config.py` gives each name its object.
-RESAMPLING_NAMES = ("timm", "transformers", "dino", "torchvision", "google")
+RESAMPLING_NAMES = (
+    *("timm", "transformers", "dino", "torchvision", "google"),
+    *("timm-relative", "transformers-relative"),  # of tables of offsets
+)
 
 
 def closest(name: str, known: list[str]) -> str:

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.nn.attention import MSA
-from vitrail.nn.block import EncoderBlock, ParallelBlock, PostNormBlock, PreNormBlock, take_first_tokens
+from vitrail.nn.block import (
+    EncoderBlock,
+    ParallelBlock,
+    PostNormBlock,
+    PreNormBlock,
+    ResPostNormBlock,
+    take_first_tokens,
+)
 from vitrail.nn.shape import Grid
 
 
@@ -66,6 +73,10 @@ class Merged(nn.Module):
                 y, k = attend(block.msa, z, size, n_outputs)
                 z, size = self.shorten(block.norm1(first + block.branch1(y)), size, k, r)
                 return block.norm2(z + block.branch2(block.mlp(z))), size
+            case ResPostNormBlock():
+                y, k = attend(block.msa, z, size, n_outputs)
+                z, size = self.shorten(first + block.branch1(block.norm1(y)), size, k, r)
+                return z + block.branch2(block.norm2(block.mlp(z))), size
             case ParallelBlock():  # attention and MLP are parallel: merging follows both
                 x = block.norm1(z)
                 y, k = attend(block.msa, x, size, n_outputs)

@@ -162,14 +162,7 @@ class TracedRelative(positions.RelativePositionBias):
     def __init__(self, of: positions.RelativePositionBias) -> None:
         PositionEmbedding.__init__(self, of.shape)
         self.at, self.resampling, self.offsets, self.prefix = of.at, of.resampling, of.offsets, of.prefix
-
-    def compute_offset_index(self, grid: Grid, keep: Tensor | None) -> Tensor:
-        """Return the same index without the remainder of a division, which ONNX supports for known numbers only."""
-        (h, w), device = grid, self.offsets.device
-        y = torch.arange(h, device=device)[:, None].expand(h, w).flatten()
-        x = torch.arange(w, device=device)[None].expand(h, w).flatten()
-        dy, dx = y[:, None] - y[None] + h - 1, x[:, None] - x[None] + w - 1
-        return (dy * (2 * w - 1) + dx).unsqueeze(0)
+        self.absolute = None if of.absolute is None else resample_in_graph(of.absolute)
 
     def table(self, layer: int, grid: Grid) -> Tensor:
         h, w = grid

@@ -11,7 +11,7 @@ from vitrail.models.base import State, TokenConfig, Unsupported, check_common, i
 from vitrail.models.hybrid import Hybrid, configure_hybrid
 from vitrail.models.init import SCHEMES
 from vitrail.models.sizes import RESAMPLING_NAMES, SIZES, SLOT_NAMES, Size, closest
-from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm
+from vitrail.nn.block import BlockSlot, Parallel, PostNorm, PreNorm, ResPostNorm
 from vitrail.nn.embed import ConvPool, ConvStem, Patches, Prefix
 from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
@@ -116,6 +116,8 @@ class ViTConfig(TokenConfig):
             return {"class": ClassToken(), "mean": Mean()}.get(value) == self.pool
         if name == "periods":
             return getattr(self.position, "precision", None) == value
+        if name == "block":
+            return type(BLOCKS.get(value)) is type(self.block)
         known = {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}
         if name == "resampling":
             return self.resampling == parse_resampling(value)
@@ -158,7 +160,7 @@ EMBEDS = name_slot("embed", Patches, ConvStem, ConvPool)
 POSITIONS = name_slot("position", *get_args(PositionSlot))  # the union has the order of the names
 PREFIXES: dict[str, Prefix] = name_slot("prefix", Prefix(0), Prefix(1), Prefix(2))
 POOLS: dict[str, PoolSlot] = name_slot("pool", ClassToken(), Mean(), Mean(norm_after=True), ClassAndMean(), MAP())
-BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel())
+BLOCKS: dict[str, BlockSlot] = name_slot("block", PreNorm(), PostNorm(), Parallel(), ResPostNorm())
 MLPS: dict[str, MLPSlot] = name_slot("mlp", GELU(), TanhGELU(), QuickGELU(), ReLU(), SwiGLU())
 HEADS: dict[str, HeadSlot] = name_slot("head", Linear(), PreLogits())
 RESAMPLINGS: dict[str, Resampling] = dict(
@@ -170,6 +172,8 @@ RESAMPLINGS: dict[str, Resampling] = dict(
             Resampling(antialias=False, offset=0.1),  # DINO, DINOv2 without registers
             Resampling(antialias=False, align_corners=True),
             Resampling("linear", antialias=False, align_corners=True),  # SciPy's zoom of order 1
+            Resampling("geometric", antialias=False),  # BEiT
+            Resampling("linear", antialias=False),  # BEiT in transformers
         ),
         strict=True,
     )

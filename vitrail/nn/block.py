@@ -137,6 +137,14 @@ class PostNormBlock(TwoNormBlock):
         return self.norm2(z + self.branch2(self.mlp(z)))
 
 
+class ResPostNormBlock(TwoNormBlock):
+    """One encoder layer whose norms stand at the end of each branch (Swin v2, Liu et al. 2022; timm's `rpn`)."""
+
+    def forward(self, z: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
+        z = take_first_tokens(z, n_outputs) + self.branch1(self.norm1(self.msa(z, position, n_outputs)))
+        return z + self.branch2(self.norm2(self.mlp(z)))
+
+
 class ParallelBlock(EncoderBlock):
     """MSA and MLP in parallel on one norm (GPT-J; ViT-22B, Dehghani et al. 2023)."""
 
@@ -178,6 +186,13 @@ class Parallel(PreNorm):
     """MSA and MLP in parallel, on one norm."""
 
     module: ClassVar[type[EncoderBlock]] = ParallelBlock
+
+
+@dataclass(frozen=True)
+class ResPostNorm(PreNorm):
+    """The norms at the end of each branch; they start at zero, so that every layer starts as the identity."""
+
+    module: ClassVar[type[EncoderBlock]] = ResPostNormBlock
 
 
 BlockSlot = PreNorm

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitrail.nn.shape import Grid
 
 ANTIALIASED_CUBIC, PLAIN_CUBIC = -0.5, -0.75  # the parameter a of PyTorch's two bicubic filters
+GEOMETRIC_STEPS = 19  # halvings of the interval from 1.01 to 1.5 until it is shorter than 1e-6
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,25 @@ class Resampling:
     """A rule to resample a table of n old to m new values along each axis; the default is timm's.
 
     `antialias` widens the filter when shrinking. `align_corners` maps the first and last values onto each other, else the
-    outer edges of the cells. `offset` is added to m in the scale n/m, as DINO does against rounding.
+    outer edges of the cells. `offset` is added to m in the scale n/m, as DINO does against rounding. The kind "geometric" is
+    for tables of offsets: the old values stand at distances from the centre that grow geometrically, so that the nearest
+    offsets keep their values, and are interpolated linearly (BEiT; timm's `resize_rel_pos_bias_table`).
     """
 
-    kind: Literal["bicubic", "linear"] = "bicubic"
+    kind: Literal["bicubic", "linear", "geometric"] = "bicubic"
     antialias: bool = True
     align_corners: bool = False
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("bicubic", "linear"):
-            raise ValueError(f"kind of resampling must be 'bicubic' or 'linear', got {self.kind!r}")
+        if self.kind not in ("bicubic", "linear", "geometric"):
+            raise ValueError(f"kind of resampling must be 'bicubic', 'linear' or 'geometric', got {self.kind!r}")
         if not 0 <= self.offset < 1:
             raise ValueError(f"offset of resampling must be at least 0 and below 1, got {self.offset}")
         if self.antialias + self.align_corners + (self.offset > 0) > 1:
             raise ValueError("resampling supports only one of antialias, align_corners and an offset")
+        if self.kind == "geometric" and (self.antialias or self.align_corners or self.offset):
+            raise ValueError("geometric resampling supports none of antialias, align_corners and an offset")
 
     def describe(self) -> str:
         """Return the rule in words."""
@@ -52,6 +57,13 @@ def resample_table(table: Tensor, grid: Grid, resampling: Resampling) -> Tensor:
     if table.shape[-1] == 1 and grid[1] == 1:  # PyTorch (2.13) resamples a single column wrongly; a single row is right
         return resample_table(table.transpose(-1, -2), (1, grid[0]), resampling).transpose(-1, -2)
     flat = table.reshape(1, -1, *table.shape[-2:]).float()
+    if resampling.kind == "geometric":
+        changes = torch.ones(
+            1, device=flat.device, dtype=torch.bool
+        )  # a side that stays is resampled with the other one
+        sides = zip(flat.shape[-2:], grid, strict=True)
+        rows, columns = (compute_axis_weights(resampling, n, m, flat, changes) for n, m in sides)
+        return (rows @ flat @ columns.T).reshape(*table.shape[:-2], *grid).to(table.dtype)
     size: dict[str, Any] = {"size": grid}
     if resampling.offset:
         size = {"scale_factor": [(m + resampling.offset) / n for n, m in zip(flat.shape[-2:], grid, strict=True)]}
@@ -74,10 +86,13 @@ def compute_axis_weights(
     """Return the weights [count, source] of the old values in each new one, along one axis.
 
     `count` may be unknown before a graph runs; device and precision are those of `reference`. `changes` is whether the grid
-    changes, by default along this axis: an offset is not added on the table's own grid.
+    changes, by default along this axis: an offset is not added on the table's own grid, and offsets keep their places.
     """
     steps = torch.arange(count, device=reference.device, dtype=torch.float32)
     total = steps[-1:] + 1  # count as a tensor
+    if resampling.kind == "geometric":
+        changes = (total != source) if changes is None else changes
+        return _compute_geometric_weights(source, steps - (total - 1) / 2, changes).to(reference.dtype)
     if resampling.align_corners:
         scale = (source - 1) / (total - 1).clamp(min=1.0)
         middle = steps * scale
@@ -96,6 +111,25 @@ def compute_axis_weights(
         tap = _filter(resampling.kind, (middle - first - step).abs(), PLAIN_CUBIC)
         weight = weight + tap[:, None] * (cells[None] == (first + step).clamp(0, source - 1)[:, None])
     return weight.to(reference.dtype)
+
+
+def _compute_geometric_weights(source: int, offsets: Tensor, changes: Tensor) -> Tensor:
+    """Return the weights of the values of `source` old offsets in the new ones, [m]: linear interpolation, constant beyond
+    the last. The old offset k stands at 1 + r + … + r^(k-1), with r such that the largest one reaches the largest new one."""
+    offsets = offsets if offsets.device.type == "mps" else offsets.double()  # a sum of large powers is compared
+    powers = torch.arange(source // 2, device=offsets.device, dtype=offsets.dtype)
+    low, high = offsets.new_full((1,), 1.01), offsets.new_full((1,), 1.5)
+    ratio = low
+    for _ in range(GEOMETRIC_STEPS):
+        ratio = (low + high) / 2
+        is_beyond = (ratio**powers).sum(0, keepdim=True) > offsets[-1:]
+        low, high = torch.where(is_beyond, low, ratio), torch.where(is_beyond, ratio, high)
+    ratio = torch.where(changes, ratio, torch.ones_like(ratio))
+    distances = (ratio**powers).cumsum(0)
+    places = torch.cat((-distances.flip(0), torch.zeros_like(ratio), distances))  # [source]
+    passed = ((offsets[:, None] - places[None, :-1]) / (places[1:] - places[:-1])).clamp(0.0, 1.0)  # share of each gap
+    ends = torch.ones_like(offsets[:, None])
+    return torch.cat((ends, passed), 1) - torch.cat((passed, torch.zeros_like(ends)), 1)
 
 
 def _filter(kind: str, x: Tensor, a: float) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitrail.nn.block import ResidualBranch
 from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.mlp import MLP
+from vitrail.nn.position import compute_log_offsets
 from vitrail.nn.recording import WindowTokens
 from vitrail.nn.shape import Grid
 
@@ -98,16 +99,6 @@ def compute_offset_index(window: int, device: torch.device) -> Tensor:
     dy = y[:, None] - y[None, :] + window - 1
     dx = x[:, None] - x[None, :] + window - 1
     return dy * (2 * window - 1) + dx
-
-
-def compute_log_offsets(window: int, trained_window: int, device: torch.device | None = None) -> Tensor:
-    """Return the offsets of two tokens of a window on a logarithmic scale (Swin v2, equation 4), [(2M - 1)², 2].
-
-    Offsets are scaled so that the largest one of the trained window is 8; then x becomes sign(x)·log2(1 + |x|) / log2(8).
-    """
-    line = torch.arange(1 - window, window, device=device, dtype=torch.float32) * (8 / max(1, trained_window - 1))
-    line = line.sign() * (line.abs() + 1).log2() / 3
-    return torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).flatten(0, 1)
 
 
 def compute_regions(grid: Grid, window: int, shift: Grid, device: torch.device) -> Tensor:
@@ -207,7 +198,7 @@ class CosineWindowAttention(WindowAttention):
 
     def compute_offsets(self) -> Tensor:
         """Return MLP(offset) with the offsets on a logarithmic scale (Swin v2, equation 4), [(2M - 1)², H]."""
-        offsets = compute_log_offsets(self.window, self.pretrained_window, self.q_bias.device)
+        offsets = compute_log_offsets((self.window,) * 2, (self.pretrained_window,) * 2, self.q_bias.device)
         return self.bias_mlp(offsets.to(self.q_bias.dtype))
 
     def compute_table(self) -> Tensor:

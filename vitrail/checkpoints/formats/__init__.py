@@ -67,8 +67,9 @@ class TensorNames:
         return None
 
     def layer_shape(self, pattern: str, dims: int) -> tuple[int, ...]:
-        """Return the shape of a tensor that every layer has, from the first layer that has it."""
-        return self.shape(self.find(pattern) or pattern, dims)
+        """Return the shape of a tensor that every layer has, from one that has it; deeper parts of a layer come last."""
+        found = [name for name in self.shapes if fnmatchcase(name, self.root + pattern)]
+        return self.shape(min(found, key=len)[len(self.root) :] if found else pattern, dims)
 
     def output_dim(self, layer: str, dims: int = 2) -> int | None:
         """Return the number of outputs of a last layer, if it exists: from its bias, which cannot be transposed."""

@@ -28,7 +28,8 @@ from vitrail.checkpoints.keys import (
 )
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
 from vitrail.models.swin import SwinConfig, fit_windows
-from vitrail.nn.window import ShiftRule, SwinV1, SwinV2, WindowSlot, compute_log_offsets, compute_offset_index
+from vitrail.nn.position import compute_log_offsets
+from vitrail.nn.window import ShiftRule, SwinV1, SwinV2, WindowSlot, compute_offset_index
 
 COMPUTED = "computed from the size of the window"
 WINDOW_IN_NAME = re.compile(r"window(?P<first>\d+)(?:to(?P<last>\d+))?_(?P<size>\d+)(?:to(?P<larger>\d+))?")
@@ -169,7 +170,7 @@ def map_shared_tensors(
         index = compute_offset_index(window, torch.device("cpu")).flatten()
         yield map_constant(f"{attention}.relative_position_index", index)
         if is_v2:
-            table = compute_log_offsets(window, window).view(1, 2 * window - 1, 2 * window - 1, 2)
+            table = compute_log_offsets((window, window), (window, window)).view(1, 2 * window - 1, 2 * window - 1, 2)
             yield map_constant(f"{attention}.relative_coords_table", table)
     if is_v2 and naming.v2_biases is None:
 

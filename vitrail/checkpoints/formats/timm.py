@@ -7,26 +7,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from vitrail.checkpoints import formats, keys
-from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, Reasons, TensorNames
-from vitrail.checkpoints.keys import IgnoredKeys, KeyMapping, KeyTable, Rules, Tensors, TensorTransform
+from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, Reasons, TensorNames, relative
+from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, Rules
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, NormalisationStats, Preprocessing
 from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.sizes import Size
 from vitrail.models.vit_config import POOLS, ViTConfig
-from vitrail.nn.block import PreNorm
+from vitrail.nn.block import ResPostNorm
 from vitrail.nn.embed import Patches, Prefix
 from vitrail.nn.head import Linear, PreLogits
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean
-from vitrail.nn.position import Learned1D, Relative
+from vitrail.nn.position import Learned1D, PositionSlot, Relative, RelativeMLP
 
 # Architectures with the same tensor names but other computations.
-UNSUPPORTED_ARCHITECTURES = re.compile(r"_rpn_|_rope|^vit_pe_|^eva02_|^eva_(?!large_)|_parallel_|_xp_|naflex|^beit")
+UNSUPPORTED_ARCHITECTURES = re.compile(r"_rope|^vit_pe_|^eva02_|^eva_(?!large_)|_parallel_|_xp_|naflex|^beit3")
 # Architectures whose number of heads is not the usual one for their width.
 UNUSUAL_HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_": 16}
 IGNORED = {
@@ -99,8 +97,15 @@ def map_vit(config: TokenConfig, naming: TimmNaming = TIMM) -> KeyTable:
         rules |= {f"blocks.#.mlp.fc{n}.*": f"blocks.#.mlp.{name}.*" for n, name in enumerate(naming.gated, start=1)}
     if isinstance(config.pool, Mean) and config.pool.norm_after:
         rules |= {"pool.norm.*": "fc_norm.*"}
-    relative = [_map_relative(config)] if isinstance(config.position, Relative) else []
-    return keys.map_tensors(naming.title, config, rules, *relative)
+    if isinstance(config.position, RelativeMLP):
+        rules |= relative.list_mlp_rules(_list_relative_modules(config))
+    tables = isinstance(config.position, Relative) and config.position.absolute is None
+    entries = [relative.map_relative(config, _list_relative_modules(config))] if tables else []
+    return keys.map_tensors(naming.title, config, rules, *entries)
+
+
+def _list_relative_modules(config: TokenConfig) -> list[str]:
+    return relative.list_modules(config, relative.MODULES["every"], relative.MODULES["shared"])
 
 
 def _list_embed_rules(config: TokenConfig) -> Rules:
@@ -135,27 +140,6 @@ def _list_stage_rules(stages: tuple[int, ...], ours: str, theirs: str) -> Rules:
     return rules
 
 
-def _map_relative(config: TokenConfig) -> KeyMapping:
-    """Map our [tables, H, 2h-1, 2w-1] and [tables, H, 3] to their flat [offsets (+3), H], per layer or shared."""
-    (h, w), heads = config.shape.grid, config.size.heads
-    offsets = (2 * h - 1) * (2 * w - 1)
-    shared = isinstance(config.position, Relative) and config.position.at == "shared"
-    modules = ["shared_rel_pos"] if shared else [f"blocks.{layer}.attn.rel_pos" for layer in range(config.depth)]
-    theirs = tuple(f"{module}.relative_position_bias_table" for module in modules)
-
-    def read(tables: Tensors) -> Tensors:
-        stacked = torch.stack(tables).transpose(1, 2)  # [tables, H, offsets (+3)]
-        grids = stacked[..., :offsets].reshape(-1, heads, 2 * h - 1, 2 * w - 1)
-        return [grids, stacked[..., offsets:].contiguous()] if config.prefix.count else [grids]
-
-    def write(ours: Tensors) -> Tensors:
-        stacked = torch.cat([ours[0].flatten(2), *ours[1:]], -1)
-        return [table.contiguous() for table in stacked.transpose(1, 2).unbind()]
-
-    ours = ("position.offsets", "position.prefix") if config.prefix.count else ("position.offsets",)
-    return keys.map_key(ours, theirs, TensorTransform(read, write))
-
-
 def map_bit(config: BiTConfig) -> KeyTable:
     """Return the table of `resnetv2_*_bit`."""
     rules: Rules = {"root.weight": "stem.conv.weight", "norm.*": "norm.*", **_list_stage_rules(config.stages, "", "")}
@@ -181,7 +165,7 @@ def read_config(names: TensorNames, assumptions: Assumptions, naming: TimmNaming
     first_linear, second_linear = naming.gated if gated else ("fc1", "fc2")
     hidden = names.layer_shape(f"blocks.*.mlp.{first_linear}.weight", 2)[0]
     mlp = names.layer_shape(f"blocks.*.mlp.{second_linear}.weight", 2)[1]
-    heads = assumptions.resolve_heads(width, "timm")
+    heads = relative.count_timm_heads(names) or assumptions.resolve_heads(width, "timm")
     attention_width = names.layer_shape("blocks.*.attn.qkv.weight", 2)[0] // 3
     outputs = _count_output_tokens(names)
     registers = names.shape(naming.registers, 3)[1] if naming.registers in names else 0
@@ -191,15 +175,16 @@ def read_config(names: TensorNames, assumptions: Assumptions, naming: TimmNaming
     pool = _read_pool(names, assumptions, prefix)
     if isinstance(pool, MAP):
         pool = MAP(activation)
+    has_scale = names.find(f"blocks.*.{naming.scale.format('*')}") is not None
     eps = (1e-5, "timm's default for CLIP") if has_token_norm else (1e-6, "timm's default")
     return ViTConfig(
         size=Size(depth, width, mlp, heads, None if attention_width == width else attention_width // heads),
         embed=embed,
         position=position,
         prefix=prefix,
-        block=PreNorm(
+        block=relative.choose_timm_block(position, has_scale, assumptions)(
             mlp=activation,
-            layer_scale=1e-5 if names.find(f"blocks.*.{naming.scale.format('*')}") else None,
+            layer_scale=1e-5 if has_scale else None,
             qk_norm=names.find("blocks.*.attn.q_norm.*") is not None,
             qkv_bias=names.find("blocks.*.attn.qkv.bias") is not None,
         ),
@@ -232,20 +217,9 @@ def _count_blocks(names: TensorNames, root: str) -> tuple[int, ...]:
 
 def _read_position(
     names: TensorNames, assumptions: Assumptions, prefix: Prefix, stride: int, naming: TimmNaming
-) -> tuple[Learned1D | Relative, tuple[int, int]]:
-    relative = {"every": "blocks.0.attn.rel_pos.", "shared": "shared_rel_pos."}
-    for at, start in relative.items():
-        if f"{start}relative_position_bias_table" in names:
-            rows = names.shape(f"{start}relative_position_bias_table", 2)[0] - (3 if prefix.count else 0)
-            side = (math.isqrt(max(rows, 0)) + 1) // 2 * stride
-            height, width = assumptions.resolve("size", (side, side), "a square grid of relative offsets")
-            if rows < 1 or (2 * (height // stride) - 1) * (2 * (width // stride) - 1) != rows:
-                image = f"{height}×{width}"
-                raise ValueError(
-                    f"{rows} relative offsets do not match an image of {image}: give assume={{'size': 'HxW'}}"
-                )
-            resampling = assumptions.resolve_resampling("timm", "vitrail's default; timm does not resample a bias")
-            return Relative("every" if at == "every" else "shared", resampling=resampling), (height, width)
+) -> tuple[PositionSlot, tuple[int, int]]:
+    if found := relative.read_timm_position(names, assumptions, prefix.count, stride):
+        return found
     rows = names.shape("pos_embed", 3)[1]
     choices = {"all" if prefix.registers else "outputs": prefix.count, "none": 0}
     if naming is DINOV2:
@@ -380,6 +354,8 @@ def parse_settings(settings: dict[str, Any], supported: str | None = None) -> di
     release = None if config else re.match(r"(dino|mae)(?:_|$)", architecture)  # file names of these releases
     if release is not None:
         facts["resampling"] = ({"dino": "dino", "mae": "transformers"}[release[1]], source)
+    if "_rpn_" in architecture:
+        facts["block"] = ("res-post", source)
     if arguments.get("no_embed_class"):
         facts["no_embed_class"] = (True, source)
     if arguments.get("pool_include_prefix"):
@@ -414,13 +390,25 @@ def build_table(config: ModelConfig, root: str = "", naming: TimmNaming = TIMM) 
 def list_limits(config: TokenConfig) -> Reasons:
     """Return why timm cannot express a model, apart from its tensor names."""
     position = config.position
-    fits = isinstance(position, Relative) or (isinstance(position, Learned1D) and position.at == "stem")
+    has_bias, has_both = isinstance(position, Relative | RelativeMLP), getattr(position, "absolute", None) is not None
+    fits = has_bias or (isinstance(position, Learned1D) and position.at == "stem")
+    plain = config.prefix.count <= 1 and not config.token_norm and not isinstance(config.pool, MAP)
     return {
         "it only has learned 1-D positions at the stem, or relative ones": not fits,
+        "only its BEiT has learned and relative positions": has_both,
+        "its relative models have at most a class token, no norm on z_0 and no attention pooling": has_bias
+        and not plain,
+        "its relative models have no SwiGLU": has_bias and isinstance(config.block.mlp, SwiGLU),
+        "its norms at the end of a branch have no LayerScale": is_res_post(config)
+        and config.block.layer_scale is not None,
         "it has no pooling of class token and mean together": isinstance(config.pool, ClassAndMean),
         "it has no pre-logits layer": isinstance(config.head, PreLogits),
         "its heads divide the width evenly": config.size.head is not None,
     }
+
+
+def is_res_post(config: TokenConfig) -> bool:
+    return isinstance(config.block, ResPostNorm)
 
 
 def list_dinov2_limits(config: TokenConfig) -> Reasons:
@@ -495,7 +483,8 @@ def build_timm_arguments(config: ModelConfig) -> dict[str, Any] | None:
     """Return the arguments of timm's `VisionTransformer` (or its distilled class) for this model; None for others."""
     if not isinstance(config, ViTConfig) or not isinstance(config.embed, Patches):
         return None
-    if not isinstance(config.position, Learned1D) or isinstance(config.block.mlp, SwiGLU):
+    is_plain = config.block.key_bias and not is_res_post(config)  # else BEiT or vit_relpos
+    if not is_plain or not isinstance(config.position, Learned1D) or isinstance(config.block.mlp, SwiGLU):
         return None
     size, block = config.size, config.block
     arguments: dict[str, Any] = {

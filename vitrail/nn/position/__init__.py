@@ -15,7 +15,16 @@ from vitrail.nn.position.added import (
     Sinusoid1D,
 )
 from vitrail.nn.position.base import NO_POSITION, LayerPosition, NoPosition, PositionEmbedding, Rotation
-from vitrail.nn.position.relative import Relative, Relative1D, RelativeEmbedding1D, RelativePositionBias
+from vitrail.nn.position.relative import (
+    ComputedPositionBias,
+    OffsetBias,
+    Relative,
+    Relative1D,
+    RelativeEmbedding1D,
+    RelativeMLP,
+    RelativePositionBias,
+    compute_log_offsets,
+)
 from vitrail.nn.position.rotary import ReferenceRotation, Rotary2D, RotaryDINOv3, RotaryEmbedding, RotaryEVA02, rotate
 
 PositionSlot = (
@@ -24,6 +33,7 @@ PositionSlot = (
     | Learned2D
     | Relative
     | Relative1D
+    | RelativeMLP
     | SinCos2D
     | Sinusoid1D
     | Rotary2D
@@ -34,6 +44,7 @@ PositionSlot = (
 __all__ = [
     "NO_POSITION",
     "AddedPositionEmbedding",
+    "ComputedPositionBias",
     "FixedPositionEmbedding",
     "LayerPosition",
     "Learned1D",
@@ -41,12 +52,14 @@ __all__ = [
     "Learned2D",
     "Learned2DTable",
     "NoPosition",
+    "OffsetBias",
     "PositionEmbedding",
     "PositionSlot",
     "ReferenceRotation",
     "Relative",
     "Relative1D",
     "RelativeEmbedding1D",
+    "RelativeMLP",
     "RelativePositionBias",
     "Rotary2D",
     "RotaryDINOv3",
@@ -55,5 +68,6 @@ __all__ = [
     "Rotation",
     "SinCos2D",
     "Sinusoid1D",
+    "compute_log_offsets",
     "rotate",
 ]

@@ -133,6 +133,11 @@ class Sinusoid1DTable(FixedPositionEmbedding):
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(self._like.dtype)  # sine, cosine alternating
 
 
+def check_not_geometric(resampling: Resampling) -> None:
+    if resampling.kind == "geometric":
+        raise ValueError("geometric resampling is for tables of offsets: use it with relative positions")
+
+
 @dataclass(frozen=True)
 class AddedPosition(Position):
     """The scope of positions that are added to the tokens."""
@@ -156,6 +161,7 @@ class Learned1D(AddedPosition):
         super().__post_init__()
         if self.prefix not in ("outputs", "none", "all"):
             raise ValueError(f"Learned1D.prefix must be 'outputs', 'none' or 'all', got {self.prefix!r}")
+        check_not_geometric(self.resampling)
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         return Learned1DTable(shape, self.at, self.count_covered(shape), self.resampling)
@@ -176,6 +182,10 @@ class Learned2D(AddedPosition):
     """A vector for the row concatenated with one for the column."""
 
     resampling: Resampling = resampling_field()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_geometric(self.resampling)
 
     def build(self, shape: EncoderShape) -> PositionEmbedding:
         check_width("2-D learned", shape.width, 2)
