@@ -14,6 +14,7 @@ import numpy as np
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
+from vitrail.deploy.runtimes.precision import current_precision
 from vitrail.inference import top_classes
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.models.registry import config_from_json
@@ -148,6 +149,7 @@ class ServedModel:
             "attention": self.vit is not None,  # exported files have none
             "several": self.contract.several,
             "runtime": self.deployed.runtime.name,
+            "precision": current_precision(self.deployed),
             "merge": self.contract.merge,
         }
 

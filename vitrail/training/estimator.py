@@ -30,7 +30,7 @@ from vitrail.training.recipe import Data, Machine, Recipe
 from vitrail.training.runs.prepare import Prepared
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunSetup
-from vitrail.training.train import Augment, RecipeChoice, list_functions
+from vitrail.training.train import Augment, RecipeChoice, list_functions, with_precision
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -219,7 +219,8 @@ def train_images(images: Images, out: Path, choice: RecipeChoice, options: dict[
         labels = LabelMap(images.classes)
         prepared = Prepared(dataset, labels, dataset.splits, Audit(dataset, ()), [])  # every image is used as it is
         facts = prepared.measure_facts()
-        recipe = choice.build(facts, team)
+        recipe = choice.build(facts)
+        recipe = with_precision(recipe, facts, choice.measure_precision(recipe, len(train), team))
         functions = list_functions(options["augment"])
         setup = RunSetup(recipe, prepared, out, machine, team, facts.chosen, functions=functions)
         setup.check_functions()

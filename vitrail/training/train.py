@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
-import torch
-
 from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
@@ -26,6 +24,7 @@ from vitrail.reports import write_report
 from vitrail.training.budget import fit_recipe
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import Listener, import_tracker
+from vitrail.training.precision import choose_training_precision
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, Teacher, method_of, read_recipe, with_settings
 from vitrail.training.recipes import METHODS, build_recipe, check_name
 from vitrail.training.runs.prepare import Prepared, prepare_data
@@ -35,6 +34,7 @@ from vitrail.training.runs.setup import RunSetup
 from vitrail.training.runs.teaching import with_teacher
 from vitrail.training.runs.validation import describe_validation, limit_validation
 from vitrail.utils.json import dataclass_from_json
+from vitrail.utils.precision import PrecisionChoice, check_precision
 from vitrail.utils.progress import ProgressCallback
 
 RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
@@ -71,7 +71,7 @@ def train(
     batch_size: int | None = None,
     lr: float | None = None,
     patience: int | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
     minutes: float | None = None,
@@ -104,9 +104,10 @@ def train(
     A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"),
     `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
     With `minutes` a few steps are measured, and the recipe gets so many steps that the call ends after about that time.
-    Training stops after `patience` validations without improvement. `augment` is a function of one image (of torchvision,
-    albumentations or your own) in place of the recipe's steps after the crop, or a list of functions and steps in place of
-    all. `device` and `workers` are fields of `machine`.
+    `precision` is fp32, bf16, fp16, or "auto" (the default of named recipes): a lower one if a second of measuring says that it
+    is faster, except for short runs; the recipe records it. Training stops after `patience` validations without improvement.
+    `augment` is a function of one image (of torchvision, albumentations or your own) in place of the recipe's steps after the
+    crop, or a list of functions and steps in place of all. `device` and `workers` are fields of `machine`.
     """
     name = os.fspath(recipe) if isinstance(recipe, str) and not recipe.endswith(".json") else None
     if name is not None:
@@ -146,7 +147,7 @@ def pretrain(
     batch_size: int | None = None,
     lr: float | None = None,
     patience: int | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
     minutes: float | None = None,
@@ -250,6 +251,10 @@ class RecipeChoice:
     def __post_init__(self) -> None:
         if self.init is not None:  # the recipe records the address, not the name
             object.__setattr__(self, "init", expand_name(self.init))
+        if (precision := self.overrides.get("precision")) is not None:
+            check_precision(precision)
+        if precision == "auto" and self.given is None:
+            object.__setattr__(self, "overrides", {**self.overrides, "precision": None})
 
     def choose(self, prepared: Prepared, machine: Machine, team: Team) -> tuple[Recipe, Facts]:
         """Return the recipe for this data, within the time budget if there is one, and the choices made."""
@@ -260,11 +265,14 @@ class RecipeChoice:
                 raise ValueError("minutes= is for named recipes: leave it out, or use settings=['steps=N']")
             if both := lengths & {*fixed, *(name for name in lengths if self.overrides.get(name) is not None)}:
                 raise ValueError(f"minutes= and {min(both)}= are both given: give one of them")
-        measured = prepared.measure_facts()
+        measured, precisions = prepared.measure_facts(), list[PrecisionChoice | None]()
 
         def build(more: Mapping[str, Any]) -> tuple[Recipe, Facts]:
             facts = replace(measured, overrides={}, chosen=[], used=set())
-            return replace(self, overrides={**self.overrides, **more}).build(facts, team), facts
+            recipe = replace(self, overrides={**self.overrides, **more}).build(facts)
+            if not precisions:  # once: the recipe within a time budget has the same
+                precisions.append(self.measure_precision(recipe, len(prepared.train), team))
+            return with_precision(recipe, facts, precisions[0]), facts
 
         if self.deadline is not None:
             recipe, facts = fit_recipe(
@@ -278,7 +286,14 @@ class RecipeChoice:
         facts.chosen.append(describe_validation(recipe, prepared))
         return recipe, facts
 
-    def build(self, facts: Facts, team: Team) -> Recipe:
+    def measure_precision(self, recipe: Recipe, n_images: int, team: Team) -> PrecisionChoice | None:
+        """Return the fastest precision of a named recipe; None if it is given, or if the run is too short to measure."""
+        is_set = any(setting.partition("=")[0].strip() == "precision" for setting in self.settings)
+        if self.given is not None or self.overrides.get("precision") is not None or is_set:
+            return None
+        return choose_training_precision(recipe, n_images, team)
+
+    def build(self, facts: Facts) -> Recipe:
         """Return the recipe for data with these facts."""
         if self.given is not None:
             if asked := [name for name, value in self.overrides.items() if value is not None]:
@@ -289,14 +304,18 @@ class RecipeChoice:
             asked |= {"size": image_sides(asked["size"])} if "size" in asked else {}
             asked |= {"distil": self.distil} if self.distil and self.name == "distil" else {}
             recipe = build_named_recipe(self.name, facts, self.data, self.init, asked)
-            if team.device.type == "cuda" and asked.get("precision") is None:
-                best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-                recipe = replace(recipe, precision=facts.choose("precision", best, "fast on this GPU"))
         if self.teacher is not None and (self.given is not None or recipe.teacher is None):
             recipe = with_teacher(recipe, self.teacher, self.distil)
         if self.augment is not None:
             recipe = with_augment(recipe, self.augment)
         return with_settings(recipe, self.settings)
+
+
+def with_precision(recipe: Recipe, facts: Facts, choice: PrecisionChoice | None) -> Recipe:
+    """Return a recipe with the chosen precision, and record the choice."""
+    if choice is None:
+        return recipe
+    return replace(recipe, precision=facts.choose("precision", choice.precision, choice.why))
 
 
 def with_augment(recipe: Recipe, augment: Augment) -> Recipe:

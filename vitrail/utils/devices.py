@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+from pathlib import Path
 
 import torch
 
@@ -25,6 +26,23 @@ def pick_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError:
         raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda or mps") from None
+
+
+def processor_name() -> str:
+    """Return the name of the processor."""
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device's processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return processor_name() if device.type == "cpu" else str(device)
 
 
 def count_cores() -> int:
