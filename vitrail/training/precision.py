@@ -42,7 +42,7 @@ def measure_precision(recipe: Recipe, batch: int, seconds: float = MEASURING_SEC
     device = torch.device("cpu")
     name = device_name(device)
     if not multiplies_bf16(device):
-        return choose_measured({"fp32": 0.0}, name)
+        return choose_measured({"fp32": 1.0}, name)
     with torch.random.fork_rng(devices=[]):
         model = build_from(recipe.model).train()
         tune(model, recipe.tune)
