@@ -134,7 +134,7 @@ def with_bf16_hint(
     choice = measure_runtimes({"fp32": deployed.runtime, "bf16": lower}, contract)
     if choice.precision == "fp32":
         return replace(deployed, choice=choice)
-    return with_check(deployed, lower, choice, report)
+    return with_check(deployed, lower, choice, report if n_images is None else None)
 
 
 def with_class_names(deployed: DeployedModel, file: str | None) -> DeployedModel:

@@ -131,7 +131,10 @@ class CheckedRuntime:
 def choose_runtime(
     deployed: DeployedModel, n_images: int | None, report: MessageCallback | None = None
 ) -> DeployedModel:
-    """Return a model opened with PyTorch in fp32 with the runtime of the fastest precision, for so many images."""
+    """Return a model opened with PyTorch in fp32 with the runtime of the fastest precision, for so many images.
+
+    `report` receives the result of the check where the number of images is unknown; a run of known length ends with it.
+    """
     runtime, contract = deployed.runtime, deployed.contract
     assert isinstance(runtime, TorchRuntime)
     if runtime.device.type not in ("cpu", "cuda") or is_short(contract, n_images):
@@ -150,7 +153,7 @@ def choose_runtime(
         chosen = runtimes.get(PACKED) or copy_runtime(runtime, "fp32", packed=True) if choice.packed else runtime
         return replace(deployed, runtime=chosen, choice=choice)
     lower = runtimes.get(choice.precision) or copy_runtime(runtime, choice.precision)
-    return with_check(deployed, lower, choice, report)
+    return with_check(deployed, lower, choice, report if n_images is None else None)
 
 
 def with_check(
