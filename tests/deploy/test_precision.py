@@ -10,8 +10,10 @@ from tests.deploy.asked import images, model, read, vitrail
 from tests.evaluation import made
 from vitrail import evaluate, load, predict, save
 from vitrail.deploy.export.comparison import compare_outputs, tolerances_for
+from vitrail.deploy.export.export import export
 from vitrail.deploy.predict import resume as resuming
-from vitrail.deploy.runtimes import precision
+from vitrail.deploy.runtimes import exported, int8, precision
+from vitrail.deploy.runtimes import open as opening
 from vitrail.deploy.runtimes.open import open_deployed_model
 from vitrail.deploy.runtimes.precision import CheckedRuntime, PrecisionCheck
 from vitrail.utils.precision import PrecisionChoice
@@ -177,3 +179,78 @@ def test_a_check_without_finite_references_stays_in_fp32(place):
     check.add(np.full((80, 7), np.nan), np.zeros((80, 7)))
     assert (check.passed, check.precision) == (None, "fp32")
     assert "fp32 until 64 images are compared" in check.describe()
+
+
+def test_the_runtime_auto_takes_an_int8_export_only_within_the_tolerance(
+    place, tmp_path, measured, monkeypatch, capsys
+):
+    """The file is made by the real export; how much it loses and how fast it is are constructed."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    seconds = {"fp32": 1.0, "int8": 0.5}
+    monkeypatch.setattr(int8, "time_runtimes", lambda runtimes, contract: seconds)
+    monkeypatch.setattr(opening, "select_runtime", lambda *_: ("torch", ""))
+    path, file = place / "model.safetensors", tmp_path / "small.onnx"
+    plain = open_deployed_model(path, runtime="torch", precision="fp32")
+    export(plain.model, plain.contract, file, target="onnx", uint8=True)
+    int8.record_export(file, plain.contract, 0.4, "accuracy", 500)
+    options = {"precision": "fp32", "n_images": 200}
+    assert open_deployed_model(path, **options).runtime.name == "torch"  # without a tolerance
+    (note,) = open_deployed_model(path, tolerance=0.3, **options).notes
+    assert note.startswith("no int8 export within --tolerance 0.3: ")
+    taken = open_deployed_model(path, tolerance=0.5, **options)
+    assert (taken.runtime.name, taken.contract.precision) == ("onnx", "int8")
+    assert "0.40 points of accuracy lost on 500 images, tolerance 0.5" in str(taken.choice)
+    assert vitrail("predict", path, place / "photos", "--out", tmp_path / "a.csv", "--tolerance", 0.5) == 0
+    assert "precision: int8 (measured 2.0 times as fast as bf16 on torch" in capsys.readouterr().out
+    seconds["int8"] = 0.95
+    assert (
+        "small.onnx is not used: int8 measured 1.1 times"
+        in open_deployed_model(path, tolerance=0.5, **options).notes[0]
+    )
+    seconds["int8"] = 0.5
+    file.write_bytes(file.read_bytes() + b"x")  # not the file that was verified
+    assert open_deployed_model(path, tolerance=0.5, **options).runtime.name == "torch"
+
+
+def test_a_verified_int8_export_is_recorded(place, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    arguments = ("--int8", "--tolerance", 100, "--calibration", 4)
+    assert vitrail("export", place / "model.safetensors", tmp_path / "small.onnx", *arguments) == 0
+    contract = open_deployed_model(place / "model.safetensors", runtime="torch").contract
+    (found,) = int8.read_exports(contract)
+    assert (found.file, found.measure) == (str(tmp_path / "small.onnx"), "predictions")
+    assert found.is_intact()
+
+
+def test_wrong_tolerances_are_errors(place):
+    path = place / "model.safetensors"
+    with pytest.raises(ValueError, match=r"tolerance= must be from 0 to 100 points, got -1"):
+        open_deployed_model(path, tolerance=-1.0)
+    with pytest.raises(ValueError, match="tolerance= is for runtime='auto', not 'torch': omit it"):
+        open_deployed_model(path, runtime="torch", tolerance=0.5)
+    with pytest.raises(ValueError, match="a loaded model runs on PyTorch: leave out tolerance="):
+        open_deployed_model(load(path), tolerance=0.5)
+
+
+def test_openvino_computes_in_bf16_by_the_same_rule(place, tmp_path, measured, monkeypatch):
+    pytest.importorskip("openvino")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, hints, settings = place / "model.safetensors", [], exported.compile_settings
+
+    def compile_settings(kind, threads):
+        hints.append(kind)
+        return settings("fp32", threads)  # on any processor
+
+    monkeypatch.setattr(exported, "compile_settings", compile_settings)
+    monkeypatch.setattr(opening, "openvino_precisions", lambda: ["FP32", "BF16"])
+    opened = open_deployed_model(path, runtime="openvino")
+    assert (hints[-1], opened.runtime.name) == ("bf16", "openvino")
+    assert isinstance(opened.runtime, CheckedRuntime)
+    clone = opening.clone_runtime(opened, 1)
+    assert (clone.lower.precision, clone.reference.precision, hints[-2:]) == ("bf16", "fp32", ["bf16", "fp32"])
+    monkeypatch.setattr(opening, "openvino_precisions", lambda: ["FP32"])
+    opened = open_deployed_model(path, runtime="openvino")
+    assert (opened.choice.precision, opened.choice.why[-31:]) == ("fp32", "does not multiply bf16 natively")
+    assert open_deployed_model(path, runtime="openvino", precision="fp32").choice is None

@@ -92,6 +92,10 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "inference runtime [auto: the fastest on this machine, measured once]",
         {"choices": ("auto", *deploy.RUNTIMES), "default": "auto"},
     ),
+    "--tolerance POINTS": (
+        "points of accuracy that a verified int8 export may lose to be chosen by --runtime auto [none is chosen]",
+        {"type": float},
+    ),
     "--merge R": ("number of tokens to merge in each layer: faster, less accurate [0]", {"type": int, "default": 0}),
     "--batch-size N": ("images per batch", {"type": int}),
     "--workers N": ("processes that decode images", {"type": int}),
@@ -204,6 +208,7 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
         compute = self.add_group("compute")
         compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
         compute.add_shared("--precision", note="" if precision == "auto" else precision, default=precision)
+        compute.add_shared("--tolerance POINTS")
         compute.add_shared("--batch-size N", note="chosen by measured speed")
         compute.add_option("--workers N", "batches computed in parallel [one per core]", int)
         compute.add_option("--batch-timeout S", "time limit of a batch of an exported file, in seconds [600]", float)
@@ -221,7 +226,7 @@ def inference_options(options: argparse.Namespace) -> "InferenceOptions":
     """Return the options of `add_compute_options` as the library's object."""
     from vitrail.deploy.predict.predict import InferenceOptions
 
-    names = ("runtime", "device", "precision", "merge", "size", "batch_size", "workers", "take")
+    names = ("runtime", "device", "precision", "tolerance", "merge", "size", "batch_size", "workers", "take")
     timeout = {} if options.batch_timeout is None else {"batch_timeout": options.batch_timeout}
     given = {name: getattr(options, name) for name in names} | timeout
     return InferenceOptions(**given, assume=parse_assumptions(options), names=getattr(options, "names", None))

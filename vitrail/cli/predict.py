@@ -88,7 +88,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     check_at_least(1, options.limit, "--limit")
     compute = inference_options(options)
     # The options that determine the rows: a resumed run must have the same ones.
-    names = ("merge", "precision", "size", "take", "limit", "format")
+    names = ("merge", "precision", "tolerance", "size", "take", "limit", "format")
     identity = {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
     identity |= {"names": compute.names} if compute.names else {}
     share = process_share()

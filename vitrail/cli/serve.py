@@ -42,6 +42,7 @@ def add_arguments(parser: CommandParser) -> None:
     compute = parser.add_group("compute")
     compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
     compute.add_shared("--precision", default="auto")
+    compute.add_shared("--tolerance POINTS")
     compute.add_option("--workers N", "model threads [on a CPU one per core, at most 4]", int)
     compute.add_option("--threads N", "cores per model thread [cores / workers]", int)
     compute.add_option("--max-batch N", "images per batch [8]", int, default=8)
@@ -94,7 +95,10 @@ def run(options: argparse.Namespace) -> int:
     models, tokens = parse_model_sources(options.models), load_tokens(options.token, options.token_file)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
-    settings = {name: getattr(options, name) for name in ("runtime", "device", "precision", "merge", "size", "take")}
+    settings = {
+        name: getattr(options, name)
+        for name in ("runtime", "device", "precision", "tolerance", "merge", "size", "take")
+    }
     settings |= {"assume": parse_assumptions(options), "report": partial(print, file=sys.stderr, flush=True)}
     opener = ModelOpener(threads, settings, options.names)
     with bind_socket(options.host, options.port) as listening:

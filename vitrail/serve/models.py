@@ -45,7 +45,7 @@ class ModelOpener:
 
     def open_model(self, where: str, output_kind: OutputKind, runtime: str | None = None) -> DeployedModel:
         """Open a model for an output kind, with a given runtime or the configured one."""
-        chosen = {} if runtime is None else {"runtime": runtime}
+        chosen = {} if runtime is None else {"runtime": runtime, "tolerance": None}
         options = {**self.options, **chosen}
         deployed = open_deployed_model(where, output_kind=output_kind, threads=self.threads, **options)
         needs_names = output_kind == "logits" and deployed.class_names is None

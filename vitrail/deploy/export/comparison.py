@@ -105,6 +105,13 @@ class OutputComparison:
     confidence_shift: float | None = None  # second minus first, of the mean probability of the predictions
     least_cosine: float | None = None  # of features
 
+    def measure_loss(self) -> tuple[float, str]:
+        """Return the points of accuracy lost, or the per cent of changed predictions or features, and what they measure."""
+        if self.score is not None:
+            return max(0.0, -100 * self.score.difference), self.score.measure
+        share = self.agreement if self.agreement is not None else self.least_cosine or 0.0
+        return 100 * (1 - share), "predictions" if self.agreement is not None else self.what
+
     def describe(self) -> str:
         """Return the agreement as a phrase."""
         if self.agreement is not None:

@@ -41,6 +41,7 @@ class InferenceKeywords(TypedDict, total=False):
     assume: Mapping[str, Any] | None
     take: str | None
     batch_timeout: float
+    tolerance: float | None
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class InferenceOptions:
     assume: Mapping[str, Any] | None = None
     take: str | None = None
     batch_timeout: float = BATCH_SECONDS
+    tolerance: float | None = None  # points of accuracy that an int8 export may lose, for the runtime "auto"
     names: str | None = None  # file of class names for a model without them, or "imagenet"
 
     def __post_init__(self) -> None:

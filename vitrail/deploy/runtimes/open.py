@@ -16,6 +16,7 @@ from vitrail.data.class_names import name_outputs
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file, openvino_precisions
+from vitrail.deploy.runtimes.int8 import with_int8
 from vitrail.deploy.runtimes.precision import CheckedRuntime, choose_runtime, is_short, measure_runtimes, with_check
 from vitrail.deploy.runtimes.select import MessageCallback, get_or_export, select_runtime
 from vitrail.inference import TorchRuntime
@@ -43,6 +44,7 @@ def open_deployed_model(
     report: MessageCallback | None = None,
     precision: str = "auto",
     n_images: int | None = None,
+    tolerance: float | None = None,
     batch_timeout: float = BATCH_SECONDS,
 ) -> DeployedModel:
     """Return the model of a checkpoint or an exported file, with its runtime. A loaded model runs on PyTorch.
@@ -51,17 +53,23 @@ def open_deployed_model(
     runtimes once per model and machine and takes the fastest; for few images (`n_images`) it takes PyTorch without measuring.
     `precision` is fp32, bf16, fp16, or "auto": the fastest by a measurement of about a second, compared with fp32 on the first
     images; fp32 without measuring for few images or a small model. `threads` is the number of threads of the model; `report`
-    receives messages about slow steps. `batch_timeout` is the limit in seconds of one batch of an exported graph.
+    receives messages about slow steps. With a `tolerance` in points of accuracy, the runtime "auto" may take an int8 export that
+    was verified to lose no more. `batch_timeout` is the limit in seconds of one batch of an exported graph.
     """
     if runtime not in ("auto", *RUNTIMES):
         raise ValueError(f"unknown runtime {runtime!r}: use auto, {', '.join(RUNTIMES)}")
     check_precision(precision)
+    if tolerance is not None and (runtime != "auto" or not 0 <= tolerance <= 100):
+        wrong = f"tolerance= must be from 0 to 100 points, got {tolerance:g}"
+        raise ValueError(wrong if runtime == "auto" else f"tolerance= is for runtime='auto', not {runtime!r}: omit it")
     is_auto, precision = precision == "auto", "fp32" if precision == "auto" else precision
     if merge < 0:
         raise ValueError(f"merge= must be >= 0, got {merge}")
     if isinstance(where, Model):
         if runtime not in ("auto", "torch"):
             raise ValueError(f"a loaded model runs on PyTorch: leave out runtime={runtime!r}, or give its file")
+        if tolerance is not None:
+            raise ValueError("a loaded model runs on PyTorch: leave out tolerance=, or give its file")
         if threads is not None and pick_device(device).type == "cpu":
             torch.set_num_threads(threads)
         target = pick_device(device) if device != "auto" else next(where.parameters()).device
@@ -73,7 +81,7 @@ def open_deployed_model(
         if runtime not in ("auto", own):
             raise ValueError(f"{where} is a file for {own}: omit runtime={runtime!r}, or give the checkpoint")
         given = {"merge=": merge, "assume=": assume, "take=": take, "precision=": precision != "fp32"}
-        given |= {"device=": device not in ("auto", "cpu")}
+        given |= {"device=": device not in ("auto", "cpu"), "tolerance=": tolerance is not None}
         if fixed := [name for name, value in given.items() if value]:
             raise ValueError(f"{fixed[0]} is fixed in the exported file {where}: omit it, or export the model again")
         opened = open_exported_model(Path(where), output_kind, threads, size, batch_timeout)
@@ -97,11 +105,12 @@ def open_deployed_model(
         runtime, why = select_runtime(whole, threads, n_images, report, lower, hint)
         opened, fast = (replace(one, notes=(*one.notes, why) if why else one.notes) for one in (opened, fast))
         if runtime == "torch":
-            return fast
+            return fast if tolerance is None else with_int8(fast, tolerance, threads, n_images)
     file = get_or_export(whole, runtime, report)
     running, _ = open_exported_file(file, output_kind, threads, batch_timeout)
     exported = replace(opened, runtime=running, file=str(file), batch_timeout=batch_timeout)
-    return with_fastest_precision(exported, n_images, threads, report) if is_auto else exported
+    exported = with_fastest_precision(exported, n_images, threads, report) if is_auto else exported
+    return exported if tolerance is None else with_int8(exported, tolerance, threads, n_images)
 
 
 def with_fastest_precision(

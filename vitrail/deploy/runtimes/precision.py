@@ -20,6 +20,7 @@ from vitrail.nn.packing import can_pack
 from vitrail.utils.devices import device_name, processor_name
 from vitrail.utils.json import to_json
 from vitrail.utils.precision import (
+    FLOAT_PRECISIONS,
     MEASURING_SECONDS,
     PACKED,
     PrecisionChoice,
@@ -185,20 +186,22 @@ def list_candidates(runtime: TorchRuntime) -> dict[str, TorchRuntime]:
     return found
 
 
-def measure_runtimes(
+def measure_runtimes(runtimes: Mapping[str, Runtime], contract: ModelContract) -> PrecisionChoice:
+    """Return the fastest precision of these runtimes of one model by measurement, on the CPU."""
+    seconds = {"fp32": 1.0} if len(runtimes) == 1 else time_runtimes(runtimes, contract)
+    return choose_measured(seconds, processor_name())
+
+
+def time_runtimes(
     runtimes: Mapping[str, Runtime], contract: ModelContract, seconds: float = MEASURING_SECONDS
-) -> PrecisionChoice:
-    """Return the fastest precision of these runtimes of one model, measured in about so many seconds on the CPU."""
-    name = processor_name()
-    if len(runtimes) == 1:
-        return choose_measured({"fp32": 1.0}, name)
+) -> dict[str, float]:
+    """Return the seconds of a few images in each of these runtimes of one model, measured in about so many seconds."""
     shape = (contract.preprocessing.channels, *contract.preprocessing.size)
     pixels = np.random.default_rng(0).integers(0, 256, (MEASURED_IMAGES, *shape), dtype=np.uint8)
     first = measure_interleaved({"fp32": lambda: runtimes["fp32"](pixels[:1])}, 0.0)["fp32"]
     # A warm-up and a measurement of each have to fit into the time.
     images = max(1, min(MEASURED_IMAGES, int(seconds / (2 * len(runtimes) * first))))
-    runs = {name: lambda run=run: run(pixels[:images]) for name, run in runtimes.items()}
-    return choose_measured(measure_interleaved(runs, seconds), name)
+    return measure_interleaved({name: lambda run=run: run(pixels[:images]) for name, run in runtimes.items()}, seconds)
 
 
 def copy_runtime(runtime: TorchRuntime, precision: str, packed: bool | None = None) -> TorchRuntime:
@@ -216,7 +219,8 @@ def current_precision(deployed: DeployedModel) -> str:
 def decided_precision(deployed: DeployedModel) -> str | None:
     """Return the precision in which a checkpoint computes from now on; None while it is checked, and for an exported file."""
     is_open = deployed.model is None or getattr(deployed.runtime, "is_checking", False)
-    return None if is_open else current_precision(deployed)
+    precision = current_precision(deployed)
+    return None if is_open or precision not in FLOAT_PRECISIONS else precision
 
 
 def describe_precision(deployed: DeployedModel) -> tuple[str, ...]:
