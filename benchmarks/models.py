@@ -1,11 +1,14 @@
 """Speed and memory of the models against other libraries.
 
     python benchmarks/models.py                       everything, about 35 minutes on two cores
-    python benchmarks/models.py --only forward train  some of: forward compiled train memory
+    python benchmarks/models.py --only forward train  some of: forward precision compiled train memory
     python benchmarks/models.py --sizes Ti S --rounds 15
 
 Each row interleaves all contestants in one process and prints images per second (median of the rounds), the ratio of vitrail to
 the fastest other library, and the share of the matrix-product throughput of this machine in the same minute.
+
+precision: the forward pass as `--precision auto` runs it (packed weights, bf16 where it is native), against timm in fp32 and
+under bf16 autocast, and vitrail's packed fp32 against timm's fp32.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import measure
@@ -28,6 +32,8 @@ from vitrail.models.registry import configure
 from vitrail.models.sizes import SIZES
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
+from vitrail.nn.packing import can_pack, pack_module
+from vitrail.utils.precision import torch_dtype
 
 NAMES = {"Ti": "tiny", "S": "small", "B": "base"}
 
@@ -136,6 +142,49 @@ def forward(sizes: list[str], rounds: int, compiled: bool) -> list[dict[str, Any
     return rows
 
 
+def precision(sizes: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Measure images per second of the forward pass in fp32 and bf16, packed or not, against timm."""
+    import timm
+
+    rows, targets = [], {"auto / timm fp32": 1.7, "packed bf16 / timm bf16": 1.05, "packed fp32 / timm fp32": 1.05}
+    for size in sizes:
+        ours = vitrail.build(f"{size}/16").eval()
+        theirs = timm.create_model(f"vit_{NAMES[size]}_patch16_224").eval()
+        packed = {
+            name: pack_module(ours, torch_dtype(name)) for name in ("fp32", "bf16") if can_pack(torch_dtype(name))
+        }
+        for batch in (1, 16):
+            image = torch.randn(batch, 3, 224, 224)
+            half = image.bfloat16()
+            runs: dict[str, Callable[[], Any]] = {"fp32": partial(ours, image), "timm fp32": partial(theirs, image)}
+            runs["timm bf16"] = autocast_run(theirs, image)
+            if "fp32" in packed:
+                runs["packed fp32"] = partial(packed["fp32"], image)
+            if "bf16" in packed:
+                runs["packed bf16"] = partial(packed["bf16"], half)
+            with torch.inference_mode():
+                seconds = measure.interleave(runs, rounds, at_least=10.0)
+            speed = {name: batch / measure.median(times) for name, times in seconds.items()}
+            speed["auto"] = max(value for name, value in speed.items() if not name.startswith("timm"))
+            pairs = {pair: pair.split(" / ") for pair in targets}
+            ratios = {pair: speed[a] / speed[b] for pair, (a, b) in pairs.items() if a in speed}
+            rows.append({"work": f"forward {size}/16, batch {batch}", "images_per_second": speed, "ratios": ratios})
+            table = "  ".join(f"{name} {value:.1f}" for name, value in speed.items())
+            shown = "  ".join(f"{pair} {ratio:.2f} (target {targets[pair]})" for pair, ratio in ratios.items())
+            print(f"{rows[-1]['work']:<28}{table}\n    {shown}", flush=True)
+    return rows
+
+
+def autocast_run(model: nn.Module, image: Tensor) -> Callable[[], Any]:
+    """Return a forward pass under bf16 autocast."""
+
+    def run() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(image)
+
+    return run
+
+
 def step(model: nn.Module, image: Tensor, label: Tensor, bf16: bool = False) -> Callable[[], float]:
     """Return a training step: forward, under autocast with `bf16`, loss, backward, AdamW."""
     model.train()
@@ -238,17 +287,19 @@ def memory() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("forward", "compiled", "train", "memory"))
+    parser.add_argument("--only", nargs="+", choices=("forward", "precision", "compiled", "train", "memory"))
     parser.add_argument("--sizes", nargs="+", choices=tuple(NAMES), default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    wanted = options.only or ["forward", "compiled", "train", "memory"]
+    wanted = options.only or ["forward", "precision", "compiled", "train", "memory"]
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     if "memory" in wanted:
         rows += memory()
     if "forward" in wanted:
         rows += forward(options.sizes, options.rounds, compiled=False)
+    if "precision" in wanted:
+        rows += precision(options.sizes, options.rounds)
     if "train" in wanted:
         rows += train(options.rounds)
     if "compiled" in wanted:

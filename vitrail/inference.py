@@ -5,7 +5,6 @@ B images, C channels of H×W pixels, K classes, F features.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -19,15 +18,15 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.workers import MAX_UNREADABLE
 from vitrail.metrics.calibration import probabilities, rank_classes, top_classes
+from vitrail.nn.packing import can_pack, pack_module
 from vitrail.utils.devices import default_workers
+from vitrail.utils.precision import FLOAT_PRECISIONS, autocast, check_precision, torch_dtype
 from vitrail.utils.progress import ProgressCallback
 
 __all__ = ["OutputBatch", "TorchRuntime", "load_pixels", "run_batches", "run_pixels"]
 __all__ += ["probabilities", "rank_classes", "top_classes"]
 
 BATCH_SIZE = 64
-HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-TORCH_PRECISIONS = ("fp32", *HALF_DTYPES)
 OutputKind = Literal["logits", "features"]
 T = TypeVar("T")
 
@@ -44,27 +43,28 @@ class TorchRuntime:
         output_kind: OutputKind = "logits",
         device: torch.device = torch.device("cpu"),  # noqa: B008
         precision: str = "fp32",
+        packed: bool | None = None,  # None: where a lower precision can be packed
     ) -> None:
-        """Run `model` as it is: for features, pass a model without a classifier."""
-        if precision not in TORCH_PRECISIONS:
-            raise ValueError(f"unknown precision {precision!r}: use {', '.join(TORCH_PRECISIONS)}")
+        """Run `model` as it is, or a packed copy: for features, pass a model without a classifier."""
+        check_precision(precision, FLOAT_PRECISIONS)
         self.model, self.preprocessing = model, preprocessing
         self.output_kind: OutputKind = output_kind
         self.device, self.precision = device, precision
+        self.dtype, self.packed = torch_dtype(precision), None
+        packs = precision != "fp32" if packed is None else packed
+        if packs and isinstance(model, nn.Module) and device.type == "cpu" and can_pack(self.dtype):
+            self.packed = pack_module(model, self.dtype)
 
     @torch.inference_mode()
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """Return float32 logits [B, K] or features [B, F] of uint8 pixels [B, C, H, W]."""
-        images = torch.from_numpy(pixels).to(self.device, non_blocking=True)
-        with self.autocast():
-            outputs = self.model(self.preprocessing.normalise(images))
+        images = self.preprocessing.normalise(torch.from_numpy(pixels).to(self.device, non_blocking=True))
+        if self.packed is not None:
+            outputs = self.packed(images.to(self.dtype))
+        else:
+            with autocast(self.device.type, self.precision):
+                outputs = self.model(images)
         return outputs.flatten(1).float().cpu().numpy()  # a distilled model's features are [B, 2, D]
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the context that computes matrix products in the chosen precision."""
-        if self.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, HALF_DTYPES[self.precision])
 
 
 @dataclass(frozen=True)

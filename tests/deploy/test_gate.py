@@ -30,9 +30,10 @@ LOGITS = np.random.default_rng(0).normal(size=(200, 5)).astype(np.float32)
 
 
 def changed(count: int) -> np.ndarray:
-    """Return the logits with `count` changed predictions."""
-    made = LOGITS.copy()
-    made[np.arange(count), (LOGITS[:count].argmax(1) + 1) % 5] += 100
+    """Return the logits with `count` changed predictions of the same confidence."""
+    made, rows, first = LOGITS.copy(), np.arange(count), LOGITS[:count].argmax(1)
+    second = (first + 1) % 5
+    made[rows, first], made[rows, second] = LOGITS[rows, second], LOGITS[rows, first]
     return made
 
 

@@ -107,7 +107,7 @@ def test_auto_measures_once_and_takes_the_fastest(place, tmp_path, monkeypatch):
     (tmp_path / "vitrail" / "exported").mkdir(parents=True)
     times = []
 
-    def measured(deployed, installed, threads, tell):
+    def measured(deployed, installed, threads, tell, *_):
         times.append(installed)
         return {"torch": 0.04, "openvino": 0.02}, "; onnx failed: no", True
 

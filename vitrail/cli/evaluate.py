@@ -207,7 +207,7 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
         merge=options.merge or 0,
         device=options.device,
         workers=options.workers,
-        precision=options.precision or "fp32",
+        precision=options.precision or "auto",
         **given_options(options, ["batch_size"]),
         command=("vitrail", *options.arguments),
         progress=progress,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vitrail import deploy
 from vitrail.cli.text.progress import clear_progress
 from vitrail.models.sizes import RESAMPLING_NAMES
+from vitrail.utils.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import InferenceOptions
@@ -86,10 +87,14 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
     "--channels N": ("input channels", {"type": int}),
     "--device auto|cpu|cuda|mps": ("compute device [auto]", {"default": "auto"}),
-    "--precision": ("precision of matrix products [fp32]", {"choices": ("fp32", "bf16", "fp16")}),
+    "--precision": ("precision of matrix products [auto: the fastest by measurement]", {"choices": PRECISIONS}),
     "--runtime": (
         "inference runtime [auto: the fastest on this machine, measured once]",
         {"choices": ("auto", *deploy.RUNTIMES), "default": "auto"},
+    ),
+    "--tolerance POINTS": (
+        "points of accuracy that a verified int8 export may lose to be chosen by --runtime auto [none is chosen]",
+        {"type": float},
     ),
     "--merge R": ("number of tokens to merge in each layer: faster, less accurate [0]", {"type": int, "default": 0}),
     "--batch-size N": ("images per batch", {"type": int}),
@@ -200,11 +205,12 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
         """Add --assume and --take."""
         self.add_group("checkpoint").add_shared("--assume NAME=VALUE", "--take NAME")
 
-    def add_compute_options(self) -> None:
+    def add_compute_options(self, precision: str = "auto") -> None:
         """Add the options of inference: runtime, precision, batches, and the reading of the checkpoint."""
         compute = self.add_group("compute")
         compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
-        compute.add_shared("--precision", default="fp32")
+        compute.add_shared("--precision", note="" if precision == "auto" else precision, default=precision)
+        compute.add_shared("--tolerance POINTS")
         compute.add_shared("--batch-size N", note="chosen by measured speed")
         compute.add_option("--workers N", "batches computed in parallel [one per core]", int)
         compute.add_option("--batch-timeout S", "time limit of a batch of an exported file, in seconds [600]", float)
@@ -222,7 +228,7 @@ def inference_options(options: argparse.Namespace) -> "InferenceOptions":
     """Return the options of `add_compute_options` as the library's object."""
     from vitrail.deploy.predict.predict import InferenceOptions
 
-    names = ("runtime", "device", "precision", "merge", "size", "batch_size", "workers", "take")
+    names = ("runtime", "device", "precision", "tolerance", "merge", "size", "batch_size", "workers", "take")
     timeout = {} if options.batch_timeout is None else {"batch_timeout": options.batch_timeout}
     given = {name: getattr(options, name) for name in names} | timeout
     return InferenceOptions(**given, assume=parse_assumptions(options), names=getattr(options, "names", None))

@@ -26,6 +26,7 @@ import gc
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     from vitrail.deploy.predict.formats import select_format
     from vitrail.deploy.predict.inputs import collect_inputs
     from vitrail.deploy.predict.predict import open_pool
-    from vitrail.deploy.predict.resume import check_resumable
+    from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
     from vitrail.deploy.predict.write import PredictionInterrupted, process_share, write_outputs
 
     gc.enable()
@@ -87,12 +88,15 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     check_at_least(1, options.limit, "--limit")
     compute = inference_options(options)
     # The options that determine the rows: a resumed run must have the same ones.
-    names = ("merge", "precision", "size", "take", "limit", "format")
+    names = ("merge", "precision", "tolerance", "size", "take", "limit", "format")
     identity = {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
     identity |= {"names": compute.names} if compute.names else {}
     share = process_share()
     if options.out != "-":  # before any computation
         check_resumable(Path(options.out), share.rank, share.world, resume=options.resume, force=options.force)
+    if options.resume and compute.precision == "auto":  # the rows of a file have one precision
+        recorded = read_recorded_precision(Path(options.out), share.rank, share.world)
+        compute = replace(compute, precision=recorded or "auto")
     show = count_progress() if not share.rank else None
     try:
         inputs = collect_inputs(options.paths, show)
@@ -151,7 +155,7 @@ def format_summary(options: argparse.Namespace, summary: "Summary") -> list[str]
         lines.append(f"{process}{summary.errors:,} of {count:,} images are unreadable: see the error in their rows")
     resumed = f" ({summary.resumed:,} from the earlier run)" if summary.resumed else ""
     speed = f", {summary.images_per_second:,.1f} images/s" if count > summary.resumed else ""
-    compute = f"{summary.runtime}, {summary.workers} in parallel, batch size {summary.batch}"
+    compute = f"{summary.runtime}, {summary.precision}, {summary.workers} in parallel, batch size {summary.batch}"
     lines.append(f"{process}{format_image_count(count)}{resumed} in {summary.seconds:,.1f} s{speed}; {compute}")
     if options.out != "-":
         lines.append(options.out if summary.whole else f"{options.out}: joined when the last process ends")

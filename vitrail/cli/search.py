@@ -45,7 +45,7 @@ def add_arguments(parser: CommandParser) -> None:
     graph = "faiss also builds a graph for large folders [exact]"
     index.add_option("--index", graph, choices=("exact", "faiss"), default="exact")
     index.add_shared("--json")
-    index.add_compute_options()
+    index.add_compute_options(precision="fp32")
 
     about = "Find the images that are nearest to IMAGE."
     find = parts.add_parser("find", help="find the nearest images", description=about)

@@ -41,6 +41,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_shared("--names FILE")
     compute = parser.add_group("compute")
     compute.add_shared("--runtime", "--device auto|cpu|cuda|mps", "--merge R", "--size N|HxW")
+    compute.add_shared("--precision", default="auto")
+    compute.add_shared("--tolerance POINTS")
     compute.add_option("--workers N", "model threads [on a CPU one per core, at most 4]", int)
     compute.add_option("--threads N", "cores per model thread [cores / workers]", int)
     compute.add_option("--max-batch N", "images per batch [8]", int, default=8)
@@ -67,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     import logging
 
     from vitrail.data.decode import FORMATS
+    from vitrail.deploy.runtimes.precision import describe_precision
     from vitrail.serve.auth import LOOPBACK_HOSTS, AllowedHosts, load_tokens
     from vitrail.serve.decoding import prepare_processes
     from vitrail.serve.limits import MEGABYTE, RequestLimits
@@ -92,7 +95,10 @@ def run(options: argparse.Namespace) -> int:
     models, tokens = parse_model_sources(options.models), load_tokens(options.token, options.token_file)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
-    settings = {name: getattr(options, name) for name in ("runtime", "device", "merge", "size", "take")}
+    settings = {
+        name: getattr(options, name)
+        for name in ("runtime", "device", "precision", "tolerance", "merge", "size", "take")
+    }
     settings |= {"assume": parse_assumptions(options), "report": partial(print, file=sys.stderr, flush=True)}
     opener = ModelOpener(threads, settings, options.names)
     with bind_socket(options.host, options.port) as listening:
@@ -105,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
             for model in service.models.served.values():
                 h, w = model.contract.preprocessing.size
                 print(f"{model.name}: {model.where}, {h}×{w} pixels, runtime {model.deployed.runtime.name}")
-                for note in model.deployed.notes:
+                for note in (*model.deployed.notes, *describe_precision(model.deployed)):
                     print(f"  {note}")
             if options.host not in LOOPBACK_HOSTS and not tokens:
                 print("warning: anyone who reaches this address can use the service: see --token-file", file=sys.stderr)

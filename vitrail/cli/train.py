@@ -100,7 +100,7 @@ def add_machine_options(parser: CommandParser) -> None:
     """Add the options of device, precision, checkpoints and logging."""
     group = parser.add_group("compute")
     group.add_shared("--device auto|cpu|cuda|mps", default=None)
-    group.add_shared("--precision", note="fp32; on cuda bf16 or fp16")
+    group.add_shared("--precision")
     group.add_shared("--workers N")
     parallel = "under torchrun: ddp, a full model per process, or fsdp, a sharded one [ddp]"
     group.add_option("--parallel", parallel, choices=("ddp", "fsdp"))

@@ -14,6 +14,8 @@ from vitrail.data.class_names import find_output_names
 from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels
 from vitrail.deploy.runtimes.base import DeployedModel
+from vitrail.deploy.runtimes.open import with_fastest_precision
+from vitrail.deploy.runtimes.precision import current_precision, describe_precision
 from vitrail.evaluation.class_mapping import ClassMatching, match_classes, read_class_map
 from vitrail.evaluation.loading import ComputeOptions, compute_logits, open_for_evaluation, read_training_data
 from vitrail.evaluation.result import ModelEvaluation, write_predictions
@@ -127,7 +129,7 @@ def evaluate(
     device: str = "auto",
     batch_size: int = BATCH_SIZE,
     workers: int | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
     command: Sequence[str] = (),
     progress: ProgressCallback | None = None,
 ) -> EvaluationResult:
@@ -137,6 +139,7 @@ def evaluate(
     Without data, the model's own test images, else its validation images, are used, as its training split them.
     `split` is train, validation or test (default: test, else validation, else all images); `limit` a number of images, evenly
     spaced; `label_from` and `names` are as for `load_dataset`; `quarantine` is a list of images to leave out.
+    `precision` is fp32, bf16, fp16, or "auto": the fastest by measurement, compared with fp32 on the first images.
     `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
     maps class names, or "index" if the data's classes are the model's indices.
     """
@@ -158,10 +161,15 @@ def evaluate(
     matchings = match_all(selection.images)
     if only_present and not selection.images.is_multi_label and min(len(item.present) for item in matchings) < 2:
         raise ValueError("only_present= leaves a single class, so accuracy is always 1: omit it")
-    machine = describe_environment(Team(0, 1, compute.device), compute.precision) | {"batch size": compute.batch_size}
-    outputs = (compute_logits(item, selection.images, compute, progress) for item in models)
-    parts = zip(models, matchings, outputs, strict=True)
-    evaluations = [ModelEvaluation(item, selection, found, out, only_present, machine) for item, found, out in parts]
+    if precision == "auto":
+        models = [with_fastest_precision(item, len(selection.images)) for item in models]
+    evaluations = []
+    for item, found in zip(models, matchings, strict=True):
+        outputs = compute_logits(item, selection.images, compute, progress)
+        item = replace(item, notes=(*item.notes, *describe_precision(item)))
+        machine = describe_environment(Team(0, 1, compute.device), current_precision(item))
+        machine |= {"batch size": compute.batch_size}
+        evaluations.append(ModelEvaluation(item, selection, found, outputs, only_present, machine))
     pairs = [compare_pair(evaluations, index) for index in range(1, len(evaluations))]
     return EvaluationResult(evaluations, titles, pairs, tuple(command))
 

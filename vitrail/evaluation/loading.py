@@ -15,6 +15,7 @@ from vitrail.data.dataset import Images
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.exported import is_exported
 from vitrail.deploy.runtimes.open import LOADED_MODEL, open_checkpoint, open_deployed_model
+from vitrail.deploy.runtimes.precision import CheckedRuntime, current_precision
 from vitrail.evaluation.selection import parse_own_data
 from vitrail.inference import BATCH_SIZE, run_batches
 from vitrail.models.base import Model
@@ -44,7 +45,8 @@ def open_for_evaluation(
 ) -> DeployedModel:
     """Open a checkpoint, a run, `hf://owner/name`, a loaded model or an exported file, with merged
     tokens or another runtime if requested."""
-    options: dict[str, Any] = {"size": size, "assume": assume, "take": take, "precision": compute.precision}
+    precision = "fp32" if compute.precision == "auto" else compute.precision  # chosen when the images are known
+    options: dict[str, Any] = {"size": size, "assume": assume, "take": take, "precision": precision}
     where = where if isinstance(where, Model) else os.fspath(where)
     if not isinstance(where, Model) and is_exported(where):
         deployed = open_deployed_model(where, runtime="auto" if runtime == "torch" else runtime, merge=merge, **options)
@@ -103,6 +105,7 @@ def compute_logits(
         raise ValueError(f"batch_size= must be >= 1, got {compute.batch_size}")
     logits, is_read = np.zeros((0, 0), np.float32), np.zeros(len(images), dtype=bool)
     unreadable: dict[str, str] = {}
+    order: list[np.ndarray] = []
     model_seconds, start = 0.0, time.perf_counter()
     for batch in run_batches(
         deployed.runtime,
@@ -119,12 +122,16 @@ def compute_logits(
         is_finite = np.isfinite(batch.outputs).all(1)
         if not is_finite.all():
             first = images.name(int(batch.indices[int(is_finite.argmin())]))
-            hint = "" if compute.precision == "fp32" else f"; {compute.precision} may overflow, use precision='fp32'"
+            precision = current_precision(deployed)
+            hint = "" if precision == "fp32" else f"; {precision} may overflow, use precision='fp32'"
             raise ValueError(f"{deployed.name} gives logits that are not finite, for {first} first{hint}")
         if not logits.size:
             logits = np.zeros((len(images), batch.outputs.shape[1]), np.float32)
         logits[batch.indices], is_read[batch.indices] = batch.outputs, True
+        order.append(batch.indices)
     if not is_read.any():
         name, reason = next(iter(unreadable.items()))
         raise ValueError(f"none of the {len(images):,} images can be read: {name}: {reason}")
+    if isinstance(deployed.runtime, CheckedRuntime) and (lower := deployed.runtime.check.lower_outputs()) is not None:
+        logits[np.concatenate(order)[: len(lower)]] = lower  # all images in one precision
     return ModelOutputs(logits, is_read, unreadable, time.perf_counter() - start, model_seconds)

@@ -13,6 +13,7 @@ import numpy as np
 
 from vitrail.checkpoints.load import build_meta_model
 from vitrail.deploy.runtimes.base import DeployedModel
+from vitrail.deploy.runtimes.precision import current_precision, describe_precision
 from vitrail.evaluation.class_mapping import ClassMatching
 from vitrail.evaluation.loading import ModelOutputs
 from vitrail.evaluation.selection import SelectedData
@@ -151,7 +152,9 @@ class ModelEvaluation:
         deployed, contract = self.deployed, self.deployed.contract
         model, pipeline = deployed.model, contract.preprocessing
         model = build_meta_model(config_from_json(contract.config)) if model is None else model
-        is_plain = deployed.file is None and not deployed.notes  # PyTorch, neither chosen nor with merged tokens
+        is_plain = deployed.file is None and set(deployed.notes) <= {
+            *describe_precision(deployed)
+        }  # PyTorch, not chosen
         return {
             "name": model.config.describe(),
             "file": deployed.where,
@@ -167,7 +170,8 @@ class ModelEvaluation:
         """Return images per second, with and without preprocessing."""
         count, outputs = int(self.outputs.is_read.sum()), self.outputs
         whole, model = (count / max(1e-9, seconds) for seconds in (outputs.seconds, outputs.model_seconds))
-        return {"images_per_second": whole, "model_images_per_second": model, "seconds": round(outputs.seconds, 3)}
+        speeds = {"images_per_second": whole, "model_images_per_second": model, "seconds": round(outputs.seconds, 3)}
+        return speeds | {"precision": current_precision(self.deployed)}
 
     def data_dict(self) -> dict[str, Any]:
         """Return the description of the data."""

@@ -38,6 +38,8 @@ class MSA(nn.Module):
     PyTorch's fused kernel computes the N×N attention matrix without storing it.
     """
 
+    attention_kernel = staticmethod(F.scaled_dot_product_attention)  # replaced in packed copies (nn/packing.py)
+
     def __init__(self, shape: EncoderShape, spec: "BlockSlot") -> None:
         super().__init__()
         d, inner = shape.head_width, shape.heads * shape.head_width
@@ -60,7 +62,7 @@ class MSA(nn.Module):
         q = q if n_outputs is None else q[:, :, :n_outputs]
         bias = position.compute_bias(q, n_outputs)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # [B, H, N, d]
+        y = self.attention_kernel(q, k, v, attn_mask=bias, dropout_p=dropout)  # [B, H, N, d]
         return self.out(self.norm(y.transpose(1, 2).flatten(2)))  # [B, N, D]
 
     def split_heads(self, qkv: Tensor, position: LayerPosition = NO_POSITION) -> tuple[Tensor, Tensor, Tensor]:

@@ -126,6 +126,8 @@ def compute_shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Te
 class WindowAttention(nn.Module):
     """Multi-head self-attention inside windows, with a learned bias per head and offset (Swin, equation 4)."""
 
+    attention_kernel = staticmethod(F.scaled_dot_product_attention)  # replaced in packed copies (nn/packing.py)
+
     def __init__(self, shape: WindowShape, dropout: float) -> None:
         super().__init__()
         self.heads, self.window, self.dropout = shape.heads, shape.window, dropout
@@ -160,7 +162,7 @@ class WindowAttention(nn.Module):
             fold = (1, 2)  # windows beside heads: [B, n·H, N, d]
         dropout = self.dropout if self.training else 0.0
         q, k, v = (part.flatten(*fold) for part in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout, scale=1.0)
+        y = self.attention_kernel(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout, scale=1.0)
         return self.out(y.reshape(*x.shape[:2], self.heads, x.shape[2], -1).transpose(2, 3).flatten(3))
 
     def compute_attention(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
+from vitrail.deploy.runtimes.precision import current_precision
 from vitrail.inference import top_classes
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.models.registry import config_from_json
@@ -44,7 +45,7 @@ class ModelOpener:
 
     def open_model(self, where: str, output_kind: OutputKind, runtime: str | None = None) -> DeployedModel:
         """Open a model for an output kind, with a given runtime or the configured one."""
-        chosen = {} if runtime is None else {"runtime": runtime}
+        chosen = {} if runtime is None else {"runtime": runtime, "tolerance": None}
         options = {**self.options, **chosen}
         deployed = open_deployed_model(where, output_kind=output_kind, threads=self.threads, **options)
         needs_names = output_kind == "logits" and deployed.class_names is None
@@ -148,6 +149,7 @@ class ServedModel:
             "attention": self.vit is not None,  # exported files have none
             "several": self.contract.several,
             "runtime": self.deployed.runtime.name,
+            "precision": current_precision(self.deployed),
             "merge": self.contract.merge,
         }
 

@@ -16,7 +16,8 @@ import vitrail
 from vitrail.studies.intervals import MIN_SEEDS, TRAINING_NOISE
 from vitrail.studies.study import NO_FINDING, Answer, CellResult, Setting, Study, StudyScale, StudySetup, format_point
 from vitrail.studies.sweep import FailedCell
-from vitrail.training.runs.record import processor_name, write_json
+from vitrail.training.runs.record import write_json
+from vitrail.utils.devices import processor_name
 from vitrail.utils.json import read_json_file, to_json, untyped_from_json
 
 RECORD_FILE = "study.json"

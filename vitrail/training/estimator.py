@@ -28,7 +28,7 @@ from vitrail.inference import TorchRuntime, probabilities, run_batches
 from vitrail.models.base import Model
 from vitrail.training.distributed import join_process_group, pick_device
 from vitrail.training.recipe import Data, Machine, Recipe
-from vitrail.training.recipe_choice import Augment, RecipeChoice
+from vitrail.training.recipe_choice import Augment, RecipeChoice, with_precision
 from vitrail.training.runs.prepare import Prepared
 from vitrail.training.runs.run import Run
 from vitrail.training.runs.setup import RunSetup
@@ -220,7 +220,8 @@ def train_images(images: Images, out: Path, choice: RecipeChoice, options: dict[
         labels = LabelMap(images.classes)
         prepared = Prepared(dataset, labels, dataset.splits, Audit(dataset, ()), [])  # every image is used as it is
         facts = prepared.measure_facts()
-        recipe = choice.build(facts, team)
+        recipe = choice.build(facts)
+        recipe = with_precision(recipe, facts, choice.measure_precision(recipe, len(train), team))
         functions = list_functions(options["augment"])
         setup = RunSetup(recipe, prepared, out, machine, team, facts.chosen, functions=functions)
         setup.check_functions()

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
-
 from vitrail.checkpoints.known_models import expand_name
 from vitrail.checkpoints.load import find_weights, inspect_checkpoint
 from vitrail.data.preprocessing import Preprocessing
@@ -20,11 +18,13 @@ from vitrail.models.base import image_sides
 from vitrail.models.sizes import closest
 from vitrail.training.budget import fit_recipe
 from vitrail.training.distributed import Team
+from vitrail.training.precision import choose_training_precision
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, Teacher, read_recipe, with_settings
 from vitrail.training.recipes import METHODS, build_recipe
 from vitrail.training.runs.prepare import Prepared
 from vitrail.training.runs.teaching import with_teacher
 from vitrail.training.runs.validation import describe_validation, limit_validation
+from vitrail.utils.precision import PrecisionChoice, check_precision
 
 RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
 SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "distil")  # of some of them
@@ -52,6 +52,10 @@ class RecipeChoice:
     def __post_init__(self) -> None:
         if self.init is not None:  # the recipe records the address, not the name
             object.__setattr__(self, "init", expand_name(self.init))
+        if (precision := self.overrides.get("precision")) is not None:
+            check_precision(precision)
+        if precision == "auto" and self.given is None:
+            object.__setattr__(self, "overrides", {**self.overrides, "precision": None})
 
     def choose(self, prepared: Prepared, machine: Machine, team: Team) -> tuple[Recipe, Facts]:
         """Return the recipe for this data, within the time budget if there is one, and the choices made."""
@@ -62,11 +66,14 @@ class RecipeChoice:
                 raise ValueError("minutes= is for named recipes: leave it out, or use settings=['steps=N']")
             if both := lengths & {*fixed, *(name for name in lengths if self.overrides.get(name) is not None)}:
                 raise ValueError(f"minutes= and {min(both)}= are both given: give one of them")
-        measured = prepared.measure_facts()
+        measured, precisions = prepared.measure_facts(), list[PrecisionChoice | None]()
 
         def build(more: Mapping[str, Any]) -> tuple[Recipe, Facts]:
             facts = replace(measured, overrides={}, chosen=[], used=set())
-            return replace(self, overrides={**self.overrides, **more}).build(facts, team), facts
+            recipe = replace(self, overrides={**self.overrides, **more}).build(facts)
+            if not precisions:  # once: the recipe within a time budget has the same
+                precisions.append(self.measure_precision(recipe, len(prepared.train), team))
+            return with_precision(recipe, facts, precisions[0]), facts
 
         if self.deadline is not None:
             recipe, facts = fit_recipe(
@@ -80,7 +87,14 @@ class RecipeChoice:
         facts.chosen.append(describe_validation(recipe, prepared))
         return recipe, facts
 
-    def build(self, facts: Facts, team: Team) -> Recipe:
+    def measure_precision(self, recipe: Recipe, n_images: int, team: Team) -> PrecisionChoice | None:
+        """Return the fastest precision of a named recipe; None if it is given, or if the run is too short to measure."""
+        is_set = any(setting.partition("=")[0].strip() == "precision" for setting in self.settings)
+        if self.given is not None or self.overrides.get("precision") is not None or is_set:
+            return None
+        return choose_training_precision(recipe, n_images, team)
+
+    def build(self, facts: Facts) -> Recipe:
         """Return the recipe for data with these facts."""
         if self.given is not None:
             if asked := [name for name, value in self.overrides.items() if value is not None]:
@@ -91,14 +105,18 @@ class RecipeChoice:
             asked |= {"size": image_sides(asked["size"])} if "size" in asked else {}
             asked |= {"distil": self.distil} if self.distil and self.name == "distil" else {}
             recipe = build_named_recipe(self.name, facts, self.data, self.init, asked)
-            if team.device.type == "cuda" and asked.get("precision") is None:
-                best = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-                recipe = replace(recipe, precision=facts.choose("precision", best, "fast on this GPU"))
         if self.teacher is not None and (self.given is not None or recipe.teacher is None):
             recipe = with_teacher(recipe, self.teacher, self.distil)
         if self.augment is not None:
             recipe = with_augment(recipe, self.augment)
         return with_settings(recipe, self.settings)
+
+
+def with_precision(recipe: Recipe, facts: Facts, choice: PrecisionChoice | None) -> Recipe:
+    """Return a recipe with the chosen precision, and record the choice."""
+    if choice is None:
+        return recipe
+    return replace(recipe, precision=facts.choose("precision", choice.precision, choice.why))
 
 
 def with_augment(recipe: Recipe, augment: Augment) -> Recipe:

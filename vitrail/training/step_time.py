@@ -130,7 +130,7 @@ def measure_image(loaders: RunLoaders, training: Trainer) -> float:
     model = getattr(training.task.eval(), loaders.setup.recipe.objective.keeps)
     normalise, device = loaders.setup.recipe.preprocessing.normalise, loaders.setup.team.device
     seconds, previous = 0.0, time.monotonic()
-    with loaders.setup.team.unsharded(training.task):
+    with loaders.setup.team.unsharded(training.task), training.autocast():
         for index, batch in enumerate(loaders.split("validation").iter_once()):
             arrived = time.monotonic()
             model(normalise(batch.pixels.to(device)))

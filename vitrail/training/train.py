@@ -54,7 +54,7 @@ def train(
     batch_size: int | None = None,
     lr: float | None = None,
     patience: int | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
     minutes: float | None = None,
@@ -87,9 +87,10 @@ def train(
     A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"),
     `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
     With `minutes` a few steps are measured, and the recipe gets so many steps that the call ends after about that time.
-    Training stops after `patience` validations without improvement. `augment` is a function of one image (of torchvision,
-    albumentations or your own) in place of the recipe's steps after the crop, or a list of functions and steps in place of
-    all. `device` and `workers` are fields of `machine`.
+    `precision` is fp32, bf16, fp16, or "auto" (the default of named recipes): a lower one if a second of measuring says that it
+    is faster, except for short runs; the recipe records it. Training stops after `patience` validations without improvement.
+    `augment` is a function of one image (of torchvision, albumentations or your own) in place of the recipe's steps after the
+    crop, or a list of functions and steps in place of all. `device` and `workers` are fields of `machine`.
     """
     name = os.fspath(recipe) if isinstance(recipe, str) and not recipe.endswith(".json") else None
     if name is not None:
@@ -129,7 +130,7 @@ def pretrain(
     batch_size: int | None = None,
     lr: float | None = None,
     patience: int | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] | None = None,
     seed: int | None = None,
     settings: Sequence[str] = (),
     minutes: float | None = None,

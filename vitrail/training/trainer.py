@@ -35,6 +35,7 @@ from vitrail.training.optim import Optim, parameter_rules, set_lr, set_weight_de
 from vitrail.training.prefetch import prefetch_batches
 from vitrail.training.schedule import EMA, ScheduleSlot, WeightAverage
 from vitrail.utils.devices import keep_freed_memory
+from vitrail.utils.precision import autocast
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Metrics = dict[str, float]
@@ -293,10 +294,9 @@ class Trainer:
             loss += part.detach()
         return loss
 
-    def autocast(self) -> Any:
+    def autocast(self) -> AbstractContextManager[Any]:
         """Return the autocast context of the plan's precision."""
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.precision)
-        return torch.autocast(self.team.device.type, dtype) if dtype else nullcontext()
+        return autocast(self.team.device.type, self.plan.precision)
 
     def skip_or_stop(self, skipped: PendingStep, loss: float, norm: float) -> None:
         """Count a skipped step; raise Diverged after more than `plan.skip_nonfinite` of them."""

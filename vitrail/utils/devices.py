@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -49,6 +50,23 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def processor_name() -> str:
+    """Return the name of the processor."""
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device's processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return processor_name() if device.type == "cpu" else str(device)
 
 
 def count_cores() -> int:

@@ -130,7 +130,7 @@ def format_speeds(result: "EvaluationResult") -> list[str]:
         speed = evaluation.speed_dict()
         prefix = f"{clean_text(name)}: " if len(result.evaluations) > 1 else ""
         whole, alone = (text.format_number(speed[key]) for key in ("images_per_second", "model_images_per_second"))
-        lines.append(f"{prefix}{whole} images/s with preprocessing; the model alone {alone}")
+        lines.append(f"{prefix}{whole} images/s with preprocessing; the model alone {alone}, in {speed['precision']}")
     return lines
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import Runtime
+from vitrail.metrics.calibration import probabilities
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.metrics.linear import score_logits
 from vitrail.metrics.paired import compare_correct, compare_map
@@ -64,6 +65,8 @@ def time_interleaved(
 BATCH_SIZE = 16  # for throughput; latency is measured with one image
 MAX_LOGIT_DIFFERENCE = 1e-3  # for fp32
 MAX_ACCURACY_LOSS, MAX_CHANGED_PREDICTIONS = 1.0, 5.0  # percentage points, for lower precisions
+MAX_CONFIDENCE_SHIFT = 2.0  # percentage points of the mean confidence, for lower precisions
+MIN_COSINE = 0.99  # of the features of an image, for lower precisions
 MIN_SPEEDUP = 1.05  # less is reported as not faster
 
 
@@ -99,6 +102,21 @@ class OutputComparison:
     agreement: float | None = None  # fraction of images with the same prediction; None without classes
     agreement_interval: tuple[float, float] | None = None
     score: PairedScore | None = None
+    confidence_shift: float | None = None  # second minus first, of the mean probability of the predictions
+    least_cosine: float | None = None  # of features
+
+    def measure_loss(self) -> tuple[float, str]:
+        """Return the points of accuracy lost, or the per cent of changed predictions or features, and what they measure."""
+        if self.score is not None:
+            return max(0.0, -100 * self.score.difference), self.score.measure
+        share = self.agreement if self.agreement is not None else self.least_cosine or 0.0
+        return 100 * (1 - share), "predictions" if self.agreement is not None else self.what
+
+    def describe(self) -> str:
+        """Return the agreement as a phrase."""
+        if self.agreement is not None:
+            return f"{100 * self.agreement:.4g} % same predictions"
+        return f"{self.what} with a cosine of at least {self.least_cosine:.4f}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +134,7 @@ class Tolerances:
     logits: float | None
     points: float | None
     points_unlabelled: float | None
+    confidence: float = math.inf  # percentage points of the mean confidence
 
     def find_violations(self, comparison: OutputComparison) -> list[str]:
         """Return the reasons why a comparison exceeds the tolerances; empty if it does not."""
@@ -132,13 +151,21 @@ class Tolerances:
         if comparison.score is not None and self.points is not None:
             lost = -100 * comparison.score.difference
             message = f"{comparison.score.measure} falls by {lost:.2f} points, more than {self.points:g}"
-            return [message] if lost > self.points + 1e-9 else []
+            return [message] if lost > self.points + 1e-9 else self.find_miscalibration(comparison)
         if comparison.agreement is not None and self.points_unlabelled is not None:
             changed = 100 * (1 - comparison.agreement)
             message = f"{changed:.2f} % of the predictions changed, more than {self.points_unlabelled:g} %"
-            return [message] if changed > self.points_unlabelled + 1e-9 else []
+            return [message] if changed > self.points_unlabelled + 1e-9 else self.find_miscalibration(comparison)
+        if comparison.least_cosine is not None and comparison.least_cosine < MIN_COSINE:
+            return [f"{comparison.what} have a cosine of only {comparison.least_cosine:.4f}, less than {MIN_COSINE}"]
         relative = comparison.largest_difference / max(1e-9, comparison.largest)
         return [] if relative <= 0.1 else [f"features differ by {relative:.1%} of the largest, more than 10 %"]
+
+    def find_miscalibration(self, comparison: OutputComparison) -> list[str]:
+        """Return the change of the mean confidence if it exceeds the tolerance: with the same accuracy, calibration changes."""
+        shift = 100 * abs(comparison.confidence_shift or 0.0)
+        message = f"the mean confidence changed by {shift:.2f} points, more than {self.confidence:g}"
+        return [message] if shift > self.confidence + 1e-9 else []
 
 
 def tolerances_for(precision: str, tolerance: float | None = None) -> Tolerances:
@@ -148,7 +175,7 @@ def tolerances_for(precision: str, tolerance: float | None = None) -> Tolerances
     if precision == "fp32":
         return Tolerances(MAX_LOGIT_DIFFERENCE if tolerance is None else tolerance, None, None)
     points = (MAX_ACCURACY_LOSS, MAX_CHANGED_PREDICTIONS) if tolerance is None else (tolerance, tolerance)
-    return Tolerances(None, *points)
+    return Tolerances(None, *points, max(MAX_CONFIDENCE_SHIFT, tolerance or 0.0))
 
 
 @dataclass(frozen=True)
@@ -201,11 +228,27 @@ def compare_outputs(
     difference = float(np.abs(first - second).max()) if np.isfinite(second).all() else math.inf
     largest = float(np.abs(first).max())
     if what != "logits":
-        return OutputComparison(what, difference, largest)
+        return OutputComparison(what, difference, largest, least_cosine=least_cosine(first, second))
     same = ((first >= 0) == (second >= 0)).all(1) if several else first.argmax(1) == second.argmax(1)
     score = None if targets is None else score_pair(first, second, targets)
     interval = wilson_interval(float(same.sum()), len(same))
-    return OutputComparison(what, difference, largest, float(same.mean()), interval, score)
+    shift = (
+        mean_confidence(second, several) - mean_confidence(first, several) if math.isfinite(difference) else math.nan
+    )
+    return OutputComparison(what, difference, largest, float(same.mean()), interval, score, shift)
+
+
+def mean_confidence(logits: np.ndarray, several: bool) -> float:
+    """Return the mean probability of the predictions: the most probable class, or the presence or absence of each."""
+    chances = probabilities(logits, several)
+    return float(np.maximum(chances, 1 - chances).mean() if several else chances.max(1).mean())
+
+
+def least_cosine(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the least cosine of the features of an image, [B, F] both."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(((a * b).sum(1) / np.maximum(lengths, 1e-12)).min())
 
 
 def score_pair(first: np.ndarray, second: np.ndarray, targets: np.ndarray) -> PairedScore:

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from vitrail.deploy import RUNTIME_SUFFIXES, SUFFIXES
 from vitrail.deploy.export.graph import ExportGraph, store_half, to_onnx, write_metadata, write_onnx
-from vitrail.deploy.export.torch_program import DTYPES, load_program, write_program
+from vitrail.deploy.export.torch_program import load_program, write_program
 from vitrail.deploy.runtimes import exported
 from vitrail.deploy.runtimes.base import InputKind, ModelContract, OutputKind
 from vitrail.models.base import Model
 from vitrail.utils.files import stage_output
-
-HALF_PRECISIONS = ("fp16", "bf16")
-FLOAT_PRECISIONS = ("fp32", *HALF_PRECISIONS)
+from vitrail.utils.precision import FLOAT_PRECISIONS, check_precision, torch_dtype
 
 
 def export(
@@ -43,8 +41,7 @@ def check_export(path: Path, target: str, precision: str, merge: int, dynamic_si
         raise IsADirectoryError(f"{path} is a directory: give a file name")
     if path.suffix != SUFFIXES[target]:
         raise ValueError(f"{path}: the suffix of a file for {target} must be {SUFFIXES[target]}")
-    if precision not in FLOAT_PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}: use {', '.join(FLOAT_PRECISIONS)}")
+    check_precision(precision, FLOAT_PRECISIONS)
     if merge and dynamic_size:
         raise ValueError("--merge and --dynamic-size exclude each other: merging needs a fixed number of tokens")
     if target == "openvino":
@@ -57,7 +54,7 @@ def write_model(model: Model, contract: ModelContract, path: Path, target: str, 
     """Write the file described by the contract."""
     if target == "torch":
         whole = model.for_tracing(contract.any_size)
-        graph = ExportGraph(whole, contract.preprocessing, uint8, contract.merge, DTYPES[contract.precision])
+        graph = ExportGraph(whole, contract.preprocessing, uint8, contract.merge, torch_dtype(contract.precision))
         write_program(graph, contract, path)
         return
     with tempfile.TemporaryDirectory(prefix="vitrail-") as directory:
@@ -82,7 +79,7 @@ def convert_onnx(onnx_path: Path, contract: ModelContract, path: Path, target: s
     import onnx
 
     proto = onnx.load_model(onnx_path)
-    if contract.precision in HALF_PRECISIONS:
+    if contract.precision in ("bf16", "fp16"):
         proto = store_half(proto, contract.precision)
     write_metadata(proto, contract, input)
     write_onnx(proto, path)

@@ -24,9 +24,9 @@ from vitrail.deploy.runtimes import exported
 from vitrail.deploy.runtimes.base import METADATA_KEY, ModelContract, OutputKind, contract_to_json
 from vitrail.deploy.runtimes.exported import GraphRuntime, Opened, read_contract
 from vitrail.models.registry import config_from_json
+from vitrail.utils.precision import FLOAT_PRECISIONS, torch_dtype
 
 WEIGHTS_CONFIG = "data/weights/model_weights_config.json"
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_CODES = {5: torch.int64, 7: torch.float32, 6: torch.float16, 13: torch.bfloat16}  # PyTorch's, in the table
 ARCHIVE_ERRORS = (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError)  # RuntimeError: encrypted
 NOT_A_PROGRAM = "not an exported PyTorch program, or damaged"
@@ -34,7 +34,12 @@ MAX_TEXT_BYTES = 2**26  # of a JSON member
 
 
 def run_with_torch(
-    call: Any, names: tuple[str, ...], preprocessing: Preprocessing | None, output_kind: OutputKind, file: Path = Path()
+    call: Any,
+    names: tuple[str, ...],
+    preprocessing: Preprocessing | None,
+    output_kind: OutputKind,
+    file: Path = Path(),
+    precision: str = "fp32",
 ) -> GraphRuntime:
     """Return the runtime of an export graph, or of the program exported from it, with these outputs."""
     index = names.index(output_kind)
@@ -43,7 +48,7 @@ def run_with_torch(
     def run(array: np.ndarray) -> np.ndarray:
         return call(torch.from_numpy(array))[index].numpy()
 
-    return GraphRuntime("torch", file, run, preprocessing)
+    return GraphRuntime("torch", file, run, preprocessing, precision)
 
 
 def write_program(graph: ExportGraph, contract: ModelContract, path: Path) -> None:
@@ -73,7 +78,7 @@ def load_program(path: Path, output_kind: OutputKind = "logits") -> Opened:
     with silence_exporter():
         call = torch.export.load(path).module()
     names = ("features",) if contract.config["classes"] is None else ("logits", "features")
-    return run_with_torch(call, names, preprocessing, output_kind, path), contract
+    return run_with_torch(call, names, preprocessing, output_kind, path, contract.precision), contract
 
 
 def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | None = None) -> Opened:
@@ -89,18 +94,18 @@ def open_program(path: Path, output_kind: OutputKind = "logits", threads: int | 
             state = read_weights(path, archive)
     except ARCHIVE_ERRORS as error:
         raise ValueError(f"{path}: {NOT_A_PROGRAM} ({error})") from None
-    if contract.precision not in DTYPES:
+    if contract.precision not in FLOAT_PRECISIONS:
         raise ValueError(f"{path}: unsupported precision {contract.precision}: export the model again")
     graph = rebuild_graph(path, contract, state, uint8=preprocessing is None)
     exported.check_graph(path, [exported.INPUT_NAME], list(graph.output_names), output_kind)
     if threads is not None:
         torch.set_num_threads(threads)
-    return run_with_torch(graph, graph.output_names, preprocessing, output_kind, path), contract
+    return run_with_torch(graph, graph.output_names, preprocessing, output_kind, path, contract.precision), contract
 
 
 def rebuild_graph(path: Path, contract: ModelContract, state: dict[str, Tensor], uint8: bool) -> ExportGraph:
     """Build the exported graph from its configuration and weights."""
-    config, dtype = config_from_json(contract.config), DTYPES[contract.precision]
+    config, dtype = config_from_json(contract.config), torch_dtype(contract.precision)
     if (layers := config.depth) > len(state):
         raise ValueError(f"{path}: its configuration has {layers:,} layers, but it holds only {len(state):,} weights")
     try:

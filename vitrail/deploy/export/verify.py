@@ -14,6 +14,7 @@ from vitrail.deploy.export.graph import ExportGraph, write_metadata, write_onnx
 from vitrail.deploy.export.torch_program import run_with_torch
 from vitrail.deploy.runtimes.base import ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.exported import open_exported_file, prepare_input
+from vitrail.deploy.runtimes.int8 import record_export
 from vitrail.inference import TorchRuntime, run_pixels
 from vitrail.models.base import Model
 from vitrail.utils.files import stage_output
@@ -107,6 +108,8 @@ def export_and_verify(
         report = complete_report(report, quantised, limits)
         if not report.passed and not request.force:
             raise VerificationError(report)
+    if int8 and report.passed:
+        record_export(path, contract, *compared.measure_loss(), len(images.pixels))
     return report
 
 

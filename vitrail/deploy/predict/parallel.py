@@ -169,7 +169,8 @@ class ParallelInference:
             with lock:
                 start_time = time.perf_counter()
                 outputs = self.run_model(runtime, pixels[: len(read)])
-                self.batch_size.record(len(read), time.perf_counter() - start_time)
+                if not getattr(runtime, "is_checking", False):  # computed in two precisions
+                    self.batch_size.record(len(read), time.perf_counter() - start_time)
             for index, output in zip(read, outputs, strict=True):
                 if np.isfinite(output).all():
                     values[index] = output

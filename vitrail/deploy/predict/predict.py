@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
+import torch
 
 from vitrail.deploy.predict import parallel
 from vitrail.deploy.predict.formats import PredictionRow
@@ -14,7 +15,7 @@ from vitrail.deploy.predict.parallel import BatchOutput, BatchSizeTuner, Paralle
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
 from vitrail.deploy.runtimes.select import MessageCallback
-from vitrail.inference import TorchRuntime, top_classes
+from vitrail.inference import top_classes
 from vitrail.models.base import Model
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
 from vitrail.utils.progress import ProgressCallback
@@ -40,6 +41,7 @@ class InferenceKeywords(TypedDict, total=False):
     assume: Mapping[str, Any] | None
     take: str | None
     batch_timeout: float
+    tolerance: float | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class InferenceOptions:
 
     runtime: str = "auto"
     device: str = "auto"
-    precision: str = "fp32"
+    precision: str = "auto"
     merge: int = 0
     size: tuple[int, int] | None = None
     batch_size: int | None = None  # None: tuned while running
@@ -56,6 +58,7 @@ class InferenceOptions:
     assume: Mapping[str, Any] | None = None
     take: str | None = None
     batch_timeout: float = BATCH_SECONDS
+    tolerance: float | None = None  # points of accuracy that an int8 export may lose, for the runtime "auto"
     names: str | None = None  # file of class names for a model without them, or "imagenet"
 
     def __post_init__(self) -> None:
@@ -132,7 +135,8 @@ class RuntimePool:
 
 def device_type(runtime: Runtime) -> str:
     """Return the type of a runtime's device, such as cpu or cuda."""
-    return runtime.device.type if isinstance(runtime, TorchRuntime) else "cpu"
+    device: torch.device | None = getattr(runtime, "device", None)
+    return "cpu" if device is None else device.type
 
 
 def open_pool(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO, NotRequired, TypedDict
 
 from vitrail.deploy.predict.formats import PredictionRow, RowFormat, concatenate_files
 from vitrail.utils.files import (
@@ -43,6 +43,7 @@ class Journal(TypedDict):
     errors: int
     finished: bool
     what: dict[str, Any]
+    precision: NotRequired[str | None]  # in which a resumed run computes; None while it is not decided
 
 
 class RowOutput:
@@ -110,6 +111,7 @@ class PartialOutput(RowOutput):
         self.sizes = [0] * len(row_format.streams)
         self.files: list[BinaryIO] = []
         self.last = time.monotonic()
+        self.read_precision: Callable[[], str | None] = lambda: None
 
     def start(self, count: int, *, resume: bool, force: bool) -> int:
         """Create or resume the files; return how many of the `count` rows exist already."""
@@ -183,7 +185,8 @@ class PartialOutput(RowOutput):
     def write_journal(self) -> None:
         journal = {"rows": self.rows, "bytes": self.sizes, "width": self.width, "errors": self.errors}
         with atomic_write(self.journal) as file:
-            file.write(json.dumps(journal | {"finished": self.finished, "what": self.identity}).encode())
+            journal |= {"finished": self.finished, "what": self.identity, "precision": self.read_precision()}
+            file.write(json.dumps(journal).encode())
 
     def finish(self) -> bool:
         """Rename the file if all processes have written their rows; return True if they have."""
@@ -259,6 +262,15 @@ def partial_path(out: Path, rank: int, world: int) -> Path:
 
 def journal_path(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
+
+
+def read_recorded_precision(out: Path, rank: int, world: int) -> str | None:
+    """Return the precision that an interrupted run had chosen, or None if it has no rows or its journal is damaged."""
+    try:
+        journal: Journal = read_json_file(journal_path(partial_path(out, rank, world)), Journal)
+    except (OSError, ValueError):  # `PartialOutput.start` explains it
+        return None
+    return journal.get("precision") if journal["rows"] else None
 
 
 def check_resumable(out: Path, rank: int, world: int, *, resume: bool, force: bool) -> bool:

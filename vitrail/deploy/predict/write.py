@@ -14,6 +14,7 @@ from vitrail.deploy.predict.parallel import output_width
 from vitrail.deploy.predict.predict import RuntimePool, predict_rows
 from vitrail.deploy.predict.resume import PartialOutput, StreamOutput
 from vitrail.deploy.runtimes.base import DeployedModel
+from vitrail.deploy.runtimes.precision import current_precision, decided_precision, describe_precision
 from vitrail.utils.progress import ProgressCallback
 
 
@@ -52,6 +53,7 @@ class Summary:
     seconds: float  # from the first image to the last
     images_per_second: float
     runtime: str
+    precision: str
     batch: int  # final batch size
     workers: int
     rank: int = 0
@@ -98,6 +100,7 @@ def write_outputs(
         identity = {"model": model_identity(deployed), "pictures": inputs.fingerprint(total), "processes": share.world}
         identity |= dict(options or {})
         sink = PartialOutput(Path(out), row_format, total, identity, rank=share.rank, world=share.world, width=width)
+        sink.read_precision = lambda: decided_precision(deployed)
         resumed = sink.start(stop - start, resume=resume, force=force)
     start_time = time.perf_counter()
     try:
@@ -109,8 +112,8 @@ def write_outputs(
     is_complete = sink.finish()
     seconds, count = time.perf_counter() - start_time, stop - start
     speed = round(seconds, 3), round((count - resumed) / max(1e-9, seconds), 3)
-    compute = deployed.runtime.name, pool.batch_size.size, len(pool.runtimes)
-    notes = (*inputs.notes, *deployed.notes)
+    compute = deployed.runtime.name, current_precision(deployed), pool.batch_size.size, len(pool.runtimes)
+    notes = (*inputs.notes, *deployed.notes, *describe_precision(deployed))
     return Summary(out, count, sink.errors, resumed, *speed, *compute, share.rank, share.world, is_complete, notes)
 
 

@@ -14,6 +14,7 @@ from vitrail.inference import OutputKind
 from vitrail.models.base import Model
 from vitrail.models.registry import config_from_json
 from vitrail.utils.json import to_json, value_from_json
+from vitrail.utils.precision import EXPORT_PRECISIONS, PrecisionChoice, check_precision
 
 
 class Runtime(Protocol):
@@ -57,6 +58,7 @@ class DeployedModel:
     notes: tuple[str, ...] = ()  # for the user, such as how the runtime was chosen
     file: str | None = None  # the exported file, if the runtime uses one
     batch_timeout: float = BATCH_SECONDS
+    choice: PrecisionChoice | None = None  # of the precision, if it was chosen by measurement
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -70,7 +72,6 @@ class DeployedModel:
 METADATA_KEY = "vitrail"  # key in the file's metadata
 FORMAT_VERSION = 1
 InputKind = Literal["uint8", "float"]  # raw or normalised pixels
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
 
 def contract_to_json(contract: ModelContract, input: InputKind) -> str:
@@ -105,8 +106,7 @@ def contract_from_json(text: str) -> tuple[ModelContract, InputKind]:
 
 def check_contract(contract: ModelContract) -> None:
     """Raise ValueError if parts of the contract contradict each other."""
-    if contract.precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {contract.precision!r}: expected {', '.join(PRECISIONS)}")
+    check_precision(contract.precision, EXPORT_PRECISIONS)
     if contract.merge < 0:
         raise ValueError(f"the number of merged tokens must be >= 0, got {contract.merge}")
     config = config_from_json(contract.config)

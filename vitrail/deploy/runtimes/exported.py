@@ -37,6 +37,7 @@ class GraphRuntime:
     file: Path
     run: Callable[[np.ndarray], np.ndarray]  # of the graph's input to the wanted output
     preprocessing: Preprocessing | None  # that normalises the input; None if the graph takes uint8 pixels
+    precision: str = "fp32"  # of the computation
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """Return float32 logits [B, K] or features [B, F] of uint8 pixels [B, C, H, W]."""
@@ -62,17 +63,22 @@ def is_exported(where: str | Path) -> bool:
 
 
 def open_exported_file(
-    path: Path, output_kind: OutputKind = "logits", threads: int | None = None, timeout: float = BATCH_SECONDS
+    path: Path,
+    output_kind: OutputKind = "logits",
+    threads: int | None = None,
+    timeout: float = BATCH_SECONDS,
+    precision: str | None = None,
 ) -> Opened:
     """Return the runtime of an exported file and its contract; raise ValueError for a file not exported by vitrail.
 
-    A batch may take `timeout` seconds. A PyTorch program has no limit: it is rebuilt from its weights, nothing in it is run.
+    OpenVINO computes an fp32 file in bf16 if that is the `precision`. A batch may take `timeout` seconds. A PyTorch program has
+    no limit: it is rebuilt from its weights, nothing in it is run.
     """
     match RUNTIME_SUFFIXES[path.suffix.lower()]:
         case "onnx":
             return open_onnx(path, output_kind, threads, timeout)
         case "openvino":
-            return open_openvino(path, output_kind, threads, timeout)
+            return open_openvino(path, output_kind, threads, timeout, precision)
         case _:
             from vitrail.deploy.export.torch_program import open_program
 
@@ -107,7 +113,7 @@ def open_onnx(
         finally:
             timer.cancel()
 
-    return GraphRuntime("onnx", path, run, preprocessing), contract
+    return GraphRuntime("onnx", path, run, preprocessing, contract.precision), contract
 
 
 def start_session(model: str | bytes, threads: int | None = None) -> Any:
@@ -121,7 +127,11 @@ def start_session(model: str | bytes, threads: int | None = None) -> Any:
 
 
 def open_openvino(
-    path: Path, output_kind: OutputKind = "logits", threads: int | None = None, timeout: float = BATCH_SECONDS
+    path: Path,
+    output_kind: OutputKind = "logits",
+    threads: int | None = None,
+    timeout: float = BATCH_SECONDS,
+    precision: str | None = None,  # of the computation; None for that of the file
 ) -> Opened:
     """Open an OpenVINO model, an .xml and its .bin."""
     reader = openvino_core()
@@ -137,7 +147,7 @@ def open_openvino(
     inputs, outputs = ([name for port in part for name in sorted(port.names)] for part in (model.inputs, model.outputs))
     check_graph(path, inputs, outputs, output_kind)
     try:
-        compiled = reader.compile_model(model, DEVICE, compile_settings(contract, threads))
+        compiled = reader.compile_model(model, DEVICE, compile_settings(precision or contract.precision, threads))
     except Exception as error:
         raise ValueError(f"{path}: OpenVINO cannot run it here ({first_error_line(error)})") from None
     request, output = compiled.create_infer_request(), compiled.output(output_kind)
@@ -149,13 +159,12 @@ def open_openvino(
             raise TimeoutError(timeout)
         return np.array(request.results[output])
 
-    return GraphRuntime("openvino", path, run, preprocessing), contract
+    return GraphRuntime("openvino", path, run, preprocessing, precision or contract.precision), contract
 
 
-def compile_settings(contract: ModelContract, threads: int | None) -> dict[str, Any]:
-    """Return settings for low latency in the contract's precision; some processors would use a lower one by default."""
-    precision = "bf16" if contract.precision == "bf16" else "f32"
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
+def compile_settings(precision: str, threads: int | None) -> dict[str, Any]:
+    """Return settings for low latency in this precision; some processors would use a lower one by default."""
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32"}
     if threads is None:
         return settings
     # Without pinning: it would pin the models of all workers to the first core.
@@ -232,9 +241,14 @@ def openvino_core() -> Any:
     return import_openvino().Core()
 
 
+def openvino_precisions() -> list[str]:
+    """Return the names of what OpenVINO computes natively on this processor, such as FP32, BF16 and INT8."""
+    return list(openvino_core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
+
+
 def check_bf16_supported() -> None:
     """Raise ValueError where OpenVINO would silently compute in another precision than bf16."""
-    supported = list(openvino_core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
+    supported = openvino_precisions()
     if "BF16" not in supported:
         raise ValueError(
             f"OpenVINO supports {', '.join(supported)} on this processor, not BF16: use --fp16 to halve the file"

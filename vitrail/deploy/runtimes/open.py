@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ from vitrail.checkpoints import load as checkpoints
 from vitrail.data.class_names import name_outputs
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
-from vitrail.deploy.runtimes.exported import is_exported, open_exported_file
+from vitrail.deploy.runtimes.exported import is_exported, open_exported_file, openvino_precisions
+from vitrail.deploy.runtimes.int8 import with_int8
+from vitrail.deploy.runtimes.precision import CheckedRuntime, choose_runtime, is_short, measure_runtimes, with_check
 from vitrail.deploy.runtimes.select import MessageCallback, get_or_export, select_runtime
-from vitrail.inference import TORCH_PRECISIONS, TorchRuntime
+from vitrail.inference import TorchRuntime
 from vitrail.models.base import Model, TokenConfig
 from vitrail.models.registry import config_from_json
 from vitrail.models.token_merging import Merged, format_token_counts, tokens_per_layer
-from vitrail.utils.devices import pick_device
+from vitrail.utils.devices import pick_device, processor_name
 from vitrail.utils.json import to_json
+from vitrail.utils.precision import PrecisionChoice, check_precision
 
 LOADED_MODEL = "the loaded model"  # in messages, in place of a path
 
@@ -38,40 +42,50 @@ def open_deployed_model(
     take: str | None = None,
     threads: int | None = None,
     report: MessageCallback | None = None,
-    precision: str = "fp32",
+    precision: str = "auto",
     n_images: int | None = None,
+    tolerance: float | None = None,
     batch_timeout: float = BATCH_SECONDS,
 ) -> DeployedModel:
     """Return the model of a checkpoint or an exported file, with its runtime. A loaded model runs on PyTorch.
 
     `runtime` is torch, onnx or openvino; for the latter two a checkpoint is exported once. "auto" measures the installed
     runtimes once per model and machine and takes the fastest; for few images (`n_images`) it takes PyTorch without measuring.
-    `threads` is the number of threads of the model; `report` receives messages about slow steps. `batch_timeout` is the limit in
-    seconds of one batch of an exported graph.
+    `precision` is fp32, bf16, fp16, or "auto": the fastest by a measurement of about a second, compared with fp32 on the first
+    images; fp32 without measuring for few images or a small model. `threads` is the number of threads of the model; `report`
+    receives messages about slow steps. With a `tolerance` in points of accuracy, the runtime "auto" may take an int8 export that
+    was verified to lose no more. `batch_timeout` is the limit in seconds of one batch of an exported graph.
     """
     if runtime not in ("auto", *RUNTIMES):
         raise ValueError(f"unknown runtime {runtime!r}: use auto, {', '.join(RUNTIMES)}")
-    if precision not in TORCH_PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}: use {', '.join(TORCH_PRECISIONS)}")
+    check_precision(precision)
+    if tolerance is not None and (runtime != "auto" or not 0 <= tolerance <= 100):
+        wrong = f"tolerance= must be from 0 to 100 points, got {tolerance:g}"
+        raise ValueError(wrong if runtime == "auto" else f"tolerance= is for runtime='auto', not {runtime!r}: omit it")
+    is_auto, precision = precision == "auto", "fp32" if precision == "auto" else precision
     if merge < 0:
         raise ValueError(f"merge= must be >= 0, got {merge}")
     if isinstance(where, Model):
         if runtime not in ("auto", "torch"):
             raise ValueError(f"a loaded model runs on PyTorch: leave out runtime={runtime!r}, or give its file")
+        if tolerance is not None:
+            raise ValueError("a loaded model runs on PyTorch: leave out tolerance=, or give its file")
         if threads is not None and pick_device(device).type == "cpu":
             torch.set_num_threads(threads)
         target = pick_device(device) if device != "auto" else next(where.parameters()).device
-        return open_checkpoint(where, target, output_kind, merge, size, assume, take, precision)
+        opened = open_checkpoint(where, target, output_kind, merge, size, assume, take, precision)
+        return choose_runtime(opened, n_images, report) if is_auto else opened
     where = os.fspath(where)
     if is_exported(where):
         own = RUNTIME_SUFFIXES[Path(where).suffix.lower()]
         if runtime not in ("auto", own):
             raise ValueError(f"{where} is a file for {own}: omit runtime={runtime!r}, or give the checkpoint")
         given = {"merge=": merge, "assume=": assume, "take=": take, "precision=": precision != "fp32"}
-        given |= {"device=": device not in ("auto", "cpu")}
+        given |= {"device=": device not in ("auto", "cpu"), "tolerance=": tolerance is not None}
         if fixed := [name for name, value in given.items() if value]:
             raise ValueError(f"{fixed[0]} is fixed in the exported file {where}: omit it, or export the model again")
-        return open_exported_model(Path(where), output_kind, threads, size, batch_timeout)
+        opened = open_exported_model(Path(where), output_kind, threads, size, batch_timeout)
+        return with_fastest_precision(opened, n_images, threads, report) if is_auto else opened
     target = pick_device(device)
     torch_only = target.type != "cpu" or precision != "fp32"
     if runtime in ("onnx", "openvino") and torch_only:
@@ -81,17 +95,55 @@ def open_deployed_model(
         torch.set_num_threads(threads)
     loading = (merge, size, assume, take, precision)
     opened = open_checkpoint(where, target, output_kind, *loading)
+    fast = choose_runtime(opened, n_images, report) if is_auto else opened
     if runtime == "torch" or torch_only:
-        return opened
+        return fast
     whole = opened if output_kind == "logits" else open_checkpoint(where, target, None, *loading)
     if runtime == "auto":
-        runtime, why = select_runtime(whole, threads, n_images, report)
-        opened = replace(opened, notes=(*opened.notes, why) if why else opened.notes)
+        lower = fast.runtime.lower if isinstance(fast.runtime, CheckedRuntime) else fast.runtime
+        hint = "bf16" if fast.contract.precision == "bf16" and supports_bf16_hint() else None
+        runtime, why = select_runtime(whole, threads, n_images, report, lower, hint)
+        opened, fast = (replace(one, notes=(*one.notes, why) if why else one.notes) for one in (opened, fast))
         if runtime == "torch":
-            return opened
+            return fast if tolerance is None else with_int8(fast, tolerance, threads, n_images)
     file = get_or_export(whole, runtime, report)
     running, _ = open_exported_file(file, output_kind, threads, batch_timeout)
-    return replace(opened, runtime=running, file=str(file), batch_timeout=batch_timeout)
+    exported = replace(opened, runtime=running, file=str(file), batch_timeout=batch_timeout)
+    exported = with_fastest_precision(exported, n_images, threads, report) if is_auto else exported
+    return exported if tolerance is None else with_int8(exported, tolerance, threads, n_images)
+
+
+def with_fastest_precision(
+    deployed: DeployedModel,
+    n_images: int | None,
+    threads: int | None = None,
+    report: MessageCallback | None = None,
+) -> DeployedModel:
+    """Return a model opened in fp32 with the runtime of its fastest precision, for so many images."""
+    if isinstance(deployed.runtime, TorchRuntime):
+        return choose_runtime(deployed, n_images, report)
+    return with_bf16_hint(deployed, threads, n_images, report)
+
+
+def supports_bf16_hint() -> bool:
+    """Return whether OpenVINO is installed and computes bf16 natively on this processor."""
+    return find_spec("openvino") is not None and "BF16" in openvino_precisions()
+
+
+def with_bf16_hint(
+    deployed: DeployedModel, threads: int | None, n_images: int | None, report: MessageCallback | None
+) -> DeployedModel:
+    """Return an exported fp32 model in the faster of fp32 and bf16, by measurement; only OpenVINO computes it in bf16."""
+    file, contract = Path(deployed.file or ""), deployed.contract
+    if deployed.runtime.name != "openvino" or contract.precision != "fp32" or is_short(contract, n_images):
+        return deployed
+    if not supports_bf16_hint():
+        return replace(deployed, choice=PrecisionChoice("fp32", f"{processor_name()} does not multiply bf16 natively"))
+    lower = open_exported_file(file, deployed.output_kind, threads, deployed.batch_timeout, "bf16")[0]
+    choice = measure_runtimes({"fp32": deployed.runtime, "bf16": lower}, contract)
+    if choice.precision == "fp32":
+        return replace(deployed, choice=choice)
+    return with_check(deployed, lower, choice, report if n_images is None else None)
 
 
 def with_class_names(deployed: DeployedModel, file: str | None) -> DeployedModel:
@@ -140,9 +192,17 @@ def describe_token_counts(contract: ModelContract) -> tuple[str, ...]:
 
 def clone_runtime(deployed: DeployedModel, threads: int | None) -> Runtime:
     """Return another runtime of the model for another thread. PyTorch shares the weights, the others open the file again."""
-    if deployed.file is None or isinstance(deployed.runtime, TorchRuntime):
-        return copy.copy(deployed.runtime)
-    return open_exported_file(Path(deployed.file), deployed.output_kind, threads, deployed.batch_timeout)[0]
+
+    def clone(runtime: Runtime) -> Runtime:
+        if deployed.file is None or isinstance(runtime, TorchRuntime):
+            return copy.copy(runtime)
+        precision = getattr(runtime, "precision", None)
+        return open_exported_file(
+            Path(deployed.file), deployed.output_kind, threads, deployed.batch_timeout, precision
+        )[0]
+
+    runtime = deployed.runtime
+    return runtime.clone(clone) if isinstance(runtime, CheckedRuntime) else clone(runtime)
 
 
 def open_checkpoint(

@@ -38,19 +38,21 @@ def select_runtime(
     threads: int | None = None,
     n_images: int | None = None,
     report: MessageCallback | None = None,
+    torch_runtime: Runtime | None = None,  # of the model in its fastest precision; None for fp32
+    hint: str | None = None,  # the precision in which OpenVINO computes the fp32 file
 ) -> tuple[str, str]:
-    """Return the runtime for a model opened with PyTorch, and a note for the user or an empty string."""
+    """Return the runtime for a model opened with PyTorch in fp32, and a note for the user or an empty string."""
     if n_images is not None and n_images < MIN_IMAGES_FOR_EXPORT:
         return "torch", ""
     installed = [name for name, needs in REQUIRED_PACKAGES.items() if all(map(find_spec, needs))]
     if not installed:
         return "torch", "torch: no other runtime is installed (pip install 'vitrail[onnx,openvino]')"
-    path = export_cache() / f"{cache_key(deployed, machine_identity(), installed, threads)}.json"
+    path = export_cache() / f"{cache_key(deployed, machine_identity(), installed, threads, hint)}.json"
     if known := read_selection(path):
         return known
     if n_images is not None and n_images < MIN_IMAGES_TO_MEASURE:
         return "torch", f"torch: not compared with {' and '.join(installed)} for only {n_images:,} images"
-    seconds, failed, is_repeatable = measure_runtimes(deployed, installed, threads, report)
+    seconds, failed, is_repeatable = measure_runtimes(deployed, installed, threads, report, torch_runtime, hint)
     best = min(seconds, key=lambda name: seconds[name])
     times = ", ".join(f"{name} {1e3 * seconds[name]:.1f}" for name in sorted(seconds, key=lambda name: seconds[name]))
     why = f"{best}: the fastest here, in milliseconds per image and thread: {times}{failed}"
@@ -61,14 +63,20 @@ def select_runtime(
 
 
 def measure_runtimes(
-    deployed: DeployedModel, installed: list[str], threads: int | None, report: MessageCallback | None
+    deployed: DeployedModel,
+    installed: list[str],
+    threads: int | None,
+    report: MessageCallback | None,
+    torch_runtime: Runtime | None = None,
+    hint: str | None = None,
 ) -> tuple[dict[str, float], str, bool]:
     """Return the seconds per image of each runtime, measured in turns, the failures as text, and whether they will repeat."""
-    runtimes: dict[str, Runtime] = {"torch": deployed.runtime}
+    runtimes: dict[str, Runtime] = {"torch": torch_runtime or deployed.runtime}
     failed, is_repeatable = "", True
     for name in installed:
         try:
-            runtimes[name] = open_exported_file(get_or_export(deployed, name, report), deployed.output_kind, threads)[0]
+            file = get_or_export(deployed, name, report)
+            runtimes[name] = open_exported_file(file, deployed.output_kind, threads, precision=hint)[0]
         except (ValueError, OSError) as error:
             failed += f"; {name} failed: {error}"
             is_repeatable = is_repeatable and not isinstance(

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.deploy.search import index as files
 from vitrail.deploy.search.index import IndexedImage, IndexedModel, SearchIndex, VectorWriter, is_index, read_index
 from vitrail.deploy.search.neighbours import build_graph, normalise_rows, write_graph
-from vitrail.inference import TORCH_PRECISIONS
 from vitrail.utils.files import atomic_write, stage_output
+from vitrail.utils.precision import FLOAT_PRECISIONS
 from vitrail.utils.progress import ProgressCallback
 
 ROWS_PER_WRITE = 1024  # written at once
@@ -76,7 +76,11 @@ def build_index(
     progress: ProgressCallback | None = None,
     report: MessageCallback | None = None,
 ) -> IndexingResult:
-    """Write the feature vectors of all images below a folder; with `update`, compute only new and changed images."""
+    """Write the feature vectors of all images below a folder; with `update`, compute only new and changed images.
+
+    The vectors are computed in fp32 unless another precision is given, because queries must use the same one.
+    """
+    options = replace(options, precision="fp32") if options.precision == "auto" else options
     check_index_directory(out, update)
     old = read_index(out) if update else None
     if old is not None and not is_same_path(old.folder, folder):
@@ -223,7 +227,7 @@ def open_query_model(
     if not is_exported(path):
         options = {"merge": model.merge, "assume": assume or model.assume, "take": take or model.take}
         options |= {"size": model.size and tuple(model.size), "n_images": n_images}
-        options |= {"precision": model.precision if model.precision in TORCH_PRECISIONS else "fp32"}
+        options |= {"precision": model.precision if model.precision in FLOAT_PRECISIONS else "fp32"}
     deployed = open_deployed_model(path, runtime=runtime, device=device, output_kind="features", **options)
     index.check_same_model(deployed.contract, path)
     return deployed

@@ -1,6 +1,7 @@
 """Evaluation of runs that learn without labels: signals of the features on held-out images, and the training alarm."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Required, TypedDict
 
@@ -27,6 +28,7 @@ from vitrail.training.runs.supervised import predict_split
 from vitrail.training.runs.validation import count_queries, count_references, has_knn
 from vitrail.training.trainer import Metrics, Trainer
 from vitrail.utils.json import to_json, value_from_json
+from vitrail.utils.precision import autocast
 
 MIN_IMAGES = 8  # training images
 FEW_HELD_OUT = 50  # below this, rank and spread are unreliable
@@ -134,6 +136,10 @@ class FeatureEvaluator(Evaluator):
 
     # --- signals ---
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the autocast context of the run's precision: the signals are measured in it too."""
+        return autocast(self.setup.team.device.type, self.setup.recipe.precision)
+
     def loader(self, name: str) -> Loader:
         """Return the loader of the k-NN references, of the k-NN queries or of the images of the loss."""
         split, count = ("train", count_references) if name == REFERENCES else ("validation", count_queries)
@@ -157,7 +163,7 @@ class FeatureEvaluator(Evaluator):
             at = step if self.objective.signals_follow_step else number
             draw = StepRandom(self.setup.recipe.seed, at, team.rank * mine, mine, team.world_size * mine, team.device)
             images = self.setup.normalise(batch.pixels.to(team.device))
-            with torch.no_grad():
+            with torch.no_grad(), self.autocast():
                 signals = task.signals(images, draw, self.memos.setdefault(number, {}))
             for name, value in signals.items():
                 sums[name] = sums.get(name, torch.zeros((), device=team.device)) + value.detach().float()
@@ -171,11 +177,13 @@ class FeatureEvaluator(Evaluator):
         Only k-NN uses standardised features: their spread would always look healthy.
         """
         queries, normalise, team = self.loader(QUERIES), self.setup.recipe.preprocessing.normalise, self.setup.team
-        features, readable = predict_split(model, queries, normalise, team)
+        with self.autocast():
+            features, readable = predict_split(model, queries, normalise, team)
         if not self.has_knn:
             return features[readable], None
         references = self.loader(REFERENCES)
-        known, known_readable = predict_split(model, references, normalise, team)
+        with self.autocast():
+            known, known_readable = predict_split(model, references, normalise, team)
         pair = [known[known_readable], np.nan_to_num(features[readable])]
         if standardise is not None:
             pair = [standardise(torch.from_numpy(values).to(team.device)).cpu().numpy() for values in pair]

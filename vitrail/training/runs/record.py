@@ -23,13 +23,14 @@ from vitrail.reports.run import RunRecord, SummaryRecord, find_differences, form
 from vitrail.training.distributed import Team
 from vitrail.training.recipe import Machine, Recipe, method_of
 from vitrail.training.runs.prepare import Prepared
+from vitrail.utils.devices import device_name, processor_name
 from vitrail.utils.files import atomic_write, remove_stale_partials, try_lock
 from vitrail.utils.json import dataclass_from_json, read_json_file, to_json
 
 
 def describe_environment(team: Team, precision: str) -> dict[str, object]:
     """Return versions, processor and device."""
-    device = torch.cuda.get_device_name(team.device) if team.device.type == "cuda" else str(team.device)
+    device = device_name(team.device) if team.device.type == "cuda" else str(team.device)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -42,16 +43,6 @@ def describe_environment(team: Team, precision: str) -> dict[str, object]:
         "parallel": team.parallel if team.world_size > 1 else None,
         "precision": precision,
     }
-
-
-def processor_name() -> str:
-    """Return the name of the processor."""
-    table = Path("/proc/cpuinfo")
-    if table.is_file():
-        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 @contextmanager

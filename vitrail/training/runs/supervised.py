@@ -38,7 +38,8 @@ class LabelEvaluator(Evaluator):
         """Return the metrics of the validation split."""
         task, loader = trainer.task, self.loaders.split("validation")
         normalise = self.setup.recipe.preprocessing.normalise
-        logits, readable = predict_split(lambda x: task(x)["logits"], loader, normalise, self.setup.team)
+        with trainer.autocast():
+            logits, readable = predict_split(lambda x: task(x)["logits"], loader, normalise, self.setup.team)
         self.validated = trainer.progress.step, logits, readable
         metrics = summarise_metrics(logits[readable], loader.images.targets[readable], intervals=False)
         return {name: float(metrics[name]) for name in ("loss", "top1", "top5", "map") if metrics.get(name) is not None}
@@ -57,7 +58,8 @@ class LabelEvaluator(Evaluator):
             if split in setup.prepared.splits:
                 loader = self.loaders.split(split)
                 step = trainer.progress.best_step if best else trainer.progress.step
-                logits, readable = self.evaluate(model, loader, step if split == "validation" else -1)
+                with trainer.autocast():
+                    logits, readable = self.evaluate(model, loader, step if split == "validation" else -1)
                 if split == "validation" and setup.recipe.calibrate == "temperature":
                     fit = self.calibrate(logits[readable], loader.images.targets[readable])
                     if fit.is_scaled:
