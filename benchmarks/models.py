@@ -13,6 +13,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import measure
@@ -209,8 +210,8 @@ def families(names: list[str], rounds: int) -> list[dict[str, Any]]:
         except (ValueError, RuntimeError) as error:
             print(f"{name:<44}not measured: {error}", flush=True)
             continue
-        image, config = torch.randn(8, 3, 224, 224), models["vitrail"].config
-        runs: dict[str, Callable[[], Any]] = {k: lambda m=m.eval(): m(image) for k, m in models.items()}
+        image, config = torch.randn(8, 3, 224, 224), configure(name)
+        runs: dict[str, Callable[[], Any]] = {k: partial(model.eval(), image) for k, model in models.items()}
         with torch.inference_mode():
             rows.append(row(f"forward {name}, batch 8", runs, 8, count(config, 8).macs, rounds))
         label = torch.zeros(8, dtype=torch.long)

@@ -49,8 +49,8 @@ def draw(rows: list[dict[str, Any]]) -> str:
             values = tuple(row[key] / own[0][key] * (own[0]["size"] / row["size"]) ** 2 for row in own)
             series.append(Series(f"{title}, {label}", sizes, values))
     title = "Cost per pixel by image size: windows keep it constant, attention between all patches does not"
-    names = {"x_name": "side of the image, pixels", "y_name": f"cost per pixel, relative to {rows[0]['size']}²"}
-    return render_svg(Chart(title, "lines", tuple(series), **names, percent=False))
+    unit = f"cost per pixel, relative to {rows[0]['size']}²"
+    return render_svg(Chart(title, "lines", tuple(series), "side of the image, pixels", unit, percent=False))
 
 
 def main() -> None:
