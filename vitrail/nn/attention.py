@@ -28,8 +28,12 @@ class KeylessBiasLinear(nn.Linear):
         self.bias = nn.Parameter(torch.empty(2 * inner))
 
     def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.full_bias())
+
+    def full_bias(self) -> Tensor:
+        """Return the bias with zeros for the keys, [3·H·d]."""
         q, v = self.bias.chunk(2)
-        return linear(input, self.weight, torch.cat((q, torch.zeros_like(q), v)))
+        return torch.cat((q, torch.zeros_like(q), v))
 
 
 class MSA(nn.Module):

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.nn.attention import KeylessBiasLinear
+from vitrail.nn.linear import LinearLayer
 from vitrail.nn.mlp import MLP
 
 OUTPUT_MODULES = ("pool", "norm", "head")  # after the last layer: they stay in fp32
@@ -35,7 +37,8 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, gelu: str | None = None) -> None:
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), None)
-        self.bias = None if linear.bias is None else linear.bias.detach()
+        bias = linear.full_bias() if isinstance(linear, KeylessBiasLinear) else linear.bias
+        self.bias = None if bias is None else bias.detach()
         self.operation = ("none", [], "") if gelu is None else ("gelu", [], gelu)
         self.plain: Tensor | None = None
 
@@ -89,7 +92,7 @@ def pack_children(module: nn.Module, skipped: set[int]) -> None:
     for name, child in module.named_children():
         if id(child) in skipped:
             continue
-        if type(child) is not nn.Linear:
+        if type(child) not in (nn.Linear, LinearLayer, KeylessBiasLinear):
             pack_children(child, skipped)
         elif name == "fc1" and isinstance(module, MLP) and type(module.activation) is nn.GELU:
             module.fc1 = PackedLinear(child, module.activation.approximate)  # type: ignore[assignment]
