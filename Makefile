@@ -55,6 +55,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than two hours o
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/resolution.py
+	$(BIN)/python benchmarks/small_step.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/listing.py
 	$(BIN)/python benchmarks/check.py
@@ -62,6 +63,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than two hours o
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/time_to_accuracy.py
 	$(BIN)/python benchmarks/short_finetune.py
+	$(BIN)/python benchmarks/fewer_tokens.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/inspect.py
 	$(BIN)/python benchmarks/shipping.py

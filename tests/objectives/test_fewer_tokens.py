@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ from vitrail.objectives.fewer_tokens import (
     TokenSlot,
     resize_patches,
 )
+from vitrail.training.distributed import Team
+from vitrail.training.runs.run import Run
+from vitrail.training.step_time import measure_steps
 
 STEPS = 10
 SLOTS: dict[str, TokenSlot] = {
@@ -168,6 +172,28 @@ def test_bad_values_are_refused_in_one_line(make: Any, message: str) -> None:
 def test_models_without_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match=r"objective\.tokens=PatchDropout does not support"):
         Classification(tokens=PatchDropout()).build(vitrail.build("R50x1", classes=5))
+
+
+def test_merging_is_refused_with_sharded_layers() -> None:
+    run = object.__new__(Run)
+    recipe = SimpleNamespace(tune="full", objective=Classification(tokens=TokenMerging()))
+    run.setup = SimpleNamespace(recipe=recipe, machine=None, team=Team(0, 2, CPU, "fsdp"))  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"TokenMerging calls parts of layers, which are sharded: use parallel='ddp'"):
+        run.build_trainer(task(None).model)
+
+
+def test_time_budget_measures_steps_of_all_parts_of_the_run() -> None:
+    seen: list[int] = []
+    stub: Any = SimpleNamespace(
+        loader=SimpleNamespace(workers=0),
+        team=Team(0, 1, CPU),
+        plan=SimpleNamespace(steps=60),
+        batches=lambda: ((step, 0, None) for step in range(60)),
+        train_step=lambda step, epoch, batch: seen.append(step),
+    )
+    measure_steps(stub, None)
+    assert len(seen) == 5
+    assert {step // 20 for step in seen} == {0, 1, 2}
 
 
 FEW = ("--batch-size", "32", "--set", "model.size.depth=2", "--set", "ema=EMA", "--set", "model.embed=Patches")

@@ -20,6 +20,7 @@ from vitrail.nn.linear import LinearLayer
 from vitrail.nn.mlp import MLP
 
 OUTPUT_MODULES = ("pool", "norm", "head")  # after the last layer: they stay in fp32
+PACKED_TYPES = (nn.Linear, LinearLayer, KeylessBiasLinear)  # others, such as LoRA's, compute their weights
 MAX_SCORES = 2**20  # of one head; PyTorch's kernel does not store them
 
 
@@ -92,7 +93,7 @@ def pack_children(module: nn.Module, skipped: set[int]) -> None:
     for name, child in module.named_children():
         if id(child) in skipped:
             continue
-        if type(child) not in (nn.Linear, LinearLayer, KeylessBiasLinear):
+        if not isinstance(child, nn.Linear) or type(child) not in PACKED_TYPES:
             pack_children(child, skipped)
         elif name == "fc1" and isinstance(module, MLP) and type(module.activation) is nn.GELU:
             module.fc1 = PackedLinear(child, module.activation.approximate)  # type: ignore[assignment]
