@@ -18,7 +18,7 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     **{f"position {name}": {"position": name} for name in ("none", "learned2d", "relative", "relative1d", "sincos2d")},
     **{
         f"position {name}": {"position": name}
-        for name in ("sinusoid1d", "rotary2d", "rotary-dinov3", "relative@shared", "relative1d@shared")
+        for name in ("sinusoid1d", "rotary2d", "rotary-dinov3", "rotary-eva02", "relative@shared", "relative1d@shared")
     },
     **{
         f"position {name}@{at}": {"position": f"{name}@{at}"}

@@ -486,6 +486,8 @@ def build_timm_arguments(config: ModelConfig) -> dict[str, Any] | None:
     is_plain = config.block.key_bias and not is_res_post(config)  # else BEiT or vit_relpos
     if not is_plain or not isinstance(config.position, Learned1D) or isinstance(config.block.mlp, SwiGLU):
         return None
+    if config.block.qkv_bias and not config.block.key_bias:  # timm's EVA
+        return None
     size, block = config.size, config.block
     arguments: dict[str, Any] = {
         "img_size": config.image_size if config.image_size[0] != config.image_size[1] else config.image_size[0],
