@@ -1,7 +1,8 @@
 """Speed and memory of the models against other libraries.
 
     python benchmarks/models.py                       everything, about 35 minutes on two cores
-    python benchmarks/models.py --only forward train  some of: forward compiled train memory
+    python benchmarks/models.py --only forward train  some of: forward compiled train memory families
+    python benchmarks/models.py --only families       Swin-T, MViTv2-T and DINOv3 S/16 alone, about 10 minutes
     python benchmarks/models.py --sizes Ti S --rounds 15
 
 Each row interleaves all contestants in one process and prints images per second (median of the rounds), the ratio of vitrail to
@@ -12,6 +13,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import measure
@@ -165,6 +167,59 @@ def train(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def family_contestants(family: str) -> dict[str, nn.Module]:
+    """Build a model of another family in every library that has it, at 224²."""
+    import timm
+    import torchvision
+    import transformers
+
+    if family == "Swin-T":
+        return {
+            "vitrail": vitrail.build("Swin-T"),
+            "timm": timm.create_model("swin_tiny_patch4_window7_224"),
+            "transformers": Logits(transformers.SwinForImageClassification(transformers.SwinConfig(num_labels=1000))),
+            "torchvision": torchvision.models.swin_t(stochastic_depth_prob=0.0),
+        }
+    if family == "MViTv2-T":
+        return {"vitrail": vitrail.build("MViTv2-T"), "timm": timm.create_model("mvitv2_tiny")}
+    settings = transformers.DINOv3ViTConfig(hidden_size=384, num_hidden_layers=12, num_attention_heads=6)
+    settings.intermediate_size, settings.num_register_tokens = 1536, 4
+    return {
+        "vitrail": vitrail.build("DINOv3-S/16"),
+        "timm": timm.create_model("vit_small_patch16_dinov3"),
+        "transformers": Pooled(transformers.DINOv3ViTModel(settings)),
+    }
+
+
+class Pooled(Logits):
+    """Wrapper that returns the pooled features of a transformers model."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.model(image).pooler_output
+
+
+FAMILIES = ("Swin-T", "MViTv2-T", "DINOv3-S/16")
+
+
+def families(names: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Measure images per second of forward passes and whole training steps of other families."""
+    rows = []
+    for name in names:
+        try:
+            models = family_contestants(name)
+        except (ValueError, RuntimeError) as error:
+            print(f"{name:<44}not measured: {error}", flush=True)
+            continue
+        image, config = torch.randn(8, 3, 224, 224), configure(name)
+        runs: dict[str, Callable[[], Any]] = {k: partial(model.eval(), image) for k, model in models.items()}
+        with torch.inference_mode():
+            rows.append(row(f"forward {name}, batch 8", runs, 8, count(config, 8).macs, rounds))
+        label = torch.zeros(8, dtype=torch.long)
+        runs = {k: step(model, image, label) for k, model in models.items()}
+        rows.append(row(f"train {name}, batch 8", runs, 8, 3 * count(config, 8).macs, rounds))
+    return rows
+
+
 def small_vit_pytorch(head_width: int) -> nn.Module:
     """Build vit-pytorch's small ViT for 28² images. Its heads are 64 wide by default, whatever D is."""
     import vit_pytorch
@@ -222,11 +277,12 @@ def memory() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("forward", "compiled", "train", "memory"))
+    parser.add_argument("--only", nargs="+", choices=("forward", "compiled", "train", "memory", "families"))
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--sizes", nargs="+", choices=tuple(NAMES), default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    wanted = options.only or ["forward", "compiled", "train", "memory"]
+    wanted = options.only or ["forward", "compiled", "train", "memory", "families"]
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     if "memory" in wanted:
@@ -235,6 +291,8 @@ def main() -> None:
         rows += forward(options.sizes, options.rounds, compiled=False)
     if "train" in wanted:
         rows += train(options.rounds)
+    if "families" in wanted:
+        rows += families(options.families, options.rounds)
     if "compiled" in wanted:
         rows += forward(options.sizes, options.rounds, compiled=True)
     print(f"written to {measure.save('models' if not options.only else 'models-' + '-'.join(wanted), rows)}")

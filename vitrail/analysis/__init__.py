@@ -10,6 +10,7 @@ from vitrail.analysis.results import (
     PrincipalFilters,
     to_arrays,
 )
+from vitrail.analysis.stages import LayerTrace, StagedTrace, trace_stages
 from vitrail.analysis.trace import TRACE_VIEWS, find_patch, trace_image
 from vitrail.analysis.weights import extract_filters, extract_positions
 
@@ -18,9 +19,11 @@ __all__ = [
     "AttentionDistances",
     "AttentionMaps",
     "ImageTrace",
+    "LayerTrace",
     "ModelProfile",
     "PositionMaps",
     "PrincipalFilters",
+    "StagedTrace",
     "extract_filters",
     "extract_positions",
     "find_patch",
@@ -30,4 +33,5 @@ __all__ = [
     "record_attention",
     "to_arrays",
     "trace_image",
+    "trace_stages",
 ]

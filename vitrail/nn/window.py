@@ -75,6 +75,11 @@ class ShiftRule:
 # --- the grid in windows ---
 
 
+def pad_grid(x: Tensor, padding: tuple[int, int]) -> Tensor:
+    """Return a grid [B, h, w, D] with columns and rows of zeros at its end; without any, the grid itself, not a copy."""
+    return F.pad(x, (0, 0, 0, padding[0], 0, padding[1])) if any(padding) else x
+
+
 def partition_windows(x: Tensor, window: int) -> Tensor:
     """Cut a grid [B, h, w, D], whose sides are multiples of the window, into windows [B, n, N, D]."""
     b, h, w, d = x.shape
@@ -162,13 +167,20 @@ class WindowAttention(nn.Module):
         """Return the attention of the tokens of each window [B, n, N, D] to each other; `mask`, [n, N, N], is added."""
         q, k, v = self.split_heads(self.project(x))
         bias = self.compute_bias()
-        fold = (0, 1)  # windows beside images: [B·n, H, N, d]
-        if mask is not None:
-            bias = (bias + mask[:, None]).flatten(0, 1)  # [n·H, N, N]
-            fold = (1, 2)  # windows beside heads: [B, n·H, N, d]
         dropout = self.dropout if self.training else 0.0
-        q, k, v = (part.flatten(*fold) for part in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout, scale=1.0)
+        if x.device.type == "cpu" and torch.is_grad_enabled() and bias.requires_grad:
+            # No fused kernel of the CPU gives the gradient of a bias; the textbook form is faster than PyTorch's fallback.
+            scores = q @ k.transpose(-2, -1)  # [B, n, H, N, N]
+            scores += (bias if mask is None else bias + mask[:, None]).to(q.dtype)
+            y = F.dropout(scores.softmax(-1), dropout, training=dropout > 0) @ v
+        else:
+            fold = (0, 1)  # windows beside images: [B·n, H, N, d]
+            if mask is not None:
+                bias = (bias + mask[:, None]).flatten(0, 1)  # [n·H, N, N]
+                fold = (1, 2)  # windows beside heads: [B, n·H, N, d]
+            q, k, v = (part.flatten(*fold) for part in (q, k, v))
+            bias = bias[None].to(q.dtype)  # with three dimensions PyTorch would not use its fused kernel
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
         return self.out(y.reshape(*x.shape[:2], self.heads, x.shape[2], -1).transpose(2, 3).flatten(3))
 
     def compute_attention(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -241,10 +253,10 @@ class WindowBlock(nn.Module):
     def cut_grid(self, x: Tensor, shift: Grid, pad_first: bool) -> tuple[Tensor, Grid]:
         """Return a grid [B, h, w, D], padded with zeros to whole windows, as windows [B, n, N, D], and the padded grid."""
         height, width = x.shape[1:3]
-        padding = (0, 0, 0, -width % self.window, 0, -height % self.window)
-        x = F.pad(x, padding) if pad_first else x
+        padding = (-width % self.window, -height % self.window)
+        x = pad_grid(x, padding) if pad_first else x
         x = x.roll((-shift[0], -shift[1]), (1, 2)) if any(shift) else x
-        x = x if pad_first else F.pad(x, padding)
+        x = x if pad_first else pad_grid(x, padding)
         return partition_windows(x, self.window), (x.shape[1], x.shape[2])
 
     def attend(self, x: Tensor, shift: Grid, pad_first: bool) -> Tensor:
@@ -292,7 +304,7 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the grid [B, h/2, w/2, 2·D] of a grid [B, h, w, D]; odd sides are padded with zeros."""
-        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+        x = pad_grid(x, (x.shape[2] % 2, x.shape[1] % 2))
         b, h, w, d = x.shape
         x = x.view(b, h // 2, 2, w // 2, 2, d).permute(0, 1, 3, 4, 2, 5).flatten(3)  # columns before rows
         return self.reduction(self.norm(x)) if self.norm_first else self.norm(self.reduction(x))
