@@ -22,7 +22,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "swin": {"family": "swin", "window": 4, **SMALL},
     "swin-v2": {"family": "swin", "version": 2, "window": 4, **SMALL},
     "mvit": {"family": "mvit", **SMALL},
-    "mvit-cls": {"family": "mvit", "class_token": True, "expand": "mlp", **SMALL},
 }
 GREY = Preprocessing((32, 32), (32, 32), mean=(0.5,), std=(0.5,))
 DIGITS = tuple("0123456789")

@@ -5,7 +5,7 @@ import torch
 
 import vitrail
 from tests.models.test_bit import assert_compiles
-from tests.models.test_cost import counted_by_torch
+from tests.models.test_cost import counted_by_torch, kept_by_autograd
 from vitrail.models.base import Unsupported
 from vitrail.models.flops import count
 from vitrail.models.lora import tune
@@ -59,6 +59,11 @@ def test_multiply_adds_are_those_of_torchs_counter(name):
 def test_counts_agree_for_every_form_and_batch(form):
     config = configure(**SMALL | form | {"image_size": (40, 68)})
     assert count(config, 3).macs == counted_by_torch(config, 3)
+
+
+def test_activation_bytes_are_what_autograd_keeps():
+    config = configure(**SMALL | {"image_size": 96, "depths": (2, 2, 2), "heads": (1, 2, 4)})
+    assert count(config, 4).activation_bytes == pytest.approx(kept_by_autograd(config, 4), rel=0.1)
 
 
 def test_grids_round_up_along_every_axis():

@@ -114,6 +114,7 @@ class Counter(TorchFunctionMode):
             F.max_pool2d: self.max_pool,
             F.scaled_dot_product_attention: self.attention,
             torch.bmm: self.bmm,
+            F.max_pool2d: self.max_pool,
             **dict.fromkeys((F.layer_norm, F.group_norm, F.batch_norm, F.gelu, F.silu), self.keeps_input),
             **dict.fromkeys((F.relu, torch.tanh), self.keeps_output),
             Tensor.add: self.broadcast,
@@ -177,6 +178,12 @@ class Counter(TorchFunctionMode):
             self.keep(tensor)
         self.macs += x.numel() * other.shape[2]
         return x.new_empty(*x.shape[:2], other.shape[2])
+
+    def max_pool(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        output = F.max_pool2d(x, *args, **kwargs)
+        self.keep(x)
+        self.bytes += output.numel() * 8  # the index of each largest value
+        return output
 
     def keeps_input(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         if not self.is_weight(x):

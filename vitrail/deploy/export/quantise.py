@@ -63,7 +63,8 @@ class Quantiser:
             calibrator = create_calibrator(path, list(QUANTISED_OPS), augmented, calibrate_method=method)
             calibrator.collect_data(cast(Any, CalibrationReader(pixels)))
             self.ranges = calibrator.compute_data()
-        weights = {tensor.name for tensor in self.proto.graph.initializer}
+        # not stacks of matrices (the relative positions of MViT), which onnxruntime cannot multiply in int8
+        weights = {tensor.name for tensor in self.proto.graph.initializer if len(tensor.dims) != 3}
         self.layer_names = [node.name for node in self.proto.graph.node if is_weight_product(node, weights)]
         self.reduce_range = not has_vnni()
 
