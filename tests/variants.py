@@ -5,7 +5,8 @@ from typing import Any
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
-from vitrail.nn.position import Learned1D, Relative, RelativeMLP
+from vitrail.nn.mlp import SwiGLU
+from vitrail.nn.position import Learned1D, Relative, RelativeMLP, RotaryDINOv3
 
 SMALL: dict[str, Any] = {"patch": 8, "width": 32, "depth": 2, "heads": 2, "image_size": (32, 48), "classes": 5}
 
@@ -16,7 +17,7 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     **{f"position {name}": {"position": name} for name in ("none", "learned2d", "relative", "relative1d", "sincos2d")},
     **{
         f"position {name}": {"position": name}
-        for name in ("sinusoid1d", "rotary2d", "relative@shared", "relative1d@shared")
+        for name in ("sinusoid1d", "rotary2d", "rotary-dinov3", "relative@shared", "relative1d@shared")
     },
     **{
         f"position {name}@{at}": {"position": f"{name}@{at}"}
@@ -33,6 +34,14 @@ VIT_SLOTS: dict[str, dict[str, Any]] = {
     "registers relative1d": {"registers": 3, "position": "relative1d"},
     "registers relative-mlp": {"registers": 3, "position": "relative-mlp"},
     "registers rotary": {"registers": 3, "position": "rotary2d"},
+    "eva02": {
+        "position": "rotary-eva02",
+        "mlp": SwiGLU(normed=True),
+        "block": PreNorm(key_bias=False, attention_norm=True),
+        "pool": "mean-norm",
+        "prefix": "class",
+    },
+    "dinov3": {"registers": 3, "position": RotaryDINOv3(precision="bfloat16"), "layer_scale": 0.1, "eps": 1e-5},
     "no prefix": {"pool": "mean"},
     "pool mean-norm": {"pool": "mean-norm", "prefix": "class"},
     "pool class+mean": {"pool": "class+mean"},

@@ -43,8 +43,9 @@ def test_bias_is_by_offset_of_the_key_from_the_query(kind, tables):
     assert extract_positions(model, (8, 3)).bias.shape == (tables, 2, 15, 5)
 
 
-def test_turn_is_the_mean_cosine_by_offset():
-    model = shaken(position="rotary2d", registers=1)
+@pytest.mark.parametrize("position", ["rotary2d", "rotary-dinov3"])
+def test_turn_is_the_mean_cosine_by_offset(position):
+    model = shaken(position=position, registers=1)
     found = extract_positions(model)
     assert found.kind == "rotary"
     assert found.turn is not None

@@ -20,6 +20,7 @@ from vitrail.models.registry import configure
 from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.nn.head import Projection
+from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.position import Learned1D
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
@@ -33,11 +34,12 @@ def configure_known(model):
         options["head"] = Projection(options.pop("projection"))
     if not options.pop("patch_bias", True):
         options["embed"] = Patches(int(model.architecture.partition("/")[2]), bias=False)
+    if not options.pop("qkv_bias", True):
+        options["block"] = PreNorm(qkv_bias=False)
+    if options.pop("mlp_norm", False):
+        options["mlp"] = SwiGLU(normed=True)
     if not options.pop("class_position", True):
         options["position"] = Learned1D(prefix="none")
-    biases = {name: options.pop(name) for name in ("qkv_bias", "key_bias") if name in options}
-    if biases:
-        options["block"] = PreNorm(**biases)
     return configure(model.architecture, image_size=model.size, classes=model.classes, **options)
 
 
@@ -66,7 +68,7 @@ def test_names_and_repositories_are_unique_and_facts_have_sources():
     for model in KNOWN_MODELS:
         assert (model.accuracy is None) == (model.source is None), model.name
         assert model.measure == "top-1" or model.classes is None, model.name
-        assert model.licence in ("apache-2.0", "mit", "cc-by-nc-4.0"), model.name
+        assert model.licence in ("apache-2.0", "mit", "cc-by-nc-4.0", "dinov3-license"), model.name
 
 
 def test_listing_needs_neither_torch_nor_numpy():

@@ -175,6 +175,7 @@ def test_dynamic_size_resamples_positions_in_the_graph(make, tmp_path):
     "position",
     [
         *("learned1d@every", "learned2d", "learned2d@shared", "relative@shared", "relative1d", "rotary2d"),
+        *("rotary-dinov3", "rotary-eva02"),
         *("relative-mlp", RelativeMLP("shared", scaled=True), Relative(absolute=Learned1D())),
     ],
 )

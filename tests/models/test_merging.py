@@ -24,6 +24,8 @@ INSIDE = (
     "relative-mlp",
     "relative@shared",
     "rotary2d",
+    "rotary-dinov3",
+    "rotary-eva02",
     "learned1d@every",
     "learned2d@shared",
     "sincos2d@shared",
@@ -161,12 +163,9 @@ def test_merging_identical_tokens_changes_nothing(slots):
 
 @pytest.mark.parametrize("position", INSIDE)
 def test_positions_inside_layers_are_refused_by_name(position):
-    kind = {
-        "relative": "Relative",
-        "relative1d": "Relative1D",
-        "relative-mlp": "RelativeMLP",
-        "rotary2d": "Rotary2D",
-    }.get(position.split("@")[0], "at=")
+    kinds = {"relative": "Relative", "relative1d": "Relative1D", "relative-mlp": "RelativeMLP"}
+    kinds |= {"rotary2d": "Rotary2D", "rotary-dinov3": "RotaryDINOv3", "rotary-eva02": "RotaryEVA02"}
+    kind = kinds.get(position.split("@")[0], "at=")
     with pytest.raises(ValueError, match=rf"does not support .*{kind}.*at the stem"):
         merge_model(small(position=position), 4)
 

@@ -13,7 +13,7 @@ from vitrail.nn.embed import patchify
 
 POSITIONS = (
     *("none", "learned1d", "learned2d", "sincos2d", "sinusoid1d", "relative", "relative1d", "relative-mlp"),
-    "rotary2d",
+    *("rotary2d", "rotary-dinov3", "rotary-eva02"),
     *("learned1d@every", "learned2d@shared", "relative@shared", "sincos2d@every"),
 )
 QUICK = settings(max_examples=40, deadline=None)

@@ -7,9 +7,9 @@ import vitrail
 from vitrail.models.lora import merge_lora, tune
 
 
-def model() -> vitrail.Model:
+def model(**options) -> vitrail.Model:
     torch.manual_seed(0)
-    made = vitrail.build(None, patch=4, width=16, depth=3, heads=2, classes=5, image_size=16)
+    made = vitrail.build(None, patch=4, width=16, depth=3, heads=2, classes=5, image_size=16, **options)
     torch.nn.init.normal_(made.head.weight)
     return made
 
@@ -37,8 +37,9 @@ def test_full_freezes_nothing() -> None:
     assert trained(made) == {name for name, _ in made.named_parameters()}
 
 
-def test_lora_is_zero_at_first_and_merges_exactly() -> None:
-    plain, made = model(), model()
+@pytest.mark.parametrize("options", [{}, {"position": "rotary-dinov3", "key_bias": False}], ids=["paper", "rotary"])
+def test_lora_is_zero_at_first_and_merges_exactly(options) -> None:
+    plain, made = model(**options), model(**options)
     image = torch.randn(2, 3, 16, 16)
     tune(made, "lora-4")
     torch.testing.assert_close(made(image), plain(image))

@@ -179,7 +179,11 @@ def test_random_layers_compile_in_training_without_a_graph_break(slots):
 
 
 @pytest.mark.parametrize(
-    "position", ["learned1d", "learned2d", "relative", "relative1d", "relative-mlp", "rotary2d", "sincos2d"]
+    "position",
+    [
+        *("learned1d", "learned2d", "relative", "relative1d", "relative-mlp"),
+        *("rotary2d", "rotary-dinov3", "rotary-eva02", "sincos2d"),
+    ],
 )
 def test_other_image_sizes_compile_without_a_graph_break(position):
     torch.compiler.reset()
@@ -283,7 +287,10 @@ def test_features_run_no_unneeded_layer():
     assert ran == [1, 2]
 
 
-@pytest.mark.parametrize("position", ["relative", "relative1d", "relative-mlp", "rotary2d", "learned1d@every"])
+@pytest.mark.parametrize(
+    "position",
+    ["relative", "relative1d", "relative-mlp", "rotary2d", "rotary-dinov3", "rotary-eva02", "learned1d@every"],
+)
 def test_tokens_with_other_positions_are_refused(position):
     model = small(position=position)
     keep = torch.arange(5).expand(2, -1)
@@ -359,6 +366,6 @@ def test_a_bias_of_the_keys_has_no_gradient():
 def test_a_format_with_a_key_bias_gets_zeros(tmp_path):
     model = shaken(small(block=PreNorm(key_bias=False), image_size=32))
     vitrail.save(model, tmp_path / "model.safetensors")
-    report = convert(tmp_path / "model.safetensors", tmp_path / "timm.safetensors", "timm")
+    report = convert(tmp_path / "model.safetensors", tmp_path / "hf", "hf")
     assert report.largest_difference < 1e-5
     assert "the bias of q, k and v has zeros for the keys, which have none here" in report.notes

@@ -68,7 +68,18 @@ def test_the_order_of_tokens_does_not_matter() -> None:
 
 @pytest.mark.parametrize(
     "position",
-    ["learned1d", "learned2d@every", "sincos2d", "relative", "relative1d", "relative-mlp", "rotary2d", "none"],
+    [
+        "learned1d",
+        "learned2d@every",
+        "sincos2d",
+        "relative",
+        "relative1d",
+        "relative-mlp",
+        "rotary2d",
+        "rotary-dinov3",
+        "rotary-eva02",
+        "none",
+    ],
 )
 @pytest.mark.parametrize("slots", [{}, {"pool": "mean", "prefix": "none"}, {"registers": 2}, {"block": "post"}])
 def test_every_parameter_learns_but_the_decoders_positions(position, slots) -> None:

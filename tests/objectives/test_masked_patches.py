@@ -116,7 +116,7 @@ def test_untrained_loss_is_that_of_guessing() -> None:
 
 @pytest.mark.parametrize("target", ["colour", "down", "pixels"])
 @pytest.mark.parametrize("embed", ["patches", "conv-stem"])
-@pytest.mark.parametrize("position", ["learned1d", "relative", "rotary2d"])
+@pytest.mark.parametrize("position", ["learned1d", "relative", "rotary2d", "rotary-dinov3"])
 def test_every_parameter_learns(target, embed, position) -> None:
     made = task(MaskedPatches(target), embed=embed, position=position)
     made(pictures(), None, draw())["loss"].backward()

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,49 @@ def dinov2(registers: int, gated: bool) -> Callable[[Path], Made]:
         return Made(path, images(), answer(model, images()))
 
     return make
+
+
+def dinov3(naming: str, **arguments: Any) -> Callable[[Path], Made]:
+    """timm's class is the reference; Meta's names come from it, with the biases' masks and periods in float32."""
+
+    def make(folder: Path) -> Made:
+        from timm.models.eva import Eva
+
+        given = {**SMALL, "num_classes": 0, "init_values": 1e-5, "dynamic_img_size": True, "num_reg_tokens": 4}
+        given |= {"rope_type": "dinov3", "rope_temperature": 100, "rope_rotate_half": True, "use_rot_pos_emb": True}
+        given |= {"use_abs_pos_emb": False, "use_fc_norm": False, **arguments}
+        model = spread(Eva(**given, norm_layer=partial(torch.nn.LayerNorm, eps=1e-5)))
+        state = model.state_dict()
+        if naming == "timm":
+            assume = {"pool": "class"} if arguments.get("global_pool") == "token" else {}
+            return Made(saved(folder, state), images(), answer(model, images()), assume, model)
+        for name in [name for name in state if name.endswith("q_bias")]:
+            q, v = state.pop(name), state.pop(name.replace("q_bias", "v_bias"))
+            state[name.replace("q_bias", "qkv.bias")] = torch.cat((q, torch.zeros(192), v))
+            state[name.replace("q_bias", "qkv.bias_mask")] = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(192)
+        state["storage_tokens"] = state.pop("reg_token")
+        names = {"fc1_g": "w1", "fc1_x": "w2"} | ({"fc2": "w3"} if arguments.get("swiglu_mlp") else {})
+        for old, new in names.items():
+            state = {name.replace(f"mlp.{old}.", f"mlp.{new}."): value for name, value in state.items()}
+        state = {re.sub(r"gamma_(\d)", r"ls\1.gamma", name): value for name, value in state.items()}
+        state |= {"rope_embed.periods": 100 ** (torch.arange(16) / 16), "mask_token": torch.randn(1, 192)}
+        return Made(saved(folder, state, "dinov3_vitt16.pth"), images(), answer(model, images()))
+
+    return make
+
+
+def eva(**arguments: Any) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
+        from timm.models.eva import Eva
+
+        model = spread(Eva(**{**SMALL, **arguments}))
+        return Made(saved(folder, model.state_dict()), images(), answer(model, images()), peer=model)
+
+    return make
+
+
+EVA02 = {"swiglu_mlp": True, "mlp_ratio": 4 * 2 / 3, "use_rot_pos_emb": True, "ref_feat_shape": (16, 16)}
+EVA02_LARGE = {**EVA02, "qkv_fused": False, "scale_mlp": True}
 
 
 # --- CLIP ---
@@ -480,6 +524,24 @@ CASES: dict[str, Case] = {
     "DINOv2": Case(dinov2(0, False), "dinov2", "timm hf dinov2", ("used in pre-training only",)),
     "DINOv2 giant": Case(dinov2(0, True), "dinov2", "timm hf dinov2", ("used in pre-training only",)),
     "DINOv2 with registers": Case(dinov2(4, False), "dinov2", "timm hf dinov2", ("used in pre-training only",)),
+    "timm DINOv3": Case(dinov3("timm", num_classes=7), "timm dinov3", "timm"),
+    "timm DINOv3, class token": Case(dinov3("timm", global_pool="token"), "timm dinov3", "timm hf dinov3"),
+    "timm DINOv3 SwiGLU, no bias": Case(
+        dinov3("timm", global_pool="token", qkv_bias=False, swiglu_mlp=True, swiglu_align_to=8),
+        "timm dinov3",
+        "timm hf dinov3",
+    ),
+    "DINOv3": Case(dinov3("meta", global_pool="token"), "dinov3", "timm hf dinov3", ("used in pre-training only",)),
+    "DINOv3 SwiGLU": Case(
+        dinov3("meta", global_pool="token", swiglu_mlp=True, swiglu_align_to=8),
+        "dinov3",
+        "timm hf dinov3",
+        ("used in pre-training only",),
+    ),
+    "timm EVA": Case(eva(), "timm eva", "timm"),
+    "timm EVA-02": Case(eva(**EVA02), "timm eva", "timm"),
+    "timm EVA-02 large": Case(eva(**EVA02_LARGE), "timm eva, split", "timm"),
+    "timm EVA-02 CLIP": Case(eva(**EVA02_LARGE, scale_attn_inner=True, global_pool="token"), "timm eva, split", "timm"),
     "OpenCLIP": Case(openclip, "clip", "timm clip", ("text tower",)),
     "OpenAI CLIP": Case(openai_clip, "clip", "timm clip", ("text tower",)),
     "transformers ViT": Case(hugging("ViTForImageClassification"), "transformers vit", PLAIN),
@@ -527,6 +589,18 @@ CASES: dict[str, Case] = {
         hugging("Data2VecVisionForImageClassification", use_relative_position_bias=True),
         "transformers data2vec_vision",
         "timm hf",
+    ),
+    "transformers DINOv3": Case(
+        hugging("DINOv3ViTModel", pooled, num_register_tokens=4, num_labels=2),
+        "transformers dinov3_vit",
+        "timm hf dinov3",
+        ("used in pre-training only",),
+    ),
+    "transformers DINOv3 SwiGLU": Case(
+        hugging("DINOv3ViTModel", pooled, num_register_tokens=4, num_labels=2, use_gated_mlp=True, hidden_act="silu"),
+        "transformers dinov3_vit",
+        "timm hf dinov3",
+        ("used in pre-training only",),
     ),
     "vision_transformer": Case(flax(), "vision_transformer", PLAIN),
     "vision_transformer, fine-tuned": Case(flax(prefix="opt/target/"), "vision_transformer", PLAIN),

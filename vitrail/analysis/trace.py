@@ -45,7 +45,7 @@ class TracedLayer:
 
 @contextmanager
 def capture_attention(msa: MSA) -> Iterator[dict[str, Tensor]]:
-    """Capture the output of the qkv projection, "qkv", and the input of the output projection, "y"."""
+    """Capture the output of the qkv projection, "qkv", and the heads before their projection, "y"."""
     captured: dict[str, Tensor] = {}
 
     def capture_qkv(_: nn.Module, __: tuple[Any, ...], qkv: Tensor) -> None:
@@ -54,7 +54,7 @@ def capture_attention(msa: MSA) -> Iterator[dict[str, Tensor]]:
     def capture_output(_: nn.Module, args: tuple[Tensor]) -> None:
         captured["y"] = args[0]
 
-    handles = msa.qkv.register_forward_hook(capture_qkv), msa.out.register_forward_pre_hook(capture_output)
+    handles = msa.qkv.register_forward_hook(capture_qkv), msa.norm.register_forward_pre_hook(capture_output)
     try:
         yield captured
     finally:

@@ -77,7 +77,8 @@ def extract_positions(model: nn.Module, grid: Grid | None = None) -> PositionMap
     rotation = next(iter(vit.position.layer_positions(grid, None))).rotation
     if rotation is None:
         return PositionMaps("none", grid)
-    cosine = rotation[0][0, 0, vit.config.prefix.count :].float().mean(-1).unflatten(0, grid)  # from the first patch
+    cosine, sine = (table[0, 0, vit.config.prefix.count :].float() for table in (rotation.cosine, rotation.sine))
+    cosine = (cosine * cosine[0] + sine * sine[0]).mean(-1).unflatten(0, grid)  # of the angle from the first patch
     cosine = torch.cat((cosine[1:].flip(0), cosine))  # the cosine is even
     cosine = torch.cat((cosine[:, 1:].flip(1), cosine), 1)
     return PositionMaps("rotary", grid, turn=to_numpy(cosine))

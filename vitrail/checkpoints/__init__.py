@@ -3,4 +3,5 @@
 `TARGET_NAMES` stands here because the help texts of the command line read it without importing PyTorch.
 """
 
-TARGET_NAMES = ("vitrail", "timm", "hf", "big_vision", "torchvision", "vit-pytorch", "clip", "dinov2")  # of conversions
+# of conversions
+TARGET_NAMES = ("vitrail", "timm", "hf", "big_vision", "torchvision", "vit-pytorch", "clip", "dinov2", "dinov3")

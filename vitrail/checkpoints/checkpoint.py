@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.checkpoints.artifact import CheckpointContract, hash_tensor, is_artifact, read_contract
 from vitrail.checkpoints.detect import FORMATS, Detection, detect_format, match_artifact
-from vitrail.checkpoints.formats import FILE_NAME_KEY, clip, timm, transformers
+from vitrail.checkpoints.formats import FILE_NAME_KEY, PERIODS_KEY, clip, timm, transformers
 from vitrail.checkpoints.io import open_checkpoint
 from vitrail.checkpoints.io.safetensors import SafetensorsFile
 from vitrail.checkpoints.io.source import TensorFile
@@ -25,7 +25,7 @@ from vitrail.nn.embed import Patches
 
 ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
 NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
-ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling", "window", "block")
+ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling", "window", "periods", "block")
 PREPROCESSING_KEYS = ("mean", "std", "crop", "fit", "interpolation")
 
 
@@ -176,7 +176,7 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
         return Checkpoint(source, detection, contract, digests, "the artifact", "the artifact")
     architecture = {name: value for name, value in assume.items() if name in ARCHITECTURE_KEYS}
     try:
-        settings = {**source.settings, FILE_NAME_KEY: source.path.stem}
+        settings = {**source.settings, FILE_NAME_KEY: source.path.stem, PERIODS_KEY: read_periods(source)}
         detection = detect_format(shapes, settings, architecture)
     except ValueError as error:
         raise ValueError(f"{source.path}: {error}") from None
@@ -197,6 +197,14 @@ def _detect_checkpoint(source: TensorFile, assume: dict[str, Any]) -> Checkpoint
         card["licence"] = source.metadata["license"]
     contract = CheckpointContract(detection.config, labels, pipeline, card)
     return Checkpoint(source, detection, contract, {}, labels_from, pipeline_from)
+
+
+def read_periods(source: TensorFile) -> list[float] | None:
+    """Return the periods of rotary positions that DINOv3's release stores: no shape tells their precision."""
+    name = next((name for name in source.specs if name.endswith("rope_embed.periods")), None)
+    if name is None or len(source.specs[name].shape) != 1 or source.specs[name].nbytes > 2**16:
+        return None
+    return source.read(name).float().tolist()
 
 
 def find_labels(source: TensorFile, detection: Detection) -> tuple[tuple[str, ...] | None, str]:

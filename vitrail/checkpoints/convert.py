@@ -18,6 +18,8 @@ from vitrail.checkpoints.formats import (
     Reasons,
     beit,
     clip,
+    dinov3,
+    eva,
     google,
     swin,
     timm,
@@ -37,7 +39,7 @@ from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampli
 from vitrail.nn.block import ResPostNorm
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP, Mean
-from vitrail.nn.position import Learned1D, Relative, RelativeMLP
+from vitrail.nn.position import Learned1D, Relative, RelativeMLP, RotaryDINOv3, RotaryEVA02
 from vitrail.utils.files import stage_output
 
 SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
@@ -66,6 +68,8 @@ def write_transformers_directory(
         settings = swin.build_settings(config, dtype)
     elif beit.is_beit(config):
         settings = beit.build_settings(config.require_tokens("transformers' format"), dtype)
+    elif isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3):
+        settings = dinov3.build_settings(config, dtype)
     else:
         settings = transformers.build_settings(config.require_tokens("transformers' format"), dtype)
     files = transformers.build_files(
@@ -95,6 +99,9 @@ class ConversionTarget:
     )  # its code's rule; None if it has one image size
     restate_bias: Callable[[TokenConfig, State], tuple[TokenConfig, State]] = with_key_bias  # of q, k and v
     supports_res_post: bool = False  # norms at the end of each branch
+    list_notes: Callable[[TokenConfig, State], list[str]] = (
+        lambda config, state: []
+    )  # where its code computes otherwise
 
 
 @dataclass
@@ -169,6 +176,43 @@ TARGETS: dict[str, ConversionTarget] = {
         resampling=lambda config: timm.choose_dinov2_resampling(config.prefix.registers),
     ),
 }
+
+
+def _make_dinov3_target(naming: dinov3.Naming, **more: Any) -> ConversionTarget:
+    return ConversionTarget(
+        naming.title,
+        lambda config: dinov3.list_limits(config, naming),
+        lambda config: dinov3.build_table(config, "", naming),
+        supports_swiglu=True,
+        list_notes=lambda config, state: dinov3.list_notes(config, state, naming),
+        **{"restate_bias": lambda config, state: (config, state), **more},
+    )
+
+
+# The targets of models that a project has another class for.
+DINOV3_TARGETS = {
+    "timm": _make_dinov3_target(dinov3.TIMM),
+    "hf": _make_dinov3_target(
+        dinov3.TRANSFORMERS,
+        suffixes=(),
+        write=write_transformers_directory,
+        list_unused_tensors=lambda config: {dinov3.TRANSFORMERS.tokens[2]: (1, 1, config.size.width)},
+    ),
+    "dinov3": _make_dinov3_target(
+        dinov3.META,
+        restate_bias=dinov3.with_bias,
+        list_unused_tensors=lambda config: {dinov3.META.tokens[2]: (1, config.size.width)},
+    ),
+}
+EVA_TARGET = ConversionTarget(
+    "timm's EVA",
+    eva.list_limits,
+    eva.build_table,
+    supports_swiglu=True,
+    resampling=lambda config: "timm",
+    restate_bias=lambda config, state: (config, state),
+)
+TARGETS["dinov3"] = DINOV3_TARGETS["dinov3"]
 assert ("vitrail", *TARGETS) == TARGET_NAMES
 
 
@@ -243,7 +287,14 @@ def convert(
 
 def get_target(to: str, config: ModelConfig) -> ConversionTarget:
     """Return the target of a format for this kind of model."""
-    return BEIT_TARGETS.get(to, TARGETS[to]) if beit.is_beit(config) else TARGETS[to]
+    if not isinstance(config, TokenConfig):
+        return TARGETS[to]
+    if isinstance(config.position, RotaryDINOv3):
+        return DINOV3_TARGETS.get(to, TARGETS[to])
+    if beit.is_beit(config):
+        return BEIT_TARGETS.get(to, TARGETS[to])
+    is_eva = isinstance(config.position, RotaryEVA02) or not any(eva.list_limits(config).values())
+    return EVA_TARGET if to == "timm" and is_eva else TARGETS[to]
 
 
 def check_output_name(to: str, out: Path) -> None:
@@ -342,6 +393,7 @@ def write_and_verify(
                 config, written = _restate(target, contract.config, state)
                 notes += _describe_restatements(contract.config, config)
                 notes += compare_resampling(contract.config, target.resampling(config), target.title)
+                notes += target.list_notes(config, written)
                 stated = replace(contract, config=config)
             theirs = export_state(build_target_table(to, stated.config), written)
             if isinstance(stated.config, TokenConfig):
@@ -395,8 +447,10 @@ def _describe_restatements(before: TokenConfig, after: TokenConfig) -> list[str]
         notes.append("fixed positions are written as a table")
     elif before.position != after.position and before.prefix.count:
         notes.append("positions of the prefix tokens are added to the tokens, or zero if there were none")
-    if before.block.key_bias != after.block.key_bias:
+    if before.block.qkv_bias and before.block.key_bias != after.block.key_bias:
         notes.append("the bias of q, k and v has zeros for the keys, which have none here")
+    if before.block.qkv_bias != after.block.qkv_bias:
+        notes.append("q and v get a bias of zeros, which they do not have here")
     if before.head != after.head:
         notes.append(f"the projection is written as a head of {after.classes} classes with zero bias")
     return notes
@@ -424,6 +478,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
         )
         block = "res-post" if is_res_post else "pre" if relative else None
         choices = {"gelu": gelu, "pool": pool, "resampling": config.resampling, "block": block}
+        if isinstance(config.position, RotaryDINOv3):
+            choices["periods"] = config.position.precision
         facts |= {name: value for name, value in choices.items() if value}
     elif isinstance(config, SwinConfig):
         facts |= {"eps": config.eps, "window": config.windows[0]}
@@ -481,7 +537,10 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
         f"eps {wanted.eps:g}": read.eps == wanted.eps,
         f"{'residual post-norm' if isinstance(wanted.block, ResPostNorm) else 'pre-norm'} layers": type(read.block)
         is type(wanted.block),
-        "mean pooling": isinstance(read.pool, Mean) == isinstance(wanted.pool, Mean),
+        f"{'mean' if isinstance(wanted.pool, Mean) else 'class token'} pooling": isinstance(read.pool, Mean)
+        == isinstance(wanted.pool, Mean),
+        f"{getattr(wanted.position, 'precision', '')} periods": read.position == wanted.position
+        or not isinstance(wanted.position, RotaryDINOv3),
         f"the image size {wanted.image_size[0]}×{wanted.image_size[1]}": read.image_size == wanted.image_size,
     }
     return [fact for fact, same in facts.items() if not same]

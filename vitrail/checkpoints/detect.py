@@ -7,13 +7,24 @@ from functools import lru_cache
 from typing import Any
 
 from vitrail.checkpoints import formats, keys
-from vitrail.checkpoints.formats import beit, clip, google, swin, timm, torchvision, transformers, vit_pytorch
+from vitrail.checkpoints.formats import (
+    beit,
+    clip,
+    dinov3,
+    eva,
+    google,
+    swin,
+    timm,
+    torchvision,
+    transformers,
+    vit_pytorch,
+)
 from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, find_ignored, format_names
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
 # in the order in which they are tried
-PROJECTS = (beit, timm, transformers, google, torchvision, clip, vit_pytorch, swin)
+PROJECTS = (dinov3, eva, beit, timm, transformers, google, torchvision, clip, vit_pytorch, swin)
 FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")  # that training adds to every name
 
@@ -65,7 +76,8 @@ def detect_format(shapes: formats.Shapes, settings: dict[str, Any], assume: Mapp
             except ValueError as error:
                 complaints.append(f"it looks like {form.title}, but {error}")
                 continue
-            telling = " and ".join(root + name for name in form.required_keys[:2])
+            found = (names.find(name) if "|" in name else name for name in form.required_keys[:2])
+            telling = " and ".join(f"{root}{name}" for name in found)
             wanted = keys.compute_expected_shapes(table, config)
             reason = f"{form.title}: it has {telling}" + (f", after {wrapper!r}" if wrapper else "")
             tensors = account_tensors(wanted, inner, find_ignored(table, inner), wrapper)

@@ -71,6 +71,19 @@ def _dinov2(name: str, repo: str, architecture: str, params: int, linear: float,
     return _features(name, f"facebook/{repo}", architecture, params, "DINOv2 on LVD-142M, no labels", **facts)
 
 
+def _dinov3(name: str, tag: str, architecture: str, params: int, **options: Any) -> KnownModel:
+    """Return a DINOv3, in transformers' format. The repositories are gated: their licence has to be accepted on the Hub."""
+    data = "SAT-493M" if tag.endswith("sat493m") else "LVD-1689M"
+    facts: dict[str, Any] = {"licence": "dinov3-license", "options": {**DINOV3, **options}}
+    return _features(name, f"facebook/dinov3-{tag}", architecture, params, f"DINOv3 on {data}, no labels", **facts)
+
+
+def _eva02(name: str, tag: str, architecture: str, params: int, mlp_width: int, size: int) -> KnownModel:
+    """Return an EVA-02 of timm, pre-trained on ImageNet-22k; its larger models have a norm in the MLP."""
+    facts = {"options": {**EVA02, "mlp_width": mlp_width, "mlp_norm": size == 448}, "size": size, "licence": "mit"}
+    return KnownModel(name, f"timm/{tag}", architecture, params, "ImageNet-22k (EVA-02), then ImageNet-1k", **facts)
+
+
 def _openclip(name: str, repo: str, architecture: str, params: int, zero_shot: float, width: int) -> KnownModel:
     """Return the visual tower of an OpenCLIP, with the zero-shot accuracy of both towers."""
     facts: dict[str, Any] = {"accuracy": zero_shot, "measure": "zero-shot", "source": OPENCLIP_DOCS, "licence": "mit"}
@@ -113,6 +126,8 @@ NONCOMMERCIAL = "cc-by-nc-4.0"
 DISTILLED_PREFIX = {"prefix": "class+distillation"}
 DEIT3_BLOCKS = {"layer_scale": 1e-6, "class_position": False}
 GIANT = {"patch": 14, "width": 1536, "depth": 40, "heads": 24, "mlp": "swiglu", "mlp_width": 4096}
+DINOV3 = {"position": "rotary-dinov3", "registers": 4, "layer_scale": 1e-5, "eps": 1e-5, "key_bias": False}
+EVA02 = {"position": "rotary-eva02", "key_bias": False, "mlp": "swiglu", "pool": "mean-norm", "prefix": "class"}
 CLIP = {"token_norm": True, "patch_bias": False}
 ATTENTION_POOL = {"pool": "map"}
 RELATIVE_MLP = {"layer_scale": 1e-6, "qkv_bias": False, "pool": "mean-norm", "position": "relative-mlp"}
@@ -225,6 +240,17 @@ KNOWN_MODELS = (
     _dinov2("dinov2-small-registers", "dinov2-with-registers-small", "S/14", 22_057_728, 80.9, registers=4),
     _dinov2("dinov2-base-registers", "dinov2-with-registers-base", "B/14", 86_582_784, 84.6, registers=4),
     _dinov2("dinov2-large-registers", "dinov2-with-registers-large", "L/14", 304_371_712, 86.7, registers=4),
+    _dinov3("dinov3-small", "vits16-pretrain-lvd1689m", "S/16", 21_596_160),
+    _dinov3("dinov3-small-plus", "vits16plus-pretrain-lvd1689m", "S/16", 28_692_480, mlp="swiglu"),
+    _dinov3("dinov3-base", "vitb16-pretrain-lvd1689m", "B/16", 85_659_648),
+    _dinov3("dinov3-large", "vitl16-pretrain-lvd1689m", "L/16", 303_128_576),
+    _dinov3("dinov3-large-satellite", "vitl16-pretrain-sat493m", "L/16", 303_128_576),
+    _dinov3("dinov3-huge-plus", "vith16plus-pretrain-lvd1689m", "H+/16", 840_591_360, mlp="swiglu"),
+    _dinov3("dinov3-7b", "vit7b16-pretrain-lvd1689m", "7B/16", 6_716_030_976, mlp="swiglu", qkv_bias=False),
+    _eva02("eva02-tiny", "eva02_tiny_patch14_336.mim_in22k_ft_in1k", "Ti/14", 5_756_584, 512, 336),
+    _eva02("eva02-small", "eva02_small_patch14_336.mim_in22k_ft_in1k", "S/14", 22_129_000, 1024, 336),
+    _eva02("eva02-base", "eva02_base_patch14_448.mim_in22k_ft_in22k_in1k", "B/14", 87_117_544, 2048, 448),
+    _eva02("eva02-large", "eva02_large_patch14_448.mim_in22k_ft_in22k_in1k", "L/14", 305_080_232, 2730, 448),
     _features("mae-base", "timm/vit_base_patch16_224.mae", "B/16", 85_798_656, MAE, licence=NONCOMMERCIAL),
     _features("mae-large", "timm/vit_large_patch16_224.mae", "L/16", 303_301_632, MAE, licence=NONCOMMERCIAL),
     _openclip("openclip-base-32", "CLIP-ViT-B-32-laion2B-s34B-b79K", "B/32", 87_849_216, 66.6, 512),

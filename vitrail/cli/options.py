@@ -127,7 +127,8 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
         "pool=class|mean, block=pre|res-post, channels=3, "
         f"resampling={'|'.join(RESAMPLING_NAMES)} (of positions at other sizes, by the "
-        "project with this rule); preprocessing: mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
+        "project with this rule), periods=float32|bfloat16 (of DINOv3's rotation); preprocessing: "
+        "mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
         "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},
     ),

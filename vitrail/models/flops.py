@@ -116,6 +116,7 @@ class Counter(TorchFunctionMode):
             **dict.fromkeys((F.relu, torch.tanh), self.keeps_output),
             Tensor.add: self.broadcast,
             Tensor.mul: self.multiply,
+            torch.addcmul: lambda _, a, b: self.multiply(a, b),
             F.dropout: self.dropout,
             torch.cat: self.cat,
             Tensor.gather: self.gather,

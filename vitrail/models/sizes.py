@@ -23,6 +23,8 @@ SIZES = {
     "H": Size(32, 1280, 5120, 16),
     "g": Size(40, 1408, 6144, 16),  # Scaling Vision Transformers
     "G": Size(48, 1664, 8192, 16),
+    "H+": Size(32, 1280, 5120, 20),  # DINOv3
+    "7B": Size(40, 4096, 8192, 32),
 }
 
 # Blocks in each stage.
@@ -31,8 +33,8 @@ RESNETS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 # The names of each slot of a Vision Transformer, and what the slot decides. `vit_config.py` gives each name its object;
 # the help texts of the command line read the names without importing PyTorch.
 POSITION_NAMES = (
-    *("none", "learned1d", "learned2d", "relative", "relative1d", "relative-mlp"),
-    *("sincos2d", "sinusoid1d", "rotary2d"),
+    *("none", "learned1d", "learned2d", "relative", "relative1d", "relative-mlp", "sincos2d", "sinusoid1d"),
+    *("rotary2d", "rotary-dinov3", "rotary-eva02"),
 )
 SLOT_NAMES = {
     "embed": (("patches", "conv-stem"), "patch embedding"),

@@ -148,7 +148,7 @@ def attend(msa: MSA, x: Tensor, size: Tensor | None, n_outputs: int | None) -> t
         bias = F.pad(size.log(), (x.shape[1] - size.shape[1], 0))[:, None, None]  # [B, 1, 1, T]; 0 for the prefix
     dropout = msa.dropout if msa.training else 0.0
     y = F.scaled_dot_product_attention(q[:, :, :n_outputs], k, v, attn_mask=bias, dropout_p=dropout)
-    return msa.out(y.transpose(1, 2).flatten(2)), k
+    return msa.out(msa.norm(y.transpose(1, 2).flatten(2))), k
 
 
 def merge(z: Tensor, size: Tensor | None, keys: Tensor, prefix: int, r: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn import position as positions
-from vitrail.nn.position import LayerPosition, PositionEmbedding
+from vitrail.nn.position import LayerPosition, PositionEmbedding, Rotation
 from vitrail.nn.resampling import Resampling, compute_axis_weights
 from vitrail.nn.resnet import StdConv, pad_same
 from vitrail.nn.shape import Grid
@@ -57,6 +57,7 @@ class ConstantPositions(PositionEmbedding):
     def __init__(self, of: PositionEmbedding, grid: Grid) -> None:
         super().__init__(of.shape)
         self.tables: list[Tensor] = []
+        self.halves = getattr(of, "halves", False)  # of a rotation
         with torch.no_grad():
             self.stem_name = self.store_table(of.stem_embedding(grid, None))
             store, layers = self.store_table, of.layer_positions(grid, None)
@@ -64,7 +65,7 @@ class ConstantPositions(PositionEmbedding):
                 (
                     store(p.embedding),
                     store(p.bias),
-                    tuple(map(store, p.rotation or ())),
+                    tuple(map(store, (p.rotation or ())[:2])),
                     tuple(map(store, p.offsets or ())),
                 )
                 for p in layers
@@ -93,7 +94,8 @@ class ConstantPositions(PositionEmbedding):
 
     def layer_positions(self, grid: Grid, keep: Tensor | None) -> Iterator[LayerPosition]:
         for embedding, bias, *pairs in self.layers:
-            rotation, offsets = (self.get_pair(names) for names in pairs)
+            turn, offsets = (self.get_pair(names) for names in pairs)
+            rotation = None if turn is None else Rotation(*turn, self.halves)
             yield LayerPosition(self.get_table(embedding), self.get_table(bias), rotation, offsets)
 
 
@@ -107,6 +109,8 @@ def resample_in_graph(position: PositionEmbedding) -> PositionEmbedding:
             return TracedLearned1D(position)
         case positions.Learned2DTable():
             return TracedLearned2D(position)
+        case positions.ReferenceRotation():
+            return TracedReferenceRotation(position)
         case positions.RelativePositionBias():
             return TracedRelative(position)
         case positions.RelativeEmbedding1D():
@@ -142,6 +146,14 @@ class TracedLearned2D(TracedLearned):
         x = compute_axis_weights(of.resampling, self.shape.grid[1], w, columns) @ columns  # [w, D/2]
         patches = torch.cat((y[:, None].expand(h, w, -1), x[None].expand(h, w, -1)), -1).flatten(0, 1)
         return torch.cat((of.prefix[index], patches))
+
+
+class TracedReferenceRotation(positions.ReferenceRotation):
+    """A rotation, and a vector per token that is resampled."""
+
+    def __init__(self, of: positions.ReferenceRotation) -> None:
+        super().__init__(of.shape, of.theta, of.reference, TracedLearned1D(of.learned))
+        self._like = of._like
 
 
 class TracedRelative(positions.RelativePositionBias):

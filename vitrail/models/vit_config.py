@@ -85,11 +85,12 @@ class ViTConfig(TokenConfig):
         registers = f", {self.prefix.registers} registers" if self.prefix.registers else ""
         options = {
             type(block.mlp).__name__: True,
+            "a norm in the MLP": getattr(block.mlp, "normed", False),
             "LayerScale": block.layer_scale is not None,
             "q/k norm": block.qk_norm,
         }
         options |= {"no q/k/v bias": not block.qkv_bias, "no key bias": block.qkv_bias and not block.key_bias}
-        options |= {"a norm on z_0": self.token_norm}
+        options |= {"a norm of the heads": block.attention_norm, "a norm on z_0": self.token_norm}
         size, rule = self.size, self.resampling
         resampling = {} if rule is None else {"resampling": describe_resampling(rule)}
         return {
@@ -115,6 +116,8 @@ class ViTConfig(TokenConfig):
             return {"class": ClassToken(), "mean": Mean()}.get(value) == self.pool
         if name == "block":
             return type(BLOCKS.get(value)) is type(self.block)
+        if name == "periods":
+            return getattr(self.position, "precision", None) == value
         known = {"heads": self.size.heads, "eps": self.eps, "size": self.image_size, "channels": self.channels}
         if name == "resampling":
             return self.resampling == parse_resampling(value)
@@ -176,7 +179,7 @@ RESAMPLINGS: dict[str, Resampling] = dict(
     )
 )
 
-VIT_NAME = re.compile(r"(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+)/(?P<patch>\d+)")
+VIT_NAME = re.compile(r"(?:R(?P<resnet>\d*)\+)?(?P<size>[A-Za-z]+\+?|\d+B)/(?P<patch>\d+)")
 GELUS: dict[str, MLPSlot] = {"exact": GELU(), "tanh": TanhGELU(), "quick": QuickGELU()}
 
 
@@ -229,6 +232,7 @@ def configure_vit(
     head: str | HeadSlot = "linear",
     layer_scale: float | None = None,
     qk_norm: bool = False,
+    key_bias: bool = True,
     classes: int | None = 1000,
     image_size: int | tuple[int, int] = 224,
     channels: int = 3,
@@ -283,6 +287,8 @@ def configure_vit(
         block = replace(block, layer_scale=layer_scale)
     if qk_norm:
         block = replace(block, qk_norm=True)
+    if not key_bias:
+        block = replace(block, key_bias=False)
 
     config = ViTConfig(
         size=size,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class KeylessBiasLinear(nn.Linear):
     """The projection of queries, keys and values with a bias of q and v only (BEiT, EVA-02, DINOv3): [2·H·d] values.
 
-    A bias of the keys adds the same number to a query's product with every key, which the softmax cancels.
+    Without rotary positions, a bias of the keys adds the same to a query's product with every key: softmax cancels it.
     """
 
     def __init__(self, width: int, inner: int) -> None:
@@ -47,6 +47,7 @@ class MSA(nn.Module):
         )
         self.q_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
         self.k_norm = nn.LayerNorm(d, eps=shape.eps) if spec.qk_norm else None
+        self.norm = nn.LayerNorm(inner, eps=shape.eps) if spec.attention_norm else nn.Identity()
         self.out = nn.Linear(inner, shape.width, bias=spec.out_bias)
 
     def forward(self, x: Tensor, position: LayerPosition = NO_POSITION, n_outputs: int | None = None) -> Tensor:
@@ -57,7 +58,7 @@ class MSA(nn.Module):
         bias = position.compute_bias(q, n_outputs)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # [B, H, N, d]
-        return self.out(y.transpose(1, 2).flatten(2))  # [B, N, D]
+        return self.out(self.norm(y.transpose(1, 2).flatten(2)))  # [B, N, D]
 
     def split_heads(self, qkv: Tensor, position: LayerPosition = NO_POSITION) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values per head, [B, H, N, d] each, after the optional norm and rotation of q and k."""

@@ -109,7 +109,7 @@ class EncoderBlock(nn.Module):
         self.norm1 = nn.LayerNorm(d, eps=shape.eps)
         self.msa = MSA(shape, spec)
         self.branch1 = ResidualBranch(d, dropout, spec.layer_scale, stochastic_depth)
-        self.mlp = spec.mlp.build(d, shape.mlp, dropout)
+        self.mlp = spec.mlp.build(d, shape.mlp, dropout, shape.eps)
         self.branch2 = ResidualBranch(d, dropout, spec.layer_scale, stochastic_depth)
 
 
@@ -165,6 +165,9 @@ class PreNorm:
     out_bias: bool = True
     attention_dropout: float = 0.0
     key_bias: bool = field(default=True, metadata={"omit_default": True})  # False: of qkv_bias, only that of q and v
+    attention_norm: bool = field(
+        default=False, metadata={"omit_default": True}
+    )  # of the heads, before their projection
     module: ClassVar[type[EncoderBlock]] = PreNormBlock
     final_norm: ClassVar[bool] = True  # whether equation 4's LN follows the last layer
 

@@ -1,6 +1,6 @@
 """The MLP of equation 3: two layers with GELU, and its alternatives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,24 +21,26 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """fc2(silu(a) ⊙ b) with a and b from one matrix ("GLU Variants Improve Transformer", Shazeer 2020)."""
+    """fc2(norm(silu(a) ⊙ b)) with a and b from one matrix ("GLU Variants Improve Transformer", Shazeer 2020); most have no
+    norm."""
 
-    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float, norm: nn.Module) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, 2 * hidden)
+        self.norm = norm
         self.fc2 = nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = self.fc1(x).chunk(2, -1)
-        return self.fc2(self.dropout(F.silu(a) * b))
+        return self.fc2(self.norm(self.dropout(F.silu(a) * b)))
 
 
 @dataclass(frozen=True)
 class GELU:
     """The paper's MLP with exact GELU, x Φ(x)."""
 
-    def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
+    def build(self, width: int, hidden: int, dropout: float, eps: float) -> nn.Module:
         return MLP(width, hidden, nn.GELU(), dropout)
 
 
@@ -46,7 +48,7 @@ class GELU:
 class TanhGELU:
     """GELU in its tanh approximation, as Flax computes it: big_vision's models and SigLIP."""
 
-    def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
+    def build(self, width: int, hidden: int, dropout: float, eps: float) -> nn.Module:
         return MLP(width, hidden, nn.GELU(approximate="tanh"), dropout)
 
 
@@ -61,7 +63,7 @@ class QuickGELUActivation(nn.Module):
 class QuickGELU:
     """GELU in its sigmoid approximation, as in OpenAI's CLIP."""
 
-    def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
+    def build(self, width: int, hidden: int, dropout: float, eps: float) -> nn.Module:
         return MLP(width, hidden, QuickGELUActivation(), dropout)
 
 
@@ -69,16 +71,19 @@ class QuickGELU:
 class ReLU:
     """The MLP of the 2017 Transformer."""
 
-    def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
+    def build(self, width: int, hidden: int, dropout: float, eps: float) -> nn.Module:
         return MLP(width, hidden, nn.ReLU(), dropout)
 
 
 @dataclass(frozen=True)
 class SwiGLU:
-    """The gated MLP of DINOv2's giant; `hidden` is the width after the gate."""
+    """The gated MLP of DINOv2's giant; `hidden` is the width after the gate. `normed` adds EVA-02's LayerNorm after it."""
 
-    def build(self, width: int, hidden: int, dropout: float) -> nn.Module:
-        return GatedMLP(width, hidden, dropout)
+    normed: bool = field(default=False, metadata={"omit_default": True})
+
+    def build(self, width: int, hidden: int, dropout: float, eps: float) -> nn.Module:
+        norm = nn.LayerNorm(hidden, eps=eps) if self.normed else nn.Identity()
+        return GatedMLP(width, hidden, dropout, norm)
 
 
 MLPSlot = GELU | TanhGELU | QuickGELU | ReLU | SwiGLU

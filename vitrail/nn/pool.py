@@ -86,7 +86,7 @@ class AttentionPool(Pool):
         self.kv = nn.Linear(d, 2 * d)
         self.out = nn.Linear(d, d)
         self.norm2 = nn.LayerNorm(d, eps=shape.eps)
-        self.mlp = mlp.build(d, shape.mlp, 0.0)
+        self.mlp = mlp.build(d, shape.mlp, 0.0, shape.eps)
 
     def forward(self, z: Tensor, size: Tensor | None = None) -> Tensor:
         patches = self.norm(z)[:, self.prefix :]

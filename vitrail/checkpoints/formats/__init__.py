@@ -21,10 +21,11 @@ from vitrail.nn.mlp import MLPSlot
 from vitrail.nn.position import Learned1D
 from vitrail.nn.resampling import Resampling
 
-# Widths whose heads do not have 64 values: the named sizes, SigLIP's So400m, big_vision's mu and e.
-HEADS_BY_WIDTH = {size.width: size.heads for size in SIZES.values()} | {1152: 16, 32: 2, 1792: 16}
+# Widths whose heads do not have 64 values: the named sizes (of H and H+, H), SigLIP's So400m, big_vision's mu and e.
+HEADS_BY_WIDTH = {size.width: size.heads for size in SIZES.values()} | {1280: 16, 1152: 16, 32: 2, 1792: 16}
 MAX_LAYERS = 1_000  # more than any trained model has
 FILE_NAME_KEY = "the file's name"  # among a source's settings: the file name without its extension
+PERIODS_KEY = "the file's periods"  # among a source's settings: the values of rope_embed.periods
 Shapes = Mapping[str, tuple[int, ...]]
 LabelsAndPreprocessing = tuple[tuple[str, ...] | None, Preprocessing | None]
 SIN_COS_LIMIT = "its sin-cos positions have the frequencies of end=True"
@@ -58,13 +59,17 @@ class TensorNames:
         return shape
 
     def find(self, pattern: str) -> str | None:
-        """Return the first name that matches a pattern with `*`; all layers are assumed alike."""
-        full = self.root + pattern
-        return next((name[len(self.root) :] for name in self.shapes if fnmatchcase(name, full)), None)
+        """Return the first name that matches a pattern with `*`, or one of several between `|`; all layers are alike."""
+        for part in pattern.split("|"):
+            full = self.root + part
+            if found := next((name[len(self.root) :] for name in self.shapes if fnmatchcase(name, full)), None):
+                return found
+        return None
 
     def layer_shape(self, pattern: str, dims: int) -> tuple[int, ...]:
         """Return the shape of a tensor that every layer has, from one that has it; deeper parts of a layer come last."""
-        found = [name for name in self.shapes if fnmatchcase(name, self.root + pattern)]
+        patterns = [self.root + part for part in pattern.split("|")]
+        found = [name for name in self.shapes if any(fnmatchcase(name, part) for part in patterns)]
         return self.shape(min(found, key=len)[len(self.root) :] if found else pattern, dims)
 
     def output_dim(self, layer: str, dims: int = 2) -> int | None:

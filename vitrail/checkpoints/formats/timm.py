@@ -24,7 +24,7 @@ from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean
 from vitrail.nn.position import Learned1D, PositionSlot, Relative, RelativeMLP
 
 # Architectures with the same tensor names but other computations.
-UNSUPPORTED_ARCHITECTURES = re.compile(r"_rope|^vit_pe_|^eva\d*_|_parallel_|_xp_|naflex|^beit3")
+UNSUPPORTED_ARCHITECTURES = re.compile(r"_rope|^vit_pe_|^eva02_|^eva_(?!large_)|_parallel_|_xp_|naflex|^beit3")
 # Architectures whose number of heads is not the usual one for their width.
 UNUSUAL_HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_": 16}
 IGNORED = {
@@ -289,16 +289,16 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
     """Return timm's pipeline for the most likely model with these tensors and this file name."""
     size = config.image_size
     if isinstance(config, BiTConfig):
-        pipeline = _make_center_crop(size, 1.0 if size[0] > 224 else 0.875, "bilinear", INCEPTION_STATS)
+        pipeline = make_center_crop(size, 1.0 if size[0] > 224 else 0.875, "bilinear", INCEPTION_STATS)
         return pipeline, "timm's default for BiT"
     config = config.require_tokens("timm's format")
     if isinstance(config.pool, MAP):
         squashed = Preprocessing(size, size, "squash", "bicubic", **INCEPTION_STATS)
         return squashed, "timm's default for attention pooling (SigLIP)"
     if config.token_norm:
-        return _make_center_crop(size, 1.0, "bicubic", CLIP_STATS), "timm's default for a norm before the blocks (CLIP)"
+        return make_center_crop(size, 1.0, "bicubic", CLIP_STATS), "timm's default for a norm before the blocks (CLIP)"
     fraction = 0.9 if size[0] <= 224 else 1.0
-    imagenet = _make_center_crop(size, fraction, "bicubic", IMAGENET_STATS)
+    imagenet = make_center_crop(size, fraction, "bicubic", IMAGENET_STATS)
     if config.block.layer_scale is not None or config.prefix.registers:
         return imagenet, "timm's default for LayerScale (DINOv2, DeiT III)"
     if config.prefix.outputs == 2:
@@ -308,12 +308,13 @@ def default_preprocessing(config: ModelConfig, name: str) -> tuple[Preprocessing
     if release := re.search(r"(?<![a-z])(deit3?|dino(?:v2)?|mae)(?![a-z])", name.lower()):
         return imagenet, f"timm's default for {release[1]}, from the file name"
     why = "timm's default for a plain ViT; DeiT, MAE and DINO have the same tensors and use assume={'mean': 'imagenet'}"
-    return _make_center_crop(size, fraction, "bicubic", INCEPTION_STATS), why
+    return make_center_crop(size, fraction, "bicubic", INCEPTION_STATS), why
 
 
-def _make_center_crop(
+def make_center_crop(
     size: tuple[int, int], fraction: float, interpolation: Any, stats: NormalisationStats = INCEPTION_STATS
 ) -> Preprocessing:
+    """Return the pipeline that crops the centre, this fraction of the shorter side."""
     resize = (math.floor(size[0] / fraction), math.floor(size[1] / fraction))
     return Preprocessing(size, resize, "cover", interpolation, **stats)
 
@@ -323,18 +324,23 @@ def release_preprocessing(config: TokenConfig, name: str, project: str) -> tuple
     if project == DINOV2.title and 224 % config.embed.stride == 0:  # trained at 518², evaluated at 224²
         return Preprocessing((224, 224), (256, 256), **IMAGENET_STATS), f"{project}'s default"
     if config.image_size[0] > 256:
-        return _make_center_crop(config.image_size, 1.0, "bicubic", IMAGENET_STATS), f"{project}'s default"
+        return make_center_crop(config.image_size, 1.0, "bicubic", IMAGENET_STATS), f"{project}'s default"
     pipeline = Preprocessing(config.image_size, config.image_size, **IMAGENET_STATS)
     return pipeline.with_resize_factor(256 / 224), f"{project}'s default"
 
 
-def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Return the facts of a timm repository's config.json, or of the file name without one."""
+def parse_settings(settings: dict[str, Any], supported: str | None = None) -> dict[str, tuple[Any, str]]:
+    """Return the facts of a timm repository's config.json, or of the file name without one.
+
+    Architectures whose names begin with `supported` are not refused.
+    """
     config = formats.get_object(settings, "config.json")
     config = config if "pretrained_cfg" in config else {}
     source = "config.json" if config else "the file's name"
     architecture = str(config.get("architecture") or settings.get(formats.FILE_NAME_KEY, ""))
-    if (config or "_patch" in architecture) and (unsupported := UNSUPPORTED_ARCHITECTURES.search(architecture)):
+    known = supported is not None and architecture.startswith(supported)
+    unsupported = None if known else UNSUPPORTED_ARCHITECTURES.search(architecture)
+    if (config or "_patch" in architecture) and unsupported:
         raise ValueError(f"unsupported architecture {architecture} ({unsupported[0].strip('_')}), from {source}")
     facts: dict[str, tuple[Any, str]] = {}
     arguments, cfg = formats.get_object(config, "model_args"), formats.get_object(config, "pretrained_cfg")
@@ -407,7 +413,9 @@ def is_res_post(config: TokenConfig) -> bool:
 
 def list_dinov2_limits(config: TokenConfig) -> Reasons:
     """Return why DINOv2's release cannot express a model, apart from its tensor names."""
+    learned = isinstance(config.position, Learned1D) and config.position.at == "stem"
     return {
+        "it only has learned 1-D positions at the stem": not learned,
         "its models have no classes: --classes none": config.classes is not None,
         "its models have LayerScale and a class token": config.block.layer_scale is None or config.prefix.outputs != 1,
         "its models read their class token": not isinstance(config.pool, ClassToken),
@@ -466,7 +474,7 @@ def parse_labels_and_preprocessing(settings: dict[str, Any], size: tuple[int, in
         raise ValueError(f"crop_pct in config.json must be from 0.01 to 1, got {fraction}")
     if mode not in ("center", "squash"):
         raise ValueError(f"unsupported crop mode {mode!r} in config.json: give the pipeline with assume=")
-    pipeline = _make_center_crop(size, fraction, cfg["interpolation"])
+    pipeline = make_center_crop(size, fraction, cfg["interpolation"])
     stats = {name: tuple(float(v) for v in cfg[name]) for name in ("mean", "std")}
     return labels, replace(pipeline, fit="squash" if mode == "squash" else "cover", **stats)
 

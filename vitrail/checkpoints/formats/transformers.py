@@ -272,17 +272,12 @@ def list_limits(config: TokenConfig) -> Reasons:
     }
 
 
-def build_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
-    """Return what config.json says of the model."""
-    family, size = choose_family(config), config.size
-    camel = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[family]
-    body = "Model" if config.classes is None else "ForImageClassification"
-    teacher = "WithTeacher" if config.prefix.outputs == 2 else ""
+def build_common_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
+    """Return what config.json says of a model of any family."""
+    size = config.size
     activation = next((name for name, slot in formats.GELUS.items() if slot == config.block.mlp), "exact")
     assert isinstance(config.embed, Patches)
-    settings: dict[str, Any] = {
-        "architectures": [f"{camel}{body}{teacher}"],
-        "model_type": family,
+    return {
         "hidden_size": size.width,
         "num_hidden_layers": size.depth,
         "num_attention_heads": size.heads,
@@ -291,8 +286,21 @@ def build_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
         "image_size": config.image_size[0] if config.image_size[0] == config.image_size[1] else list(config.image_size),
         "patch_size": config.embed.patch,
         "num_channels": config.channels,
-        "qkv_bias": config.block.qkv_bias,
         "dtype": dtype,
+    }
+
+
+def build_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
+    """Return what config.json says of the model."""
+    family, size = choose_family(config), config.size
+    camel = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[family]
+    body = "Model" if config.classes is None else "ForImageClassification"
+    teacher = "WithTeacher" if config.prefix.outputs == 2 else ""
+    settings: dict[str, Any] = {
+        "architectures": [f"{camel}{body}{teacher}"],
+        "model_type": family,
+        **build_common_settings(config, dtype),
+        "qkv_bias": config.block.qkv_bias,
     }
     if family.startswith("dinov2"):
         gated = isinstance(config.block.mlp, SwiGLU)

@@ -14,7 +14,7 @@ from vitrail.nn.position.added import (
     SinCos2D,
     Sinusoid1D,
 )
-from vitrail.nn.position.base import NO_POSITION, LayerPosition, NoPosition, PositionEmbedding
+from vitrail.nn.position.base import NO_POSITION, LayerPosition, NoPosition, PositionEmbedding, Rotation
 from vitrail.nn.position.relative import (
     ComputedPositionBias,
     OffsetBias,
@@ -25,10 +25,20 @@ from vitrail.nn.position.relative import (
     RelativePositionBias,
     compute_log_offsets,
 )
-from vitrail.nn.position.rotary import Rotary2D, RotaryEmbedding, rotate
+from vitrail.nn.position.rotary import ReferenceRotation, Rotary2D, RotaryDINOv3, RotaryEmbedding, RotaryEVA02, rotate
 
 PositionSlot = (
-    NoPosition | Learned1D | Learned2D | Relative | Relative1D | RelativeMLP | SinCos2D | Sinusoid1D | Rotary2D
+    NoPosition
+    | Learned1D
+    | Learned2D
+    | Relative
+    | Relative1D
+    | RelativeMLP
+    | SinCos2D
+    | Sinusoid1D
+    | Rotary2D
+    | RotaryDINOv3
+    | RotaryEVA02
 )
 
 __all__ = [
@@ -45,13 +55,17 @@ __all__ = [
     "OffsetBias",
     "PositionEmbedding",
     "PositionSlot",
+    "ReferenceRotation",
     "Relative",
     "Relative1D",
     "RelativeEmbedding1D",
     "RelativeMLP",
     "RelativePositionBias",
     "Rotary2D",
+    "RotaryDINOv3",
+    "RotaryEVA02",
     "RotaryEmbedding",
+    "Rotation",
     "SinCos2D",
     "Sinusoid1D",
     "compute_log_offsets",

@@ -18,18 +18,26 @@ PositionScope = Literal["stem", "every", "shared"]
 POSITION_SCOPES = ("stem", "every", "shared")
 
 
+class Rotation(NamedTuple):
+    """A rotation of value pairs; the sine has the sign with which the other value of the pair is added."""
+
+    cosine: Tensor  # [1 or B, 1, T, d]
+    sine: Tensor
+    halves: bool  # value i is paired with value i + d/2, otherwise with its neighbour
+
+
 class LayerPosition(NamedTuple):
     """The positions of one layer: a term for its input, a bias for its attention, a rotation of its q and k, and keys of
     offsets, whose products with the queries are a bias too."""
 
     embedding: Tensor | None = None  # [1 or B, T, D]
     bias: Tensor | None = None  # [1 or B, H, T, T]
-    rotation: tuple[Tensor, Tensor] | None = None  # cosine and sine, each [1 or B, 1, T, d]
+    rotation: Rotation | None = None
     offsets: tuple[Tensor, Tensor] | None = None  # embeddings as keys, [R, d], and the one of each pair, [1 or B, T, T]
 
     def add_to(self, z: Tensor) -> Tensor:
         """Return z plus the position embedding, if any; raise ValueError if the positions are not those of z's tokens."""
-        inside = (self.rotation[0] if self.rotation else None, self.offsets[1] if self.offsets else None)
+        inside = (self.rotation.cosine if self.rotation else None, self.offsets[1] if self.offsets else None)
         tables = (self.embedding, self.bias, *inside)
         for length in (table.shape[-2] for table in tables if table is not None):
             if length != z.shape[1]:
