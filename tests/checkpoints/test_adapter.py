@@ -122,6 +122,20 @@ def test_adapter_gives_the_same_logits_in_peft(tmp_path: Path, family: str) -> N
     close(logits(again), expected)
 
 
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_adapter_of_a_dinov3_gives_the_same_features_in_peft(tmp_path: Path, mlp: str) -> None:
+    slots = {"position": "rotary-dinov3", "registers": 2, "layer_scale": 0.5, "key_bias": False}
+    model = base(tmp_path, classes=None, mlp=mlp, **slots)
+    tuned(model)
+    write_adapter(tmp_path / "adapter", model)
+    peer = transformers.DINOv3ViTModel.from_pretrained(tmp_path / "base").eval()
+    with torch.inference_mode():
+        expected = model(IMAGE)
+        found = peft.PeftModel.from_pretrained(peer, tmp_path / "adapter").eval()(IMAGE).pooler_output
+    close(found, expected)
+    close(logits(vitrail.load(tmp_path / "base.safetensors", adapter=tmp_path / "adapter")), expected)
+
+
 def write_with_peft(tmp_path: Path, family: str = "vit", **settings: Any) -> Tensor:
     """Write a PEFT adapter with a different A and a nonzero B per module; return PEFT's logits."""
     torch.manual_seed(3)

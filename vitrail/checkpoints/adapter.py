@@ -30,6 +30,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.base import ModelConfig, State, TokenConfig, TokenModel
 from vitrail.models.lora import LowRank
 from vitrail.nn.mlp import SwiGLU
+from vitrail.nn.position import RotaryDINOv3
 from vitrail.utils.files import stage_output
 from vitrail.utils.json import to_json
 
@@ -80,21 +81,26 @@ class Adapter:
 def map_modules(config: TokenConfig, naming: TransformersNaming, root: str | None = None) -> dict[str, RowSlice]:
     """Return the rows of our matrices that each of their modules is."""
     family = "beit" if is_beit(config) else choose_family(config)
+    rotary = isinstance(config.position, RotaryDINOv3)
     dino, new, gated = family.startswith("dinov2"), naming == "transformers 5", isinstance(config.block.mlp, SwiGLU)
-    if new:
+    if new or rotary:
         theirs = {"msa.qkv": tuple(f"attention.{part}_proj" for part in "qkv"), "msa.out": ("attention.o_proj",)}
     else:
         parts = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
         theirs = {"msa.qkv": parts, "msa.out": ("attention.output.dense",)}
-    if gated and new:
+    if gated and (new or rotary):
         theirs |= {"mlp.fc1": ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc2": ("mlp.down_proj",)}
     elif gated:
         theirs |= {"mlp.fc1": ("mlp.weights_in",), "mlp.fc2": ("mlp.weights_out",)}
+    elif rotary:
+        theirs |= {"mlp.fc1": ("mlp.up_proj",), "mlp.fc2": ("mlp.down_proj",)}
     elif dino or new:
         theirs |= {"mlp.fc1": ("mlp.fc1",), "mlp.fc2": ("mlp.fc2",)}
     else:
         theirs |= {"mlp.fc1": ("intermediate.dense",), "mlp.fc2": ("output.dense",)}
     layers = (f"{family}." if root is None else root) + ("layers" if new and not dino else "encoder.layer")
+    if rotary:
+        layers = "model.layer" if new else "layer"
     slices: dict[str, RowSlice] = {}
     for layer in range(config.depth):
         for module, names in theirs.items():

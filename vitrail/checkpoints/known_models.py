@@ -78,6 +78,13 @@ def _dinov3(name: str, tag: str, architecture: str, params: int, **options: Any)
     return _features(name, f"facebook/dinov3-{tag}", architecture, params, f"DINOv3 on {data}, no labels", **facts)
 
 
+def _dinov3_timm(name: str, tag: str, architecture: str, params: int, **options: Any) -> KnownModel:
+    """Return a DINOv3 in timm's format: without the biases of q and v, which are zero, and with mean pooling."""
+    facts = {"licence": "dinov3-license", "size": 256, "options": {**DINOV3_TIMM, **options}}
+    repo = f"timm/vit_{tag}_patch16_dinov3.lvd1689m"
+    return _features(name, repo, architecture, params, "DINOv3 on LVD-1689M, no labels", **facts)
+
+
 def _eva02(name: str, tag: str, architecture: str, params: int, mlp_width: int, size: int) -> KnownModel:
     """Return an EVA-02 of timm, pre-trained on ImageNet-22k; its larger models have a norm in the MLP."""
     facts = {"options": {**EVA02, "mlp_width": mlp_width, "mlp_norm": size == 448}, "size": size, "licence": "mit"}
@@ -127,6 +134,7 @@ DISTILLED_PREFIX = {"prefix": "class+distillation"}
 DEIT3_BLOCKS = {"layer_scale": 1e-6, "class_position": False}
 GIANT = {"patch": 14, "width": 1536, "depth": 40, "heads": 24, "mlp": "swiglu", "mlp_width": 4096}
 DINOV3 = {"position": "rotary-dinov3", "registers": 4, "layer_scale": 1e-5, "eps": 1e-5, "key_bias": False}
+DINOV3_TIMM = {**DINOV3, "qkv_bias": False, "pool": "mean", "prefix": "class"}
 EVA02 = {"position": "rotary-eva02", "key_bias": False, "mlp": "swiglu", "pool": "mean-norm", "prefix": "class"}
 CLIP = {"token_norm": True, "patch_bias": False}
 ATTENTION_POOL = {"pool": "map"}
@@ -247,6 +255,12 @@ KNOWN_MODELS = (
     _dinov3("dinov3-large-satellite", "vitl16-pretrain-sat493m", "L/16", 303_128_576),
     _dinov3("dinov3-huge-plus", "vith16plus-pretrain-lvd1689m", "H+/16", 840_591_360, mlp="swiglu"),
     _dinov3("dinov3-7b", "vit7b16-pretrain-lvd1689m", "7B/16", 6_716_030_976, mlp="swiglu", qkv_bias=False),
+    _dinov3_timm("dinov3-small-timm", "small", "S/16", 21_586_944),
+    _dinov3_timm("dinov3-small-plus-timm", "small_plus", "S/16", 28_683_264, mlp="swiglu"),
+    _dinov3_timm("dinov3-base-timm", "base", "B/16", 85_641_216),
+    _dinov3_timm("dinov3-large-timm", "large", "L/16", 303_079_424),
+    _dinov3_timm("dinov3-huge-plus-timm", "huge_plus", "H+/16", 840_509_440, mlp="swiglu"),
+    _dinov3_timm("dinov3-7b-timm", "7b", "7B/16", 6_716_030_976, mlp="swiglu"),
     _eva02("eva02-tiny", "eva02_tiny_patch14_336.mim_in22k_ft_in1k", "Ti/14", 5_756_584, 512, 336),
     _eva02("eva02-small", "eva02_small_patch14_336.mim_in22k_ft_in1k", "S/14", 22_129_000, 1024, 336),
     _eva02("eva02-base", "eva02_base_patch14_448.mim_in22k_ft_in22k_in1k", "B/14", 87_117_544, 2048, 448),
