@@ -40,9 +40,6 @@ def configure_known(model):
         options["mlp"] = SwiGLU(normed=True)
     if not options.pop("class_position", True):
         options["position"] = Learned1D(prefix="none")
-    biases = {name: options.pop(name) for name in ("qkv_bias", "key_bias") if name in options}
-    if biases:
-        options["block"] = PreNorm(**biases)
     return configure(model.architecture, image_size=model.size, classes=model.classes, **options)
 
 

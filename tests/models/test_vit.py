@@ -184,15 +184,8 @@ def test_random_layers_compile_in_training_without_a_graph_break(slots):
 @pytest.mark.parametrize(
     "position",
     [
-        "learned1d",
-        "learned2d",
-        "relative",
-        "relative1d",
-        "relative-mlp",
-        "rotary2d",
-        "rotary-dinov3",
-        "rotary-eva02",
-        "sincos2d",
+        *("learned1d", "learned2d", "relative", "relative1d", "relative-mlp"),
+        *("rotary2d", "rotary-dinov3", "rotary-eva02", "sincos2d"),
     ],
 )
 def test_other_image_sizes_compile_without_a_graph_break(position):

@@ -579,6 +579,17 @@ CASES: dict[str, Case] = {
         "timm hf dinov2",
         ("used in pre-training only",),
     ),
+    "transformers BEiT": Case(
+        hugging("BeitForImageClassification", use_relative_position_bias=True), "transformers beit", "timm hf"
+    ),
+    "transformers BeitModel": Case(
+        hugging("BeitModel", pooled, use_shared_relative_position_bias=True), "transformers beit", "timm hf"
+    ),
+    "transformers Data2VecVision": Case(
+        hugging("Data2VecVisionForImageClassification", use_relative_position_bias=True),
+        "transformers data2vec_vision",
+        "timm hf",
+    ),
     "transformers DINOv3": Case(
         hugging("DINOv3ViTModel", pooled, num_register_tokens=4, num_labels=2),
         "transformers dinov3_vit",
@@ -590,17 +601,6 @@ CASES: dict[str, Case] = {
         "transformers dinov3_vit",
         "timm hf dinov3",
         ("used in pre-training only",),
-    ),
-    "transformers BEiT": Case(
-        hugging("BeitForImageClassification", use_relative_position_bias=True), "transformers beit", "timm hf"
-    ),
-    "transformers BeitModel": Case(
-        hugging("BeitModel", pooled, use_shared_relative_position_bias=True), "transformers beit", "timm hf"
-    ),
-    "transformers Data2VecVision": Case(
-        hugging("Data2VecVisionForImageClassification", use_relative_position_bias=True),
-        "transformers data2vec_vision",
-        "timm hf",
     ),
     "vision_transformer": Case(flax(), "vision_transformer", PLAIN),
     "vision_transformer, fine-tuned": Case(flax(prefix="opt/target/"), "vision_transformer", PLAIN),

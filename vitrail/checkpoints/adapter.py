@@ -80,7 +80,8 @@ class Adapter:
 
 def map_modules(config: TokenConfig, naming: TransformersNaming, root: str | None = None) -> dict[str, RowSlice]:
     """Return the rows of our matrices that each of their modules is."""
-    family, rotary = "beit" if is_beit(config) else choose_family(config), isinstance(config.position, RotaryDINOv3)
+    family = "beit" if is_beit(config) else choose_family(config)
+    rotary = isinstance(config.position, RotaryDINOv3)
     dino, new, gated = family.startswith("dinov2"), naming == "transformers 5", isinstance(config.block.mlp, SwiGLU)
     if new or rotary:
         theirs = {"msa.qkv": tuple(f"attention.{part}_proj" for part in "qkv"), "msa.out": ("attention.o_proj",)}

@@ -291,10 +291,10 @@ def get_target(to: str, config: ModelConfig) -> ConversionTarget:
     """Return the target of a format for this kind of model."""
     if not isinstance(config, TokenConfig):
         return TARGETS[to]
-    if beit.is_beit(config):
-        return BEIT_TARGETS.get(to, TARGETS[to])
     if isinstance(config.position, RotaryDINOv3):
         return DINOV3_TARGETS.get(to, TARGETS[to])
+    if beit.is_beit(config):
+        return BEIT_TARGETS.get(to, TARGETS[to])
     is_eva = isinstance(config.position, RotaryEVA02) or not any(eva.list_limits(config).values())
     return EVA_TARGET if to == "timm" and is_eva else TARGETS[to]
 

@@ -179,12 +179,6 @@ class Counter(TorchFunctionMode):
         self.macs += x.numel() * other.shape[2]
         return x.new_empty(*x.shape[:2], other.shape[2])
 
-    def max_pool(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        output = F.max_pool2d(x, *args, **kwargs)
-        self.keep(x)
-        self.bytes += output.numel() * 8  # the index of each largest value
-        return output
-
     def keeps_input(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         if not self.is_weight(x):
             self.keep(x)

@@ -68,7 +68,8 @@ class TensorNames:
 
     def layer_shape(self, pattern: str, dims: int) -> tuple[int, ...]:
         """Return the shape of a tensor that every layer has, from one that has it; deeper parts of a layer come last."""
-        found = [name for name in self.shapes if fnmatchcase(name, self.root + pattern)]
+        patterns = [self.root + part for part in pattern.split("|")]
+        found = [name for name in self.shapes if any(fnmatchcase(name, part) for part in patterns)]
         return self.shape(min(found, key=len)[len(self.root) :] if found else pattern, dims)
 
     def output_dim(self, layer: str, dims: int = 2) -> int | None:

@@ -5,7 +5,6 @@ They are Vision Transformers with a class token, a table of relative positions f
 queries and values only, and LayerScale.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -243,8 +242,7 @@ def default_preprocessing(config: TokenConfig, name: str) -> tuple[Preprocessing
     fraction = 0.9 if size[0] <= 224 else 1.0
     if version == "BEiT v2" and config.size.width >= 1024:
         fraction = 0.95
-    resize = (math.floor(size[0] / fraction), math.floor(size[1] / fraction))
-    pipeline = Preprocessing(size, resize, "cover", "bicubic", **INCEPTION_STATS)
+    pipeline = timm.make_center_crop(size, fraction, "bicubic")
     if version == "BEiT":
         why = "timm's default for BEiT; BEiT v2 has the same tensors and uses assume={'mean': 'imagenet'}"
         return pipeline, why
@@ -333,12 +331,10 @@ def build_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
     at = position.at if isinstance(position, Relative) else None
     absolute = not isinstance(position, Relative) or position.absolute is not None
     body = "Model" if config.classes is None else "ForImageClassification"
-    settings = transformers.build_settings(config, dtype)
-    for name in ("qkv_bias", "mlp_ratio", "use_swiglu_ffn"):
-        settings.pop(name, None)
-    return settings | {
+    return {
         "architectures": [f"Beit{body}"],
         "model_type": "beit",
+        **transformers.build_common_settings(config, dtype),
         "intermediate_size": config.size.mlp,
         "layer_scale_init_value": config.block.layer_scale,
         "use_absolute_position_embeddings": absolute,
