@@ -114,7 +114,6 @@ class Counter(TorchFunctionMode):
             F.max_pool2d: self.max_pool,
             F.scaled_dot_product_attention: self.attention,
             torch.bmm: self.bmm,
-            F.max_pool2d: self.max_pool,
             **dict.fromkeys((F.layer_norm, F.group_norm, F.batch_norm, F.gelu, F.silu), self.keeps_input),
             **dict.fromkeys((F.relu, torch.tanh), self.keeps_output),
             Tensor.add: self.broadcast,

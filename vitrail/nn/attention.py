@@ -3,7 +3,7 @@
 B images, N tokens, D width, H heads, d the width of one head (D/H by default).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,11 @@ from vitrail.nn.shape import EncoderShape
 
 if TYPE_CHECKING:
     from vitrail.nn.block import BlockSlot
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Return softmax(q kᵀ / √d) v by PyTorch's fused kernel."""
+    return F.scaled_dot_product_attention(q, k, v, **options)
 
 
 class KeylessBiasLinear(nn.Linear):
@@ -42,7 +47,7 @@ class MSA(nn.Module):
     PyTorch's fused kernel computes the N×N attention matrix without storing it.
     """
 
-    attention_kernel = staticmethod(F.scaled_dot_product_attention)  # replaced in packed copies (nn/packing.py)
+    attention_kernel = staticmethod(fused_attention)  # packed copies have another one (nn/packing.py)
 
     def __init__(self, shape: EncoderShape, spec: "BlockSlot") -> None:
         super().__init__()

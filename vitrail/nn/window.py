@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.nn.attention import fused_attention
 from vitrail.nn.block import ResidualBranch
 from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.mlp import MLP
@@ -131,7 +132,7 @@ def compute_shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Te
 class WindowAttention(nn.Module):
     """Multi-head self-attention inside windows, with a learned bias per head and offset (Swin, equation 4)."""
 
-    attention_kernel = staticmethod(F.scaled_dot_product_attention)  # replaced in packed copies (nn/packing.py)
+    attention_kernel = staticmethod(fused_attention)  # packed copies have another one (nn/packing.py)
 
     def __init__(self, shape: WindowShape, dropout: float) -> None:
         super().__init__()

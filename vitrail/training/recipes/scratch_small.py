@@ -61,7 +61,8 @@ def configure_model(facts: Facts) -> TokenConfig:
     patch = (4 if max(facts.side) <= 16 else 8) if small else 16
     size = common.choose_size(facts, small, patch)
     width = facts.choose("width", (96 if facts.channels == 1 else 128) if large else 64, count)
-    depth = facts.choose("depth", 6 if large and facts.channels > 1 else 4, count)
+    layers = (2 if small else 6) if large else 4  # after the convolutions of conv-pool, two layers learn fastest
+    depth = facts.choose("depth", layers, count)
     embed = "conv-pool" if small and large else "conv-stem"
     return common.configure_compact(facts, facts.classes, patch, width, depth, size, embed)
 
