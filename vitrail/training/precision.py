@@ -20,7 +20,7 @@ from vitrail.utils.precision import (
 )
 
 MIN_TRAINING_MACS = 5e12  # multiply-adds of a run, a minute or two; shorter runs are not measured
-MEASURED_IMAGES = 16  # of a step; fewer if they take long
+MEASURED_IMAGES = 256  # of a step at most; fewer if they take long
 
 
 def choose_training_precision(recipe: Recipe, n_images: int, team: Team) -> PrecisionChoice | None:
@@ -46,11 +46,13 @@ def measure_precision(recipe: Recipe, batch: int, seconds: float = MEASURING_SEC
     with torch.random.fork_rng(devices=[]):
         model = build_from(recipe.model).train()
         tune(model, recipe.tune)
-        pixels = torch.randn(min(batch, MEASURED_IMAGES), recipe.model.channels, *recipe.model.image_size)
-        first = measure_interleaved({"fp32": lambda: compute_gradients(model, pixels[:1], "fp32")}, 0.0)["fp32"]
-        images = max(1, min(len(pixels), int(seconds / (4 * first))))  # a warm-up and a measurement of both
+        shape = (recipe.model.channels, *recipe.model.image_size)
+        one = torch.randn(1, *shape)
+        first = measure_interleaved({"fp32": lambda: compute_gradients(model, one, "fp32")}, 0.0)["fp32"]
+        # A warm-up and a measurement of both have to fit into the time.
+        pixels = torch.randn(max(1, min(batch, MEASURED_IMAGES, int(seconds / (4 * first)))), *shape)
         runs = {
-            precision: lambda precision=precision: compute_gradients(model, pixels[:images], precision)
+            precision: lambda precision=precision: compute_gradients(model, pixels, precision)
             for precision in ("fp32", "bf16")
         }
         return choose_measured(measure_interleaved(runs, seconds), name)
