@@ -101,7 +101,7 @@ def train_ours(data: str, epochs: float, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="folder of CIFAR-10's binary files, or cifar-10")
+    parser.add_argument("data", nargs="?", default="cifar-10", help="name, or folder of its binary files")
     parser.add_argument("--epochs", nargs="+", type=float, default=[3.0, 6.0, 16.0], help="of vitrail's runs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ours", action="store_true", help="run vitrail only")
