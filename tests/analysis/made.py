@@ -56,8 +56,10 @@ def materialised() -> Iterator[list[Tensor]]:
     """Attention as the textbook has it, in place of the fused kernel: each layer's matrix is stored, and its gradient kept."""
     stored: list[Tensor] = []
 
-    def plain(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0) -> Tensor:
-        assert dropout_p == 0
+    def plain(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, scale: None = None
+    ) -> Tensor:
+        assert (dropout_p, scale) == (0, None)
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         matrix = torch.softmax(scores if attn_mask is None else scores + attn_mask, -1)
         if matrix.requires_grad:

@@ -228,7 +228,17 @@ def test_deit_tiny_classifies_162_of_200_photographs_correctly(place, capsys):
     info = pytest.importorskip("timm.data", reason="timm is not installed: pip install 'vitrail[peers]'").ImageNetInfo()
     index = {k: [info.index_to_label_name(k), info.index_to_description(k)] for k in range(1000)}
     Path("imagenet_class_index.json").write_text(json.dumps(index), encoding="utf-8")
-    arguments = (WEIGHTS, SAMPLES, "--label-from", r"^(\d+)_", "--map", "imagenet_class_index.json", "--json")
+    arguments = (
+        WEIGHTS,
+        SAMPLES,
+        "--label-from",
+        r"^(\d+)_",
+        "--map",
+        "imagenet_class_index.json",
+        "--json",
+        "--precision",
+        "fp32",
+    )
     code, out, err = vitrail(capsys, *arguments)
     assert code == 0, err
     report = json.loads(out)

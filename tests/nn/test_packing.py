@@ -11,7 +11,8 @@ from tests.variants import SMALL, VIT_SLOTS
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inference import TorchRuntime
 from vitrail.models.registry import configure
-from vitrail.nn.packing import PackedLinear, can_pack, multiply_attention, pack_module
+from vitrail.nn.attention import dot_product_attention
+from vitrail.nn.packing import PackedLinear, can_pack, pack_module
 
 needs_packing = pytest.mark.skipif(not can_pack(torch.float32), reason="PyTorch without oneDNN")
 needs_bf16 = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN has no bf16 on this processor")
@@ -88,7 +89,7 @@ def test_attention_as_products_equals_the_fused_kernel(mask):
     q, k, v = (torch.randn(2, 3, n, 16).bfloat16() for n in (7, 9, 9))
     bias = None if mask is None else torch.randn(*mask).bfloat16()
     expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), None if bias is None else bias.float())
-    torch.testing.assert_close(multiply_attention(q, k, v, bias).float(), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(dot_product_attention(q, k, v, bias).float(), expected, rtol=0.05, atol=0.05)
 
 
 def test_a_runtime_in_fp32_computes_what_the_model_computes_bit_for_bit():

@@ -96,7 +96,7 @@ def test_a_time_budget_has_one_precision(tmp_path: Path, measured: list[int], mo
         build({})
         return build({"steps": 2})
 
-    monkeypatch.setattr("vitrail.training.train.fit_recipe", fit)
+    monkeypatch.setattr("vitrail.training.recipe_choice.fit_recipe", fit)
     changed = {name: value for name, value in RUN.items() if name != "steps"} | {"settings": []}
     run, _ = vitrail.train(DATA, out=tmp_path / "run", minutes=1, **changed)
     assert (read_settings(run)["precision"], len(measured)) == ("bf16", 1)
@@ -128,6 +128,7 @@ def test_cuda_is_not_measured(recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 
 
 AGREEING = """
+import os
 import sys
 from pathlib import Path
 from vitrail.training import precision
@@ -139,6 +140,7 @@ precision.MIN_TRAINING_MACS = 0
 with join_process_group("cpu") as team:
     precision.measure_precision = lambda *_: PrecisionChoice("fp32" if team.rank else "bf16", f"of {team.rank}")
     print(precision.choose_training_precision(read_recipe(Path(sys.argv[1])), 48, team), flush=True)
+os._exit(0)  # without taking the threads of the group apart, as `python -m vitrail` ends
 """
 
 

@@ -131,7 +131,7 @@ def test_recipes_of_swin_refuse_other_families_by_name() -> None:
     with pytest.raises(ValueError, match=r"recipe \(model='S/16'\) does not support Vision Transformers: use a Swin"):
         recipe("swin", facts(overrides={"model": "S/16"}))
     with pytest.raises(
-        ValueError, match="the recipe swin-finetune does not support Vision Transformers: use --recipe f"
+        ValueError, match="the recipe swin-finetune does not support Vision Transformers: use recipe='f"
     ):
         recipe("swin-finetune", checkpoint())
     with pytest.raises(ValueError, match=r"recipe \(model='Swin-T'\) does not support Swin Transformers"):

@@ -95,8 +95,8 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     if options.out != "-":  # before any computation
         check_resumable(Path(options.out), share.rank, share.world, resume=options.resume, force=options.force)
     if options.resume and compute.precision == "auto":  # the rows of a file have one precision
-        recorded = read_recorded_precision(Path(options.out), share.rank, share.world)
-        compute = replace(compute, precision=recorded or "auto")
+        identity["precision"], recorded = read_recorded_precision(Path(options.out), share.rank, share.world)
+        compute = replace(compute, precision=recorded)
     show = count_progress() if not share.rank else None
     try:
         inputs = collect_inputs(options.paths, show)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.base import TokenConfig, TokenModel
-from vitrail.nn.attention import MSA
+from vitrail.nn.attention import MSA, dot_product_attention
 from vitrail.nn.block import (
     EncoderBlock,
     ParallelBlock,
@@ -147,7 +147,7 @@ def attend(msa: MSA, x: Tensor, size: Tensor | None, n_outputs: int | None) -> t
     if size is not None:  # softmax(q kᵀ / √d + log size) v
         bias = F.pad(size.log(), (x.shape[1] - size.shape[1], 0))[:, None, None]  # [B, 1, 1, T]; 0 for the prefix
     dropout = msa.dropout if msa.training else 0.0
-    y = msa.attention_kernel(q[:, :, :n_outputs], k, v, attn_mask=bias, dropout_p=dropout)
+    y = dot_product_attention(q[:, :, :n_outputs], k, v, attn_mask=bias, dropout_p=dropout)
     return msa.out(msa.norm(y.transpose(1, 2).flatten(2))), k
 
 

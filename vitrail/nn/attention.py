@@ -3,7 +3,7 @@
 B images, N tokens, D width, H heads, d the width of one head (D/H by default).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,32 @@ if TYPE_CHECKING:
     from vitrail.nn.block import BlockSlot
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Return softmax(q kᵀ / √d) v by PyTorch's fused kernel."""
-    return F.scaled_dot_product_attention(q, k, v, **options)
+MAX_SCORES = 2**18  # of one head, for attention as products of matrices
+
+
+def dot_product_attention(
+    q: Tensor,  # [B, H, N, d]
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """Return softmax(q kᵀ / √d + mask) v, [B, H, N, d].
+
+    PyTorch's fused kernel does not store the N×N matrix. In bf16 on a CPU it takes up to twice as long as two products of
+    matrices, forward and backward, which short sequences use.
+    """
+    is_added = attn_mask is None or attn_mask.is_floating_point()
+    is_short = q.shape[-2] * k.shape[-2] <= MAX_SCORES
+    if q.dtype is not torch.bfloat16 or q.device.type != "cpu" or dropout_p or not is_added or not is_short:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    batch, (a, b, c) = q.shape[:-2], (part.contiguous().flatten(0, -3) for part in (q, k, v))
+    scores = torch.baddbmm(a.new_empty(1, 1, 1), a, b.transpose(1, 2), beta=0, alpha=factor)  # [B·H, N, N]
+    if attn_mask is not None:
+        scores = (scores.unflatten(0, batch) + attn_mask).flatten(0, -3)
+    return torch.bmm(scores.softmax(-1).to(c.dtype), c).unflatten(0, batch)
 
 
 class KeylessBiasLinear(nn.Linear):
@@ -47,8 +70,6 @@ class MSA(nn.Module):
     PyTorch's fused kernel computes the N×N attention matrix without storing it.
     """
 
-    attention_kernel = staticmethod(fused_attention)  # packed copies have another one (nn/packing.py)
-
     def __init__(self, shape: EncoderShape, spec: "BlockSlot") -> None:
         super().__init__()
         d, inner = shape.head_width, shape.heads * shape.head_width
@@ -71,7 +92,7 @@ class MSA(nn.Module):
         q = q if n_outputs is None else q[:, :, :n_outputs]
         bias = position.compute_bias(q, n_outputs)
         dropout = self.dropout if self.training else 0.0
-        y = self.attention_kernel(q, k, v, attn_mask=bias, dropout_p=dropout)  # [B, H, N, d]
+        y = dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # [B, H, N, d]
         return self.out(self.norm(y.transpose(1, 2).flatten(2)))  # [B, N, D]
 
     def split_heads(self, qkv: Tensor, position: LayerPosition = NO_POSITION) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.nn.attention import fused_attention
+from vitrail.nn.attention import dot_product_attention
 from vitrail.nn.block import ResidualBranch
 from vitrail.nn.linear import LinearLayer
 from vitrail.nn.mlp import MLP
@@ -137,8 +137,6 @@ class PooledAttention(nn.Module):
     the query and the vector of their offset along the axis (MViT v2, equation 4).
     """
 
-    attention_kernel = staticmethod(fused_attention)  # packed copies have another one (nn/packing.py)
-
     def __init__(self, shape: PooledShape, dropout: float) -> None:
         super().__init__()
         self.heads, self.prefix, self.dropout = shape.heads, shape.prefix, dropout
@@ -181,7 +179,7 @@ class PooledAttention(nn.Module):
         """Return the attention of tokens [B, P + N, D] on a grid, [B, P + Nq, D']."""
         q, k, v = self.project(x, grid)
         bias, dropout = self.compute_bias(q, grid), self.dropout if self.training else 0.0
-        y = self.attention_kernel(
+        y = dot_product_attention(
             *(part.transpose(1, 2) for part in (q, k, v)), attn_mask=bias, dropout_p=dropout
         ).transpose(1, 2)
         if self.residual_pooling == "all" or (self.residual_pooling == "patches" and not self.prefix):

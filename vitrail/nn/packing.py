@@ -1,10 +1,7 @@
 """Copies of modules for inference on a CPU: weights packed once in oneDNN's layout, in fp32 or bf16.
 
-`nn.Linear` rearranges its weights in every call, or multiplies them as they are. A packed copy does that once, computes GELU
-inside the matrix product, and attention of short sequences as two matrix products. On an AMD EPYC with native bf16 and one
-thread, a packed S/16 is 2.1 times as fast in fp32 and 4 times in bf16.
-
-B images, H heads, N tokens, d the width of one head.
+`nn.Linear` rearranges its weights in every call, or multiplies them as they are. A packed copy does that once and computes
+GELU inside the matrix product (docs/benchmarks.md has the gain).
 """
 
 import copy
@@ -12,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.nn.attention import KeylessBiasLinear
@@ -21,7 +17,6 @@ from vitrail.nn.mlp import MLP
 
 OUTPUT_MODULES = ("pool", "norm", "head")  # after the last layer: they stay in fp32
 PACKED_TYPES = (nn.Linear, LinearLayer, KeylessBiasLinear)  # others, such as LoRA's, compute their weights
-MAX_SCORES = 2**20  # of one head; PyTorch's kernel does not store them
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -87,9 +82,7 @@ def cast_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def pack_children(module: nn.Module, skipped: set[int]) -> None:
-    """Replace the linear layers below a module, and the attention of short sequences."""
-    if hasattr(module, "attention_kernel"):
-        object.__setattr__(module, "attention_kernel", multiply_attention)
+    """Replace the linear layers below a module."""
     for name, child in module.named_children():
         if id(child) in skipped:
             continue
@@ -100,23 +93,3 @@ def pack_children(module: nn.Module, skipped: set[int]) -> None:
             module.activation = nn.Identity()
         else:
             setattr(module, name, PackedLinear(child))
-
-
-def multiply_attention(
-    q: Tensor,  # [B, H, N, d]
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
-    """Return the attention of `F.scaled_dot_product_attention`, in bf16 as two products of matrices: half of the time."""
-    is_added = attn_mask is None or attn_mask.is_floating_point()
-    if q.dtype is not torch.bfloat16 or not is_added or dropout_p or q.shape[-2] * k.shape[-2] > MAX_SCORES:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-    batch, (a, b, c) = q.shape[:-2], (part.contiguous().flatten(0, -3) for part in (q, k, v))
-    scores = torch.baddbmm(a.new_empty(1, 1, 1), a, b.transpose(1, 2), beta=0, alpha=factor)  # [B·H, N, N]
-    if attn_mask is not None:
-        scores = (scores.unflatten(0, batch) + attn_mask).flatten(0, -3)
-    return torch.bmm(scores.softmax(-1), c).unflatten(0, batch)

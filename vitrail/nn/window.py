@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.nn.attention import fused_attention
+from vitrail.nn.attention import dot_product_attention
 from vitrail.nn.block import ResidualBranch
 from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.mlp import MLP
@@ -132,8 +132,6 @@ def compute_shift_mask(grid: Grid, window: int, shift: Grid, like: Tensor) -> Te
 class WindowAttention(nn.Module):
     """Multi-head self-attention inside windows, with a learned bias per head and offset (Swin, equation 4)."""
 
-    attention_kernel = staticmethod(fused_attention)  # packed copies have another one (nn/packing.py)
-
     def __init__(self, shape: WindowShape, dropout: float) -> None:
         super().__init__()
         self.heads, self.window, self.dropout = shape.heads, shape.window, dropout
@@ -175,7 +173,7 @@ class WindowAttention(nn.Module):
                 fold = (1, 2)  # windows beside heads: [B, n·H, N, d]
             q, k, v = (part.flatten(*fold) for part in (q, k, v))
             bias = bias[None].to(q.dtype)  # with three dimensions PyTorch would not use its fused kernel
-            y = self.attention_kernel(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
+            y = dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
         return self.out(y.reshape(*x.shape[:2], self.heads, x.shape[2], -1).transpose(2, 3).flatten(3))
 
     def compute_attention(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -254,7 +252,7 @@ class WindowBlock(nn.Module):
         x = x if pad_first else pad_grid(x, padding)
         return partition_windows(x, self.window), (x.shape[1], x.shape[2])
 
-    def attend(self, x: Tensor, shift: Grid, pad_first: bool) -> Tensor:
+    def dot_product_attention(self, x: Tensor, shift: Grid, pad_first: bool) -> Tensor:
         """Return the attention in windows of a grid [B, h, w, D]."""
         (height, width), m = x.shape[1:3], self.window
         shift = shift if self.is_shifted else (0, 0)
@@ -274,7 +272,7 @@ class WindowBlock(nn.Module):
         return WindowTokens(grid, stride, windows[0, :, :, 0] - 1, regions)
 
     def forward(self, x: Tensor, shift: Grid = (0, 0), pad_first: bool = True) -> Tensor:  # [B, h, w, D]
-        x = x + self.branch1(self.attend(self.norm1(x), shift, pad_first))
+        x = x + self.branch1(self.dot_product_attention(self.norm1(x), shift, pad_first))
         return x + self.branch2(self.mlp(self.norm2(x)))
 
 
@@ -284,7 +282,7 @@ class CosineWindowBlock(WindowBlock):
     attention: ClassVar[type[WindowAttention]] = CosineWindowAttention
 
     def forward(self, x: Tensor, shift: Grid = (0, 0), pad_first: bool = True) -> Tensor:
-        x = x + self.branch1(self.norm1(self.attend(x, shift, pad_first)))
+        x = x + self.branch1(self.norm1(self.dot_product_attention(x, shift, pad_first)))
         return x + self.branch2(self.norm2(self.mlp(x)))
 
 

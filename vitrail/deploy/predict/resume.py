@@ -264,13 +264,15 @@ def journal_path(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
 
 
-def read_recorded_precision(out: Path, rank: int, world: int) -> str | None:
-    """Return the precision that an interrupted run had chosen, or None if it has no rows or its journal is damaged."""
+def read_recorded_precision(out: Path, rank: int, world: int) -> tuple[str, str]:
+    """Return the precision that an interrupted run was given, and the one that it used: auto if none is recorded."""
     try:
         journal: Journal = read_json_file(journal_path(partial_path(out, rank, world)), Journal)
     except (OSError, ValueError):  # `PartialOutput.start` explains it
-        return None
-    return journal.get("precision") if journal["rows"] else None
+        return "auto", "auto"
+    given = journal["what"].get("precision", "auto")
+    chosen = journal.get("precision") if journal["rows"] else None
+    return given, chosen or given
 
 
 def check_resumable(out: Path, rank: int, world: int, *, resume: bool, force: bool) -> bool:

@@ -21,7 +21,7 @@ from vitrail.training.schedule import Constant
 def recipe(facts: Facts, data: Data) -> Recipe:
     init = configure_init(facts)
     if not isinstance(init, SwinConfig):
-        raise refuse(init, "the recipe swin-finetune", "use --recipe finetune")
+        raise refuse(init, "the recipe swin-finetune", "use recipe='finetune'")
     size = facts.choose("size", init.image_size, "size of the checkpoint")
     batch = facts.choose("batch_size", 1024, "the authors'")
     planned = plan_deit_augmentation(facts, size)
