@@ -72,6 +72,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than seven hours
 	$(BIN)/python benchmarks/runtimes.py
 	$(BIN)/python benchmarks/uploads.py
 	$(BIN)/python benchmarks/attack.py
+	$(BIN)/python benchmarks/chart.py
 
 docs: $(STAMP) ## write the pages that are generated from the source
 	$(BIN)/python docs/annotate.py
