@@ -4,8 +4,8 @@
     vitrail train fashion-mnist
     vitrail train photos/ --recipe scratch-small
 
-Convolutions before the encoder, fixed positions, mean pooling; Muon trains the matrices and filters. The size of the model, the length of the
-run and the augmentation depend on the size and number of the images.
+Convolutions before the encoder, fixed positions, mean pooling; Muon trains the matrices and filters. The size of the model,
+the length of the run and the augmentation depend on the size and number of the images.
 Expected: digits 98 %, Fashion-MNIST 92 %, CIFAR-10 87 % on their test images (measured, with the time each took:
 docs/results.md). With fewer than some thousand photographs, fine-tuning a trained model is far better.
 """
