@@ -33,6 +33,7 @@ PYTHON_INTERFACE += ("evaluation/loading.py", "evaluation/class_mapping.py", "de
         ("or label_from='^(.+?)_'", "or --label-from '^(.+?)_'"),
         ("only_present=True leaves one", "--only-present leaves one"),
         ("use class_map=FILE", "use --map FILE"),
+        ("does not support Object(lr=3), got lr=3", "does not support Object(lr=3), got --lr 3"),
         ("settings=['a.lr=3', 'ema=none']: no", "--set a.lr=3 --set ema=none: no"),
         ("settings=['augment.0.scale=[0.3,1]']: no", "--set augment.0.scale=[0.3,1]: no"),
         ("leave it out, or use settings=", "leave it out, or use --set"),

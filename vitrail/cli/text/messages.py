@@ -20,6 +20,7 @@ PATTERN = re.compile(
     | assume=\{'(?P<assumed>\w+)':\ (?P<value>[^}]*)\}
     | vitrail\.resume\((?P<run>'[^',]*'|"[^",]*")\)
     | vitrail\.\w+\([^()]*\)                              # an example in Python
+    | \b[A-Z]\w*\([^()]*\)                               # an object: Relative(at='every')
     | vitrail\.evaluation\.probes\.(?P<probe>probe)\b
     | \bvitrail\.(?P<function>"""
     + FUNCTIONS
