@@ -87,7 +87,10 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--classes N": ("number of classes; none for features without a head", {"type": parse_classes}),
     "--channels N": ("input channels", {"type": int}),
     "--device auto|cpu|cuda|mps": ("compute device [auto]", {"default": "auto"}),
-    "--precision": ("precision of matrix products [auto: the fastest by measurement]", {"choices": PRECISIONS}),
+    "--precision": (
+        "precision of matrix products [auto: fp32, or lower if supported and faster]",
+        {"choices": PRECISIONS},
+    ),
     "--runtime": (
         "inference runtime [auto: the fastest on this machine, measured once]",
         {"choices": ("auto", *deploy.RUNTIMES), "default": "auto"},
@@ -131,8 +134,8 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--assume NAME=VALUE": (
         "value that the tensors do not determine (repeatable): heads=6, gelu=exact|tanh|quick, eps=1e-6, size=224x224, "
         f"pool=class|mean, block=pre|res-post, channels=3, resampling={'|'.join(RESAMPLING_NAMES)} "
-        "(of positions at other sizes, by the "
-        "project with this rule), periods=float32|bfloat16 (of DINOv3's rotation); preprocessing: "
+        "(rule for positions at other image sizes, "
+        "named after its project), periods=float32|bfloat16 (of DINOv3's rotation); preprocessing: "
         "mean=imagenet|half|clip|R,G,B (half: mean and std 0.5), std=R,G,B, "
         "crop=0.9, fit=cover|squash (keep or ignore the aspect ratio), interpolation=bicubic",
         {"action": "append", "default": []},

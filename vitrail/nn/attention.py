@@ -30,7 +30,7 @@ def dot_product_attention(
 ) -> Tensor:
     """Return softmax(q kᵀ / √d + mask) v, [B, H, N, d].
 
-    PyTorch's fused kernel does not store the N×N matrix. In bf16 on a CPU it takes up to twice as long as two products of
+    PyTorch's fused kernel does not store the N×N matrix. In bf16 on a CPU it is slower than two products of
     matrices, forward and backward, which short sequences use.
     """
     is_added = attn_mask is None or attn_mask.is_floating_point()
