@@ -66,7 +66,7 @@ def main() -> None:
     ratios = list_ratios()
     if not ratios:
         raise SystemExit("no results: run the other benchmarks first")
-    title = "Speed with default settings relative to the fastest other library measured, in fp32"
+    title = "Speed with defaults, relative to the fastest other library in fp32"
     ours = Series("vitrail", tuple(ratios), tuple(ratios.values()))
     others = Series("fastest other library", tuple(ratios), (1.0,) * len(ratios))
     OUT.write_text(render_svg(Chart(title, "bars", (ours, others), "", "speed", percent=False)))
