@@ -224,6 +224,17 @@ def make_hugging(name: str, **more: Any) -> Any:
     return getattr(transformers, kind)(config).eval()
 
 
+@pytest.fixture(autouse=True)
+def _uncached_index(monkeypatch):
+    """transformers caches index tensors; one that was made in inference mode has no gradients later."""
+    from transformers.models.beit.modeling_beit import BeitRelativePositionBias
+    from transformers.models.data2vec.modeling_data2vec_vision import Data2VecVisionRelativePositionBias
+
+    for module in (BeitRelativePositionBias, Data2VecVisionRelativePositionBias):
+        uncached = module.generate_relative_position_index.__wrapped__
+        monkeypatch.setattr(module, "generate_relative_position_index", staticmethod(uncached))
+
+
 def read_answer(answer: Any) -> Tensor:
     return answer.logits if hasattr(answer, "logits") else answer.pooler_output
 

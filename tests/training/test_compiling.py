@@ -53,9 +53,9 @@ def test_every_method_is_compiled_and_computes_the_same(method: str, monkeypatch
     torch.testing.assert_close(compiled, plain)
 
 
+@torch._dynamo.config.patch(recompile_limit=8)  # monkeypatch would delete it at the end
 def test_every_rate_of_stochastic_depth_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)

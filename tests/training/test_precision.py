@@ -156,4 +156,4 @@ def test_two_processes_agree_on_the_main_one(recipe_file: Path, tmp_path: Path) 
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["precision: bf16 (of 0)"] * 2
+    assert done.stdout.count("precision: bf16 (of 0)") == 2  # both may write into one line

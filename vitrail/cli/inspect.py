@@ -72,7 +72,9 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--out DIR", "output directory: new, empty, or of an earlier inspection", Path)
     views = f"view to draw (repeatable): {', '.join(VIEWS)} [all]; rollout includes relevance"
     parser.add_option("--view NAME", views, action="append", choices=VIEWS)
-    terminal = "view to draw in the terminal: one of --view, or relevance [rollout; attention for windows]; --out is optional"
+    terminal = (
+        "view to draw in the terminal: one of --view, or relevance [rollout; attention for windows]; --out is optional"
+    )
     parser.add_option("--terminal NAME", terminal, nargs="?", const="default", choices=(*TERMINAL_VIEWS, "default"))
     parser.add_option("--at X,Y", "pixel of the preprocessed image: attention and similarity of its patch", parse_pixel)
     parser.add_option("--layers N,…", "layers to draw, for example 1,6,10-12 [all]", parse_layers)
