@@ -21,8 +21,12 @@ MIN_MULTIPLY_ADDS = 2**20  # of a product: for smaller ones the call costs more 
 
 @cache
 def prefers_onednn() -> bool:
-    """Return True on AMD processors with AVX-512."""
+    """Return True on AMD processors with AVX-512, if PyTorch has the operators."""
     if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not hasattr(
+        torch.ops.aten, "mkldnn_linear_backward_weights"
+    ):
         return False
     cpuinfo = Path("/proc/cpuinfo")
     name = cpuinfo.read_text()[:200] if cpuinfo.is_file() else platform.processor()
