@@ -162,7 +162,7 @@ class WindowAttention(nn.Module):
         bias = self.compute_bias()
         dropout = self.dropout if self.training else 0.0
         if x.device.type == "cpu" and torch.is_grad_enabled() and bias.requires_grad:
-            # No fused kernel of the CPU gives the gradient of a bias; the textbook form is faster than PyTorch's fallback.
+            # No fused kernel of the CPU gives the gradient of a bias: this is the same computation as PyTorch's fallback.
             scores = q @ k.transpose(-2, -1)  # [B, n, H, N, N]
             scores += (bias if mask is None else bias + mask[:, None]).to(q.dtype)
             y = F.dropout(scores.softmax(-1), dropout, training=dropout > 0) @ v
