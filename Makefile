@@ -60,6 +60,7 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than seven hours
 	$(BIN)/python benchmarks/listing.py
 	$(BIN)/python benchmarks/check.py
 	$(BIN)/python benchmarks/preparing.py
+	$(BIN)/python benchmarks/preparing_masks.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/time_to_accuracy.py
 	$(BIN)/python benchmarks/cifar10_minutes.py

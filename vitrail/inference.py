@@ -57,14 +57,16 @@ class TorchRuntime:
 
     @torch.inference_mode()
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """Return float32 logits [B, K] or features [B, F] of uint8 pixels [B, C, H, W]."""
+        """Return float32 logits [B, K] or [B, K, H, W], or features [B, F], of uint8 pixels [B, C, H, W]."""
         images = self.preprocessing.normalise(torch.from_numpy(pixels).to(self.device, non_blocking=True))
         if self.packed is not None:
             outputs = self.packed(images.to(self.dtype))
         else:
             with autocast(self.device.type, self.precision):
                 outputs = self.model(images)
-        return outputs.flatten(1).float().cpu().numpy()  # a distilled model's features are [B, 2, D]
+        if self.output_kind == "features":
+            outputs = outputs.flatten(1)  # of a distilled model they are [B, 2, D]
+        return outputs.float().cpu().numpy()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Small images, and folders of them, for tests."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ def encoded(number: int, kind: str = "PNG") -> bytes:
     return out.getvalue()
 
 
-def tree(root: Path, files: dict[str, int | bytes]) -> Path:
+def tree(root: Path, files: Mapping[str, int | bytes]) -> Path:
     """Write files by path: a number is an image, bytes are written as they are, a path ending in / is a folder."""
     for name, content in files.items():
         path = root / name

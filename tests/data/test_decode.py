@@ -18,7 +18,7 @@ from vitrail.data.decode import (
     to_stored_box,
 )
 from vitrail.data.rng import SampleRandom
-from vitrail.data.transforms.crops import Fit, RandomResizedCrop, SimpleCrop
+from vitrail.data.transforms.crops import Fit, RandomResizedCrop, ScaleJitter, SimpleCrop
 
 
 def scene(height: int, width: int) -> Image.Image:
@@ -52,10 +52,12 @@ def difference(first: torch.Tensor, second: torch.Tensor) -> float:
 def test_jpeg_is_decoded_at_the_smallest_scale_with_enough_pixels(box, reduction):
     source = start_decoding(written(scene(1900, 2000)), 3, True)
     assert source.find_draft_scale(box, (224, 224)) == reduction
-    pixels, inside = source.read_region(box, (224, 224))
-    assert min(inside.height, 224) == min(224, box.height)
+    pixels, shown = source.read_region(box, (224, 224))
+    assert min(pixels.shape[0], 224) == min(224, box.height)
     assert source.image.size == (-(-2000 // reduction), -(-1900 // reduction))
-    assert pixels.shape[:2] == (inside.height, inside.width)
+    assert (pixels.shape[0] * reduction, pixels.shape[1] * reduction) == (shown.height, shown.width)
+    for side in ("top", "left", "height", "width"):
+        assert abs(getattr(shown, side) - getattr(box, side)) <= reduction / 2
 
 
 @pytest.mark.parametrize("box", [Box(0, 0, 1200, 1600), Box(301, 417, 777, 901), Box(600, 800, 600, 800)])
@@ -148,7 +150,9 @@ def test_the_first_frame_of_an_animation_is_used():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (2, 3)])
-@pytest.mark.parametrize("crop", [RandomResizedCrop((16, 16)), SimpleCrop((16, 16)), Fit((16, 16))])
+@pytest.mark.parametrize(
+    "crop", [RandomResizedCrop((16, 16)), SimpleCrop((16, 16)), ScaleJitter((16, 16)), Fit((16, 16))]
+)
 def test_tiny_and_thin_images_can_be_cropped(size, crop):
     for index in range(20):
         found = crop.apply(start_decoding(scene(*size), 3, True), SampleRandom(0, 0, index))

@@ -17,7 +17,7 @@ from tests.data.spoilt import bomb
 from tests.deploy.asked import CLASSES, images, model, read, vitrail
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.predict.inputs import collect_inputs
-from vitrail.deploy.predict.parallel import MIN_TRIALS, BatchSizeTuner, ParallelInference
+from vitrail.deploy.predict.parallel import MIN_TRIALS, BatchSizeTuner, ParallelInference, RowInference
 from vitrail.deploy.predict.predict import InferenceOptions, predict
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "deit_tiny_patch16_224.safetensors"
@@ -216,7 +216,7 @@ class Slow:
 
 def lanes(place, runtimes, pace, count=20):
     return ParallelInference(
-        collect_inputs([str(place / "photos")]), 0, count, Preprocessing((4, 4), (4, 4)), runtimes, pace
+        collect_inputs([str(place / "photos")]), 0, count, RowInference(Preprocessing((4, 4), (4, 4))), runtimes, pace
     )
 
 

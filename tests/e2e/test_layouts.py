@@ -235,26 +235,31 @@ def test_one_level_too_high_can_be_insisted_on(tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "run"), "--workers", "0"]) == 0  # classes: is resolved like any path
 
 
-def test_images_beside_masks_are_refused(tmp_path, capsys):
+def test_images_beside_masks_are_read_as_masks(tmp_path, capsys):
     names = [f"{name}_{i}" for name in ("Bengal", "pug") for i in range(6)]
     files = {f"images/{name}.jpg": photo(n) for n, name in enumerate(names)}
     files |= {f"annotations/trimaps/{name}.png": mask(n) for n, name in enumerate(names)}
     tree(tmp_path / "pets", files | {"annotations/xmls/a.xml": b"<a/>"})
-    assert "images beside annotations, which are not classes" in refused(capsys, "check", "pets")
-    assert follow(capsys, "pets") == ("Bengal", "pug")
+    dataset = load_dataset("pets")
+    assert (dataset.kind, dataset["train"].classes) == ("masks", ("1", "2", "3"))
+    assert train("pets/images", "--label-from", r"^(.+)_\d+\.") == ("Bengal", "pug")  # the names are labels too
 
 
-def test_images_beside_masks_in_splits_are_refused(tmp_path, capsys):
+def test_labels_in_the_names_of_images_beside_masks_in_splits(tmp_path, capsys):
     files: dict[str, int | bytes] = {}
     for offset, split in ((0, "train"), (100, "validation")):
         for n, name in enumerate(f"{name}_{i}" for name in ("Bengal", "pug") for i in range(5)):
             files |= {f"{split}/images/{name}.jpg": photo(offset + n), f"{split}/masks/{name}.png": mask(offset + n)}
     tree(tmp_path / "pets", files)
-    assert follow(capsys, "pets") == ("Bengal", "pug")
-    assert "splits" not in json.loads(Path("run/run.json").read_text())["data"]["notes"]
+    assert {split: len(images) for split, images in load_dataset("pets").splits.items()} == {
+        "train": 10,
+        "validation": 10,
+    }
     line = refused(capsys, "check", "pets", "--label-from", r"^(.+)_\d+\.")  # the masks have the same names
     assert "images beside masks" in line
     assert suggested(line) == ["pets/*/images/*", "--label-from", r"^(.+)_\d+\."]
+    assert train(*suggested(line)) == ("Bengal", "pug")
+    assert "splits" not in json.loads(Path("run/run.json").read_text())["data"]["notes"]
 
 
 def test_published_files_are_refused_with_their_name(tmp_path, capsys):
@@ -267,7 +272,9 @@ def test_published_files_are_refused_with_their_name(tmp_path, capsys):
         "annotations/test.txt": "".join(listed[1::2]).encode(),
     }
     tree(tmp_path / "pets", files)
-    assert suggested(refused(capsys, "check", "pets")) == ["pets:pets"]
+    assert suggested(line := refused(capsys, "check", "pets")) == ["pets:pets"]
+    assert "for masks masks:pets" in line
+    assert load_dataset("masks:pets")["train"].classes == ("1", "2", "3")
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "inner").symlink_to(tmp_path / "pets")
     assert suggested(refused(capsys, "check", "up")) == ["pets:up/inner"]  # without a second step
@@ -465,7 +472,8 @@ def test_the_check_cache_knows_a_file_by_every_route(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no photographs beside this checkout (../shared/data)")
 def test_real_pets_clothing_and_imagenet_samples(capsys):
-    line = refused(capsys, "check", str(SHARED / "pets"))
+    assert load_dataset(SHARED / "pets").kind == "masks"
+    line = refused(capsys, "check", str(SHARED / "pets"), "--label-from", r"^(.+)_\d+\.")
     source, option, pattern = suggested(line)
     found = load_dataset(source, label_from=pattern)
     assert option == "--label-from"

@@ -7,10 +7,11 @@ import pytest
 
 from tests import forked
 from tests.reports.made import made_run
-from vitrail.reports import format_headline, write_report
 from vitrail.reports.compare import render_comparison
 from vitrail.reports.document import write_html
+from vitrail.reports.page import write_report
 from vitrail.reports.run import read_run
+from vitrail.reports.summary import format_headline
 
 NAMES = (
     "<script>document.title='owned'</script>",

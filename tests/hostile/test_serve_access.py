@@ -9,7 +9,19 @@ from vitrail.serve.auth import AllowedHosts
 from vitrail.serve.limits import RequestRefused
 
 TOKEN = "a-token-for-the-tests"
-PATHS = ("/", "/page.js", "/page.css", "/maps.js", "/healthz", "/readyz", "/models", "/metrics", "/openapi.json", "/no")
+PATHS = (
+    "/",
+    "/page.js",
+    "/page.css",
+    "/maps.js",
+    "/masks.js",
+    "/healthz",
+    "/readyz",
+    "/models",
+    "/metrics",
+    "/openapi.json",
+    "/no",
+)
 
 
 @pytest.fixture(scope="module")

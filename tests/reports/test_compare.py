@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.reports.made import made_run
-from vitrail.reports import render_comparison
-from vitrail.reports.compare import compare_runs, format_run_comparison
+from vitrail.reports.compare import compare_runs, format_run_comparison, render_comparison
 from vitrail.reports.run import ABSENT, find_differences, format_value
 
 

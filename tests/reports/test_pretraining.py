@@ -9,11 +9,11 @@ from tests.reports.made import made_run
 from tests.reports.made_pretraining import made_pretraining
 from tests.reports.test_page import HOSTILE, parsed
 from vitrail.cli import main
-from vitrail.reports import format_headline, render_comparison, write_report
-from vitrail.reports.compare import compare_runs, format_run_comparison
-from vitrail.reports.page import render_run_page
+from vitrail.reports.compare import compare_runs, format_run_comparison, render_comparison
+from vitrail.reports.page import render_run_page, write_report
 from vitrail.reports.pretraining import format_retry_command, render_advice
 from vitrail.reports.run import read_run
+from vitrail.reports.summary import format_headline
 
 
 def changed(run, name, **values):

@@ -8,9 +8,9 @@ import pytest
 
 from tests.reports.made import made_run
 from vitrail.metrics.intervals import wilson_interval
-from vitrail.reports import format_headline, write_report
-from vitrail.reports.page import render_run_page
+from vitrail.reports.page import render_run_page, write_report
 from vitrail.reports.run import read_run
+from vitrail.reports.summary import format_headline
 
 
 @pytest.fixture

@@ -18,8 +18,17 @@ def test_openapi_describes_all_routes(tmp_path):
     with serving(f"tiny={tiny(tmp_path / 'tiny.safetensors')}") as client:
         status, said, _ = client.ask("GET", "/openapi.json")
     assert status == 200
-    assert set(said["paths"]) == {"/predict", "/embed", "/attention", "/models", "/healthz", "/readyz", "/metrics"}
-    for path in ("/predict", "/embed", "/attention"):
+    assert set(said["paths"]) == {
+        "/predict",
+        "/segment",
+        "/embed",
+        "/attention",
+        "/models",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    }
+    for path in ("/predict", "/segment", "/embed", "/attention"):
         asked = said["paths"][path]["post"]
         assert set(asked["requestBody"]["content"]) >= {"image/jpeg", "application/octet-stream", "multipart/form-data"}
         assert set(asked["responses"]) == {

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.runs import SMALL, assert_same, summary, train, trained
 from vitrail.cli.text.training import format_outcome
-from vitrail.reports import write_report
+from vitrail.reports.page import write_report
 from vitrail.training import recipe_choice
 from vitrail.training.budget import FINISH_SECONDS, choose_steps, has_same_steps
 from vitrail.training.recipe import Data, Facts, Recipe, read_recipe, with_settings, write_recipe

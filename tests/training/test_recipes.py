@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import vitrail
-from vitrail.data.transforms.augment import Flip, RandomResizedCrop
+from vitrail.data.transforms.augment import Flip, RandomResizedCrop, Rotate, ScaleJitter
 from vitrail.models.vit_config import RESAMPLINGS
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.token_labelling import TokenLabelling
@@ -203,6 +203,10 @@ def test_a_named_resnet_is_trained_or_refused(name: str) -> None:
             "R50x1", root="small", classes=1000, image_size=32
         )
         return
+    if name == "segment":
+        found = recipe(name, facts(classes=3, overrides=overrides)).model
+        assert (found.output_kind, found.as_backbone().family) == ("masks", "bit")
+        return
     with pytest.raises(ValueError, match=r"does not support BiT ResNets: use a(n MViT| (Vision|Swin) Transformer)"):
         recipe(name, facts(overrides=overrides | {"model": "R50x1"}))
 
@@ -228,6 +232,17 @@ def test_settings_change_any_field() -> None:
     assert found.ema is not None
     assert found.ema.decay == 0.99
     assert found.model.stochastic_depth == 0.2  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_settings_choose_the_augmentation_of_segmentation(tmp_path: Path) -> None:
+    start = recipe("deit")
+    settings = ["augment.0=ScaleJitter", "augment.0.factor=[0.5, 1.5]", "augment.1=Rotate", "augment.1.degrees=[-5, 5]"]
+    found = with_settings(start, settings)
+    size = found.preprocessing.size
+    assert found.augment[0] == ScaleJitter(size, (0.5, 1.5), "bicubic")
+    assert found.augment[1] == Rotate((-5.0, 5.0), 0.5)
+    write_recipe(found, tmp_path / "recipe.json")
+    assert read_recipe(tmp_path / "recipe.json") == found
 
 
 def test_length_is_epochs_or_steps_in_any_order_of_settings() -> None:

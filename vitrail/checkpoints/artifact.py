@@ -88,8 +88,6 @@ def _parse_contract(about: dict[str, Any]) -> CheckpointContract:
         raise ValueError(f"its version is {about['version']}, supported is {ARTIFACT_VERSION}")
     check_bounds(about["config"])
     config = config_from_json(about["config"])
-    if not 0 < getattr(config, "eps", 1e-6) < 1:
-        raise ValueError(f"eps must be between 0 and 1, got {getattr(config, 'eps', None)}")
     if not isinstance(about["card"], dict):
         raise ValueError("card must be a JSON object")
     labels, pipeline = parse_labels_and_preprocessing(about, config)
@@ -120,6 +118,8 @@ def check_bounds(data: Any, name: str = "config") -> None:
             raise ValueError(f"{name} has {len(data)} numbers, at most 16 are supported")
         for value in data:
             check_bounds(value, name)
+    elif name == "eps" and isinstance(data, int | float) and not 0 < data < 1:
+        raise ValueError(f"eps must be between 0 and 1, got {data}")
     elif isinstance(data, int | float) and not abs(data) <= most:
         raise ValueError(f"{name} must be at most {most:,}, got {data:g}")
 

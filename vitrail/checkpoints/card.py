@@ -120,7 +120,8 @@ def render_model_card(contract: CheckpointContract, repo: str, params: int) -> s
     """Return the README.md for the Hub."""
     config, about = contract.config, contract.card
     licence = str(about.get("licence") or "")
-    task = "image-feature-extraction" if config.classes is None else "image-classification"
+    tasks = {"classes": "image-classification", "masks": "image-segmentation"}
+    task = "image-feature-extraction" if config.classes is None else tasks[config.output_kind]
     name = repo.rpartition("/")[2]
     front = ["---", "library_name: vitrail", f"pipeline_tag: {task}", "tags:", "- vitrail", "- vision-transformer"]
     front += [f"license: {json.dumps(licence)}"] if licence else []
@@ -209,7 +210,8 @@ def _render_timm_usage(contract: CheckpointContract, repo: str) -> str:
 
 
 def _render_transformers_usage(contract: CheckpointContract, repo: str) -> str:
-    body = "AutoModel" if contract.config.classes is None else "AutoModelForImageClassification"
+    kinds = {"classes": "AutoModelForImageClassification", "masks": "AutoModelForUniversalSegmentation"}
+    body = "AutoModel" if contract.config.classes is None else kinds[contract.config.output_kind]
     return (
         f"In transformers:\n\n```console\n$ vitrail convert hf://{repo} transformers --to hf\n```\n\n```python\n"
         f"from transformers import AutoImageProcessor, {body}\n\n"

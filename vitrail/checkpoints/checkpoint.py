@@ -21,7 +21,6 @@ from vitrail.checkpoints.keys import KeyMapping, format_names, select_mappings
 from vitrail.data.preprocessing import CLIP_STATS, IMAGENET_STATS, INCEPTION_STATS, Preprocessing
 from vitrail.models.registry import build_from
 from vitrail.models.vit_config import parse_resampling
-from vitrail.nn.embed import Patches
 
 ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
 NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
@@ -234,7 +233,7 @@ def find_preprocessing(source: TensorFile, detection: Detection, assume: dict[st
         why = "open_clip_config.json"
     else:
         pipeline, why = form.default_preprocessing(config, source.path.stem)
-    stride = getattr(config, "embed", Patches(1)).stride
+    stride = config.size_rule[0]
     # If the pipeline's size is another one than the model's, positions are resampled to it, as the original code does.
     if pipeline.size[0] % stride or pipeline.size[1] % stride:
         pipeline, why = pipeline.with_size(size), f"{why}, for the image size {size[0]}×{size[1]}"

@@ -19,6 +19,7 @@ from vitrail.checkpoints.formats import (
     beit,
     clip,
     dinov3,
+    eomt,
     eva,
     google,
     mvit,
@@ -36,6 +37,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.adapt import with_key_bias, with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.mvit_config import MViTConfig
+from vitrail.models.segmenter import SegmenterConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit_config import POOLS, describe_resampling, parse_resampling
 from vitrail.nn.block import ResPostNorm
@@ -68,6 +70,8 @@ def write_transformers_directory(
     config = contract.config
     if isinstance(config, SwinConfig):
         settings = swin.build_settings(config, dtype)
+    elif isinstance(config, SegmenterConfig):
+        settings = eomt.build_settings(config, dtype)
     elif isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3):
         settings = dinov3.build_settings(config, dtype)
     elif beit.is_beit(config):
@@ -143,7 +147,7 @@ TARGETS: dict[str, ConversionTarget] = {
         position_prefix=lambda config: "all" if transformers.choose_family(config) == "deit" else "outputs",
         suffixes=(),
         write=write_transformers_directory,
-        families=frozenset({"vit", "swin"}),
+        families=frozenset({"vit", "swin", "segmenter"}),
         supports_swiglu=True,
         list_unused_tensors=transformers.list_unused_tensors,
         resampling=lambda config: transformers.choose_resampling(transformers.choose_family(config)),
@@ -336,6 +340,8 @@ def build_target_table(to: str, config: ModelConfig) -> KeyTable:
         return swin.build_table(config, swin.TARGETS[to])
     if isinstance(config, MViTConfig):
         return mvit.build_table(config)
+    if isinstance(config, SegmenterConfig):
+        return eomt.map_eomt(config)
     return get_target(to, config).build_table(config)
 
 
@@ -403,6 +409,9 @@ def write_and_verify(
             if isinstance(stated.config, TokenConfig):
                 dtype, unused = next(iter(theirs.values())).dtype, target.list_unused_tensors(stated.config)
                 theirs |= {name: torch.zeros(shape, dtype=dtype) for name, shape in unused.items()}
+            elif isinstance(stated.config, SegmenterConfig):
+                unused = eomt.list_unused_tensors(stated.config)
+                theirs |= {name: torch.zeros(shape) for name, shape in unused.items()}
             elif isinstance(stated.config, SwinConfig):
                 notes += swin.compare_shift(stated.config, swin.TARGETS[to])
             target.write(path, theirs, stated)
@@ -437,6 +446,8 @@ def report_conversion(
 def _copy_training_fields(read: ModelConfig, wanted: ModelConfig) -> ModelConfig:
     """Return the configuration that was read, with the training fields that no file stores."""
     names = ("dropout", "stochastic_depth", "init")
+    if isinstance(read, SegmenterConfig) and isinstance(wanted, SegmenterConfig):
+        return replace(read, backbone=_copy_training_fields(read.backbone, wanted.backbone))
     if isinstance(read, TokenConfig) and isinstance(wanted, TokenConfig):
         return replace(read, **{name: getattr(wanted, name) for name in names})
     if isinstance(read, SwinConfig | MViTConfig) and isinstance(wanted, SwinConfig | MViTConfig):
@@ -470,6 +481,8 @@ def compare_resampling(config: TokenConfig, theirs: str | None, project: str) ->
 
 def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
     """Return the facts of a model that tensors do not determine, as assumptions for reading it back."""
+    if isinstance(config, SegmenterConfig):
+        return collect_assumptions(config.backbone)
     facts: dict[str, Any] = {"size": config.image_size}
     if isinstance(config, TokenConfig):
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
@@ -534,6 +547,8 @@ def _compare_without_assumptions(
 
 
 def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
+    if isinstance(read, SegmenterConfig) and isinstance(wanted, SegmenterConfig):
+        return _list_unrecorded(read.backbone, wanted.backbone)
     if not isinstance(read, TokenConfig) or not isinstance(wanted, TokenConfig):
         return []
     facts = {

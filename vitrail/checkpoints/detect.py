@@ -11,6 +11,7 @@ from vitrail.checkpoints.formats import (
     beit,
     clip,
     dinov3,
+    eomt,
     eva,
     google,
     mvit,
@@ -25,7 +26,7 @@ from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
 # In the order in which they are tried.
-PROJECTS = (dinov3, eva, beit, timm, transformers, google, torchvision, clip, vit_pytorch, swin, mvit)
+PROJECTS = (dinov3, eva, beit, timm, transformers, google, torchvision, clip, vit_pytorch, swin, mvit, eomt)
 FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")  # that training adds to every name
 

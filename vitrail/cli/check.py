@@ -2,7 +2,8 @@
 
 Every image is decoded completely, on all cores, and compared with all others. Results are cached by file, size and time, so
 that a second run is fast. The exit code is 1 if there are errors: unusable images, classes that are empty or differ between
-splits, one image with different labels, the same image in the training and the test split.
+splits, one image with different labels, the same image in the training and the test split. Masks are read too: sizes,
+values without a class, files without their pair, and the pixels of each class.
 
 examples:
   vitrail check photos
@@ -11,6 +12,7 @@ examples:
   vitrail check photos --label-from '^(.+)_'   labels in the file names: cat_001.jpg; shows ten of them
   vitrail check imagenet --names imagenet      names for the folders n01440764 …
   vitrail check classes:photos                 every folder is a class, whatever it looks like
+  vitrail check scans                          images and masks in scans/images and scans/masks; pixels of each class
   vitrail check photos --near none             only byte-identical copies, no near-duplicates
 """
 
@@ -35,6 +37,7 @@ COLOURS = {"error": "\033[1;31m", "warning": "\033[33m", "note": "\033[36m"}
 STYLES = {"bold": "\033[1m", "dim": "\033[2m"}
 RESET = "\033[0m"
 INDENT = " " * 10
+MAX_CLASS_ROWS = 40  # of the table of pixels
 
 
 def parse_bits(text: str) -> int | None:
@@ -59,7 +62,7 @@ def parse_ratio(text: str) -> float:
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail check`."""
-    parser.add_shared("data DATA", "--label-from REGEX", "--names FILE", "--json")
+    parser.add_shared("data DATA", "--label-from REGEX", "--names FILE", "--ignore VALUES", "--json")
     parser.add_option("--quarantine FILE", "list to write of the images to leave out: path, tab, reason", Path)
     parser.add_option("--examples N", "paths shown per finding [3]", parse_count, default=3)
     parser.add_shared("--workers N", note="one per core", type=parse_count)
@@ -80,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
         options.data,
         label_from=options.label_from,
         names=options.names,
+        ignore=options.ignore,
         near=options.near,
         tiny=options.tiny,
         imbalance=options.imbalance,
@@ -103,7 +107,7 @@ def format_audit(audit: "Audit", examples: int, preview: Sequence[str] = ()) -> 
     from vitrail.data.audit import FINDING_KINDS
 
     width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
-    lines = [*format_splits(audit), *map(escape_unprintable, audit.dataset.notes)]
+    lines = [*format_splits(audit), *format_pixels(audit), *map(escape_unprintable, audit.dataset.notes)]
     lines += [INDENT + escape_unprintable(line) for line in preview]
     for kind in audit.counts:  # most severe first
         findings = audit.select_findings([kind])
@@ -124,10 +128,27 @@ def format_splits(audit: "Audit") -> list[str]:
     n_classes = len({name for split in splits.values() for name in split.classes})
     images = format_image_count(sum(map(len, splits.values())))
     heading = f"{escape_unprintable(audit.dataset.source)}: {images}, {n_classes:,} class{'es' * (n_classes != 1)}"
-    rows = [("split", "images", "classes", "smallest class", "largest class")]
+    rows = [("split", "images", "classes", *(() if audit.mask_counts else ("smallest class", "largest class")))]
     for name, split in splits.items():
-        rows.append((name, f"{len(split):,}", f"{len(split.classes):,}", *describe_class_range(split)))
+        ends = () if name in audit.mask_counts else describe_class_range(split)
+        rows.append((name, f"{len(split):,}", f"{len(split.classes):,}", *ends))
     return [colourise("bold", heading), "", *format_table(rows, right=(1, 2), rules=(1,))]
+
+
+def format_pixels(audit: "Audit") -> list[str]:
+    """Return a table of the share of each class in the pixels of the masks, and of the ignored pixels in all pixels."""
+    if not audit.mask_counts:
+        return []
+    counts = audit.mask_counts.values()
+    rows = [("class", *(f"{split} pixels" for split in audit.mask_counts))]
+    classes = list(dict.fromkeys(name for each in counts for name in each.classes))
+    for name in classes[:MAX_CLASS_ROWS]:
+        rows.append((escape_unprintable(name)[:40], *(f"{100 * each.share(name):.2f} %" for each in counts)))
+    if any(each.ignored for each in counts):
+        totals = [max(1, int(each.pixels.sum()) + each.ignored) for each in counts]
+        rows.append(("(ignored)", *(f"{100 * e.ignored / n:.2f} %" for e, n in zip(counts, totals, strict=True))))
+    more = [f"… and {len(classes) - MAX_CLASS_ROWS} more classes"] if len(classes) > MAX_CLASS_ROWS else []
+    return ["", *format_table(rows, right=tuple(range(1, len(rows[0]))), rules=(1,)), *more, ""]
 
 
 def describe_class_range(images: "Images") -> tuple[str, str]:

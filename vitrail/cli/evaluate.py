@@ -82,7 +82,7 @@ def add_arguments(parser: CommandParser) -> None:
     data = parser.add_group("data")
     data.add_shared("--split NAME", "--map FILE")
     data.add_option("--only-present", "restrict predictions to the classes in the data")
-    data.add_shared("--label-from REGEX", "--names FILE", "--limit N")
+    data.add_shared("--label-from REGEX", "--names FILE", "--ignore VALUES", "--limit N")
     data.add_shared("--task", default="auto")
     data.add_shared("--quarantine FILE")
     compute = parser.add_group("compute")
@@ -149,7 +149,7 @@ def probe_data(options: argparse.Namespace) -> "Data":
     from vitrail.evaluation.loading import find_own_data
     from vitrail.training.recipe import Data
 
-    given = given_options(options, ("quarantine", "label_from", "names"))
+    given = given_options(options, ("quarantine", "label_from", "names", "ignore"))
     if options.data is not None:
         return Data(options.data, task=options.task, **given)
     own = replace(find_own_data(options.model), **given)
@@ -196,6 +196,7 @@ def evaluate_from_options(options: argparse.Namespace, progress: "ProgressCallba
             options.limit,
             options.label_from,
             options.names,
+            options.ignore,
         ),
         against=options.against,
         class_map=options.map,

@@ -5,6 +5,7 @@ MODEL is a checkpoint of any known format or a run of `vitrail train`. The file 
 generated ones): largest difference, changed predictions, accuracy with intervals where labels exist, size, latency and
 throughput. A file beyond the tolerance is not kept. In float, logits may differ by 1e-3 and no prediction may change; with
 --int8, --fp16 and --bf16 accuracy may fall by one point, or 5 % of the predictions may change where there are no labels.
+Masks are compared by pixel: 0.1 % may change in float; else mIoU may fall by one point, or 1 % may change without labels.
 
 examples:
   vitrail export deit_tiny.safetensors deit.onnx --verify photos
@@ -137,7 +138,7 @@ def format_report(model: str, report: "VerificationReport") -> list[str]:
         lines += ["  effect of token merging, compared with the model without it:"]
         lines += [f"    {line}" for line in format_comparison(report.unmerged)]
     lines.append(f"  size: {format_bytes(report.bytes)}, checkpoint {format_bytes(report.bytes_before)}")
-    lines += [f"  {line}" for line in format_speeds(report.speeds)]
+    lines += [f"  {line}" for line in format_speeds(report.speeds, report.batch_size)]
     if report.kept:
         lines.append(f"  layers in float: {', '.join(report.kept)}")
     lines += [f"  note: {note}" for note in report.notes]
@@ -156,6 +157,8 @@ def format_comparison(comparison: "OutputComparison") -> list[str]:
     if comparison.agreement is not None and comparison.agreement_interval is not None:
         low, high = comparison.agreement_interval
         lines.append(f"same prediction: {comparison.agreement:.2%}  (95 %: {low:.1%} to {high:.1%})")
+    elif comparison.agreement is not None:
+        lines.append(f"same class: {comparison.agreement:.3%} of the {comparison.compared}")
     if comparison.score is not None:
         score = comparison.score
         before, after = (
@@ -168,10 +171,10 @@ def format_comparison(comparison: "OutputComparison") -> list[str]:
     return lines
 
 
-def format_speeds(speeds: "Mapping[str, RuntimeSpeed]") -> list[str]:
+def format_speeds(speeds: "Mapping[str, RuntimeSpeed]", batch_size: int) -> list[str]:
     """Return latency and throughput as a table; the measurements are interleaved."""
     first = next(iter(speeds.values())).throughput
-    rows = [("speed", "latency, 1 image", "images/s, batch 16", "")]
+    rows = [("speed", "latency, 1 image", f"images/s, batch {batch_size}", "")]
     for name, speed in speeds.items():
         ratio = f"{speed.throughput / first:.2f}×"
         rows.append((name, f"{1000 * speed.latency:.2f} ms", f"{speed.throughput:.1f}", ratio))

@@ -12,6 +12,8 @@ from vitrail.deploy.export.comparison import VerificationImages, generate_images
 from vitrail.deploy.predict.inputs import collect_inputs, sample_evenly
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.evaluation.class_mapping import match_classes, read_class_map
+from vitrail.evaluation.evaluate import check_target_kind
+from vitrail.evaluation.masks import map_masks
 from vitrail.evaluation.selection import EvaluationData, select_images
 from vitrail.inference import load_pixels
 from vitrail.utils.progress import ProgressCallback
@@ -62,8 +64,12 @@ def load_unlabelled_images(
 
 
 def match_targets(options: argparse.Namespace, deployed: DeployedModel, images: Images) -> np.ndarray | None:
-    """Return the targets as output indices of the model, or None for a model without classes."""
+    """Return the targets as output indices of the model, masks at its size, or None for a model without classes."""
     assert deployed.model is not None
+    if deployed.contract.target_kind == "masks" or images.target_kind == "masks":
+        check_target_kind(deployed, images)
+        mapped, preprocessing = map_masks(deployed, images), deployed.contract.preprocessing
+        return np.stack([preprocessing.to_mask(mapped.read_mask(index)).numpy() for index in range(len(mapped))])
     outputs, labels = deployed.model.config.classes, deployed.model.labels
     if outputs is None:
         return None

@@ -205,6 +205,8 @@ def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[Model
         device=device,
     )
     clear_progress()
+    if model.config.output_kind == "masks":
+        model = model.replace_head(None)  # views are of the backbone
     require_attention(model)
     if options.names is not None:
         model.labels = name_outputs(options.names, model.config.classes)

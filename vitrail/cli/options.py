@@ -64,6 +64,14 @@ def parse_fractions(text: str) -> tuple[float, float, float]:
         raise argparse.ArgumentTypeError(message) from None
 
 
+def parse_values(text: str) -> tuple[int, ...]:
+    """Return "0,255" as whole numbers >= 0."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers >= 0 with commas: 3 or 0,255")
+    return tuple(map(int, parts))
+
+
 def parse_names(text: str, known: Sequence[str], kind: str) -> tuple[str, ...]:
     """Return comma-separated names, each once, all of them in `known`."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -126,6 +134,10 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "readable class names: list in order, JSON, CSV of two columns, imagenet_class_index.json, "
         "LOC_synset_mapping.txt; or the word imagenet",
         {},
+    ),
+    "--ignore VALUES": (
+        "stored values of masks that neither train nor count: 3 or 0,254 [255, and those that the data states]",
+        {"type": parse_values},
     ),
     "--limit N": ("maximum number of images, evenly spaced [all]", {"type": int}),
     "--task": ("one label per image, or several [auto]", {"choices": ("auto", "single", "multi")}),
@@ -233,7 +245,7 @@ def inference_options(options: argparse.Namespace) -> "InferenceOptions":
 
     names = ("runtime", "device", "precision", "tolerance", "merge", "size", "batch_size", "workers", "take")
     timeout = {} if options.batch_timeout is None else {"batch_timeout": options.batch_timeout}
-    given = {name: getattr(options, name) for name in names} | timeout
+    given = {name: getattr(options, name) for name in names} | timeout | given_options(options, ("inference", "flip"))
     return InferenceOptions(**given, assume=parse_assumptions(options), names=getattr(options, "names", None))
 
 

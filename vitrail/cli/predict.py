@@ -1,4 +1,4 @@
-"""Write the predicted label of every image, in the order of the images.
+"""Write the predicted label of every image, in the order of the images; of a segmentation model, the predicted mask.
 
 MODEL is a checkpoint of any known format, a run of `vitrail train`, hf://owner/name, or a file of `vitrail export`. A row has
 the path, the label and its probability (score); for an unreadable image it has the error instead. --top 5 adds the next
@@ -14,11 +14,18 @@ examples:
   vitrail predict model.safetensors 'shards/{000..099}.tar' --out predictions.parquet --resume
   vitrail predict model.onnx photos --out predictions.csv --json | jq .images_per_second
   torchrun --nproc-per-node 4 -m vitrail predict model.safetensors photos --out predictions.csv
+  vitrail predict segmenter.safetensors photos --out masks/ --overlays
 
 formats of --out:
   .csv      path,label,score,error; --top adds label2,score2 and so on
   .jsonl    one object per line; --top adds the list `answers`
   .parquet  the columns of the CSV
+
+formats of --out for segmentation models:
+  masks/    a directory: a palette PNG per image, and masks.csv with the paths and the shares of the classes
+  .jsonl    one object per line: path, height, width, classes with label, share and run lengths, error
+  .json     a COCO file: images, annotations with run lengths, categories
+  -         a line per image with the shares of its classes
 """
 
 import argparse
@@ -30,13 +37,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.options import CommandParser, check_at_least, inference_options, print_result
+from vitrail.cli.options import (
+    CommandParser,
+    check_at_least,
+    given_options,
+    inference_options,
+    print_result,
+    refuse_options,
+)
 from vitrail.cli.text.progress import clear_progress, count_progress
 from vitrail.utils.text import format_image_count
 
 if TYPE_CHECKING:
+    from vitrail.deploy.predict.formats import RowFormat
+    from vitrail.deploy.predict.inputs import ImageInputs
+    from vitrail.deploy.predict.predict import RuntimePool
     from vitrail.deploy.predict.write import Summary
 
+MASK_OPTIONS = ("overlays", "inference", "flip")
 PATHS_HELP = (
     "files, folders (recursive), patterns ('*.jpg', '**/*.png', 'part-{00..09}.tar'), lists of paths (CSV, TSV, JSON "
     "lines, Parquet), tar shards, Parquet with embedded images"
@@ -45,15 +63,20 @@ PATHS_HELP = (
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail predict`."""
-    add_output_options(parser, "csv, jsonl or parquet")
-    parser.add_option("--top K", "labels per image, most probable first [1]", int, default=1)
+    add_output_options(parser, "csv, jsonl or parquet; of masks a directory/, jsonl or json (COCO)")
+    parser.add_option("--top K", "labels per image, most probable first [1]", int)
     parser.add_shared("--names FILE")
+    masks = parser.add_group("segmentation models")
+    masks.add_option("--overlays", "also write NAME.overlay.jpg, the mask over the image, to the directory of --out")
+    modes = "whole: image resized to the model's size; sliding: overlapping windows [whole]"
+    masks.add_option("--inference", modes, choices=("whole", "sliding"))
+    masks.add_option("--flip", "average with the predictions for the mirror image")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the predictions."""
     check_at_least(1, options.top, "--top")
-    return write_output(options, "logits", options.top)
+    return write_output(options, "logits", options.top or 1)
 
 
 def add_output_options(parser: CommandParser, formats: str) -> None:
@@ -74,13 +97,17 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     gc.disable()  # the imports create many objects that all stay; collecting during them costs a tenth of the time
     from vitrail.deploy.predict.formats import select_format
     from vitrail.deploy.predict.inputs import collect_inputs
+    from vitrail.deploy.predict.masks import TABLE, check_directory, is_directory, needs_masks
     from vitrail.deploy.predict.predict import open_pool
     from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
     from vitrail.deploy.predict.write import PredictionInterrupted, process_share, write_outputs
 
     gc.enable()
     gc.freeze()
-    row_format = select_format(options.out, options.format, output_kind, top)
+    is_folder = output_kind == "logits" and options.out != "-" and is_directory(options.out)
+    out = os.path.join(options.out, TABLE) if is_folder else options.out  # the file that is written and resumed
+    for_masks = output_kind == "logits" and needs_masks(options.out, options.format)
+    row_format = None if for_masks else select_format(options.out, options.format, output_kind, top)
     if options.out == "-" and (options.json or options.resume):
         raise ValueError(f"--{'json' if options.json else 'resume'} needs --out FILE")
     if options.resume and options.force:
@@ -91,11 +118,14 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     names = ("merge", "precision", "tolerance", "size", "take", "limit", "format")
     identity = {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
     identity |= {"names": compute.names} if compute.names else {}
+    identity |= given_options(options, MASK_OPTIONS)
     share = process_share()
-    if options.out != "-":  # before any computation
-        check_resumable(Path(options.out), share.rank, share.world, resume=options.resume, force=options.force)
+    if is_folder:
+        check_directory(Path(options.out))
+    if out != "-" and not (is_folder and not os.path.exists(options.out)):  # before any computation
+        check_resumable(Path(out), share.rank, share.world, resume=options.resume, force=options.force)
     if options.resume and compute.precision == "auto":  # the rows of a file have one precision
-        identity["precision"], recorded = read_recorded_precision(Path(options.out), share.rank, share.world)
+        identity["precision"], recorded = read_recorded_precision(Path(out), share.rank, share.world)
         compute = replace(compute, precision=recorded)
     show = count_progress() if not share.rank else None
     try:
@@ -104,12 +134,17 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         first, last = share.index_range(total)
         model = open_pool(options.model, output_kind, compute, last - first, print_note)
         labels = model.deployed.contract.labels
-        if labels is not None and top > len(labels):
+        if model.masks is not None:
+            model, row_format = prepare_masks(options, model, inputs, total)
+        elif row_format is None or given_options(options, MASK_OPTIONS):
+            refuse_options(options, MASK_OPTIONS, f"is for segmentation models: {model.deployed.name} predicts classes")
+            raise ValueError(f"--out {options.out} is for masks: {model.deployed.name} predicts classes, give a .csv")
+        elif labels is not None and top > len(labels):
             raise ValueError(f"--top must be <= {len(labels):,}, the classes of {model.deployed.name}, got {top}")
         summary = write_outputs(
             model,
             inputs,
-            options.out,
+            out,
             row_format,
             top=top,
             limit=options.limit,
@@ -129,6 +164,29 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     else:
         print_result(options, summary.as_dict(), lines)
     return 0
+
+
+def prepare_masks(
+    options: argparse.Namespace, pool: "RuntimePool", inputs: "ImageInputs", count: int
+) -> "tuple[RuntimePool, RowFormat]":
+    """Return the pool of a segmentation model, with overlays if asked for, and the format of its masks."""
+    from vitrail.deploy.predict.masks import MaskFiles, delete_interrupted_masks, select_mask_format
+    from vitrail.deploy.predict.predict import with_overlays
+    from vitrail.deploy.predict.write import process_share
+    from vitrail.deploy.runtimes.masks import class_colours
+
+    name, contract = pool.deployed.name, pool.deployed.contract
+    refuse_options(options, ("top",), f"is for classes of images, and {name} predicts masks: leave it out")
+    palette = class_colours(contract)
+    row_format = select_mask_format(options.out, options.format, contract.labels or (), palette, inputs, count)
+    if isinstance(row_format, MaskFiles):
+        row_format = replace(row_format, overlays=options.overlays)
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        if options.force and process_share().world == 1:  # of several processes, another may have written new ones
+            delete_interrupted_masks(Path(options.out))
+    elif options.overlays:
+        raise ValueError(f"--overlays needs a directory, for example --out masks/, got --out {options.out}")
+    return with_overlays(pool) if options.overlays else pool, row_format
 
 
 def print_note(text: str) -> None:

@@ -1,8 +1,8 @@
 """Serve models over HTTP, with a web page.
 
 MODEL is a checkpoint of any known format (a file, a directory, a run of `vitrail train`, hf://owner/name) or a file of
-`vitrail export`. Several models are served by name: NAME=MODEL. Send images to POST /predict, /embed and /attention; GET / is
-the web page, /openapi.json the description, /metrics the metrics for Prometheus.
+`vitrail export`. Several models are served by name: NAME=MODEL. Send images to POST /predict (segmentation models: /segment),
+/embed and /attention; GET / is the web page, /openapi.json the description, /metrics the metrics for Prometheus.
 
 The service listens on 127.0.0.1 unless --host is given. Concurrent requests are batched; a request that would wait too long is
 refused at once (503 with Retry-After). SIGTERM finishes accepted requests; SIGHUP reloads the models' files.

@@ -1,14 +1,15 @@
-"""Train or fine-tune a classifier on a folder of images.
+"""Train or fine-tune a model on a folder of images: classes of images, or masks.
 
-DATA is a folder of class folders, a CSV or Parquet table, tar shards, or a name: digits, mnist, fashion-mnist, cifar-10,
-cifar-100. It is checked first; defective files are listed and left out. --init fine-tunes a checkpoint; without it, a model is
-trained from scratch; --teacher distils a trained model into a small one. The run directory receives model.safetensors,
-report.html, summary.json, metrics.jsonl and recipe.json.
+DATA is a folder of class folders, a folder with images/ and masks/, a CSV or Parquet table, COCO JSON, tar shards, or a name:
+digits, mnist, fashion-mnist, cifar-10, cifar-100. It is checked first; defective files are listed and left out. --init
+fine-tunes a checkpoint; without it, a model is trained from scratch; --teacher distils a trained model into a small one. The
+run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and recipe.json.
 
 examples:
   vitrail train digits                                        a minute on a laptop
   vitrail train photos --init deit_tiny.safetensors           fine-tune on a folder
   vitrail train photos --init deit-tiny --tune lora --epochs 10
+  vitrail train pets --init deit-tiny                         images/ and masks/: a class for each pixel
   vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
   vitrail train photos --teacher clip.safetensors --distil features   a teacher with other classes
@@ -26,11 +27,12 @@ from typing import Any
 
 from vitrail.cli.options import CommandParser, OptionGroup, first_flag, given_options, print_result, refuse_options
 from vitrail.cli.text.training import TrainingDisplay, format_outcome
+from vitrail.models.sizes import DECODER_NAMES
 from vitrail.training.recipes import DISTILLATION_METHODS
 
-OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "seed", "precision")
+OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "decoder", "seed", "precision")
 DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
-DATA_OPTIONS += ("label_from", "names")
+DATA_OPTIONS += ("label_from", "names", "ignore")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
@@ -54,6 +56,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_option("--recipe NAME|FILE", "recipe name, see `vitrail recipes`, or a recipe.json")
     overrides, teacher = add_run_options(parser, "DATA-RECIPE-N", "teacher")
     overrides.add_option("--tune METHOD", "trained parameters: full, head, last-N, lora or lora-R (rank R) [full]")
+    decoder = "decoder of a segmentation model [upernet; linear with --tune head]"
+    overrides.add_option("--decoder", decoder, choices=DECODER_NAMES)
     target = "target: the teacher's top class, its probabilities, its features, or its prediction per patch [hard]"
     teacher.add_option("--distil", target, choices=DISTILLATION_METHODS)
     add_data_options(parser.add_group("data"))
@@ -85,7 +89,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
 
 def add_data_options(group: OptionGroup) -> None:
     """Add the options of a labelled dataset."""
-    group.add_shared("--label-from REGEX", "--names FILE")
+    group.add_shared("--label-from REGEX", "--names FILE", "--ignore VALUES")
     group.add_shared("--fractions A,B,C", note="0.8,0.2,0")
     group.add_shared("--task")
     balance = "compensation of class imbalance: loss weights or sampling [none]"

@@ -4,12 +4,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from PIL import Image
 
 SPLITS = ("train", "validation", "test")
+TargetKind = Literal["single", "multi", "masks"]  # one class per image, several, or one per pixel
+IGNORED = 255  # the value of mask pixels that neither train nor count
+MAX_MASK_CLASSES = 255  # masks are uint8, and one value is IGNORED
 
 resolve_folder = lru_cache(maxsize=4096)(os.path.realpath)  # there are far fewer folders than images
 
@@ -51,19 +54,63 @@ class Store(Protocol):
         ...
 
 
+class MaskStore(Protocol):
+    """Random access to masks: files of a folder, polygons of a COCO file, or columns of a table."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, item: int) -> str:
+        """Return the mask's name for messages: its path, or the file and the position in it."""
+        ...
+
+    def read(self, item: int) -> np.ndarray:
+        """Return the classes of the pixels, uint8 [H, W]: indices into the classes of the data, or IGNORED.
+
+        Rows and columns are those of the upright image. Raise OSError or ValueError, with the mask's name, if it is unusable.
+        """
+        ...
+
+    def stamp(self, item: int) -> tuple[int, int] | None:
+        """Return the size in bytes and the modification time in nanoseconds, or None if there is no file."""
+        ...
+
+
 @dataclass(frozen=True)
 class Images:
-    """One split: images of a store in a fixed order, each with one label or several."""
+    """One split: images of a store in a fixed order, each with one label, several, or a mask."""
 
     store: Store
     items: np.ndarray  # [n] int64: indices into the store
-    targets: np.ndarray  # [n] int64 indices into `classes`; multi-label: [n, K] uint8 of 0 and 1
+    targets: (
+        np.ndarray
+    )  # [n] int64 indices into `classes`; multi-label: [n, K] uint8 of 0 and 1; masks: items of `masks`
     classes: tuple[str, ...]  # sorted, numbers by value; in the publisher's order if the data states one
     split: str = "train"
     shards: np.ndarray | None = None  # [n] int64: shard of each image, if reading by shard is faster
+    masks: MaskStore | None = None  # for one class per pixel
+    mask_classes: np.ndarray | None = (
+        None  # [256] uint8: value of a stored mask -> index into `classes`; None: the same
+    )
+    colours: tuple[tuple[int, int, int], ...] | None = None  # of the classes, RGB, if the data states them
 
     def __len__(self) -> int:
         return len(self.items)
+
+    @property
+    def target_kind(self) -> TargetKind:
+        """Return what a target is: one class of the image, several, or one for each pixel."""
+        return "masks" if self.masks is not None else "multi" if self.targets.ndim == 2 else "single"
+
+    def read_mask(self, index: int) -> np.ndarray:
+        """Return the classes of an image's pixels, uint8 [H, W]: indices into `classes`, or IGNORED."""
+        assert self.masks is not None, "these images have no masks"
+        mask = self.masks.read(int(self.targets[index]))
+        return mask if self.mask_classes is None else self.mask_classes[mask]
+
+    def mask_name(self, index: int) -> str:
+        """Return the name of an image's mask for messages."""
+        assert self.masks is not None, "these images have no masks"
+        return self.masks.name(int(self.targets[index]))
 
     @property
     def is_multi_label(self) -> bool:
@@ -87,14 +134,18 @@ class Images:
         return self.store.open(int(self.items[index]))
 
     def count_classes(self) -> np.ndarray:
-        """Return the number of images of each class, [K]."""
+        """Return the number of images of each class, [K]. Masks have to be read for this: the audit counts them."""
+        if self.masks is not None:
+            raise ValueError(f"the {self.split} split has masks: their classes are counted by vitrail.check")
         if self.is_multi_label:
             return self.targets.sum(0, dtype=np.int64)
         return np.bincount(self.targets, minlength=len(self.classes))
 
     @property
     def class_counts(self) -> dict[str, int]:
-        """Return the number of images of each class by name."""
+        """Return the number of images of each class by name; nothing for masks, which would have to be read."""
+        if self.masks is not None:
+            return {}
         return dict(zip(self.classes, self.count_classes().tolist(), strict=True))
 
     def select(self, selection: np.ndarray | Sequence[int], split: str | None = None) -> "Images":

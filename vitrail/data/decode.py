@@ -2,7 +2,7 @@
 
 A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size at little cost. The crop is chosen from the header; then the file is
 decoded at the smallest scale at which the crop has as many pixels as wanted. With an EXIF orientation, the crop is defined
-in the upright image and cut from the stored one.
+in the upright image and cut from the stored one. The mask of an image is cut with it, and becomes the last channel.
 """
 
 import struct
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitrail.data.preprocessing import FILTERS, ImageSize, convert_image
+from vitrail.data.preprocessing import FILTERS, ImageSize, convert_image, resize_mask
 
 # Accepted formats and suffixes. Other formats that Pillow opens are excluded: some start external programs.
 FORMATS = {
@@ -93,11 +93,16 @@ class Box:
     height: int
     width: int
 
+    def enlarge(self, scale: int) -> "Box":
+        """Return the box in an image that is `scale` times as large."""
+        return Box(scale * self.top, scale * self.left, scale * self.height, scale * self.width)
+
 
 class ImageSource:
-    """Base of images in memory and in files: the stored size, and the EXIF orientation."""
+    """Base of images in memory and in files: the stored size, the EXIF orientation, and the mask if there is one."""
 
     orientation: int
+    mask: np.ndarray | None  # uint8 [H, W], as the image is stored
 
     @property
     def stored_size(self) -> ImageSize:
@@ -120,14 +125,18 @@ class DecodedImage(ImageSource):
     orientation: int = 1
     full_size: ImageSize | None = None
     scale: int = 1
+    mask: np.ndarray | None = None
 
     @property
     def stored_size(self) -> ImageSize:
         return self.full_size or (self.pixels.shape[0], self.pixels.shape[1])
 
     def read_region(self, box: Box, size: ImageSize) -> tuple[Tensor, Box]:
+        """Return the pixels [h, w, C] of the box, and the box that they show, both as stored."""
         frame = (self.pixels.shape[0], self.pixels.shape[1])
-        return self.pixels, box if self.scale == 1 else scale_box(box, self.scale, frame, size)
+        inside = box if self.scale == 1 else scale_box(box, self.scale, frame, size)
+        pixels = self.pixels[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
+        return pixels, inside.enlarge(self.scale)
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,7 @@ class LazyImage(ImageSource):
     image: Image.Image
     channels: int
     orientation: int = 1
+    mask: np.ndarray | None = None
 
     @property
     def stored_size(self) -> ImageSize:
@@ -144,7 +154,8 @@ class LazyImage(ImageSource):
 
     def decode(self) -> DecodedImage:
         """Decode the whole image."""
-        return DecodedImage(image_to_tensor(convert_image(self.image, self.channels)), self.orientation)
+        pixels = image_to_tensor(convert_image(self.image, self.channels))
+        return DecodedImage(pixels, self.orientation, mask=self.mask)
 
     def decode_for_crops(self, crops: list[tuple[Box, ImageSize]]) -> DecodedImage:
         """Decode the image once, at the smallest scale that suffices for all (box, size) crops."""
@@ -160,14 +171,17 @@ class LazyImage(ImageSource):
             self.image.draft(None, (max(1, self.image.width // scale), max(1, self.image.height // scale)))
 
     def read_region(self, box: Box, size: ImageSize) -> tuple[Tensor, Box]:
-        """Return pixels [H, W, C] that contain the box, and the box within them, both as stored."""
+        """Return the pixels [h, w, C] of the box, and the box that they show, both as stored.
+
+        At a reduced scale, the box is rounded to whole pixels of that scale.
+        """
         scale = self.find_draft_scale(box, size)
         self.reduce(scale)
         if scale > 1:
             box = scale_box(box, scale, self.stored_size, size)
         image = convert_image(self.image, self.channels)
         region = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
-        return image_to_tensor(region), Box(0, 0, box.height, box.width)
+        return image_to_tensor(region), box.enlarge(scale)
 
     def find_draft_scale(self, box: Box, size: ImageSize) -> int:
         """Return the largest scale divisor at which the crop has at least the wanted size."""
@@ -177,11 +191,16 @@ class LazyImage(ImageSource):
         return next(fits, 1)
 
 
-def start_decoding(image: Image.Image, channels: int, turn: bool) -> LazyImage:
-    """Wrap an opened image."""
+def start_decoding(image: Image.Image, channels: int, turn: bool, mask: np.ndarray | None = None) -> LazyImage:
+    """Wrap an opened image, with the mask of the upright image, uint8 [H, W]."""
     if not image.height or not image.width:
         raise ValueError(f"empty image: {image.width}×{image.height} pixels")
-    return LazyImage(image, channels, read_orientation(image) if turn else 1)
+    if not turn and mask is None:
+        return LazyImage(image, channels)
+    orientation = read_orientation(image)
+    if mask is not None:
+        mask = to_stored_mask(mask, (image.height, image.width), orientation)
+    return LazyImage(image, channels, orientation if turn else 1, mask)
 
 
 def read_orientation(image: Image.Image) -> int:
@@ -222,6 +241,16 @@ def orient_pixels(pixels: Tensor, orientation: int) -> Tensor:
     return pixels.transpose(1, 2) if orientation >= 5 else pixels
 
 
+def to_stored_mask(mask: np.ndarray, stored_size: ImageSize, orientation: int) -> np.ndarray:
+    """Convert the mask of the upright image to the stored image; raise ValueError if it has another size."""
+    if mask.shape != orient_size(stored_size, orientation):
+        got, want = (f"{w}×{h}" for h, w in (mask.shape, orient_size(stored_size, orientation)))
+        raise ValueError(f"its mask has {got} pixels, the image {want}: both must have the same size")
+    mask = mask.T if orientation >= 5 else mask
+    mask = mask[::-1] if orientation in _FLIPPED_ROWS else mask
+    return mask[:, ::-1] if orientation in _FLIPPED_COLUMNS else mask
+
+
 def scale_box(box: Box, scale: int, frame: ImageSize, size: ImageSize) -> Box:
     """Convert a box to a frame decoded at 1/scale, in whole pixels and at least as large as `size`."""
     height = min(frame[0], max(size[0], round(box.height / scale)))
@@ -231,11 +260,13 @@ def scale_box(box: Box, scale: int, frame: ImageSize, size: ImageSize) -> Box:
 
 
 def crop_and_resize(source: LazyImage | DecodedImage, box: Box, size: ImageSize, interpolation: str) -> Tensor:
-    """Return the box of the upright image at this size, uint8 [C, h, w]."""
+    """Return the box of the upright image at this size, uint8 [C, h, w]; with a mask, [C + 1, h, w]."""
     stored_size = orient_size(size, source.orientation)
-    pixels, inside = source.read_region(to_stored_box(box, source.stored_size, source.orientation), stored_size)
-    pixels = pixels[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
+    pixels, shown = source.read_region(to_stored_box(box, source.stored_size, source.orientation), stored_size)
     resized = resize(pixels, stored_size, interpolation)
+    if source.mask is not None:
+        mask = resize_mask(source.mask, stored_size, (shown.top, shown.left, shown.height, shown.width))
+        resized = torch.cat((resized, torch.from_numpy(np.array(mask, order="C"))[None]))
     return resized if source.orientation == 1 else orient_pixels(resized, source.orientation).contiguous()
 
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from vitrail.data.dataset import Images
+from vitrail.data.dataset import IGNORED, MAX_MASK_CLASSES, Images
 
 PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+")  # transformers' default names
 
@@ -66,6 +66,8 @@ class LabelMap:
         """Return the map of a training split. A class without images is an error, unless `allow_mismatch` keeps it."""
         if not len(images):
             raise ValueError(f"the {images.split} split has no images")
+        if images.target_kind == "masks":  # a class that occurs in no mask keeps its index
+            return cls(images.classes)
         empty = format_names(name for name, count in images.class_counts.items() if not count)
         if empty and not allow_mismatch:
             raise ValueError(
@@ -80,26 +82,42 @@ class LabelMap:
         """Return the split with its targets in this map's indices, matched by name.
 
         New and missing classes are an error that names them. With `allow_mismatch` they are warnings, and images that have
-        new classes only are dropped and counted.
+        new classes only are dropped and counted; in masks, pixels of new classes are ignored.
         """
         counts, known = images.class_counts, set(self.names)
+        has_masks = images.target_kind == "masks"
         new = [name for name in images.classes if name not in known]
-        missing = [name for name in self.names if not counts.get(name)]
+        missing = [name for name in self.names if not (name in images.classes if has_masks else counts.get(name))]
         differences = []
         if new:
             differences.append(f"has classes not in training: {format_names(new, self.format_unknown)}")
         if missing:
-            differences.append(f"has no images of {format_names(missing)}")
+            differences.append(f"has no {'class' if has_masks else 'images of'} {format_names(missing)}")
         if differences and not allow_mismatch:
             found = " and ".join(differences)
             raise ValueError(f"the {images.split} split {found}: fix the data, or use allow_class_mismatch=True")
+        warnings = [f"the {images.split} split {difference}" for difference in differences]
+        if has_masks:
+            return MappedImages(self._map_masks(images), tuple(warnings))
         targets, keep = self._map_targets(images)
         n_dropped = int((~keep).sum())
         kept = images.select(keep) if n_dropped else images
-        warnings = [f"the {images.split} split {difference}" for difference in differences]
         if n_dropped:
             warnings.append(f"{n_dropped:,} images of the {images.split} split are dropped: their classes are new")
         return MappedImages(replace(kept, targets=targets[keep], classes=self.names), tuple(warnings), n_dropped)
+
+    def _map_masks(self, images: Images) -> Images:
+        """Return the split with masks in this map's indices; pixels of new classes are ignored."""
+        if len(self) > MAX_MASK_CLASSES:
+            raise ValueError(f"masks have at most {MAX_MASK_CLASSES} classes, got {len(self):,}")
+        index = {name: i for i, name in enumerate(self.names)}
+        table = np.full(256, IGNORED, dtype=np.uint8)
+        table[: len(images.classes)] = [index.get(name, IGNORED) for name in images.classes]
+        known = None if images.colours is None else dict(zip(images.classes, images.colours, strict=True))
+        colours = tuple(known[name] for name in self.names) if known and set(self.names) <= set(known) else None
+        if images.mask_classes is not None:
+            table = table[images.mask_classes]
+        return replace(images, classes=self.names, mask_classes=table, colours=colours)
 
     def _map_targets(self, images: Images) -> tuple[np.ndarray, np.ndarray]:
         """Return the targets in this map's indices, and which images have one."""

@@ -22,7 +22,7 @@ class Batch:
     """Images and targets, ready for a model."""
 
     pixels: Tensor  # uint8 [B, C, H, W]; with several crops per image: rows of bytes [B, n]
-    targets: Tensor  # int64 [B]; multi-label: float32 [B, K]; with `maps`: [B, 1 + n_columns]
+    targets: Tensor  # int64 [B]; multi-label: float32 [B, K]; masks: uint8 [B, H, W]; with `maps`: [B, 1 + n_columns]
     indices: Tensor  # int64 [B]: indices into the Images
 
 
@@ -34,7 +34,8 @@ class Loader:
     2 GiB or a quarter of the free memory, over all processes); it never changes a batch. `unreadable` maps the names of
     unreadable images to the reason; in an epoch they are replaced by others. More than `max_unreadable` in one batch, and
     more than half of it, is an error. With score `maps` of a teacher, the target columns are the label, the transform of
-    the sample within its image, and the map of the image. A killed worker process is replaced, once, and `report` gets a
+    the sample within its image, and the map of the image. Of images with masks, the targets are the masks, moved as the
+    images; `unreadable` then names masks too. A killed worker process is replaced, once, and `report` gets a
     line; after a second death batches are prepared in this process, or without `fallback` WorkersLost is raised.
     """
 
@@ -70,6 +71,12 @@ class Loader:
             raise ValueError(f"batch size must be a multiple of the {world_size} processes, got {batch_size}")
         if workers < 0:
             raise ValueError(f"workers must be >= 0, got {workers}")
+        if images.masks is not None:
+            if weights is not None and (isinstance(weights, str) or len(weights) != len(images)):
+                got = repr(weights) if isinstance(weights, str) else f"{len(weights)} per class"
+                raise ValueError(f"sampling weights {got} do not apply to masks: give one for each of the images")
+            if maps is not None:
+                raise ValueError("score maps require one label per image: the targets are masks")
         if isinstance(weights, str):
             if weights != "balanced":
                 raise ValueError(f"unknown sampling weights {weights!r}: use 'balanced' or a list of numbers")
@@ -153,6 +160,8 @@ class Loader:
         if prepared.failure is not None:
             raise OSError(prepared.failure)
         indices = torch.from_numpy(prepared.indices)
+        if self._preparer.has_masks:
+            return Batch(prepared.pixels[:, :-1].contiguous(), prepared.pixels[:, -1].contiguous(), indices)
         targets, pipeline, rng = self.targets[indices], self._preparer.pipeline, prepared.rng
         if self.maps is not None and rng is not None and isinstance(pipeline, TrainPipeline):
             transforms = compute_crop_transforms(pipeline, self.maps.image_sizes(prepared.indices), rng)

@@ -5,6 +5,7 @@ Python and the vectorised one in NumPy give the same values. Streams are indepen
 step of a pipeline have their own.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +88,10 @@ class BatchRandom:
     def uniform(self, count: int) -> np.ndarray:
         """Return the first `count` numbers of each sample, float64 [n, count]."""
         return random_uniform(self.seed, self.epoch, self.indices, count, self.stream)
+
+    def samples(self) -> Iterator[SampleRandom]:
+        """Yield the random numbers of each sample."""
+        return (SampleRandom(self.seed, self.epoch, index, self.stream) for index in self.indices.tolist())
 
     @classmethod
     def from_sample(cls, rng: SampleRandom) -> "BatchRandom":

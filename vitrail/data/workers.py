@@ -1,4 +1,4 @@
-"""Preparation of batches, with a cache of decoded images that worker processes share."""
+"""Preparation of batches, with a cache of decoded images and masks that worker processes share."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from vitrail.data.decode import IMAGE_ERRORS, DecodedImage, name_image_errors, s
 from vitrail.data.preprocessing import ImageSize, Preprocessing
 from vitrail.data.rng import BatchRandom, SampleRandom, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
-from vitrail.data.transforms.pipeline import Pipeline, convert_channels
+from vitrail.data.transforms.pipeline import Pipeline, convert_channels, match_masks
 
 Weights = np.ndarray | None  # of the images, [n]
 MAX_TRIES = 50  # consecutive unreadable images after which the data is considered lost
@@ -30,6 +30,7 @@ DEFAULT_MAX_BYTES = 2 * 2**30  # bytes
 NOT_CACHED = -1  # start offset of images that are read from the store every time
 
 CacheProgress = Callable[[int, int], None]  # images done, total
+MakeRow = Callable[[Image.Image, np.ndarray | None], Tensor]  # from an image and its mask
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class BatchRequest:
 class PreparedBatch:
     """A batch without targets, with its errors."""
 
-    pixels: Tensor  # uint8 [B, C, H, W]; with several crops per image: rows of bytes [B, n]
+    pixels: (
+        Tensor  # uint8 [B, C, H, W], with masks [B, C + 1, H, W]; with several crops per image: rows of bytes [B, n]
+    )
     indices: np.ndarray  # [B]
     unreadable: tuple[tuple[str, str], ...] = ()
     failure: str | None = None
@@ -54,13 +57,14 @@ class PreparedBatch:
 
 @dataclass(frozen=True)
 class ImageCache:
-    """Decoded images, one after another in one tensor that all worker processes share."""
+    """Decoded images, each followed by its mask, in one tensor that all worker processes share."""
 
     pixels: Tensor  # uint8, flat
     starts: np.ndarray  # [n] int64; NOT_CACHED for images outside the cache
     sizes: np.ndarray  # [n, 2] int64: stored height and width
     orientations: np.ndarray  # [n] uint8
     channels: int
+    masks: bool = False
 
     @staticmethod
     def default_limit() -> int:
@@ -72,8 +76,10 @@ class ImageCache:
         if start == NOT_CACHED:
             return None
         height, width = self.sizes[index].tolist()
-        pixels = self.pixels[start : start + height * width * self.channels]
-        return DecodedImage(pixels.view(height, width, self.channels), int(self.orientations[index]))
+        area, orientation = height * width, int(self.orientations[index])
+        image = self.pixels[start : start + area * (self.channels + self.masks)]
+        mask = image[area * self.channels :].view(height, width).numpy() if self.masks else None
+        return DecodedImage(image[: area * self.channels].view(height, width, self.channels), orientation, mask=mask)
 
 
 def available_memory() -> int:
@@ -97,11 +103,11 @@ def cache_images(
     """Decode all images that are never read at a reduced scale, if they fit in `max_bytes`; otherwise return None.
 
     Other images are read from their files every time, since their pixels depend on the crop. So are unreadable images:
-    they are reported when they are used.
+    they are reported when they are used. The mask of an image is cached with it.
     """
     count = len(images)
     sizes, orientations = np.zeros((count, 2), dtype=np.int64), np.ones(count, dtype=np.uint8)
-    starts = np.full(count, NOT_CACHED, dtype=np.int64)
+    starts, masks = np.full(count, NOT_CACHED, dtype=np.int64), images.masks is not None
 
     def read_header(index: int) -> tuple[int, int, int] | None:
         try:
@@ -121,19 +127,23 @@ def cache_images(
             for index, header in zip(chunk, threads.map(read_header, chunk), strict=True):
                 if header is not None:
                     sizes[index], orientations[index], starts[index] = header[:2], header[2], total
-                    total += header[0] * header[1] * channels
+                    total += header[0] * header[1] * (channels + masks)
             if total > max_bytes:
                 return None
         if not total:
             return None
-        cache = ImageCache(torch.empty(total, dtype=torch.uint8), starts, sizes, orientations, channels)
+        cache = ImageCache(torch.empty(total, dtype=torch.uint8), starts, sizes, orientations, channels, masks)
 
         def fill(index: int) -> bool:
             cached = cache.get(index)
             assert cached is not None
             try:
+                mask = read_mask(images, index)
                 with name_image_errors(images.name(index)), images.open(index) as image:
-                    cached.pixels.copy_(start_decoding(image, channels, turn).decode().pixels)
+                    decoded = start_decoding(image, channels, turn, mask).decode()
+                    cached.pixels.copy_(decoded.pixels)
+                    if cached.mask is not None and decoded.mask is not None:
+                        cached.mask[:] = decoded.mask
             except (*IMAGE_ERRORS, RuntimeError):
                 return False
             return True
@@ -147,24 +157,40 @@ def cache_images(
     return cache
 
 
+def read_mask(images: Images, index: int) -> np.ndarray | None:
+    """Return the mask of the upright image, uint8 [H, W], or None if there are no masks."""
+    if images.masks is None:
+        return None
+    with name_image_errors(images.mask_name(index)):
+        return images.read_mask(index)
+
+
 class BatchPreparer:
     """Builder of batches, small enough to be sent to a worker; large arrays are in shared memory."""
 
     def __init__(
         self, images: Images, pipeline: Pipeline, seed: int, weights: Weights, max_bytes: int, max_unreadable: int
     ) -> None:
-        self.pipeline, self.seed, self.weights = pipeline, seed, weights
+        self.has_masks = images.masks is not None
+        self.pipeline, self.seed, self.weights = match_masks(pipeline, self.has_masks), seed, weights
         self.max_bytes, self.max_unreadable = max_bytes, max_unreadable
         self.count, self.shards, self.items = len(images), images.shards, images.items
-        self.images: Images | None = images  # None if the store is an array
-        self.array: Tensor | None = None  # [N, H, W, c], if the store is an array
+        self.images: Images | None = images  # None if `array` holds them
+        self.array: Tensor | None = None  # [N, H, W, c], if the store is an array and there are no masks
         self.cache: ImageCache | None = None
         self._order: tuple[int, np.ndarray] | None = None
         self._cache_filled = False
-        if isinstance(images.store, ArrayStore):
+        if isinstance(images.store, ArrayStore) and not self.has_masks:
             pixels = images.store.pixels
             array = torch.from_numpy(pixels if pixels.flags.writeable and pixels.flags.c_contiguous else pixels.copy())
             self.array, self.images = array if array.ndim == 4 else array[..., None], None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of a row: of an image, and of its mask as last channel."""
+        if self.has_masks and isinstance(self.pipeline, Preprocessing):
+            return self.pipeline.channels + 1, *self.pipeline.size
+        return self.pipeline.shape
 
     def fill_cache(self, progress: CacheProgress | None = None) -> None:
         """Decode a small set of images into memory once, before the workers start, so that they share it."""
@@ -209,7 +235,7 @@ class BatchPreparer:
             elif pipeline.augments_batches and pipeline.crops_batches:
                 pixels = pipeline.augment_batch(pipeline.crop_batch(self._gather(indices), rng), rng)
                 return PreparedBatch(pixels, indices, rng=rng)
-        pixels = torch.empty((len(indices), *pipeline.shape), dtype=torch.uint8)
+        pixels = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
         kept: list[int] = []
         unreadable: dict[str, str] = {}
         tries = 1 if request.epoch is None else max(1, min(MAX_TRIES, self.count))
@@ -252,23 +278,28 @@ class BatchPreparer:
         if isinstance(pipeline, Preprocessing):
             if self.array is not None:
                 return pipeline.to_pixels(Image.fromarray(self.array[int(self.items[index])].squeeze(-1).numpy()))
-            return self._read_image(index, pipeline.to_pixels)
+            return self._read_image(index, pipeline.to_row)
         channels, turn = pipeline.channels, pipeline.turn
         decoded = self._get_cached(index)
         if decoded is not None:
             cropped = pipeline.crop_image(decoded, rng)
         else:
-            cropped = self._read_image(index, lambda im: pipeline.crop_image(start_decoding(im, channels, turn), rng))
+            cropped = self._read_image(
+                index, lambda image, mask: pipeline.crop_image(start_decoding(image, channels, turn, mask), rng)
+            )
         if isinstance(cropped, tuple) or pipeline.augments_batches:
             return cropped
         return pipeline.augment_image(cropped, rng)
 
-    def _read_image(self, index: int, make: Callable[[Image.Image], Tensor]) -> Tensor | tuple[str, str]:
+    def _read_image(self, index: int, make: MakeRow) -> Tensor | tuple[str, str]:
+        """Return the row made from an image and its mask, or the name of the unreadable one and the error."""
         assert self.images is not None
-        name = self.images.name(index)
+        name = self.images.mask_name(index) if self.has_masks else ""
         try:
+            mask = read_mask(self.images, index)
+            name = self.images.name(index)
             with name_image_errors(name), self.images.open(index) as image:
-                return make(image)
+                return make(image, mask)
         except IMAGE_ERRORS as error:
             return name, decode.format_image_error(error, name)
 

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from vitrail.data.class_names import find_output_names
 from vitrail.data.dataset import Images
 from vitrail.data.labels import drop_placeholder_labels
@@ -17,11 +15,11 @@ from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.open import with_fastest_precision
 from vitrail.deploy.runtimes.precision import current_precision, describe_precision
 from vitrail.evaluation.class_mapping import ClassMatching, match_classes, read_class_map
-from vitrail.evaluation.loading import ComputeOptions, compute_logits, open_for_evaluation, read_training_data
+from vitrail.evaluation.loading import ComputeOptions, compute_rows, open_for_evaluation, read_training_data
+from vitrail.evaluation.masks import MaskEvaluation, map_masks, match_mask_classes
 from vitrail.evaluation.result import ModelEvaluation, write_predictions
 from vitrail.evaluation.selection import EvaluationData, select_images
 from vitrail.inference import BATCH_SIZE
-from vitrail.metrics.paired import compare_correct, compare_map
 from vitrail.models.base import Model
 from vitrail.reports.compare import PairComparison, format_multiple_testing_note, format_pair_verdict, pair_to_dict
 from vitrail.reports.document import write_html
@@ -96,6 +94,7 @@ class EvaluationResult:
             comparisons=[(verdict, pair.is_significant) for pair, verdict in pairs],
             caution=self.caution,
             command=self.command,
+            palette=first.palette,
         )
 
 
@@ -105,7 +104,7 @@ def is_evaluation(directory: Path) -> bool:
         record = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(record, dict) and {"n", "split", "model", "data", "per_class", "reliability"} <= set(record)
+    return isinstance(record, dict) and {"n", "split", "model", "data", "per_class"} <= set(record)
 
 
 def evaluate(
@@ -119,6 +118,7 @@ def evaluate(
     quarantine: str | None = None,
     label_from: str | None = None,
     names: str | None = None,
+    ignore: tuple[int, ...] | None = None,
     class_map: str | os.PathLike[str] | None = None,
     only_present: bool = False,
     size: tuple[int, int] | None = None,
@@ -138,12 +138,12 @@ def evaluate(
     `model` is a file, a directory, a run, `hf://owner/name` or a loaded model; `data` anything that `vitrail.train` takes.
     Without data, the model's own test images, else its validation images, are used, as its training split them.
     `split` is train, validation or test (default: test, else validation, else all images); `limit` a number of images, evenly
-    spaced; `label_from` and `names` are as for `load_dataset`; `quarantine` is a list of images to leave out.
+    spaced; `label_from`, `names` and `ignore` are as for `load_dataset`; `quarantine` is a list of images to leave out.
     `precision` is fp32, bf16, fp16, or "auto": the fastest by measurement, compared with fp32 on the first images.
     `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
     maps class names, or "index" if the data's classes are the model's indices.
     """
-    asked = (split, task, quarantine, limit, label_from, names)
+    asked = (split, task, quarantine, limit, label_from, names, ignore)
     request = data if isinstance(data, EvaluationData) else EvaluationData(data, *asked)
     compute = ComputeOptions(pick_device(device), batch_size, workers, precision)
     first = open_for_evaluation(model, compute, size=size, assume=assume, take=take, runtime=runtime, merge=merge)
@@ -152,7 +152,17 @@ def evaluate(
         if item.contract.labels is None:
             raise ValueError(f"{item.where} has no classifier: use vitrail.evaluation.probes.probe")
 
+    kinds = {item.contract.target_kind == "masks" for item in models}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{models[0].name} predicts other targets than a model of against=: compare models of one task"
+        )
+    masks = kinds.pop()
+
     def match_all(images: Images) -> list[ClassMatching]:
+        check_target_kind(models[0], images)
+        if masks:
+            return [match_mask_classes(item, images) for item in models]
         return [match_to_model(item, images, class_map, request.names) for item in models]
 
     titles = make_names_unique([item.name for item in models])
@@ -165,13 +175,23 @@ def evaluate(
         models = [with_fastest_precision(item, len(selection.images)) for item in models]
     evaluations = []
     for item, found in zip(models, matchings, strict=True):
-        outputs = compute_logits(item, selection.images, compute, progress)
+        images = map_masks(item, selection.images) if masks else selection.images
+        outputs = compute_rows(item, images, compute, progress)
         item = replace(item, notes=(*item.notes, *describe_precision(item)))
         machine = describe_environment(Team(0, 1, compute.device), current_precision(item))
         machine |= {"batch size": compute.batch_size}
-        evaluations.append(ModelEvaluation(item, selection, found, outputs, only_present, machine))
+        kind = MaskEvaluation if masks else ModelEvaluation
+        evaluations.append(kind(item, selection, found, outputs, only_present, machine))
     pairs = [compare_pair(evaluations, index) for index in range(1, len(evaluations))]
     return EvaluationResult(evaluations, titles, pairs, tuple(command))
+
+
+def check_target_kind(deployed: DeployedModel, images: Images) -> None:
+    """Raise ValueError if the data has masks and the model predicts classes of images, or the reverse."""
+    predicts, has = deployed.contract.target_kind == "masks", images.target_kind == "masks"
+    if predicts != has:
+        names = ("masks", "classes of images") if predicts else ("classes of images", "masks")
+        raise ValueError(f"{deployed.name} predicts {names[0]}, and the data has {names[1]}: give other data")
 
 
 def match_to_model(
@@ -196,21 +216,8 @@ def match_to_model(
 
 def compare_pair(evaluations: list[ModelEvaluation], index: int) -> PairComparison:
     """Compare the first model with another on the images that both could read."""
-    first, second = evaluations[0], evaluations[index]
-    both = first.outputs.is_read & second.outputs.is_read
-    split = first.selection.split_label
-    if not first.evaluation.is_multilabel:
-        one, two = (item.evaluation.predictions.correct[both[item.outputs.is_read]] for item in (first, second))
-        return PairComparison(0, index, split, compare_correct(one, two))
-    # Classes of the data that map to one output of both models count as one class, as in the metrics.
-    used = np.flatnonzero(first.matching.indices >= 0)
-    outputs = np.stack([item.matching.indices[used] for item in (first, second)])
-    joint, column = np.unique(outputs, axis=1, return_inverse=True)
-    labels, targets = first.selection.images.targets[both], np.zeros((int(both.sum()), joint.shape[1]), np.uint8)
-    for data_class, joint_class in zip(used, column.ravel(), strict=True):
-        targets[:, joint_class] |= labels[:, data_class]
-    one, two = (item.outputs.logits[both][:, columns] for item, columns in zip((first, second), joint, strict=True))
-    return PairComparison(0, index, split, compare_map(one, two, targets))
+    first = evaluations[0]
+    return PairComparison(0, index, first.selection.split_label, first.compare(evaluations[index]))
 
 
 def make_names_unique(names: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ from vitrail.deploy.runtimes.precision import CheckedRuntime, current_precision
 from vitrail.evaluation.selection import parse_own_data
 from vitrail.inference import BATCH_SIZE, run_batches
 from vitrail.models.base import Model
+from vitrail.tasks import task_of
 from vitrail.training.recipe import Data
 from vitrail.utils.progress import ProgressCallback
 
@@ -90,17 +91,22 @@ def find_own_data(where: str) -> Data:
 class ModelOutputs:
     """Logits in the order of the images."""
 
-    logits: np.ndarray  # float32 [n, K]; zeros where an image could not be read
+    logits: np.ndarray  # rows of the task, [n, R]: logits of classes; zeros where an image could not be read
     is_read: np.ndarray  # [n] bool
     unreadable: dict[str, str]  # name and reason
     seconds: float  # from the first image to the last
     model_seconds: float  # of the forward passes
 
 
-def compute_logits(
+def compute_rows(
     deployed: DeployedModel, images: Images, compute: ComputeOptions, progress: ProgressCallback | None = None
 ) -> ModelOutputs:
-    """Return the logits of every image; raise ValueError if none can be read or if logits are not finite."""
+    """Return the row of every image that its task computes metrics from: its logits, or counts of pixels.
+
+    Raise ValueError if no image can be read or if logits are not finite.
+    """
+    task, targets = task_of(images), images
+    images = replace(images, masks=None)  # masks are read at their own size, not prepared like images
     if compute.batch_size < 1:
         raise ValueError(f"batch_size= must be >= 1, got {compute.batch_size}")
     logits, is_read = np.zeros((0, 0), np.float32), np.zeros(len(images), dtype=bool)
@@ -119,15 +125,16 @@ def compute_logits(
         stage="evaluating",
     ):
         model_seconds += batch.seconds
-        is_finite = np.isfinite(batch.outputs).all(1)
+        is_finite = np.isfinite(batch.outputs).all(tuple(range(1, batch.outputs.ndim)))
         if not is_finite.all():
             first = images.name(int(batch.indices[int(is_finite.argmin())]))
             precision = current_precision(deployed)
             hint = "" if precision == "fp32" else f"; {precision} may overflow, use precision='fp32'"
             raise ValueError(f"{deployed.name} gives logits that are not finite, for {first} first{hint}")
+        rows = task.reduce_outputs(torch.from_numpy(batch.outputs), targets, batch.indices)
         if not logits.size:
-            logits = np.zeros((len(images), batch.outputs.shape[1]), np.float32)
-        logits[batch.indices], is_read[batch.indices] = batch.outputs, True
+            logits = np.zeros((len(images), rows.shape[1]), rows.dtype)
+        logits[batch.indices], is_read[batch.indices] = rows, True
         order.append(batch.indices)
     if not is_read.any():
         name, reason = next(iter(unreadable.items()))

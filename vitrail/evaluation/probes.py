@@ -180,6 +180,7 @@ def probe(
     """
     check_probe_names(probes)
     prepared = prepared or prepare_for_probes(data, progress)
+    prepared.require_classes("a probe")
     multilabel, classes = prepared.train.is_multi_label, len(prepared.labels)
     if multilabel and (unsupported := [name for name in probes if name in SINGLE_LABEL_PROBES]):
         others = " or ".join(name for name in PROBES if name not in SINGLE_LABEL_PROBES)

@@ -21,10 +21,14 @@ from vitrail.inference import probabilities, rank_classes
 from vitrail.metrics import accuracy, find_confident_mistakes, find_worst_label, multilabel
 from vitrail.metrics.calibration import compute_reliability
 from vitrail.metrics.intervals import wilson_interval
+from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
 from vitrail.models.registry import config_from_json
+from vitrail.reports.masks import Colour
 from vitrail.reports.run import EvaluatedSplit
+from vitrail.tasks.base import encode_jpeg, open_thumbnail
+from vitrail.tasks.classes import summarise_logits
 from vitrail.training.runs.record import fingerprint_split
-from vitrail.training.runs.supervised import MAX_MISTAKES, encode_thumbnail, summarise_metrics
+from vitrail.training.runs.supervised import MAX_EXAMPLES
 from vitrail.utils.files import atomic_write
 
 MAX_CONFUSION_CLASSES = 100  # with more classes, only the most confused pairs are written
@@ -53,6 +57,11 @@ class ModelEvaluation:
     def labels(self) -> list[str]:
         return [self.matching.labels[column] for column in self.columns]
 
+    @property
+    def palette(self) -> tuple[Colour, ...] | None:
+        """Return the colours of the labels, if outputs are drawn in colours."""
+        return None
+
     @cached_property
     def evaluation(self) -> EvaluatedSplit:
         """Return logits and targets of the readable images, over the evaluated outputs."""
@@ -68,7 +77,7 @@ class ModelEvaluation:
     @cached_property
     def measures(self) -> dict[str, Any]:
         """Return all metrics, as training writes them."""
-        return summarise_metrics(self.evaluation.logits, self.evaluation.targets)
+        return summarise_logits(self.evaluation.logits, self.evaluation.targets)
 
     @property
     def unreadable(self) -> dict[str, str]:
@@ -78,14 +87,14 @@ class ModelEvaluation:
     @cached_property
     def mistakes(self) -> np.ndarray:
         """Return the indices of the most confident errors."""
-        return find_confident_mistakes(self.evaluation.logits, self.evaluation.targets, MAX_MISTAKES)
+        return find_confident_mistakes(self.evaluation.logits, self.evaluation.targets, MAX_EXAMPLES)
 
     def load_mistake_images(self) -> dict[int, bytes]:
         """Return thumbnails of the most confident errors by index, without files removed meanwhile."""
         images, thumbnails = self.selection.images.select(self.outputs.is_read), {}
         for index in self.mistakes.tolist():
             try:
-                thumbnails[index] = encode_thumbnail(images, index)
+                thumbnails[index] = encode_jpeg(open_thumbnail(images, index))
             except (OSError, ValueError):  # removed meanwhile: the card shows no image
                 continue
         return thumbnails
@@ -188,26 +197,48 @@ class ModelEvaluation:
             "fingerprint": fingerprint_split(images),
         }
 
+    def metric_dict(self) -> dict[str, Any]:
+        """Return all metrics for JSON, some of them under a second, shorter name."""
+        metrics, evaluation = self.measures, self.evaluation
+        more = {} if "top5" in metrics else top_k_accuracy(evaluation.logits, evaluation.targets, 5)
+        return {**metrics, **more, "ece": metrics["calibration_error"], "reliability": self.reliability_rows()}
+
     def as_dict(self) -> dict[str, Any]:
         """Return all results for JSON."""
-        metrics, evaluation = self.measures, self.evaluation
         return {
-            **metrics,
-            **({} if "top5" in metrics else top_k_accuracy(evaluation.logits, evaluation.targets, 5)),
-            "n": metrics["images"],
-            "ece": metrics["calibration_error"],
+            **self.metric_dict(),
+            "n": self.measures["images"],
             "split": self.selection.split,
-            "task": "multi" if evaluation.is_multilabel else "single",
+            "task": self.selection.images.target_kind,
             "throughput": self.speed_dict(),
             "model": self.model_dict(),
             "data": self.data_dict(),
             "per_class": self.class_rows(),
             **self.confusion_dict(),
-            "reliability": self.reliability_rows(),
             "mistakes": self.mistake_rows(),
             "unreadable": self.unreadable,
             "environment": self.environment,
         }
+
+    def compare(self, other: "ModelEvaluation") -> PairedTest:
+        """Return the paired test with another model, on the images that both could read."""
+        both = self.outputs.is_read & other.outputs.is_read
+        if not self.evaluation.is_multilabel:
+            one, two = (item.evaluation.predictions.correct[both[item.outputs.is_read]] for item in (self, other))
+            return compare_correct(one, two)
+        # Classes of the data that map to one output of both models count as one class, as in the metrics.
+        used = np.flatnonzero(self.matching.indices >= 0)
+        outputs = np.stack([item.matching.indices[used] for item in (self, other)])
+        joint, column = np.unique(outputs, axis=1, return_inverse=True)
+        labels, targets = self.selection.images.targets[both], np.zeros((int(both.sum()), joint.shape[1]), np.uint8)
+        for data_class, joint_class in zip(used, column.ravel(), strict=True):
+            targets[:, joint_class] |= labels[:, data_class]
+        one, two = (item.outputs.logits[both][:, columns] for item, columns in zip((self, other), joint, strict=True))
+        return compare_map(one, two, targets)
+
+    def prediction_rows(self) -> Iterator[list[object]]:
+        """Yield the header of predictions.csv, then a row for each readable image."""
+        return iter_prediction_rows(self)
 
 
 def top_k_accuracy(logits: np.ndarray, targets: np.ndarray, count: int) -> dict[str, Any]:
@@ -224,15 +255,15 @@ def nan_to_none(value: Any) -> float | None:
 
 
 def write_predictions(evaluation: ModelEvaluation, path: Path) -> None:
-    """Write a CSV row for each readable image: label, prediction, probability, and the top classes."""
+    """Write a CSV row for each readable image."""
     with atomic_write(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
-        csv.writer(text).writerows(prediction_rows(evaluation))
+        csv.writer(text).writerows(evaluation.prediction_rows())
         text.detach()  # flushes, and leaves the file open
 
 
-def prediction_rows(result: ModelEvaluation) -> Iterator[list[object]]:
-    """Yield the header, then a row for each image."""
+def iter_prediction_rows(result: ModelEvaluation) -> Iterator[list[object]]:
+    """Yield the header, then for each image the label, prediction, probability, and the top classes."""
     evaluation, labels = result.evaluation, result.labels
     first = min(TOP_K, len(labels))
     last = "rank" if not evaluation.is_multilabel else "wrong_labels"

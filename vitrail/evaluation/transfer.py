@@ -22,7 +22,7 @@ from vitrail.metrics.convergence import has_converged
 from vitrail.metrics.linear import LinearProbe
 from vitrail.models.base import ModelConfig
 from vitrail.models.sizes import closest
-from vitrail.reports import write_report
+from vitrail.reports.page import write_report
 from vitrail.training.distributed import pick_device
 from vitrail.training.features import extract_features, hash_model
 from vitrail.training.logging import Listener, read_json_lines
@@ -286,6 +286,7 @@ def transfer(
     assert opened.model is not None
     content, config = hash_model(opened.model, opened.contract.preprocessing), opened.model.config
     prepared = prepare_data(source, progress)
+    prepared.require_classes("transfer")
     split = "test" if "test" in prepared.splits else "validation"
     identity, measure = comparison_identity(content, prepared, seed, size), score_name(prepared.train.is_multi_label)
     n_images, skipped = len(prepared.splits[split]), dict(prepared.skipped)
@@ -324,5 +325,5 @@ def has_same_features(config: ModelConfig) -> bool:
 
 def comparison_identity(content: str, prepared: Prepared, seed: int, size: tuple[int, int] | None) -> str:
     """Return a hash of the model, the images and the settings."""
-    parts = [content, fingerprint_splits(prepared.splits), prepared.labels.names, seed, size]
+    parts = [content, fingerprint_splits(prepared), prepared.labels.names, seed, size]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,11 @@
-"""Paired tests of two models on the same images: McNemar's test for accuracy, a bootstrap for mAP."""
+"""Paired tests of two models on the same images: McNemar's test for accuracy, a bootstrap for mAP.
+
+Those of masks and of numbers are in segmentation.py and regression.py.
+"""
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -14,11 +18,12 @@ class PairedTest:
     """Result of a paired test."""
 
     images: int
-    first_only: int  # images that only the first model classifies correctly
+    first_only: int  # images that only the first model classifies correctly, or on which it is better
     second_only: int
     difference: float  # score of the second minus that of the first
     interval: tuple[float, float]  # 95 %, of the difference
-    p_value: float | None  # mid-p of McNemar's test; None for mAP
+    p_value: float | None  # mid-p of McNemar's test; None for a bootstrap
+    counted: Literal["correct", "better"] = "correct"  # what `first_only` and `second_only` count
 
     @property
     def is_significant(self) -> bool:

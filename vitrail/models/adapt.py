@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from vitrail.models.base import Model, ModelConfig, State, TokenConfig, is_classifier, remove_calibration
-from vitrail.models.registry import build_from, lay_out
+from vitrail.models.base import Model, ModelConfig, State, TokenConfig, remove_calibration
+from vitrail.models.registry import build_from, lay_out, parse_decoder
+from vitrail.models.segmenter import DecoderSlot, Segmenter, SegmenterConfig
 from vitrail.nn.head import Linear, Projection
 from vitrail.nn.position import AddedPositionEmbedding, Learned1D, SinCos2D, Sinusoid1D
 from vitrail.nn.resampling import Resampling
@@ -18,28 +19,21 @@ KEEP: Any = object()  # leave unchanged, where None means none
 
 
 def with_classes(config: ModelConfig, state: State, classes: int | None) -> tuple[ModelConfig, State]:
-    """Return the model with a new zero head for this number of classes (section 3.2); None returns features.
+    """Return the model with a new zero classifier for this number of classes (section 3.2); None returns features.
 
     CLIP's projection is replaced: the new head reads the features before it.
     """
-    new = config.with_classes(classes)
+    new, kept = config.with_classes(classes), config.drop_classifier(state, classes)
     with torch.device("meta"):
         wanted = build_from(new).state_dict()
     one = next(iter(state.values()))
-    tensors: State = {}
-    for name, like in wanted.items():
-        old = state.get(name)
-        last = is_classifier(name)
-        keep = old is not None and old.shape == like.shape and not last
-        tensors[name] = old if keep and old is not None else one.new_zeros(like.shape)
-        assert keep or last, name
-    return new, tensors
+    assert all(wanted[name].shape == tensor.shape for name, tensor in kept.items())
+    return new, {name: kept.get(name, one.new_zeros(like.shape)) for name, like in wanted.items()}
 
 
 def with_size(config: ModelConfig, state: State, size: tuple[int, int]) -> tuple[ModelConfig, State]:
     """Return the model for another image size, positions resampled to its grid (section 3.2)."""
-    new = replace(config, image_size=size)  # type: ignore[call-arg]
-    return new, config.resize_state(state, size)
+    return config.with_image_size(size), config.resize_state(state, size)
 
 
 def with_channels(config: ModelConfig, state: State, channels: int) -> tuple[ModelConfig, State]:
@@ -56,8 +50,7 @@ def with_channels(config: ModelConfig, state: State, channels: int) -> tuple[Mod
         repeated = old.float().repeat(1, -(-channels // config.channels), *[1] * (old.ndim - 2))[:, :channels]
         fresh = repeated * (config.channels / channels)
     fresh = fresh.to(weight.dtype)
-    new = replace(config, channels=channels)  # type: ignore[call-arg]
-    return new, state | {name: fresh.flatten(1) if weight.ndim == 2 else fresh}
+    return config.with_channels(channels), state | {name: fresh.flatten(1) if weight.ndim == 2 else fresh}
 
 
 def adapt_model(
@@ -90,6 +83,36 @@ def adapt_model(
     adapted.preprocessing = model.preprocessing
     adapted.card = dict(model.card) if keeps_head else remove_calibration(model.card)
     return adapted.train(model.training)
+
+
+# --- segmentation ---
+
+
+def take_backbone(model: Model) -> tuple[ModelConfig, State]:
+    """Return a model without its head and without pooling that feature maps do not need."""
+    config, state = model.config.as_backbone(), model.config.drop_classifier(dict(model.state_dict()), None)
+    with torch.device("meta"):
+        wanted = lay_out(config).state_dict()
+    return config, {name: state[name] for name in wanted}
+
+
+def segment_from(model: Model, decoder: str | DecoderSlot, classes: int) -> Segmenter:
+    """Return a segmentation model around the weights of a loaded model of any family, with a fresh decoder.
+
+    The weights are shared with the model, not copied. Its labels are dropped. Its preprocessing is kept, except that a mask is
+    that of the whole upright image: it is squashed, not cropped.
+    """
+    backbone, state = take_backbone(model)
+    segmenter = build_from(SegmenterConfig(backbone, parse_decoder(decoder), classes))
+    assert isinstance(segmenter, Segmenter)
+    like = next(iter(model.parameters()))
+    segmenter.to(device=like.device, dtype=like.dtype)
+    segmenter.backbone.load_state_dict(state, assign=True)
+    pipeline: Any = model.preprocessing  # a `Preprocessing`, of a package on the same floor
+    if pipeline is not None:
+        segmenter.preprocessing = replace(pipeline, resize=pipeline.size, fit="squash", turn=True)
+    segmenter.card = remove_calibration(model.card)
+    return segmenter.train(model.training)
 
 
 # --- equivalent Vision Transformers with other parts, for formats that lack some ---

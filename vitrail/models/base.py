@@ -23,10 +23,12 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.nn.block import RecomputeModule
 from vitrail.nn.recording import AttentionLayer
-from vitrail.nn.shape import EncoderShape, Grid
+from vitrail.nn.shape import EncoderShape, FeatureShape, Grid
 from vitrail.utils.files import WEIGHT_SUFFIXES
 
 if TYPE_CHECKING:
+    from vitrail.models.eomt import QueryDecoder, QueryLogits
+    from vitrail.models.segmenter import DecoderSlot
     from vitrail.models.sizes import Size
     from vitrail.models.vit_config import EmbedSlot
     from vitrail.nn.block import BlockSlot
@@ -57,12 +59,17 @@ class ModelConfig:
     title: ClassVar[str]  # the family in messages, in the plural
     EVERY_FIELD_WRITTEN: ClassVar[bool] = True  # in JSON: a model file without a field is refused (utils/json.py)
     ABSTRACT: ClassVar[bool] = True  # not a value by itself
+    output_kind: ClassVar[str] = "classes"  # "classes": logits [B, K]; "masks": logits [B, K, H, W] for every pixel
 
     if TYPE_CHECKING:  # fields of every family, declared there
         classes: int | None  # None for a model that ends in features
         image_size: tuple[int, int]  # height and width
         channels: int
         init: str
+
+    def find_decoder(self) -> "DecoderSlot | None":
+        """Return the decoder of a segmentation model; None for other families."""
+        return None
 
     @property
     def depth(self) -> int:
@@ -116,11 +123,46 @@ class ModelConfig:
         """Return the configuration with another rule, or the name of one, to resample positions."""
         raise refuse(self, "resampling of positions", "leave out resampling")
 
+    # The model as a backbone, for decoders.
+
+    def as_backbone(self) -> Self:
+        """Return the configuration without parameters that feature maps do not need: no head, no learned pooling."""
+        return self.with_classes(None)
+
+    @property
+    def pyramid_layers(self) -> tuple[int, ...]:
+        """Return the layers whose feature maps make a pyramid: the last layer of each stage."""
+        raise refuse(self, "segmentation")
+
+    def feature_shape(self, layer: int) -> FeatureShape:
+        """Return the channels and the stride of the feature map after a layer, 0 for the embedding."""
+        raise refuse(self, "segmentation")
+
+    def resolve_layers(self, layers: Sequence[int], first: str = "the embedding") -> list[int]:
+        """Return layers counted from 0, the input of the first one, with negative ones counted from the last."""
+        depth = self.depth
+        for layer in layers:
+            if not -depth - 1 <= layer <= depth:
+                raise ValueError(f"layer {layer} of {depth}: use 0 ({first}) to {depth}, or -1 for the last")
+        return [layer % (depth + 1) for layer in layers]
+
     # A trained model for another task, as configuration and tensors; see models/adapt.py.
 
+    def with_image_size(self, size: tuple[int, int]) -> Self:
+        """Return the configuration for another image size."""
+        return replace(self, image_size=size)  # type: ignore[call-arg]
+
+    def with_channels(self, channels: int) -> Self:
+        """Return the configuration for images of this number of channels."""
+        return replace(self, channels=channels)  # type: ignore[call-arg]
+
     def with_classes(self, classes: int | None) -> Self:
-        """Return the configuration with a head for this number of classes."""
+        """Return the configuration with a head for this number of classes; None ends the model in features."""
         return replace(self, classes=classes)  # type: ignore[call-arg]
+
+    def drop_classifier(self, state: State, classes: int | None) -> State:
+        """Return the tensors that the model with this number of classes takes over: all but those of the classifier."""
+        return {name: tensor for name, tensor in state.items() if not is_classifier(name)}
 
     def resize_state(self, state: State, size: tuple[int, ...]) -> State:
         """Return these tensors for another image size."""
@@ -164,6 +206,14 @@ class TokenConfig(ModelConfig):
 
     def require_tokens(self, purpose: str) -> "TokenConfig":
         return self
+
+    @property
+    def pyramid_layers(self) -> tuple[int, ...]:
+        """Return four layers, evenly spaced: the grid is the same after each, decoders rescale it."""
+        return tuple(max(1, self.depth * quarter // 4) for quarter in (1, 2, 3, 4))
+
+    def feature_shape(self, layer: int) -> FeatureShape:
+        return FeatureShape(self.size.width, self.stride)
 
 
 def check_common(config: ModelConfig) -> None:
@@ -274,6 +324,15 @@ class Model(RecomputeModule, ABC):
         return [self.forward_features(images)]
 
     @property
+    def final_norm(self) -> nn.Module:
+        """Return the norm after the last layer."""
+        raise refuse(self.config, "the norm of feature maps")
+
+    def normalise_map(self, features: Tensor) -> Tensor:
+        """Return a feature map [B, C, h, w] after the final norm, which `feature_maps` leaves out."""
+        return self.final_norm(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    @property
     @abstractmethod
     def feature_dim(self) -> int:
         """Return the number of values per image that `embed_images` returns."""
@@ -298,11 +357,7 @@ class Model(RecomputeModule, ABC):
 
     def resolve_layers(self, layers: Sequence[int], first: str) -> list[int]:
         """Return layers counted from 0, the input of the first one, with negative ones counted from the last."""
-        depth = self.config.depth
-        for layer in layers:
-            if not -depth - 1 <= layer <= depth:
-                raise ValueError(f"layer {layer} of {depth}: use 0 ({first}) to {depth}, or -1 for the last")
-        return [layer % (depth + 1) for layer in layers]
+        return self.config.resolve_layers(layers, first)
 
     def layer_index(self, parameter: str) -> int:
         """Return 0 for parameters before the first layer, 1 to L for the layers', L + 1 for those after the last."""
@@ -310,6 +365,11 @@ class Model(RecomputeModule, ABC):
             if parameter.startswith(f"{layer.name}."):
                 return index
         return 0 if parameter.startswith(self.STEM) else self.config.depth + 1
+
+    @property
+    def min_batch(self) -> int:
+        """Return the least number of images of a training step."""
+        return 1
 
     STEM: ClassVar[tuple[str, ...]] = ()  # prefixes of parameters before the first layer
     NO_WEIGHT_DECAY: ClassVar[tuple[str, ...]] = ()  # prefixes of tables and tokens without weight decay
@@ -322,6 +382,30 @@ class Model(RecomputeModule, ABC):
     def lora_modules(self) -> list[nn.Linear]:
         """Return the matrices that low-rank adaptation (LoRA) adds to."""
         raise refuse(self.config, "tune='lora'", "use head, last-N or full")
+
+    def start_from(self, source: "Model", keep_classifier: bool) -> None:
+        """Copy the weights of a trained model, of a segmentation model those of its backbone; raise ValueError if tensors differ.
+
+        The classifier is copied too, or else starts at zero: one for other classes is of no use.
+        """
+        if source.config.output_kind != self.config.output_kind:
+            source = source.replace_head(None)  # the backbone
+        if source.config.classes != self.config.classes:
+            source, keep_classifier = source.replace_head(self.config.classes), False
+        state = source.state_dict()
+        self.check_names(state, self.state_dict())
+        if not keep_classifier:
+            kept = source.config.drop_classifier(state, self.config.classes)
+            state = {name: kept.get(name, torch.zeros_like(tensor)) for name, tensor in state.items()}
+        self.load_state_dict(state)
+
+    @staticmethod
+    def check_names(found: State, wanted: State) -> None:
+        """Raise ValueError unless the tensors have the wanted names and shapes."""
+        names = {*found, *wanted}
+        differ = sorted(n for n in names if n not in found or n not in wanted or found[n].shape != wanted[n].shape)
+        if differ:
+            raise ValueError(f"{len(differ)} tensors differ, e.g. {', '.join(differ[:3])}")
 
     # --- files and the Hub, in the words of the ecosystem ---
 
@@ -356,6 +440,14 @@ class Model(RecomputeModule, ABC):
     def require_tokens(self, purpose: str) -> "TokenModel":
         """Return this model if it has patch tokens; raise Unsupported otherwise."""
         raise refuse(self.config, purpose)
+
+    def require_queries(self, purpose: str) -> "QueryDecoder":
+        """Return the decoder of a segmentation model that predicts by queries (EoMT); raise Unsupported otherwise."""
+        raise refuse(self.config, purpose, "use a segmentation model with decoder='eomt'")
+
+    def predict_queries(self, images: Tensor, masked: Tensor | None = None) -> "list[QueryLogits]":
+        """Return the masks and classes of EoMT's queries: see `QueryDecoder.predict_layers`."""
+        raise refuse(self.config, "a prediction of objects", "use a segmentation model with decoder='eomt'")
 
     def merge_tokens(self, r: int) -> "nn.Module":
         """Return this model with r tokens merged in each layer."""

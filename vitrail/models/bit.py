@@ -6,6 +6,7 @@ ResNets with GroupNorm in place of BatchNorm and with standardised convolution w
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from vitrail.models.base import ForwardStage, Layer, Model, ModelConfig, check_common, image_sides
 from vitrail.models.sizes import RESNETS, closest
 from vitrail.models.tracing import fold_convolutions
+from vitrail.nn.block import run_block
 from vitrail.nn.linear import LinearLayer
 from vitrail.nn.resnet import PreActBottleneck, StdConv, build_stages, group_norm
-from vitrail.nn.shape import Grid
+from vitrail.nn.shape import FeatureShape, Grid
 
 BIT_NAME = re.compile(r"(?:BiT-)?R(?P<resnet>\d+)x(?P<factor>\d+(?:\.\d+)?)")
 
@@ -60,6 +62,17 @@ class BiTConfig(ModelConfig):
     def grid_of(self, size: tuple[int, ...]) -> Grid:
         return tuple(-(-side // self.stride) for side in size)
 
+    @property
+    def pyramid_layers(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.stages))
+
+    def feature_shape(self, layer: int) -> FeatureShape:
+        root = 4 if self.root == "large" else 1
+        if layer == 0:
+            return FeatureShape(round(64 * self.factor), root)
+        stage = next(stage for stage, end in enumerate(self.pyramid_layers) if layer <= end)
+        return FeatureShape(round(256 * 2**stage * self.factor), root * 2**stage)
+
     def describe(self) -> str:
         depth = next((number for number, stages in RESNETS.items() if stages == self.stages), None)
         return f"BiT R{depth}x{self.factor:g}" if depth else f"BiT {self.stages}, width ×{self.factor:g}"
@@ -98,19 +111,26 @@ class BiT(Model):
         return self.stages(self.embed_root(images))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        y = F.relu(self.norm(features)).mean((2, 3))
+        y = self.normalise_map(features).mean((2, 3))
         return y if pre_logits else self.head(y)
 
     def dense_logits(self, images: Tensor) -> Tensor:
-        return self.head(F.relu(self.norm(self.forward_features(images))).permute(0, 2, 3, 1))
+        return self.head(self.normalise_map(self.forward_features(images)).permute(0, 2, 3, 1))
 
     def feature_maps(self, images: Tensor, layers: Sequence[int] = (-1,)) -> list[Tensor]:
         """Return the maps after these layers, [B, C, h, w] each: 0 is the root, 1 to L the blocks, -1 the last."""
         wanted, x = self.resolve_layers(layers, "the root"), self.embed_root(images)
         maps = {0: x}
         for index, layer in enumerate(self.layers(), start=1):
-            x = maps[index] = layer.module(x)
+            x = maps[index] = run_block(layer.module, self.activation_checkpointing, x)
         return [maps[layer] for layer in wanted]
+
+    @property
+    def final_norm(self) -> nn.Module:
+        return self.norm
+
+    def normalise_map(self, features: Tensor) -> Tensor:
+        return F.relu(self.norm(features))
 
     @property
     def feature_dim(self) -> int:

@@ -111,11 +111,15 @@ class Counter(TorchFunctionMode):
         self.rules: dict[Callable[..., Any], Callable[..., Tensor]] = {
             F.linear: self.linear,
             F.conv2d: self.conv2d,
+            F.conv_transpose2d: self.conv_transpose2d,
             F.max_pool2d: self.max_pool,
+            F.adaptive_avg_pool2d: self.average_pool,
+            F.interpolate: self.interpolate,
             F.scaled_dot_product_attention: self.attention,
             torch.bmm: self.bmm,
             **dict.fromkeys((F.layer_norm, F.group_norm, F.batch_norm, F.gelu, F.silu), self.keeps_input),
-            **dict.fromkeys((F.relu, torch.tanh), self.keeps_output),
+            **dict.fromkeys((F.relu, torch.tanh, Tensor.sigmoid, Tensor.softmax), self.keeps_output),
+            **dict.fromkeys((Tensor.clamp, Tensor.log), self.keeps_input),
             Tensor.add: self.broadcast,
             Tensor.mul: self.multiply,
             torch.addcmul: lambda _, a, b: self.multiply(a, b),
@@ -153,6 +157,22 @@ class Counter(TorchFunctionMode):
         output = x.new_empty(x.shape[0], weight.shape[0], *((n + 2 * p - k) // s + 1 for n, k, s, p in sides))
         self.macs += output.numel() * weight[0].numel()
         return output
+
+    def conv_transpose2d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], *_: Any
+    ) -> Tensor:
+        """Count a transposed convolution without padding and groups; its weight is [inputs, outputs, k, k]."""
+        self.keep(x)
+        sides = zip(x.shape[2:], weight.shape[2:], stride, strict=True)
+        self.macs += x.numel() * weight[0].numel()
+        return x.new_empty(x.shape[0], weight.shape[1], *((n - 1) * s + k for n, k, s in sides))
+
+    def average_pool(self, x: Tensor, output_size: int) -> Tensor:
+        self.keep(x)
+        return x.new_empty(*x.shape[:2], output_size, output_size)
+
+    def interpolate(self, x: Tensor, size: tuple[int, int], **_: Any) -> Tensor:
+        return x.new_empty(*x.shape[:2], *size)
 
     def max_pool(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Count what max pooling stores: its input, and the 64-bit index of each maximum."""

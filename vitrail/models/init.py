@@ -7,7 +7,7 @@
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
 relative positions at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin v2) at zero and its
-scale at 10, the attention pool's probe Xavier uniform (big_vision).
+scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at N(0, 0.01²) (mmsegmentation).
 """
 
 import math
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.nn.attention import MSA
 from vitrail.nn.block import LayerScale, ResPostNormBlock
+from vitrail.nn.decoder import Decoder
 from vitrail.nn.embed import Embedding, PrefixTokens
 from vitrail.nn.head import DistilledHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
@@ -61,6 +62,8 @@ def initialise(model: nn.Module, scheme: str) -> None:
             if scheme == "vit":
                 _lecun(module.weight, module.weight[0].numel())
                 _bias(module)
+        elif isinstance(module, nn.ConvTranspose2d):
+            module.reset_parameters()
         elif isinstance(module, nn.Linear):  # unless a case below is more precise
             linear(module.weight)
             _bias(module)
@@ -115,6 +118,8 @@ def initialise(model: nn.Module, scheme: str) -> None:
             _lecun(module.pre_logits.weight, module.pre_logits.in_features)
             if isinstance(module.linear, nn.Linear):
                 head(module.linear.weight)
+        elif isinstance(module, Decoder):
+            module.reset_parameters()
         elif isinstance(module, DistilledHead):
             head(module.label.weight)
             head(module.teacher.weight)

@@ -43,7 +43,8 @@ def tune(model: Model, mode: str) -> None:
     if last > model.config.depth:
         raise ValueError(f"tune={mode!r}: the model has {model.config.depth} layers")
     for name, parameter in model.named_parameters():
-        parameter.requires_grad = name.startswith("head.") or (last > 0 and model.layer_index(name) > top - 1 - last)
+        is_tuned = name.startswith("head.") or (last > 0 and model.layer_index(name) > top - 1 - last)
+        parameter.requires_grad = parameter.requires_grad and is_tuned  # what the model never reads stays frozen
     if mode.startswith("lora"):
         for module in model.lora_modules():
             parametrize.register_parametrization(module, "weight", LowRank(module.weight, int(match["rank"] or 8)))

@@ -10,7 +10,7 @@ from vitrail.models.sizes import closest
 from vitrail.models.staged import StagedConfig
 from vitrail.nn.multiscale import OFFSET_RESAMPLING, PooledShape, ResidualPooling, pool_grid
 from vitrail.nn.resampling import Resampling, resample_rows
-from vitrail.nn.shape import Grid
+from vitrail.nn.shape import FeatureShape, Grid
 
 MVIT_NAME = re.compile(r"MViTv2-(?P<size>[A-Z])(?P<cls>-cls)?")
 # Width of the first stage, layers and heads of each stage.
@@ -149,6 +149,12 @@ class MViTConfig(StagedConfig):
             prefix=self.prefix,
             residual_pooling=self.residual_pooling,
         )
+
+    def feature_shape(self, layer: int) -> FeatureShape:
+        if layer == 0:
+            return FeatureShape(self.width, max(self.patch_stride))
+        strides = zip(self.patch_stride, *self.q_strides[: self.find_stage(layer) + 1], strict=True)
+        return FeatureShape(self.layer_shape(layer - 1).output_width, max(map(math.prod, strides)))
 
     def describe(self) -> str:
         known = (self.width, self.depths, self.heads)

@@ -13,10 +13,11 @@ from vitrail.models.bit import BIT_NAME, BiT, BiTConfig, configure_bit
 from vitrail.models.init import build_and_fill, initialise
 from vitrail.models.mvit import MViT
 from vitrail.models.mvit_config import MVIT_NAME, MVIT_OPTIONS, MViTConfig, configure_mvit
+from vitrail.models.segmenter import DECODERS, DecoderSlot, Segmenter, SegmenterConfig
 from vitrail.models.sizes import SIZES
 from vitrail.models.swin import SWIN_NAME, SWIN_OPTIONS, Swin, SwinConfig, configure_swin
 from vitrail.models.vit import ViT
-from vitrail.models.vit_config import VIT_NAME, ViTConfig, configure_vit
+from vitrail.models.vit_config import VIT_NAME, ViTConfig, configure_vit, get_slot
 from vitrail.utils.json import value_from_json
 
 
@@ -100,6 +101,34 @@ def lay_out(config: ModelConfig) -> Model:
     raise ValueError(f"{type(config).__name__} belongs to no registered model family: known are {', '.join(FAMILIES)}")
 
 
+def parse_decoder(decoder: str | DecoderSlot) -> DecoderSlot:
+    """Return the decoder that a short string names: linear, linear-4, upernet or eomt."""
+    return get_slot("decoder", decoder, DECODERS) if isinstance(decoder, str) else decoder
+
+
+def configure_segmenter(
+    name: str | None = None, *, decoder: str | DecoderSlot = "linear", classes: int, **options: Any
+) -> SegmenterConfig:
+    """Return a segmentation model on the backbone that a name and its options describe; see `configure`."""
+    return SegmenterConfig(configure(name, classes=None, **options).as_backbone(), parse_decoder(decoder), classes)
+
+
+def build_segmenter(
+    name: str | None = None, *, decoder: str | DecoderSlot = "linear", classes: int, **options: Any
+) -> Segmenter:
+    """Return a segmentation model with fresh weights.
+
+    >>> build_segmenter("S/16", decoder="upernet", classes=21, image_size=512)
+    """
+    model = build_from(configure_segmenter(name, decoder=decoder, classes=classes, **options))
+    assert isinstance(model, Segmenter)
+    return model
+
+
+def lay_out_segmenter(config: SegmenterConfig) -> Segmenter:
+    return Segmenter(config, lay_out(config.backbone))
+
+
 def config_from_json(data: Any) -> ModelConfig:
     """Return the configuration that `to_json` wrote."""
     return value_from_json(data, ModelConfig, "config")
@@ -110,3 +139,4 @@ register(Family("vit", ViTConfig, ViT, configure_vit, VIT_NAME.fullmatch, None, 
 register(Family("bit", BiTConfig, BiT, configure_bit, BIT_NAME.fullmatch, BIT_OPTIONS, "R50x1"))
 register(Family("swin", SwinConfig, Swin, configure_swin, SWIN_NAME.fullmatch, SWIN_OPTIONS, "Swin-T"))
 register(Family("mvit", MViTConfig, MViT, configure_mvit, MVIT_NAME.fullmatch, MVIT_OPTIONS, "MViTv2-T"))
+register(Family("segmenter", SegmenterConfig, lay_out_segmenter, configure_segmenter, lambda name: False))

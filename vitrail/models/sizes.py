@@ -46,6 +46,8 @@ SLOT_NAMES = {
     "position": (POSITION_NAMES, "position embedding"),
 }
 
+DECODER_NAMES = ("linear", "linear-4", "upernet", "eomt")  # of segmentation models; `segmenter.py` has their objects
+
 # Rules to resample position tables, by the project that uses them; `vit_config.py` gives each name its object.
 RESAMPLING_NAMES = (
     *("timm", "transformers", "dino", "torchvision", "google"),

@@ -40,6 +40,14 @@ class StagedConfig(ModelConfig):
         """Return the number of the last layer of each stage."""
         return tuple(accumulate(self.depths))
 
+    @property
+    def pyramid_layers(self) -> tuple[int, ...]:
+        return self.stage_ends
+
+    def find_stage(self, layer: int) -> int:
+        """Return the stage, counted from 0, of a layer, counted from 1; the embedding, 0, belongs to the first."""
+        return next(stage for stage, end in enumerate(self.stage_ends) if layer <= end)
+
     @abstractmethod
     def stage_grid(self, stage: int, size: tuple[int, ...]) -> Grid:
         """Return the grid of a stage, counted from 0, for images of this size."""
@@ -105,6 +113,10 @@ class StagedModel(Model):
         outputs = zip(range(1, max(wanted, default=0) + 1), self.layer_outputs(x, size), strict=False)
         found = {0: x, **dict(outputs)}
         return [self.to_feature_map(found[layer], layer, size) for layer in wanted]
+
+    @property
+    def final_norm(self) -> nn.Module:
+        return self.norm
 
     @property
     def feature_dim(self) -> int:

@@ -18,7 +18,7 @@ from vitrail.models.staged import StagedConfig, StagedModel
 from vitrail.nn.block import run_block
 from vitrail.nn.linear import LinearLayer
 from vitrail.nn.recording import AttentionLayer
-from vitrail.nn.shape import Grid
+from vitrail.nn.shape import FeatureShape, Grid
 from vitrail.nn.window import PatchMerging, ShiftRule, SwinV1, SwinV2, WindowBlock, WindowShape, WindowSlot
 
 SWIN_NAME = re.compile(r"Swin(?P<version>V2)?-(?P<size>[A-Z])(?:/(?P<window>\d+))?")
@@ -89,6 +89,10 @@ class SwinConfig(StagedConfig):
         pretrained = getattr(self.block, "pretrained_windows", None)
         trained = window if pretrained is None else pretrained[stage]
         return WindowShape(width, self.heads[stage], window, trained, round(self.mlp_ratio * width), self.eps)
+
+    def feature_shape(self, layer: int) -> FeatureShape:
+        stage = self.find_stage(layer)
+        return FeatureShape(self.width * 2**stage, self.patch * 2**stage)
 
     def describe(self) -> str:
         version = "V2" if isinstance(self.block, SwinV2) else ""

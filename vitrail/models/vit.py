@@ -102,6 +102,10 @@ class ViT(TokenModel):
         return [z[:, prefix:].transpose(1, 2).unflatten(2, grid) for z in self.hidden_states(images, layers)]
 
     @property
+    def final_norm(self) -> nn.Module:
+        return self.pool.norm
+
+    @property
     def feature_dim(self) -> int:
         if isinstance(self.head, TanhHead):
             return self.head.pre_logits.out_features

@@ -139,6 +139,11 @@ class ViTConfig(TokenConfig):
         head = Linear() if isinstance(self.head, Projection) else self.head
         return replace(self, classes=classes, head=head)
 
+    def as_backbone(self) -> "ViTConfig":
+        """Return the configuration without head, pre-logits and attention pooling, which feature maps do not need."""
+        pool = Mean() if isinstance(self.pool, MAP) else self.pool
+        return replace(self, classes=None, head=Linear(), pool=pool)
+
     def resize_state(self, state: State, size: tuple[int, ...]) -> State:
         """Return these tensors with learned positions resampled to the grid of another image size (section 3.2)."""
         tensors = {name.removeprefix("position."): t for name, t in state.items() if name.startswith("position.")}

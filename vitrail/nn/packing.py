@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.nn.attention import KeylessBiasLinear
+from vitrail.nn.decoder import Decoder, MapDecoder
 from vitrail.nn.linear import LinearLayer
 from vitrail.nn.mlp import MLP
 
@@ -51,7 +52,7 @@ class PackedLinear(nn.Module):
 
 def pack_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Return a copy of a model for inference in this type; what follows the last layer computes and returns fp32."""
-    outputs = [child for name, child in iterate_children(module) if name in OUTPUT_MODULES]
+    outputs = [child for name, child in iterate_children(module) if is_output(name, child)]
     kept = {id(tensor) for output in outputs for tensor in (*output.parameters(), *output.buffers())}
     tensors: dict[int, Any] = {}  # deepcopy takes these in place of copies
     for tensor in (*module.parameters(), *module.buffers()):
@@ -60,11 +61,16 @@ def pack_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         is_parameter = isinstance(tensor, nn.Parameter)
         tensors[id(tensor)] = nn.Parameter(value, requires_grad=False) if is_parameter else value
     packed = copy.deepcopy(module, tensors).eval()
-    outputs = [child for name, child in iterate_children(packed) if name in OUTPUT_MODULES]
+    outputs = [child for name, child in iterate_children(packed) if is_output(name, child)]
     for output in outputs:
         output.register_forward_pre_hook(cast_inputs)
     pack_children(packed, {id(output) for output in outputs})
     return packed
+
+
+def is_output(name: str, module: nn.Module) -> bool:
+    """Return whether a part of a model follows its last layer; a decoder that does not read maps runs layers on its tokens."""
+    return name in OUTPUT_MODULES and (isinstance(module, MapDecoder) or not isinstance(module, Decoder))
 
 
 def iterate_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -76,9 +82,14 @@ def iterate_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def cast_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        value.float() if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs
-    )
+    """Return the inputs of a module in fp32; a decoder takes a list of feature maps."""
+    return tuple(map(cast_input, inputs))
+
+
+def cast_input(value: Any) -> Any:
+    if isinstance(value, list):
+        return [cast_input(each) for each in value]
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def pack_children(module: nn.Module, skipped: set[int]) -> None:

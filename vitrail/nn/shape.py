@@ -2,8 +2,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Grid = tuple[int, ...]  # patches along each side: rows and columns of an image
+
+
+class FeatureShape(NamedTuple):
+    """The sizes of a feature map that do not depend on the image."""
+
+    channels: int
+    stride: int  # pixels per cell
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from vitrail.data.dataset import TargetKind
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import StepRandom
 from vitrail.data.transforms.pipeline import Views
-from vitrail.models.base import Model, ModelConfig, TokenConfig
+from vitrail.models.base import Model, ModelConfig, TokenConfig, refuse
 from vitrail.objectives.teacher import ChannelValues, Teacher
 from vitrail.reports.run import MethodText
 
@@ -87,7 +88,9 @@ class Objective:
     method: ClassVar[str | None] = None  # its name as `vitrail pretrain --method`
     report: ClassVar[MethodText] = MethodText("supervised")  # its words for the report of a pretraining run
     label_use: ClassVar[Literal["required", "optional", "none"]] = "none"
+    target_kinds: ClassVar[tuple[TargetKind, ...]] = ("single", "multi")  # that it learns, where it uses labels
     teacher_output: ClassVar[TeacherOutput | None] = None  # what it reads of a teacher; None without a teacher
+    output_kind: ClassVar[str] = "classes"  # of the models that it trains, as `ModelConfig.output_kind` has it
     keeps: ClassVar[str] = "model"  # the module of the task that becomes the model file
     uses_views: ClassVar[bool] = False  # whether it trains on several crops of each image
     unlabelled_score: ClassVar[str] = "rank"  # the signal to maximise where data has no labels
@@ -136,6 +139,10 @@ class Objective:
 
     def check_model(self, model: Model) -> None:
         """Raise ValueError for a model that cannot be trained with these settings, before anything is written."""
+        if model.config.output_kind != self.output_kind:
+            segmenter = "use a segmentation model"
+            remedy = segmenter if self.output_kind == "masks" else "use the objective Segmentation"
+            raise refuse(model.config, type(self).__name__, remedy)
 
     def check_teacher(self, config: ModelConfig, teacher: Teacher, multi_label: bool) -> None:
         """Raise ValueError for a teacher that this objective cannot use with this student and data."""

@@ -104,6 +104,7 @@ class Classification(Objective):
         return isinstance(self.tokens, TokenMerging)
 
     def check_model(self, model: Model) -> None:
+        super().check_model(model)
         if self.patch_dropout:
             model.require_tokens("objective.patch_dropout")
         if self.tokens is not None:

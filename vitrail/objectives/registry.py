@@ -8,10 +8,24 @@ from vitrail.objectives.dino import DINO
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.feature_distillation import FeatureDistillation
 from vitrail.objectives.mae import MAE
+from vitrail.objectives.mask_matching import MaskMatching
 from vitrail.objectives.masked_patches import MaskedPatches
+from vitrail.objectives.regression import Regression
+from vitrail.objectives.segmentation import Segmentation
 from vitrail.objectives.token_labelling import TokenLabelling
 
-ObjectiveSlot = Classification | Distillation | FeatureDistillation | TokenLabelling | MaskedPatches | MAE | DINO
+ObjectiveSlot = (
+    Classification
+    | Distillation
+    | FeatureDistillation
+    | TokenLabelling
+    | Segmentation
+    | MaskMatching
+    | Regression
+    | MaskedPatches
+    | MAE
+    | DINO
+)
 OBJECTIVES: dict[str, type[Objective]] = {kind.__name__: kind for kind in get_args(ObjectiveSlot)}
 # By --method, and by --distil.
 PRETRAINING: dict[str, type[Objective]] = {kind.method: kind for kind in OBJECTIVES.values() if kind.method}

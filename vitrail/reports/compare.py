@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
+from vitrail.metrics.paired import PairedTest
 from vitrail.reports.charts import lines as charts
 from vitrail.reports.curves import SIGNAL_CHARTS, describe_method, format_percent_tick
 from vitrail.reports.document import PageSection, build_verdict_section, render_document, render_heading
 from vitrail.reports.html import Markup, clean_text, h, isolate, join_markup, render_table
 from vitrail.reports.pretraining import collect_knn_scores
-from vitrail.reports.run import ABSENT, EvaluatedSplit, RunDirectory, find_differences, format_value, read_run
+from vitrail.reports.run import ABSENT, Evaluated, RunDirectory, find_differences, format_value, read_run
 from vitrail.reports.summary import get_data_name
 from vitrail.utils import text as formatting
 from vitrail.utils.text import format_count, format_number, format_percent, is_interval, is_number
@@ -204,20 +204,14 @@ def _test_pair(one: RunDirectory, two: RunDirectory, split: str) -> PairedTest |
     a, b = one.evaluations.get(split), two.evaluations.get(split)
     if a is None or b is None:
         return f"{(one if a is None else two).name} has no stored logits of its {split} split"
-    kinds = [(e.is_multilabel, e.logits.shape[1]) for e in (a, b)]
+    kinds = [(type(e), e.is_multilabel, e.n_classes) for e in (a, b)]
     if one.get("labels") != two.get("labels") or kinds[0] != kinds[1]:
         return "their classes differ"
     order = _match_images(a, b)
-    if isinstance(order, str):
-        return order
-    if not np.array_equal(a.targets, b.targets[order]):
-        return "their images have different labels"
-    if a.is_multilabel:
-        return compare_map(a.logits, b.logits[order], a.targets)
-    return compare_correct(a.predictions.correct, b.predictions.correct[order])
+    return order if isinstance(order, str) else a.compare(b, order)  # type: ignore[arg-type]  # of one kind
 
 
-def _match_images(a: EvaluatedSplit, b: EvaluatedSplit) -> np.ndarray | str:
+def _match_images(a: Evaluated, b: Evaluated) -> np.ndarray | str:
     """Return the index in `b` of each image of `a`, or the reason why there is none."""
     if not a.names or not b.names:
         return "the names of their images were not stored"
@@ -241,12 +235,15 @@ def format_pair_verdict(pair: PairComparison, names: list[str]) -> str:
         points, low, high = -points, -high, -low
         ahead, behind, only = behind, ahead, only[::-1]
     if not points and not any(only):
-        return f"{first} and {second} classify the same images correctly."
+        alike = "classify the same images correctly" if test.counted == "correct" else "are equal on every image"
+        return f"{first} and {second} {alike}."
     verdict = "significant" if test.is_significant else "not significant"
     if test.p_value is not None:
         verdict += f" (McNemar’s mid-p {'< 0.001' if test.p_value < 0.001 else f'{test.p_value:.3f}'})"
     interval = f"{low:.1f} to {high:.1f}".replace("-", "−")
     counts = f"{only[0]:,} are correct only in {ahead}, {only[1]:,} only in {behind}"
+    if test.counted == "better":
+        counts = f"{ahead} is better on {only[0]:,}, {behind} on {only[1]:,}"
     images = f"of {test.images:,} {pair.split} images"
     return f"{ahead} is {points:.1f} points ahead of {behind} ({interval}), {verdict}: {images}, {counts}."
 
@@ -285,7 +282,9 @@ def build_score_rows(comparison: RunComparison) -> list[dict[str, tuple[str, Any
             row |= {"untrained": cell(run["knn_random"], format_percent)}
             row |= {key: cell(run[key], format_number) for key in ("loss", "rank", "spread")}
         else:
-            metric = f"{'mAP' if run['score_name'] == 'map' else 'top-1'}, {run['split']}"
+            metric = (
+                f"{'top-1' if run['score_name'] == 'top1' else formatting.SCORES[run['score_name']]}, {run['split']}"
+            )
             row |= {"metric": (metric, metric), "score": cell(run["score"], format_percent), "95 %": interval}
         row["time"] = cell(run["seconds"], formatting.format_duration)
         if not comparison.is_pretraining:

@@ -4,7 +4,7 @@ from vitrail.metrics.intervals import wilson_interval
 from vitrail.reports.charts.lines import ChartLine, extract_points, render_line_chart
 from vitrail.reports.html import Markup
 from vitrail.reports.run import MethodText, RunDirectory
-from vitrail.utils.text import format_percent, is_number
+from vitrail.utils.text import SCORES, format_percent, is_number
 
 SUPERVISED_LOSS_NOTE = "The training loss is measured on augmented images, so it may be above the validation loss."
 SPREAD_NOTE = (
@@ -70,10 +70,10 @@ def render_score_chart(run: RunDirectory) -> Markup | None:
     if not points:
         return None
     images, band = count_validation_images(run), []
-    if images and not run.is_multilabel:
+    if images and run.score_name == "top1":
         band = _interval_band(points, images)
     best = max(points, key=lambda point: point[1])
-    name = "mAP" if run.is_multilabel else "Top-1 accuracy"
+    name = SCORES[run.score_name]
     return render_line_chart(
         f"{name}, validation",
         [ChartLine(name, points, 1, dots=True, band=band)],
@@ -95,7 +95,7 @@ def format_percent_tick(value: float) -> str:
 def count_validation_images(run: RunDirectory) -> int | None:
     """Return the number of validation images, or None if it is unknown."""
     if "validation" in run.evaluations:
-        return len(run.evaluations["validation"].targets)
+        return len(run.evaluations["validation"])
     images = ((run.get("data", "splits") or {}).get("validation") or {}).get("images")
     return images if isinstance(images, int) and images > 0 else None
 

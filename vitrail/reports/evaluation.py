@@ -8,7 +8,9 @@ from typing import Any
 from vitrail.reports import facts, predictions, summary
 from vitrail.reports.document import PageSection, build_verdict_section, render_document, render_heading
 from vitrail.reports.html import Markup, h, isolate, join_markup
-from vitrail.reports.run import EvaluatedSplit
+from vitrail.reports.mask_sections import Palette, build_mask_sections
+from vitrail.reports.masks import choose_colours
+from vitrail.reports.run import Evaluated, EvaluatedMasks
 from vitrail.utils import text
 
 
@@ -18,7 +20,7 @@ class EvaluationReport:
 
     names: list[str]
     date: str
-    evaluation: EvaluatedSplit
+    evaluation: Evaluated
     labels: list[str]
     metrics: list[dict[str, Any]]
     models: list[dict[str, Any]]
@@ -29,29 +31,28 @@ class EvaluationReport:
     comparisons: list[tuple[str, bool]]  # sentence, and whether the difference is significant
     caution: str = ""  # note on multiple comparisons
     command: tuple[str, ...] = ()
+    palette: Palette | None = None  # of the classes of masks
 
 
 def format_evaluation_headline(report: EvaluationReport) -> str:
     """Return "deit_tiny on samples: top-1 accuracy 81.0 % (75.0–85.8) on 200 images"."""
     data = PurePath(report.data["where"]).name or report.data["where"]
-    score = "map" if report.evaluation.is_multilabel else "top1"
+    score = text.find_score(report.metrics[0])
     return f"{report.names[0]} on {data}: {summary.format_result(report.metrics[0], score)}"
 
 
 def render_evaluation_page(report: EvaluationReport) -> str:
     """Return the page."""
-    title, evaluation = format_evaluation_headline(report), report.evaluation
+    title = format_evaluation_headline(report)
     kicker = ("evaluation", report.names[0], text.format_datetime(report.date))
     heading = render_heading(kicker, title, render_evaluation_lead(report))
     top = [*heading, render_skipped_notice(report), render_evaluation_tiles(report)]
-    note = summary.render_interval_note(evaluation.is_multilabel)
+    note = summary.render_interval_note(text.find_score(report.metrics[0]))
     columns = dict(zip(report.names if len(report.names) > 1 else ["value"], report.metrics, strict=True))
     sections: list[PageSection] = [
         ("results", "Results", "Results", [summary.render_metric_table(columns, "Metrics of each model"), note]),
         build_verdict_section(report.comparisons, report.caution),
-        predictions.build_mistakes_section(evaluation, report.labels),
-        *predictions.build_class_sections(evaluation, report.labels, "Per-class results"),
-        ("calibration", "Calibration", "Calibration", predictions.render_calibration(evaluation)),
+        *build_result_sections(report),
         ("data", "Data", "Data", render_evaluation_data(report)),
         ("model", "Model", "Model" if len(report.models) == 1 else "Models", render_models(report)),
         ("environment", "Environment", "Environment", [facts.render_definitions(report.environment)]),
@@ -59,6 +60,18 @@ def render_evaluation_page(report: EvaluationReport) -> str:
     ]
     seed = " ".join(model["sha256"] for model in report.models)
     return render_document(title, seed, top, sections, "the model’s checksum")
+
+
+def build_result_sections(report: EvaluationReport) -> list[PageSection]:
+    """Return the sections on the predictions of the first model."""
+    evaluation = report.evaluation
+    if isinstance(evaluation, EvaluatedMasks):
+        return build_mask_sections(evaluation, report.labels, report.palette or choose_colours(report.labels))
+    return [
+        predictions.build_mistakes_section(evaluation, report.labels),
+        *predictions.build_class_sections(evaluation, report.labels, "Per-class results"),
+        ("calibration", "Calibration", "Calibration", predictions.render_calibration(evaluation)),
+    ]
 
 
 def render_evaluation_lead(report: EvaluationReport) -> Markup:
@@ -87,7 +100,7 @@ def render_skipped_notice(report: EvaluationReport) -> Markup | None:
 
 def render_evaluation_tiles(report: EvaluationReport) -> Markup | None:
     """Return the tiles of the most important metrics and of the throughput."""
-    speed, score = report.speeds[0], "map" if report.evaluation.is_multilabel else "top1"
+    speed, score = report.speeds[0], text.find_score(report.metrics[0])
     tiles = summary.render_metric_tiles(report.metrics[0], score)
     throughput = f"{text.format_number(speed['images_per_second'])}{text.NO_BREAK_SPACE}/{text.NO_BREAK_SPACE}s"
     duration = f"with preprocessing, in {text.format_duration(speed['seconds'])}"

@@ -4,7 +4,7 @@ from typing import Any
 
 from vitrail.utils.text import is_number
 
-PERCENTAGES = {"top1": "top-1", "map": "mAP", "knn": "k-NN accuracy"}
+PERCENTAGES = {"top1": "top-1", "map": "mAP", "miou": "mean IoU", "knn": "k-NN accuracy"}
 KEEP_BEST = "--set keep=best or --patience N"
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from vitrail.reports import curves, facts, predictions, pretraining, summary
 from vitrail.reports.charts.lines import render_chart_grid
 from vitrail.reports.document import PageSection, render_document, write_html
-from vitrail.reports.run import RunDirectory, read_run
+from vitrail.reports.mask_sections import build_mask_sections, read_palette
+from vitrail.reports.run import EvaluatedMasks, EvaluatedSplit, RunDirectory, read_run
 
 
 def write_report(run_directory: str | Path) -> Path:
@@ -34,17 +35,21 @@ def render_run_page(run: RunDirectory) -> str:
 def build_sections(run: RunDirectory) -> list[PageSection]:
     """Return the sections of a supervised run that it has data for."""
     evaluation, charts = run.evaluation, render_chart_grid(curves.render_training_charts(run))
-    note = summary.render_interval_note(run.is_multilabel) if evaluation else None
+    note = summary.render_interval_note(run.score_name) if evaluation else None
     sections: list[PageSection] = [
         ("results", "Results", "Results", [summary.render_metrics(run), note]),
         ("curves", "Training", "Training curves", [charts]),
     ]
-    if evaluation:
-        labels = run.class_names(evaluation.logits.shape[1])
+    shown = predictions.select_evaluation(run)
+    if isinstance(shown, EvaluatedMasks):
+        labels = run.class_names(shown.n_classes)
+        return sections + build_mask_sections(shown, labels, read_palette(run.get("data", "colours"), labels))
+    if isinstance(evaluation, EvaluatedSplit):
+        labels = run.class_names(evaluation.n_classes)
         sections += predictions.build_class_sections(evaluation, labels, f"Per-class results, {evaluation.split}")
-    if shown := predictions.select_evaluation(run):
-        sections.append(predictions.build_mistakes_section(shown, run.class_names(shown.logits.shape[1])))
-    if evaluation:
+    if shown is not None:
+        sections.append(predictions.build_mistakes_section(shown, run.class_names(shown.n_classes)))
+    if isinstance(evaluation, EvaluatedSplit):
         parts = predictions.render_calibration(evaluation, summary.format_run_temperature(run))
         sections.append(("calibration", "Calibration", "Calibration", parts))
     return sections

@@ -1,6 +1,7 @@
 """Report sections on the predictions of a split: per-class results, confusion, calibration, most confident errors."""
 
 import base64
+from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from vitrail.reports.charts.canvas import AxisScale
 from vitrail.reports.charts.lines import render_barred, render_grid, render_plot, render_tooltip_strip
 from vitrail.reports.document import PageSection
 from vitrail.reports.html import Markup, h, isolate, join_markup, render_table
-from vitrail.reports.run import EvaluatedSplit, RunDirectory
+from vitrail.reports.run import Evaluated, EvaluatedSplit, RunDirectory
 from vitrail.utils.text import format_calibration, format_count, format_interval, format_percent
 
 MAX_OPEN_ROWS = 40  # rows of a table that is not collapsed
@@ -68,10 +69,10 @@ def _single_label_rows(evaluation: EvaluatedSplit, labels: list[str]) -> list[li
     for k in _sort_classes(metrics, "recall"):
         support, correct = int(metrics["support"][k]), int(metrics["right"][k])
         interval = wilson_interval(correct, support) if support else None
-        recall = _share_cell(metrics["recall"][k], interval, bar=interval is not None)
+        recall = share_cell(metrics["recall"][k], interval, bar=interval is not None)
         ends = (format_interval(interval, 0), interval[0]) if interval else ("–", -1)
-        shares = [_share_cell(metrics[key][k]) for key in ("precision", "f1")]
-        rows.append([_label_cell(labels[k]), (format_count(support), support), recall, ends, *shares])
+        shares = [share_cell(metrics[key][k]) for key in ("precision", "f1")]
+        rows.append([label_cell(labels[k]), (format_count(support), support), recall, ends, *shares])
     return rows
 
 
@@ -79,9 +80,9 @@ def _multilabel_rows(evaluation: EvaluatedSplit, labels: list[str]) -> list[list
     metrics = multilabel.compute_label_metrics(evaluation.logits, evaluation.targets)
     rows = []
     for k in _sort_classes(metrics, "average_precision"):
-        support, precision = int(metrics["support"][k]), _share_cell(metrics["average_precision"][k], bar=True)
-        shares = [_share_cell(metrics[key][k]) for key in ("precision", "recall", "f1")]
-        rows.append([_label_cell(labels[k]), (format_count(support), support), precision, *shares])
+        support, precision = int(metrics["support"][k]), share_cell(metrics["average_precision"][k], bar=True)
+        shares = [share_cell(metrics[key][k]) for key in ("precision", "recall", "f1")]
+        rows.append([label_cell(labels[k]), (format_count(support), support), precision, *shares])
     return rows
 
 
@@ -91,11 +92,13 @@ def _sort_classes(metrics: dict[str, np.ndarray], key: str) -> np.ndarray:
     return order[(metrics["support"] + metrics["said"])[order] > 0]
 
 
-def _label_cell(label: str) -> tuple[Markup, str]:
+def label_cell(label: str) -> tuple[Markup, str]:
+    """Return the cell of a class name, and the value to sort by."""
     return isolate(label), label
 
 
-def _share_cell(value: Any, interval: tuple[float, float] | None = None, bar: bool = False) -> tuple[str, float]:
+def share_cell(value: Any, interval: tuple[float, float] | None = None, bar: bool = False) -> tuple[str, float]:
+    """Return the cell of a fraction as a percentage, with a bar if wanted, and the value to sort by; NaN is a dash."""
     if np.isnan(value):
         return "–", -1.0
     text, share = format_percent(float(value)), float(value)
@@ -120,7 +123,7 @@ def render_confusion(evaluation: EvaluatedSplit, labels: list[str]) -> list[Mark
     for truth, predicted, count in pairs:
         share = count / support[truth]
         cells = [(format_count(count), count), (format_percent(share, 0), share)]
-        rows.append([_label_cell(labels[truth]), _label_cell(labels[predicted]), *cells])
+        rows.append([label_cell(labels[truth]), label_cell(labels[predicted]), *cells])
     head = ["true class", "predicted class", "images", "share of the class"]
     note = f"A matrix of {predictions.classes:,} classes is not legible; these are the most frequent confusions."
     return [
@@ -129,18 +132,27 @@ def render_confusion(evaluation: EvaluatedSplit, labels: list[str]) -> list[Mark
     ]
 
 
-def render_confusion_matrix(matrix: np.ndarray, labels: list[str]) -> Markup:
-    """Return the matrix with true classes as rows and predicted classes as columns, coloured by the share of the row."""
+def render_confusion_matrix(
+    matrix: np.ndarray, labels: list[str], unit: str = "Images", format_cell: Callable[[int, float], str] | None = None
+) -> Markup:
+    """Return the matrix with true classes as rows and predicted classes as columns, coloured by the share of the row.
+
+    A cell shows its count, or what `format_cell` makes of the count and its share of the row.
+    """
+    show = format_cell or (lambda count, share: f"{count:,}")
     totals = np.maximum(1, matrix.sum(1))
     turned = "turned" if max(map(len, labels)) > 3 else None
     columns = [h("th", isolate(label, class_=turned, title=label), scope="col") for label in labels]
     rows = []
     for k, label in enumerate(labels):
-        cells = [_render_cell(int(n), n / totals[k], k == j, label, labels[j]) for j, n in enumerate(matrix[k])]
+        cells = [
+            _render_cell(int(n), show(int(n), n / totals[k]), n / totals[k], k == j, label, labels[j])
+            for j, n in enumerate(matrix[k])
+        ]
         rows.append(h("tr", h("th", isolate(label, title=label), scope="row"), cells))
     table = h(
         "table",
-        h("caption", "Images of each true class (rows) by predicted class (columns)", class_="unseen"),
+        h("caption", f"{unit} of each true class (rows) by predicted class (columns)", class_="unseen"),
         h("thead", h("tr", h("td", h("span", "true ↓", " ", "predicted →"), class_="corner"), columns)),
         h("tbody", rows),
         class_="matrix roomy" if len(labels) <= 12 else "matrix",
@@ -148,13 +160,13 @@ def render_confusion_matrix(matrix: np.ndarray, labels: list[str]) -> Markup:
     return h("div", table, class_="wide fit", tabindex="0", role="region", aria_label="Confusion matrix")
 
 
-def _render_cell(count: int, share: float, correct: bool, truth: str, predicted: str) -> Markup:
+def _render_cell(count: int, shown: str, share: float, correct: bool, truth: str, predicted: str) -> Markup:
     if not count:
         return h("td", class_="none")
     depth = 8 + 44 * share**0.6  # per cent of the colour: text on it stays legible
     outcome = "correct" if correct else f"predicted as “{predicted}”"
     title = f"{count:,} of “{truth}” ({100 * share:.0f} %) {outcome}"
-    return h("td", f"{count:,}", class_="hit" if correct else "miss", style=f"--v:{depth:.0f}%", title=title)
+    return h("td", shown, class_="hit" if correct else "miss", style=f"--v:{depth:.0f}%", title=title)
 
 
 def render_calibration(evaluation: EvaluatedSplit, temperature: str = "") -> list[Markup]:
@@ -218,7 +230,7 @@ def render_reliability_chart(bins: list[ReliabilityBin], title: str, unit: str) 
     )
 
 
-def select_evaluation(run: RunDirectory) -> EvaluatedSplit | None:
+def select_evaluation(run: RunDirectory) -> Evaluated | None:
     """Return the split to show errors of: the run's own, unless only another split has stored images."""
     if run.evaluation and run.evaluation.images:
         return run.evaluation

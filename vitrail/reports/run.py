@@ -12,7 +12,10 @@ import numpy as np
 
 from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.accuracy import ClassPredictions, predict_classes
+from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
+from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics
 from vitrail.utils.json import Finite, parse_json, remove_invalid
+from vitrail.utils.text import find_score
 
 SPLIT_ORDER = ("test", "validation", "train")
 RUN_FILES = ("run.json", "recipe.json", "metrics.jsonl", "summary.json")
@@ -31,6 +34,7 @@ class SplitRecord(TypedDict, total=False):
 class DataRecord(TypedDict, total=False):
     """The data in run.json."""
 
+    colours: list[str]  # of the classes of masks
     where: str
     kind: str
     fingerprint: str | None
@@ -160,6 +164,13 @@ class EvaluatedSplit:
     names: list[str]  # [n]; empty if they were not stored
     images: Mapping[int, Path | bytes]  # small copies of some images, by index
 
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    @property
+    def n_classes(self) -> int:
+        return self.logits.shape[1]
+
     @property
     def is_multilabel(self) -> bool:
         return self.targets.ndim == 2
@@ -175,6 +186,53 @@ class EvaluatedSplit:
     def image_name(self, index: int) -> str:
         return self.names[index] if index < len(self.names) else f"image {index}"
 
+    def compare(self, other: "EvaluatedSplit", order: np.ndarray) -> PairedTest | str:
+        """Return the paired test with another model, whose images are those at `order`, or the reason why there is none."""
+        if not np.array_equal(self.targets, other.targets[order]):
+            return "their images have different labels"
+        if self.is_multilabel:
+            return compare_map(self.logits, other.logits[order], self.targets)
+        return compare_correct(self.predictions.correct, other.predictions.correct[order])
+
+
+@dataclass(frozen=True)
+class EvaluatedMasks:
+    """Confusion matrices of the pixels of every image of a split."""
+
+    split: str
+    confusions: np.ndarray  # [n, K, K]
+    boundary: np.ndarray | None  # [n, K, 2]
+    names: list[str]  # [n]; empty if they were not stored
+    images: Mapping[int, Path | bytes]  # true and predicted masks of some images, by index
+
+    def __len__(self) -> int:
+        return len(self.confusions)
+
+    @property
+    def n_classes(self) -> int:
+        return self.confusions.shape[1]
+
+    @property
+    def is_multilabel(self) -> bool:
+        return False
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        metrics = compute_mask_metrics(self.confusions, boundary=self.boundary)
+        return metrics | {"interval": metrics.get("miou_interval")}
+
+    def image_name(self, index: int) -> str:
+        return self.names[index] if index < len(self.names) else f"image {index}"
+
+    def compare(self, other: "EvaluatedMasks", order: np.ndarray) -> PairedTest | str:
+        """Return the paired test with another model, whose images are those at `order`, or the reason why there is none."""
+        if not np.array_equal(self.confusions.sum(2), other.confusions[order].sum(2)):
+            return "their images have different masks"
+        return compare_masks(self.confusions, other.confusions[order])
+
+
+Evaluated = EvaluatedSplit | EvaluatedMasks
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -187,7 +245,7 @@ class RunDirectory:
     validation: list[dict[str, Any]]
     timing: list[dict[str, Any]]
     summary: dict[str, Any] | None
-    evaluations: dict[str, EvaluatedSplit]
+    evaluations: dict[str, Evaluated]
     problems: list[str] = field(default_factory=list)  # files that could not be read
 
     @property
@@ -222,6 +280,10 @@ class RunDirectory:
 
     @property
     def score_name(self) -> str:
+        if self.metadata.get("task") == "masks":
+            return "miou"
+        if self.evaluations:
+            return find_score(next(iter(self.evaluations.values())).metrics)
         return score_name(self.is_multilabel)
 
     @property
@@ -233,7 +295,7 @@ class RunDirectory:
         return next((split for split in SPLIT_ORDER if split in self.evaluations), None)
 
     @property
-    def evaluation(self) -> EvaluatedSplit | None:
+    def evaluation(self) -> Evaluated | None:
         return self.evaluations.get(self.split or "")
 
     def split_metrics(self, split: str) -> dict[str, Any]:
@@ -327,16 +389,18 @@ def _sort_by_step(rows: Any) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, EvaluatedSplit]:
-    evaluations = {}
+def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, Evaluated]:
+    evaluations: dict[str, Evaluated] = {}
     for split in SPLIT_ORDER:
         path = directory / f"{split}.npz"
         if not path.is_file():
             continue
         try:
             with np.load(path, allow_pickle=False) as file:
-                logits, targets = file["logits"], file["targets"]
-            evaluation = EvaluatedSplit(split, logits, targets, *_load_names(directory, split, len(logits), problems))
+                kind = EvaluatedMasks if "confusions" in file else EvaluatedSplit
+                fields = ("confusions", "boundary") if "confusions" in file else ("logits", "targets")
+                first, second = (file[name] for name in fields)
+            evaluation = kind(split, first, second, *_load_names(directory, split, len(first), problems))
             _ = evaluation.metrics  # raises if shapes do not match or logits are not finite
             evaluations[split] = evaluation
         except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:

@@ -13,6 +13,7 @@ from vitrail.reports.run import RunDirectory
 from vitrail.utils import text
 
 METRIC_LABELS = {  # label, and whether the value is a fraction of 1
+    "miou": ("Mean intersection over union (mIoU)", True),
     "top1": ("Top-1 accuracy", True),
     "map": ("Mean average precision (mAP)", True),
     "top5": ("Top-5 accuracy", True),
@@ -20,8 +21,13 @@ METRIC_LABELS = {  # label, and whether the value is a fraction of 1
     "f1": ("F1, mean over classes (macro)", True),
     "micro_f1": ("F1 over all labels (micro)", True),
     "calibration_error": ("Expected calibration error", True),
+    "pixel_accuracy": ("Pixel accuracy", True),
+    "mean_class_accuracy": ("Pixel accuracy, mean over classes", True),
+    "dice": ("Dice coefficient, mean over classes", True),
+    "boundary_iou": ("Boundary IoU, mean over classes", True),
     "loss": ("Cross-entropy", False),
 }
+TILE_METRICS = ("top5", "balanced_accuracy", "micro_f1", "calibration_error", "pixel_accuracy", "boundary_iou")
 DIRECTIONS = ("over-confident", "under-confident")
 MULTILABEL_TOP1_LABEL = "Top-1 precision"  # fraction of images whose highest logit is one of their labels
 NOTHING_MEASURED = "not finished, no metrics yet"
@@ -63,7 +69,7 @@ def format_result(metrics: dict[str, Any], score_name: str) -> str:
     if score is None:
         return ""
     interval = f" ({text.format_interval(metrics['interval'])})" if text.is_interval(metrics.get("interval")) else ""
-    name = "mAP" if score_name == "map" else "top-1 accuracy"
+    name = {"map": "mAP", "miou": "mean IoU"}.get(score_name, "top-1 accuracy")
     return f"{name} {text.format_percent(score)}{interval}" + (
         f" on {text.format_image_count(images)}" if images else ""
     )
@@ -195,7 +201,7 @@ def render_time_tile(summary: dict[str, Any]) -> Markup | None:
 def render_metric_tiles(metrics: dict[str, Any], score: str) -> list[Markup]:
     """Return the tiles of the main metrics, the score first."""
     tiles = []
-    for key in (score, "top5", "balanced_accuracy", "micro_f1", "calibration_error"):
+    for key in (score, *TILE_METRICS):
         if text.is_number(metrics.get(key)):
             bar = metrics[key] if key != "calibration_error" else None  # lower is better: no bar
             label, value = METRIC_LABELS[key][0], text.format_percent(metrics[key])
@@ -206,9 +212,8 @@ def render_metric_tiles(metrics: dict[str, Any], score: str) -> list[Markup]:
 
 
 def get_interval(metrics: dict[str, Any], key: str) -> Any:
-    """Return the interval of a metric, or None. `interval` belongs to the score: mAP for multi-label data, else top-1."""
-    score = "map" if "map" in metrics else "top1"
-    return metrics.get("interval" if key == score else f"{key}_interval")
+    """Return the interval of a metric, or None. `interval` belongs to the score."""
+    return metrics.get("interval" if key == text.find_score(metrics) else f"{key}_interval")
 
 
 def render_tile(label: str, value: str, share: float | None, interval: Any, note: str = "") -> Markup:
@@ -261,13 +266,15 @@ def _format_metric(metrics: dict[str, Any], key: str, share: bool) -> tuple[str,
     ) else ""
 
 
-def render_interval_note(multilabel: bool) -> Markup:
-    """Return the note on how the intervals are computed."""
+def render_interval_note(score: str) -> Markup:
+    """Return the note on how the intervals of a run with this score are computed."""
+    if score == "miou":
+        return h("p", "95 % intervals: bootstrap over images. Means are over the classes that occur.", class_="note")
     methods = (
         "accuracies; Wilson’s with an effective sample size for means over classes; a bootstrap over images for cross-entropy "
         "and calibration error."
     )
-    if multilabel:
+    if score == "map":
         methods = (
             "top-1 precision; a bootstrap over images for all other metrics, which is somewhat narrow for labels with few "
             "images."

@@ -6,8 +6,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import Depends, FastAPI, Query, Request
@@ -21,10 +22,11 @@ from vitrail.deploy.runtimes.base import OutputKind
 from vitrail.serve import openapi
 from vitrail.serve.attention import AttentionViewer, MapRequest
 from vitrail.serve.auth import AllowedHosts, Tokens
-from vitrail.serve.batching import InferenceFailed
+from vitrail.serve.batching import Convert, InferenceFailed
 from vitrail.serve.body import ImagePart, receive_images
 from vitrail.serve.decoding import DecodingPool, DecodingProcess
 from vitrail.serve.limits import BodyMemory, QueueSlots, RequestLimits, RequestRefused
+from vitrail.serve.masks import encode_mask
 from vitrail.serve.metrics import KIND, RequestMiddleware, ServiceMetrics
 from vitrail.serve.models import ServedModel, ServedModels, top_predictions
 
@@ -35,12 +37,14 @@ PAGE_FILES = {
     "/": ("vitrail.serve", "page.html", "text/html"),
     "/page.css": ("vitrail.serve", "page.css", "text/css"),
     "/page.js": ("vitrail.serve", "page.js", "text/javascript"),
+    "/masks.js": ("vitrail.serve", "masks.js", "text/javascript"),
     "/maps.js": ("vitrail.analysis.page", "maps.js", "text/javascript"),
 }
 LARGE_RESPONSE = 4096  # values; larger ones are written in a thread
 
 ModelQuery = Annotated[str | None, Query(alias="model", description="model name [the first model]", max_length=200)]
 TopQuery = Annotated[int, Query(description="number of classes", ge=1, le=100_000)]
+FormatQuery = Annotated[Literal["json", "png"], Query(description="run lengths in JSON, or a palette PNG of one image")]
 LayerQuery = Annotated[int | None, Query(description="layer, from 1 [the last]", ge=1, le=10_000)]
 HeadQuery = Annotated[str | None, Query(description="head, from 0, or mean [mean]", pattern=r"^(mean|[0-9]{1,4})$")]
 PatchQuery = Annotated[
@@ -74,15 +78,24 @@ class Service:
         self.stopping = False
         metrics.queued.set_function(lambda: self.image_slots.taken)
 
-    async def run_model(self, request: Request, name: str | None, output_kind: OutputKind) -> "RequestOutputs":
-        """Read a request's images and run the model: a row of outputs or an error for each image."""
+    async def run_model(
+        self,
+        request: Request,
+        name: str | None,
+        output_kind: OutputKind,
+        convert: Convert | None = None,
+        max_images: int | None = None,
+    ) -> "RequestOutputs":
+        """Read a request's images and run the model: a row of outputs, converted if asked for, or an error for each image."""
         self.check_works(self.models.get(name))
         address = client_address(request)
         self.image_slots.check_free(address=address)
         async with receive_images(request, self.limits, self.body_memory) as parts:
+            if max_images is not None and len(parts) > max_images:
+                raise RequestRefused(413, f"a PNG is the mask of one image, got {len(parts)}: leave out format=png")
             begin = time.perf_counter()
             with self.image_slots.reserve(len(parts), address):
-                served, rows = await self.wait_for(request, self.submit(name, output_kind, parts))
+                served, rows = await self.wait_for(request, self.submit(name, output_kind, parts, convert))
         for row in rows:
             if isinstance(row, BaseException) and not isinstance(row, RequestRefused):
                 raise row
@@ -114,16 +127,16 @@ class Service:
         def write() -> Response:
             return JSONResponse(rows.to_json(key, convert, field))
 
-        if sum(row.size for row in rows.outputs if isinstance(row, np.ndarray)) <= LARGE_RESPONSE:
+        if sum(map(count_values, rows.outputs)) <= LARGE_RESPONSE:
             return write()
         return await asyncio.get_running_loop().run_in_executor(self.writing_pool, write)
 
     async def submit(
-        self, name: str | None, output_kind: OutputKind, parts: list[ImagePart]
-    ) -> tuple[ServedModel, list[np.ndarray | BaseException]]:
+        self, name: str | None, output_kind: OutputKind, parts: list[ImagePart], convert: Convert | None = None
+    ) -> tuple[ServedModel, list[Any]]:
         """Submit images to the model currently served under a name, and wait for its outputs."""
         served, batcher = await self.models.get_batcher(name, output_kind)
-        return served, await asyncio.gather(*batcher.submit(parts), return_exceptions=True)
+        return served, await asyncio.gather(*batcher.submit(parts, convert), return_exceptions=True)
 
     async def wait_for(self, request: Request, work: Awaitable[T]) -> T:
         """Wait for work until it is done, the client disconnects, or the request times out."""
@@ -179,6 +192,13 @@ class Service:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def count_values(row: Any) -> int:
+    """Return the number of values that the response has of a row; of a mask, the characters of its run lengths."""
+    if isinstance(row, dict):
+        return sum(len(item["rle"]["counts"]) for item in row["classes"])
+    return row.size if isinstance(row, np.ndarray) else 0
+
+
 def client_address(request: Request) -> str:
     """Return the address that a request comes from; behind a proxy, that of the proxy."""
     return request.client.host if request.client else ""
@@ -212,7 +232,7 @@ def create_app(service: Service) -> ASGIApp:
     app = FastAPI(
         title="vitrail",
         version=vitrail.__version__,
-        description="Classes, features and attention maps of images, from Vision Transformers.",
+        description="Classes, masks, features and attention maps of images, from Vision Transformers.",
         docs_url=None,  # these pages load scripts from other servers
         redoc_url=None,
         lifespan=lifespan,
@@ -238,12 +258,37 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
         """Return the most likely classes of one or more images."""
         served = service.models.get(model)
         if not served.has_classes:
-            raise RequestRefused(409, f"{served.name!r} has no classifier: use POST /embed")
+            reason, path = ("predicts masks", "segment") if served.has_masks else ("has no classifier", "embed")
+            raise RequestRefused(409, f"{served.name!r} {reason}: use POST /{path}")
         rows = await service.run_model(request, model, "logits")
         labels, several = rows.served.contract.labels, rows.served.contract.several
         return await service.write_response(
             rows, "predictions", lambda row: top_predictions(row, labels, several, top), "answers"
         )
+
+    png = {"description": "The masks, or with format=png the mask of one image", "content": {"image/png": {}}}
+
+    @app.post(
+        "/segment",
+        responses={200: {"model": openapi.MasksResponse, **png}, **openapi.IMAGE_ERRORS},
+        dependencies=allowed,
+        openapi_extra=body,
+    )
+    async def segment(request: Request, model: ModelQuery = None, format: FormatQuery = "json") -> Response:
+        """Return the class of every pixel of one or more images, as run lengths or, for one image, as a palette PNG."""
+        served = service.models.get(model)
+        if not served.has_masks:
+            reason, path = ("predicts classes", "predict") if served.has_classes else ("has no classifier", "embed")
+            raise RequestRefused(409, f"{served.name!r} {reason}: use POST /{path}")
+        as_png = format == "png"
+        convert = partial(encode_mask, contract=served.contract, as_png=as_png)
+        rows = await service.run_model(request, model, "logits", convert, max_images=1 if as_png else None)
+        if not as_png:
+            return await service.write_response(rows, "masks", lambda row: row, "mask")
+        (row,) = rows.outputs
+        if isinstance(row, RequestRefused):
+            raise row
+        return Response(row, media_type="image/png")
 
     @app.post(
         "/embed",

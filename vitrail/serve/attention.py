@@ -51,7 +51,7 @@ class AttentionViewer:
             vit = require_vit(served)
             if map_request is not None:
                 check_map_request(map_request, vit)
-            pixels, _ = self.decode(part, preprocessing)
+            pixels = self.decode(part, preprocessing).pixels
             if map_request is not None:
                 return {"model": served.name, "map": attention_map(vit, pixels, preprocessing, map_request).tolist()}
             return {"model": served.name, **attention_data(served, vit, pixels, preprocessing)}

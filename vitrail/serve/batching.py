@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from vitrail.serve.decoding import Decode, DecodingPool, LargeImage
 from vitrail.serve.limits import RequestRefused
 
 log = logging.getLogger("vitrail.serve")
+Convert = Callable[[np.ndarray, tuple[int, int]], Any]  # of a row of outputs and the size of its image
 
 
 class InferenceFailed(Exception):
@@ -31,11 +33,19 @@ class InferenceFailed(Exception):
 class PendingImage:
     """An image in the queue. `answer` is a future of the event loop, and set only there."""
 
-    __slots__ = ("answer", "budget", "loop", "part", "pixels", "turn")
+    __slots__ = ("answer", "budget", "convert", "loop", "part", "pixels", "size", "turn")
 
-    def __init__(self, part: ImagePart, loop: asyncio.AbstractEventLoop, turn: float, budget: "PixelBudget") -> None:
+    def __init__(
+        self,
+        part: ImagePart,
+        loop: asyncio.AbstractEventLoop,
+        turn: float,
+        budget: "PixelBudget",
+        convert: "Convert | None" = None,
+    ) -> None:
         self.part: ImagePart | None = part
         self.pixels: np.ndarray | None = None
+        self.size, self.convert = (0, 0), convert  # height and width of the whole image
         self.loop, self.turn, self.budget = loop, turn, budget
         self.answer = loop.create_future()
         self.answer.add_done_callback(self.release)
@@ -46,6 +56,15 @@ class PendingImage:
     def release(self, _: object) -> None:
         """Free the memory once no request waits for it, although the image may still be in a queue."""
         self.part = None
+
+    def finish(self, row: np.ndarray) -> Any:
+        """Return the result of the outputs for this image, or the error."""
+        if not np.isfinite(row).all():
+            return InferenceFailed("the model's output is not finite")
+        try:
+            return row if self.convert is None else self.convert(row, self.size)
+        except RequestRefused as refused:
+            return refused
 
     @property
     def is_cancelled(self) -> bool:
@@ -65,7 +84,7 @@ class PixelBudget:
             raise RequestRefused(413, f"the request has more than {self.pixels / 1e6:g} million pixels: split it")
 
 
-def deliver_results(pending: Sequence[PendingImage], results: Sequence[np.ndarray | Exception]) -> None:
+def deliver_results(pending: Sequence[PendingImage], results: Sequence[Any]) -> None:
     """Set the results of pending images from any thread."""
     if not pending:
         return
@@ -116,11 +135,14 @@ class Batcher:
         for thread in self.threads:
             thread.start()
 
-    def submit(self, parts: Sequence[ImagePart]) -> list[asyncio.Future[np.ndarray]]:
-        """Queue images and return a future for each: a row of outputs or a RequestRefused. Call it in the event loop."""
+    def submit(self, parts: Sequence[ImagePart], convert: Convert | None = None) -> list[asyncio.Future[Any]]:
+        """Queue images and return a future for each: a row of outputs or a RequestRefused. Call it in the event loop.
+
+        `convert` turns a row into the result in the worker: for outputs that are too large to be kept.
+        """
         loop = asyncio.get_running_loop()
         turn, budget = self.pool.turn, PixelBudget(self.request_pixels)
-        images = [PendingImage(part, loop, turn + number, budget) for number, part in enumerate(parts)]
+        images = [PendingImage(part, loop, turn + number, budget, convert) for number, part in enumerate(parts)]
         with self.change:
             self.n_decoding += len(images)
         for image in images:
@@ -134,7 +156,7 @@ class Batcher:
             try:
                 pending.budget.check()
                 try:
-                    pending.pixels, n_pixels = decode(part, self.preprocessing)
+                    pending.pixels, n_pixels, pending.size = decode(part, self.preprocessing)
                 except LargeImage:
                     self.pool.submit(pending.turn, partial(self.decode, pending), large=True)
                     return
@@ -163,15 +185,13 @@ class Batcher:
                 continue
             begin = time.perf_counter()
             self.running[number] = begin, batch
-            results: list[np.ndarray | Exception]
+            results: list[Any]
             try:
                 rows = runtime(np.stack([image.pixels for image in batch if image.pixels is not None]))
                 if len(rows) != len(batch):
                     raise ValueError(f"the model returned {len(rows)} rows for {len(batch)} images")
-                results = [
-                    row if np.isfinite(row).all() else InferenceFailed("the model's output is not finite")
-                    for row in rows
-                ]
+                results = [image.finish(row) for image, row in zip(batch, rows, strict=True)]
+                del rows
             except BaseException:  # even one that would end the thread, which is the only one that serves the queue
                 log.exception("inference failed for %d images", len(batch))
                 results = [InferenceFailed("inference failed")] * len(batch)

@@ -26,13 +26,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
+from vitrail.data.decode import EXIF_ORIENTATION, IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.serve.body import ImagePart
 from vitrail.serve.limits import IMAGE_FORMATS, MemoryTrimmer, RequestRefused
@@ -48,6 +48,7 @@ FREE_READS, BYTES_PER_READ = 2000, 64  # of a file: reads of any size, mean size
 COMPLEX_STARTS = (b"II", b"MM", b"P", b"\xff\x4f", b"\0\0\0\x0cjP")  # TIFF, PPM, JPEG 2000; AVIF has "ftyp"
 CPU_SECONDS = 10.0  # for one image in a process
 PROCESS_BYTES, BYTES_PER_PIXEL = 2**28, 16  # memory of a decoding process, beyond what it has at its start
+REPLY = "<qqq"  # cost, height and width, before the pixels
 MAX_REPLY_BYTES = 4096  # of a decoding process, besides the pixels
 LOWER_PRIORITY = 10  # niceness of decoding processes
 MAX_LARGE_WAITING = 512  # images, including those whose clients have gone
@@ -56,6 +57,20 @@ TURN_STEP = 1 / 16  # turns that pass with each image
 
 class LargeImage(Exception):
     """Raised for an image that must be decoded in a process."""
+
+
+class DecodedImage(NamedTuple):
+    """An image, resized for the model."""
+
+    pixels: np.ndarray  # uint8 [C, H, W]
+    cost: int  # pixels decoded
+    size: tuple[int, int]  # height and width of the whole image
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Return height and width of an image after its EXIF orientation is applied."""
+    is_turned = image.getexif().get(EXIF_ORIENTATION) in (5, 6, 7, 8)
+    return (image.width, image.height) if is_turned else (image.height, image.width)
 
 
 class CountedFile(io.BytesIO):
@@ -80,8 +95,8 @@ class ImageDecoder:
     memory: MemoryTrimmer
     formats: tuple[str, ...] = IMAGE_FORMATS
 
-    def __call__(self, part: ImagePart, preprocessing: Preprocessing, large: bool = False) -> tuple[np.ndarray, int]:
-        """Return the preprocessed pixels, uint8 [C, H, W], and the number of pixels decoded.
+    def __call__(self, part: ImagePart, preprocessing: Preprocessing, large: bool = False) -> "DecodedImage":
+        """Return the preprocessed pixels, the number of pixels decoded, and the size of the image.
 
         Raises RequestRefused for an invalid image, and LargeImage unless `large`.
         """
@@ -98,7 +113,8 @@ class ImageDecoder:
                     raise LargeImage
                 self.memory.record(pixels)
                 with name_image_errors(name):
-                    return preprocessing.to_pixels(image).numpy(), pixels
+                    size = upright_size(image) if preprocessing.turn else (image.height, image.width)
+                    return DecodedImage(preprocessing.to_pixels(image).numpy(), pixels, size)
         except Image.DecompressionBombError:
             message = f"{name}: too many pixels, the limit is {self.max_pixels / 1e6:g} million"
             raise RequestRefused(413, message) from None
@@ -158,16 +174,17 @@ class DecodingProcess:
         atexit.register(self.close)  # before multiprocessing waits for it
         return self.pipe
 
-    def __call__(self, part: ImagePart, preprocessing: Preprocessing) -> tuple[np.ndarray, int]:
-        """Return the pixels and their number; refuse an image that ends the process."""
+    def __call__(self, part: ImagePart, preprocessing: Preprocessing) -> DecodedImage:
+        """Return the decoded image; refuse one that ends the process."""
         shape = (preprocessing.channels, *preprocessing.size)
         try:
             pipe = self.pipe or self.start()
             pipe.send((part, preprocessing))
             reply = pipe.recv_bytes(math.prod(shape) + MAX_REPLY_BYTES)
             if reply[:1] != b"{":  # raw bytes or JSON, not a pickle: the process has read a stranger's file
-                pixels = np.frombuffer(reply, np.uint8, offset=9).reshape(shape).copy()
-                return pixels, struct.unpack_from("<q", reply, 1)[0]
+                cost, *size = struct.unpack_from(REPLY, reply, 1)
+                pixels = np.frombuffer(reply, np.uint8, offset=1 + struct.calcsize(REPLY)).reshape(shape).copy()
+                return DecodedImage(pixels, cost, (size[0], size[1]))
             refused = json.loads(reply)
             status, message = int(refused["status"]), str(refused["message"])
         except (EOFError, OSError, ValueError, TypeError, KeyError, struct.error):
@@ -175,7 +192,7 @@ class DecodingProcess:
             status, message = 422, f"{part.name or 'the image'}: decoding took too long, or the decoder failed"
         raise RequestRefused(status, message)
 
-    def decode_any(self, part: ImagePart, preprocessing: Preprocessing) -> tuple[np.ndarray, int]:
+    def decode_any(self, part: ImagePart, preprocessing: Preprocessing) -> DecodedImage:
         """Decode a small image here, a large one in the process."""
         try:
             return self.decoder(part, preprocessing)
@@ -208,8 +225,8 @@ def run_process(pipe: Connection, max_pixels: int, formats: tuple[str, ...]) -> 
             return
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
-            pixels, number = decode(part, preprocessing, large=True)
-            reply = b"p" + struct.pack("<q", number) + pixels.tobytes()
+            decoded = decode(part, preprocessing, large=True)
+            reply = b"p" + struct.pack(REPLY, decoded.cost, *decoded.size) + decoded.pixels.tobytes()
         except RequestRefused as error:
             reply = json.dumps({"status": error.status, "message": error.message}).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -225,7 +242,7 @@ def limit_memory(extra: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (data + extra, data + extra))
 
 
-Decode = Callable[[ImagePart, Preprocessing], tuple[np.ndarray, int]]
+Decode = Callable[[ImagePart, Preprocessing], DecodedImage]
 
 
 class DecodingPool:

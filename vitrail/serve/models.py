@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.deploy.export.comparison import choose_batch_size
 from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime
+from vitrail.deploy.runtimes.masks import class_colours
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
 from vitrail.deploy.runtimes.precision import current_precision
 from vitrail.inference import top_classes
 from vitrail.models.base import TokenConfig, TokenModel
 from vitrail.models.registry import config_from_json
+from vitrail.reports.masks import format_colour
 from vitrail.serve.batching import Batcher
 from vitrail.serve.limits import RequestRefused
 
@@ -116,13 +119,19 @@ class ServedModel:
 
     @property
     def has_classes(self) -> bool:
-        return self.deployed.output_kind == "logits"
+        return self.deployed.output_kind == "logits" and not self.has_masks
+
+    @property
+    def has_masks(self) -> bool:
+        return self.deployed.output_kind == "logits" and self.contract.target_kind == "masks"
 
     def start(self, deployed: DeployedModel) -> None:
         """Test a model and start its batcher."""
         check_runs(self.where, deployed.runtime, self.contract.preprocessing)
         runtimes = [deployed.runtime, *(self.opener.clone_runtime(deployed) for _ in range(self.workers - 1))]
-        self.batchers[deployed.output_kind] = self.make_batcher(self.name, runtimes, self.contract.preprocessing)
+        batcher = self.make_batcher(self.name, runtimes, self.contract.preprocessing)
+        batcher.max_batch_size = min(batcher.max_batch_size, choose_batch_size(deployed.contract))
+        self.batchers[deployed.output_kind] = batcher
 
     def add_output(self, output_kind: OutputKind) -> None:
         """Open the model for another output kind. This may take seconds."""
@@ -148,6 +157,8 @@ class ServedModel:
             "prefix": vit.prefix.count if vit else 0,
             "attention": self.vit is not None,  # exported files have none
             "several": self.contract.several,
+            "masks": self.has_masks,
+            "colours": list(map(format_colour, class_colours(self.contract))) if self.has_masks else None,
             "runtime": self.deployed.runtime.name,
             "precision": current_precision(self.deployed),
             "merge": self.contract.merge,
@@ -170,7 +181,7 @@ def check_runs(where: str, runtime: Runtime, preprocessing: Preprocessing) -> No
     """Run a model once on a grey image; raise ValueError if its output is invalid."""
     grey = np.full((1, preprocessing.channels, *preprocessing.size), 128, np.uint8)
     output = runtime(grey)
-    if output.ndim != 2 or len(output) != 1 or not np.isfinite(output).all():
+    if output.ndim not in (2, 4) or len(output) != 1 or not np.isfinite(output).all():
         raise ValueError(f"{where} has an empty or non-finite output for a grey image: check the model")
 
 

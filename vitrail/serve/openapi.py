@@ -36,6 +36,40 @@ class PredictionsResponse(BaseModel):
     seconds: float = Field(description="from the last byte of the request to the response")
 
 
+class RunLengths(BaseModel):
+    """The pixels of a class, as COCO files and pycocotools have them."""
+
+    size: list[int] = Field(description="height and width of the mask")
+    counts: str = Field(description="compressed run lengths, column by column")
+
+
+class MaskClass(BaseModel):
+    label: str
+    share: float = Field(description="share of the pixels", ge=0, le=1)
+    rle: RunLengths
+    colour: str = Field(description="#rrggbb")
+
+
+class Mask(BaseModel):
+    height: int
+    width: int
+    classes: list[MaskClass] = Field(description="classes that the mask has, the largest first")
+
+
+class ImageMask(BaseModel):
+    """The mask of one image, at the size of the image, or an error."""
+
+    name: str | None = Field(description="file name of the part")
+    mask: Mask | None = None
+    error: str | None = Field(default=None, description="instead of a mask, if a part of a form is not a valid image")
+
+
+class MasksResponse(BaseModel):
+    model: str
+    masks: list[ImageMask] = Field(description="one per image, in request order")
+    seconds: float = Field(description="from the last byte of the request to the response")
+
+
 class ImageFeatures(BaseModel):
     name: str | None
     values: list[float] = Field(default=[], description="input of the model's head")
@@ -85,6 +119,8 @@ class ModelInfo(BaseModel):
     prefix: int = Field(description="number of tokens before the patches")
     attention: bool = Field(description="true if POST /attention is supported")
     several: bool = Field(description="true for a multi-label model")
+    masks: bool = Field(description="true for a segmentation model: use POST /segment")
+    colours: list[str] | None = Field(description="#rrggbb of each class of a segmentation model")
     runtime: str
     merge: int = Field(description="tokens merged in each layer")
     default: bool = Field(description="true for the model used if a request names none")

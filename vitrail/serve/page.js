@@ -1,4 +1,4 @@
-// The page of vitrail serve: predictions and attention maps of an image. It connects only to its own server.
+// The page of vitrail serve: predictions, masks and attention maps of an image. It connects only to its own server.
 "use strict";
 
 // ---- Theme, set before the first paint. If storage is blocked, the choice lasts until the page is closed.
@@ -29,11 +29,12 @@ const heat = (() => {
 })();
 
 // ---- State. `pinned` is the patch selected by click or keyboard, `under` the one under the pointer.
-const state = { models: [], model: null, view: "attention", layer: 1, head: 0, strength: MAP_STRENGTH, pinned: null, under: null, two: false, active: 0 };
+const state = { models: [], model: null, view: "attention", layer: 1, head: 0, strength: MAP_STRENGTH, opacity: MASK_OPACITY, pinned: null, under: null, two: false, active: 0 };
 let panes = [];
 const shownPanes = () => (state.two ? panes : panes.slice(0, 1));
 const patch = () => state.under ?? state.pinned;
 const seeing = () => shownPanes().filter((pane) => pane.seen);
+const masked = () => shownPanes().filter((pane) => pane.mask);
 const has = (view) => seeing().some((pane) => pane.seen[view]);
 
 const short = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 1 ? value.toPrecision(3) : value === 0 ? "0" : value >= 0.001 ? value.toPrecision(2) : value.toExponential(1));
@@ -149,6 +150,11 @@ function current(seen) {
 
 // ---- Drawing.
 function draw() {
+  for (const { map, mask, alone, node } of masked()) {
+    paintMask(map.getContext("2d"), mask, state.opacity, alone ?? null);
+    const under = mask.classes[alone];
+    node.querySelector(".told").textContent = under ? `${under.label}: ${percent(under.share)} of the pixels.` : "";
+  }
   for (const pane of seeing()) {
     const { seen, ground, map, node } = pane, drawn = current(seen), fits = patch() && patch()[0] < seen.grid[0] && patch()[1] < seen.grid[1];
     paint(map.getContext("2d"), seen.grid, faded(ground, drawn ? state.strength : 0), ground.side, drawn, state.strength);
@@ -245,6 +251,9 @@ function update() {
     $("coarse").hidden = !(isAttention && first.side > 1);
     if (first.side > 1) $("coarse").textContent = `Attention from a patch is shown on a coarser grid: ${first.cells.join("×")} cells of ${first.side}×${first.side} patches.`;
   }
+  $("masking").hidden = !masked().length;
+  $("opacity").value = Math.round(100 * state.opacity);
+  $("opacity-said").textContent = `${Math.round(100 * state.opacity)} %`;
   $("theme").setAttribute("aria-pressed", isDark());
   document.title = model ? `${model.name} · vitrail` : "vitrail";
   draw();
@@ -269,7 +278,7 @@ class Pane {
   forget() {
     this.asked?.abort();
     if (this.url) URL.revokeObjectURL(this.url);
-    Object.assign(this, { picture: null, answers: null, seconds: null, seen: null, ground: null, small: null, trouble: null, waits: "", busy: false, url: null, asked: null });
+    Object.assign(this, { picture: null, answers: null, seconds: null, mask: null, alone: null, seen: null, ground: null, small: null, trouble: null, waits: "", busy: false, url: null, asked: null });
   }
 
   // Show an image, request its predictions, then its attention maps.
@@ -288,7 +297,16 @@ class Pane {
     const tell = (words) => { this.waits = words; this.arrange(); if (words) announce(words); };
     const about = `model=${encodeURIComponent(model.name)}`;
     try {
-      if (model.labels || !model.attention) {
+      if (model.masks) {
+        const answer = await ask(`segment?${about}`, { body: picture.blob, signal, tell }), [first] = answer.masks;
+        if (first.error) throw new Trouble(422, WORDS[422], first.error);
+        const mask = await openMask(first.mask, picture.blob);
+        signal.throwIfAborted();
+        [this.map.width, this.map.height] = [mask.w, mask.h];
+        Object.assign(this, { mask, seconds: answer.seconds, answers: mask.classes.map(({ label, share, colour }) => ({ label, score: share, colour })) });
+        announce(`${picture.name}: ${this.answers.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
+        remember(picture, this.answers);
+      } else if (model.labels || !model.attention) {
         const answer = await ask(`predict?${about}&top=5`, { body: picture.blob, signal, tell }), [first] = answer.predictions;
         signal.throwIfAborted();
         if (first.error) throw new Trouble(422, WORDS[422], first.error);
@@ -322,30 +340,32 @@ class Pane {
   }
 
   arrange() {
-    const { node, picture, answers, seen, trouble, busy, waits } = this, { model } = state, part = (name) => node.querySelector(name);
+    const { node, picture, answers, mask, seen, trouble, busy, waits } = this, { model } = state, part = (name) => node.querySelector(name);
     node.classList.toggle("empty", !picture);
     node.classList.toggle("busy", busy);
     node.classList.toggle("answered", !!answers);
-    node.classList.toggle("unmapped", !seen);
-    node.classList.toggle("whole", !busy && !seen); // show the original if there is no model input
+    node.classList.toggle("masked", !!mask);
+    node.classList.toggle("unmapped", !seen && !mask);
+    node.classList.toggle("whole", !busy && !seen && !mask); // show the original if there is no model input
     part(".answers").hidden = !picture;
     part(".answers").setAttribute("aria-busy", busy);
     part(".replace").hidden = !picture;
     part(".progress").hidden = !busy;
-    part(".map").hidden = !seen;
+    part(".map").hidden = !seen && !mask;
     part(".map").classList.toggle("pick", !!seen?.between && state.view === "attention");
-    const shape = seen ? seen.grid : (model?.size ?? [1, 1]);
+    const shape = mask ? [mask.h, mask.w] : seen ? seen.grid : (model?.size ?? [1, 1]);
     part(".frame").style.setProperty("--shape", `${shape[1]} / ${shape[0]}`);
     part(".frame").style.setProperty("--wide", shape[1] / shape[0]);
     const [best] = answers ?? [];
-    part(".verdict b").textContent = best?.label ?? (busy ? "Running…" : "");
+    const found = mask && answers.length === 1 ? best.label : mask ? `${answers.length} classes` : best?.label;
+    part(".verdict b").textContent = found ?? (busy ? "Running…" : "");
     part(".called").textContent = best ? `${best.label}, ${percent(best.score)}` : (picture?.name ?? "");
     part(".verdict span").textContent = picture ? [picture.name, this.seconds === null ? "" : `${this.seconds.toFixed(2)} s`].filter(Boolean).join(" · ") : "";
-    const bars = answers ? answers.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
+    const bars = mask ? answers.map((answer, k) => this.entry(answer, k)) : answers ? answers.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
     if (this.drawn !== answers || !answers) part(".odds").replaceChildren(...bars); // animate bars once
     this.drawn = answers;
     const aside = !picture || busy ? "" : !answers && !trouble ? "This model has no classifier: it returns features only." : answers && model.several ? "Multi-label model: scores need not sum to 100 %." : "";
-    const blind = picture && !busy && !model.attention ? "No attention maps: they require a Vision Transformer checkpoint." : "";
+    const blind = picture && !busy && !model.attention && !model.masks ? "No attention maps: they require a Vision Transformer checkpoint." : "";
     part(".aside").textContent = [aside, blind].filter(Boolean).join(" ");
     part(".aside").hidden = !(aside || blind);
     const box = part(".trouble");
@@ -361,6 +381,25 @@ class Pane {
       part(".trouble .ways").replaceChildren(...this.remedies(trouble));
     }
     this.said = waits ? null : trouble;
+  }
+
+  // A class of the mask: hidden by a click, alone under the pointer.
+  entry(answer, k) {
+    const item = bar(answer), button = made("button", "", made("span", "swatch"), item.firstChild);
+    button.type = "button";
+    button.setAttribute("aria-pressed", !this.mask.hidden.has(k));
+    item.style.setProperty("--colour", answer.colour);
+    item.prepend(button);
+    button.addEventListener("click", () => {
+      const { hidden } = this.mask;
+      if (!hidden.delete(k)) hidden.add(k);
+      button.setAttribute("aria-pressed", !hidden.has(k));
+      this.alone = null;
+      draw();
+    });
+    item.addEventListener("pointerenter", () => { this.alone = this.mask.hidden.has(k) ? null : k; soon(); });
+    item.addEventListener("pointerleave", () => { this.alone = null; soon(); });
+    return item;
   }
 
   remedies({ kind }) {
@@ -385,14 +424,15 @@ class Pane {
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.drawImage(map, 0, 0);
     const [best] = answers ?? [], does = state.view === "attention" ? "" : `${capital(state.view)}. `;
-    const lines = [[best ? `${best.label}, ${percent(best.score)}` : picture.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${does}${node.querySelector(".told").textContent}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
+    const words = this.mask ? answers.slice(1).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ") : `${does}${node.querySelector(".told").textContent}`;
+    const lines = [[best ? `${best.label}, ${percent(best.score)}` : picture.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${words}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
     for (const [text, colour, font, down] of lines) {
       Object.assign(context, { fillStyle: colour, font });
       context.fillText(text, 24, map.height + down, map.width - 48);
     }
     canvas.toBlob((blob) => {
       const link = made("a"), url = (link.href = URL.createObjectURL(blob));
-      link.download = `${picture.name.replace(/\.\w+$/, "")}, ${state.view}.png`;
+      link.download = `${picture.name.replace(/\.\w+$/, "")}, ${this.mask ? "mask" : state.view}.png`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(url), 10_000);
     }, "image/png");
@@ -409,15 +449,22 @@ class Pane {
       return y >= 0 && x >= 0 && y < h && x < w ? [y, x] : null;
     };
     map.addEventListener("pointermove", (event) => {
+      if (this.mask) {
+        const box = map.getBoundingClientRect(), { w, h, values, hidden } = this.mask;
+        const x = Math.floor(((event.clientX - box.left) / box.width) * w), y = Math.floor(((event.clientY - box.top) / box.height) * h), k = values[y * w + x];
+        const at = x < 0 || y < 0 || x >= w || y >= h || k === NO_CLASS || hidden.has(k) ? null : k;
+        if (at !== this.alone) { this.alone = at; soon(); }
+        return;
+      }
       const at = pointed(event);
       if (String(at) !== String(state.under)) { state.under = at; soon(); }
     });
-    map.addEventListener("pointerleave", () => { state.under = null; soon(); });
-    map.addEventListener("click", (event) => { if (state.view === "attention") { state.pinned = pointed(event); update(); } });
+    map.addEventListener("pointerleave", () => { state.under = this.alone = null; soon(); });
+    map.addEventListener("click", (event) => { if (this.seen && state.view === "attention") { state.pinned = pointed(event); update(); } });
     map.addEventListener("keydown", (event) => {
       const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
       if (event.key === "Escape") { state.pinned = state.under = null; update(); return; }
-      if (!step || state.view !== "attention" || !this.seen.between) return;
+      if (!step || state.view !== "attention" || !this.seen?.between) return;
       event.preventDefault();
       const [h, w] = this.seen.grid, from = state.pinned;
       state.under = null;
@@ -699,7 +746,7 @@ function start() {
   });
   darkness.addEventListener("change", update);
 
-  for (const [id, set] of [["layer", (v) => { state.layer = v; }], ["head", (v) => { state.head = v; }], ["strength", (v) => { state.strength = v / 100; }]]) {
+  for (const [id, set] of [["layer", (v) => { state.layer = v; }], ["head", (v) => { state.head = v; }], ["strength", (v) => { state.strength = v / 100; }], ["opacity", (v) => { state.opacity = v / 100; }]]) {
     $(id).addEventListener("input", (event) => { set(Number(event.target.value)); update(); });
   }
   $("whole").addEventListener("click", () => { state.pinned = null; update(); });

@@ -47,10 +47,10 @@ def measure_precision(recipe: Recipe, batch: int, seconds: float = MEASURING_SEC
         model = build_from(recipe.model).train()
         tune(model, recipe.tune)
         shape = (recipe.model.channels, *recipe.model.image_size)
-        one = torch.randn(1, *shape)
-        first = measure_interleaved({"fp32": lambda: compute_gradients(model, one, "fp32")}, 0.0)["fp32"]
+        few = torch.randn(min(2, batch), *shape)  # one image alone has no batch statistics
+        first = measure_interleaved({"fp32": lambda: compute_gradients(model, few, "fp32")}, 0.0)["fp32"] / len(few)
         # A warm-up and a measurement of both have to fit into the time.
-        pixels = torch.randn(max(1, min(batch, MEASURED_IMAGES, int(seconds / (4 * first)))), *shape)
+        pixels = torch.randn(max(len(few), min(batch, MEASURED_IMAGES, int(seconds / (4 * first)))), *shape)
         runs = {
             precision: lambda precision=precision: compute_gradients(model, pixels, precision)
             for precision in ("fp32", "bf16")

@@ -35,6 +35,7 @@ class Data:
     examples: tuple[int, int] | None = None  # training and validation images in all, as VTAB draws them
     label_from: str | None = None  # regular expression that finds the class in a file name
     names: str | None = None  # file of readable class names, or "imagenet"
+    ignore: tuple[int, ...] | None = None  # stored values of masks that neither train nor count, besides the data's own
 
     def __post_init__(self) -> None:
         if self.classes is not None and not 0 <= self.classes[0] < self.classes[1]:
@@ -43,6 +44,8 @@ class Data:
             raise ValueError(f"examples must be >= 1 for training and validation, got {self.examples}")
         check_fields(self, ">= 1", "per_class")
         check_fields(self, ">= 0", "drawn")
+        if self.ignore is not None and (not self.ignore or min(self.ignore) < 0):
+            raise ValueError(f"ignore must be values >= 0 of masks, such as (255,), got {self.ignore}")
 
 
 @dataclass(frozen=True)
@@ -259,8 +262,11 @@ def parse_setting(old: Any, kind: Any, text: str, where: str) -> Any:
         if text.lower() not in classes:
             known = [option.__name__ for option in classes.values()]
             raise ValueError(f"unknown class {text!r}: {closest(text, known)}")
+        chosen = classes[text.lower()]
         kept = {f.name: getattr(old, f.name) for f in fields(old)} if is_dataclass(old) else {}
-        return assemble(classes[text.lower()], {name: part for name, part in kept.items() if name != "betas"})
+        before, after = (get_type_hints(kind) if is_dataclass(kind) else {} for kind in (type(old), chosen))
+        same = {name: part for name, part in kept.items() if after.get(name) == before[name] and name != "betas"}
+        return assemble(chosen, same)
     try:
         data = json.loads(text)
     except ValueError:

@@ -16,6 +16,7 @@ from vitrail.data.transforms.pipeline import CROP_TYPES
 from vitrail.data.transforms.user import UserFunction, describe_transform, list_functions
 from vitrail.models.base import image_sides
 from vitrail.models.sizes import closest
+from vitrail.tasks import Task
 from vitrail.training.budget import fit_recipe
 from vitrail.training.distributed import Team
 from vitrail.training.precision import choose_training_precision
@@ -27,10 +28,10 @@ from vitrail.training.runs.validation import describe_validation, limit_validati
 from vitrail.utils.precision import PrecisionChoice, check_precision
 
 RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # of named recipes
-SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "distil")  # of some of them
+SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "decoder", "distil")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
 Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
-FROM_CHECKPOINT = ("finetune", "paper-finetune", *METHODS)
+FROM_CHECKPOINT = ("finetune", "paper-finetune", "segment", *METHODS)
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class RecipeChoice:
     settings: Sequence[str]
     augment: Augment | None = None
     deadline: float | None = None  # by `time.monotonic()`
+    by_default: bool = False  # whether the name was not given, so that the data may ask for another recipe
+
+    def for_task(self, task: Task) -> "RecipeChoice":
+        """Return the choice for data of this task: its own recipe, unless one was given."""
+        if task.recipe is None or not self.by_default or self.given is not None:
+            return self
+        return replace(self, name=task.recipe)
 
     def __post_init__(self) -> None:
         if self.init is not None:  # the recipe records the address, not the name

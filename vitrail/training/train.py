@@ -13,7 +13,8 @@ from vitrail.data.sources.file_names import preview_labels
 from vitrail.data.sources.objects import PREFIX
 from vitrail.data.transforms.user import bind_transforms, list_functions
 from vitrail.objectives.registry import PRETRAINING
-from vitrail.reports import write_report
+from vitrail.reports.page import write_report
+from vitrail.tasks import Task, task_of
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import Listener, import_tracker
 from vitrail.training.recipe import Data, Facts, Machine, Recipe, method_of, read_recipe
@@ -48,6 +49,7 @@ def train(
     width: int | None = None,
     depth: int | None = None,
     patch_dropout: float | None = None,
+    decoder: str | None = None,
     tune: str | None = None,
     epochs: float | None = None,
     steps: int | None = None,
@@ -67,6 +69,7 @@ def train(
     quarantine: str | os.PathLike[str] | None = None,
     label_from: str | None = None,
     names: str | os.PathLike[str] | None = None,
+    ignore: tuple[int, ...] | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str | None = None,
     workers: int | None = None,
@@ -79,11 +82,12 @@ def train(
 
     `data` is anything that `load_dataset` reads: a path, a name, hf://datasets/owner/name, a dataset of PyTorch or Hugging
     Face, a list of (image, label), (images, labels) as arrays, a table, a dict of splits; or a `Data`. `fractions`, `task`,
-    `balance`, `per_class`, `allow_class_mismatch`, `quarantine`, `label_from` and `names` are fields of `Data`.
+    `balance`, `per_class`, `allow_class_mismatch`, `quarantine`, `label_from`, `names` and `ignore` are fields of `Data`.
 
     `init` is the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name, a recipe.json or a Recipe (by
     default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to
     learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
+    Images with masks get the recipe `segment`, with a `decoder` (linear, linear-4, upernet, eomt) on the model.
     A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"),
     `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
     With `minutes` a few steps are measured, and the recipe gets so many steps that the call ends after about that time.
@@ -100,16 +104,26 @@ def train(
         raise ValueError(f"the recipe pretrains without labels ({method}): use vitrail.pretrain")
     fields = {"fractions": fractions, "task": task, "balance": balance, "per_class": per_class}
     fields |= {"allow_class_mismatch": allow_class_mismatch, "quarantine": optional_path(quarantine)}
-    fields |= {"label_from": label_from, "names": optional_path(names)}
+    fields |= {"label_from": label_from, "names": optional_path(names), "ignore": ignore}
     source = find_data(data, given, fields)
     taught = choose_teacher(optional_path(teacher), distil, teacher_cache, given)
-    name = name or ("finetune" if init else "distil" if taught else "scratch-small")
+    default = "finetune" if init else "distil" if taught else "scratch-small"
     overrides = {"model": model, "size": size, "tune": tune, "epochs": epochs, "steps": steps, "batch_size": batch_size}
     overrides |= {"lr": lr, "precision": precision, "seed": seed}
-    overrides |= {"width": width, "depth": depth, "patch_dropout": patch_dropout}
+    overrides |= {"width": width, "depth": depth, "patch_dropout": patch_dropout, "decoder": decoder}
     settings = [*settings, *([f"patience={patience}"] if patience is not None else [])]
     choice = RecipeChoice(
-        name, given, *source, optional_path(init), taught, distil, overrides, settings, augment, set_deadline(minutes)
+        name or default,
+        given,
+        *source,
+        optional_path(init),
+        taught,
+        distil,
+        overrides,
+        settings,
+        augment,
+        set_deadline(minutes),
+        by_default=name is None,
     )
     connected = Connected(listeners=listeners, trackers=trackers, progress=progress)
     return start_run(choice, out, change_machine(machine, device, workers), connected)
@@ -200,25 +214,30 @@ def start_run(
 ) -> tuple[Path, dict[str, Any]]:
     """Run a recipe from its first step, or resume it where torchrun restarted this process."""
     where = choice.data.where
-    named = choice.given.name if choice.given else choice.name
-    directory = choose_directory(where, named) if out is None else Path(out)
+    directory = None if out is None else Path(out)  # the default's name depends on the data
     for tracker in connected["trackers"]:
         import_tracker(tracker)  # fails before anything else is done
     if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("several processes need the same run directory: give out=RUN")
     with join_process_group(machine.device, machine.parallel) as team:
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a failure
-        if restarted and (directory / "recipe.json").is_file():
+        if restarted and directory is not None and (directory / "recipe.json").is_file():
             return resume_run(directory, machine, team, connected, source=choice.source, augment=choice.augment)
-        if directory.exists() and not directory.is_dir():
+        if directory is not None and directory.exists() and not directory.is_dir():
             raise ValueError(f"{directory} is a file: give the name of a directory as out=")
-        if directory.is_dir() and any(directory.iterdir()):
+        if directory is not None and directory.is_dir() and any(directory.iterdir()):
             raise ValueError(
                 f"{directory} is not empty: give another name as out=, or use vitrail.resume({str(directory)!r})"
             )
         prepared = prepare_on_all(team, choice.data, connected["progress"], choice.source)
+        task = task_of(prepared.train)
+        check_sampling(choice.data, task)
+        choice = choice.for_task(task)
+        if directory is None:
+            directory = choose_directory(where, choice.given.name if choice.given else choice.name)
         recipe, facts = choice.choose(prepared, machine, team)
         check_labels(recipe)
+        check_task(recipe, task)
         classes, present = recipe.model.classes, len(prepared.labels)
         if classes is not None and classes != present:
             counts = f"the recipe is for {classes} classes and {where} has {present}"
@@ -343,6 +362,21 @@ def check_labels(recipe: Recipe) -> None:
         raise ValueError(f"the model has no classes to learn: use vitrail.pretrain with method={objective.method!r}")
     elif classes is not None and unlabelled:
         raise ValueError(f"{name} with {classes} classes learns labels: use vitrail.train")
+
+
+def check_task(recipe: Recipe, task: Task) -> None:
+    """Raise ValueError if the recipe learns another kind of target than the data has."""
+    kinds = recipe.objective.target_kinds
+    if recipe.objective.label_use == "none" or recipe.data.task == "none" or task.name in kinds:
+        return
+    remedy = f"use recipe={task.recipe!r}" if task.recipe else "use a recipe for classes, such as 'finetune'"
+    raise ValueError(f"the recipe {recipe.name} does not learn {task.title}, which {recipe.data.where} has: {remedy}")
+
+
+def check_sampling(data: Data, task: Task) -> None:
+    """Raise ValueError if images are to be drawn by their class, and the task has no class of an image."""
+    if data.balance == "sampling" and not task.has_image_classes:
+        raise ValueError(f"balance='sampling' needs classes of images, {data.where} has {task.title}: use 'weights'")
 
 
 def choose_directory(where: str, kind: str) -> Path:

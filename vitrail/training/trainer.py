@@ -93,6 +93,15 @@ class PendingStep:
     numbers: Tensor  # [2]: mean loss, gradient norm
 
 
+def split_batch(batch: int, parts: int) -> list[int]:
+    """Return the bounds of the parts of a batch whose gradients are accumulated, from 0 to its size.
+
+    They are even: mixing pairs images 2i and 2i + 1, and a pair must not be split.
+    """
+    parts = min(parts, batch)
+    return sorted({0, batch, *(2 * round(batch * part / parts / 2) for part in range(1, parts))})
+
+
 @dataclass
 class Trainer:
     """The loop: a task, its data, its optimisers and its progress through a plan."""
@@ -278,12 +287,9 @@ class Trainer:
         """Accumulate the gradients of this process's share of the batch; return its mean loss."""
         plan, team = self.plan, self.team
         local_batch = len(batch.indices)
-        parts = min(plan.accumulate, local_batch)
         first, total = team.rank * local_batch, team.world_size * local_batch
         loss = torch.zeros((), device=team.device)
-        # Even bounds: mixing pairs images 2i and 2i + 1, and a pair must not be split.
-        bounds = sorted({0, local_batch, *(2 * round(local_batch * part / parts / 2) for part in range(1, parts))})
-        for a, b in pairwise(bounds):
+        for a, b in pairwise(split_batch(local_batch, plan.accumulate)):
             images = self.normalise(batch.pixels[a:b].to(team.device))  # prefetched: already there
             targets = batch.targets[a:b].to(team.device)
             draw = StepRandom(plan.seed, step, first + a, b - a, total, team.device)

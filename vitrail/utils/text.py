@@ -11,6 +11,15 @@ MAX_FLOAT = sys.float_info.max
 NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
 
 
+# Metrics that a run is selected by, the most specific first.
+SCORES = {"miou": "Mean IoU", "map": "mAP", "top1": "Top-1 accuracy"}
+
+
+def find_score(metrics: Mapping[str, Any]) -> str:
+    """Return the name of the metric that a run with these metrics is selected by."""
+    return next((name for name in SCORES if metrics.get(name) is not None), "top1")
+
+
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a finite number and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_FLOAT

@@ -178,6 +178,8 @@ def parse_preprocessing(settings: dict[str, Any], size: tuple[int, int]) -> Prep
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
         covers = kind.startswith(("Bit", "CLIP"))  # they take one number for the smaller side
         resize, fit = _parse_size(config.get("size", default_size), covers)
+        if kind.startswith("Eomt"):  # it pads or splits the image: ours sees the whole one
+            fit = "squash"
         if config.get("do_resize") is False:
             raise ValueError("do_resize is false, but the model needs one image size: set it to true")
         crops = config.get("do_center_crop") and "crop_size" in config

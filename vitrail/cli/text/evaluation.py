@@ -77,12 +77,19 @@ def format_metric_table(result: "EvaluationResult") -> list[str]:
     for label, pairs in format_metrics([evaluation.measures for evaluation in result.evaluations]):
         rows.append([label, *(cell for pair in pairs for cell in pair)])
     lines = [text.format_calibration(evaluation.measures) for evaluation in result.evaluations]
-    lines = [f"{name}: {line}" if name else line for name, line in zip(names, lines, strict=True)]
+    lines = [f"{name}: {line}" if name else line for name, line in zip(names, lines, strict=True) if line]
     return [*text.format_table(rows, right=range(1, len(rows[0]))), *lines]
 
 
 def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:
-    """Return the classes with the lowest recall, or average precision."""
+    """Return the classes with the lowest recall, average precision or IoU."""
+    if evaluation.selection.images.target_kind == "masks":
+        ranked = sorted(evaluation.class_rows(), key=lambda row: row["iou"])[:MAX_CLASSES]
+        cells = [
+            [shorten_name(row["class"]), text.format_percent(row["iou"]), text.format_count(row["pixels"])]
+            for row in ranked
+        ]
+        return text.format_table([["weakest classes", "IoU", "pixels"], *cells], right=(1, 2))
     multilabel = evaluation.evaluation.is_multilabel
     key, title = ("average_precision", "average precision") if multilabel else ("recall", "recall")
     rows = [row for row in evaluation.class_rows() if row[key] is not None and (multilabel or row["right"] < row["n"])]
@@ -98,7 +105,12 @@ def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:
 
 
 def format_confident_mistakes(evaluation: "ModelEvaluation") -> list[str]:
-    """Return the wrong predictions with the highest probability."""
+    """Return the wrong predictions with the highest probability, or the masks with the lowest mean IoU."""
+    if evaluation.selection.images.target_kind == "masks":
+        where = evaluation.selection.where
+        worst = evaluation.mistake_rows()[:MAX_MISTAKES]
+        cells = [[shorten_path(row["path"], where), text.format_percent(row["miou"])] for row in worst]
+        return text.format_table([["worst images", "mean IoU"], *cells], right=(1,))
     rows = [["most confident errors", "", ""]]
     for row in evaluation.mistake_rows()[:MAX_MISTAKES]:
         path = shorten_path(row["path"], evaluation.selection.where)

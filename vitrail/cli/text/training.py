@@ -9,9 +9,17 @@ from typing import Any
 
 from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import StatusDisplay, format_clock
-from vitrail.utils.text import NO_BREAK_SPACE, format_calibration, format_percent, format_temperature
+from vitrail.utils.text import (
+    NO_BREAK_SPACE,
+    SCORES,
+    find_score,
+    format_calibration,
+    format_percent,
+    format_temperature,
+)
 
 Record = dict[str, Any]
+VALIDATION_NAMES = {"top1": "top-1", "miou": "mean IoU"}  # shorter in the lines of a run
 
 
 class TrainingDisplay(StatusDisplay):
@@ -77,8 +85,9 @@ def format_validation(record: Record) -> str:
         signals = [(name, form.format(record[key])) for key, (name, form) in SIGNAL_FORMATS.items() if key in record]
         result = "  ".join(map(" ".join, signals)).replace("%", " %")
     else:
-        score = f"mAP {100 * record['map']:.2f} %" if "map" in record else f"top-1 {100 * record.get('top1', 0):.2f} %"
-        result = f"validation {score}  loss {record['loss']:.4f}"
+        score = find_score(record)
+        result = f"validation {VALIDATION_NAMES.get(score, SCORES[score])} {100 * record.get(score, 0):.2f} %"
+        result += f"  loss {record['loss']:.4f}" if "loss" in record else ""
     best = "  best so far" if record.get("best") else ""
     return f"epoch {record['epoch']:>6g}  step {record['step']:>7,}  {result}{best}"
 
@@ -115,10 +124,10 @@ def format_files(summary: dict[str, Any], directory: Path) -> list[str]:
 
 
 def format_supervised(summary: dict[str, Any]) -> str:
-    """Return the accuracy, or the mAP, with its interval."""
-    name, value = ("mAP", summary["map"]) if "map" in summary else ("Top-1 accuracy", summary["top1"])
-    low, high = summary.get("interval", (0.0, 1.0))
-    return f"{name} {100 * value:.2f} % ({100 * low:.1f}–{100 * high:.1f}) on {summary['images']:,} {summary['split']} images"
+    """Return the score with its interval."""
+    score, (low, high) = find_score(summary), summary.get("interval", (0.0, 1.0))
+    result = f"{SCORES[score]} {100 * summary[score]:.2f} % ({100 * low:.1f}–{100 * high:.1f})"
+    return f"{result} on {summary['images']:,} {summary['split']} images"
 
 
 def format_self_supervised(summary: dict[str, Any]) -> str:

@@ -9,8 +9,8 @@ dataset = audit.clean_dataset()  # without unusable images
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ import numpy as np
 from vitrail.data.audit import findings as checks
 from vitrail.data.audit.duplicates import MAX_HASH_DISTANCE, find_repeats
 from vitrail.data.audit.findings import FINDING_KINDS, UNUSABLE_KINDS, Finding
+from vitrail.data.audit.masks import MaskCounts, find_absent_classes, find_mask_problems, join_digests, scan_masks
 from vitrail.data.audit.scan import scan_dataset
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import load_dataset
 from vitrail.utils.progress import ProgressCallback
 
 __all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
-__all__ += ["check"]
+__all__ += ["MaskCounts", "check"]
 __all__ += ["exclude_images", "format_quarantine", "read_quarantine"]
 
 
@@ -36,6 +37,10 @@ class Audit:
 
     dataset: Dataset
     findings: tuple[Finding, ...]  # most severe first, grouped by kind
+    mask_counts: Mapping[str, MaskCounts] = field(
+        default_factory=dict
+    )  # pixels of the classes of each split with masks
+    mask_digests: np.ndarray | None = field(default=None, compare=False)  # uint64 [items of the mask store, 2]
 
     @property
     def is_ok(self) -> bool:
@@ -84,7 +89,11 @@ class Audit:
         """Return the audit as JSON values."""
         splits = self.dataset.splits
         names = dict.fromkeys(name for images in splits.values() for name in images.classes)
-        counts = {name: {"images": len(images), "classes": images.class_counts} for name, images in splits.items()}
+        counts = {
+            name: {"images": len(images), "classes": images.class_counts}
+            | (self.mask_counts[name].to_dict() if name in self.mask_counts else {})
+            for name, images in splits.items()
+        }
         return {
             "data": self.dataset.source,
             "kind": self.dataset.kind,
@@ -114,13 +123,18 @@ def audit_dataset(
     copies only.
     """
     scans = scan_dataset(dataset, cache, workers, progress)
+    mask_scans = scan_masks(scans, cache, workers, progress)
+    mask_counts = {split: scan.count() for split, scan in mask_scans.items()}
     findings = [Finding(checks.classify_skipped(reason), path, reason) for path, reason in dataset.skipped]
     for split, scan in scans.items():
         findings += checks.find_image_problems(split, scan, min_side)
+    for split, scan in mask_scans.items():
+        findings += find_mask_problems(split, scan)
+    findings += find_absent_classes(mask_counts)
     findings += [*checks.find_class_problems(dataset, scans, max_imbalance), *find_repeats(scans, max_hash_distance)]
     order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}
     findings.sort(key=lambda finding: (checks.SEVERITIES.index(finding.severity), order[finding.kind]))
-    return Audit(dataset, tuple(findings))
+    return Audit(dataset, tuple(findings), mask_counts, join_digests(mask_scans.values()))
 
 
 def check(
@@ -129,6 +143,7 @@ def check(
     fractions: tuple[float, float, float] | None = None,
     label_from: str | None = None,
     names: str | None = None,
+    ignore: int | Sequence[int] | None = None,
     near: int | None = MAX_HASH_DISTANCE,
     tiny: int = checks.MIN_SIDE,
     imbalance: float = checks.MAX_IMBALANCE,
@@ -138,12 +153,13 @@ def check(
 ) -> Audit:
     """Find defects in data before training; `print` the result, or read its `is_ok`, `counts` and `findings`.
 
-    `data` is anything that `vitrail.train` takes. `fractions` split data without splits; `label_from` and `names` are as for
-    `load_dataset`. `near` is the number of bits of 128 that may differ between similar images (None: byte-identical copies
+    `data` is anything that `vitrail.train` takes. `fractions` split data without splits; `label_from`, `names` and `ignore` are
+    those of `load_dataset`. `near` is the number of bits of 128 that may differ between similar images (None: identical bytes
     only), `tiny` the smallest side in pixels, `imbalance` the ratio of class sizes, above which they are reported. `workers` is
     the number of processes (default: all cores).
     """
-    dataset = load_dataset(data, fractions=fractions, label_from=label_from, names=names, progress=progress)
+    labels = {"label_from": label_from, "names": names, "ignore": ignore}
+    dataset = load_dataset(data, fractions=fractions, progress=progress, **labels)
     return audit_dataset(
         dataset,
         cache=cache,

@@ -110,6 +110,10 @@ class UsableImages:
     digests: np.ndarray
     thumbs: np.ndarray
 
+    @property
+    def has_masks(self) -> bool:
+        return any(images.target_kind == "masks" for images in self.images)
+
     def name(self, position: int) -> str:
         return self.images[self.split[position]].name(int(self.index[position]))
 
@@ -117,8 +121,10 @@ class UsableImages:
         return self.splits[self.split[position]], int(self.index[position])
 
     def format_labels(self, position: int) -> str:
-        """Return the class names, joined by |."""
+        """Return the class names, joined by |, or the name of the mask."""
         images = self.images[self.split[position]]
+        if images.target_kind == "masks":
+            return images.mask_name(int(self.index[position]))
         target = images.targets[self.index[position]]
         if not images.is_multi_label:
             return images.classes[target]
@@ -138,10 +144,18 @@ def gather_usable(scans: Scans) -> UsableImages:
         [scan.images for scan in scans.values()],
         np.repeat(np.arange(len(keep)), [len(indices) for indices in keep]),
         np.concatenate([np.zeros(0, dtype=np.int64), *keep]),
-        _encode_label_ids([scan.images.select(indices) for scan, indices in selected]),
+        _encode_masks(scans, keep)
+        if any(scan.mask_digests is not None for scan in scans.values())
+        else _encode_label_ids([scan.images.select(indices) for scan, indices in selected]),
         np.concatenate([np.zeros((0, 2), np.uint64), *(scan.digests[indices] for scan, indices in selected)]),
         np.concatenate([np.zeros((0, THUMB_SIDE**2), np.uint8), *(scan.thumbs[indices] for scan, indices in selected)]),
     )
+
+
+def _encode_masks(scans: Scans, keep: list[np.ndarray]) -> np.ndarray:
+    """Return numbers that are equal for equal masks."""
+    digests = [scan.mask_digests[indices] for scan, indices in zip(scans.values(), keep, strict=True)]  # type: ignore[index]
+    return group_identical(np.concatenate(digests))
 
 
 def _encode_label_ids(parts: list[Images]) -> np.ndarray:
@@ -203,7 +217,7 @@ def _find_near_copies(usable: UsableImages, unique: np.ndarray, max_distance: in
     pairs[:, :2] = unique[pairs[:, :2]]
     reported: set[tuple[int, str]] = set()
     for a, b, distance in pairs[np.argsort(pairs[:, 2], kind="stable")].tolist():
-        differ = usable.label_ids[a] != usable.label_ids[b]
+        differ = usable.label_ids[a] != usable.label_ids[b] and not usable.has_masks  # similar images, similar masks
         across = usable.split[a] != usable.split[b]
         kind = "near-contradiction" if differ else "near-leak" if across else "near-duplicate"
         first, second = (b, a) if kind == "near-duplicate" else (a, b)  # as with copies, held-out data is kept

@@ -11,6 +11,7 @@ from vitrail.data.audit.image import ImageInspection
 from vitrail.data.audit.scan import Scans, SplitScan, is_in_memory
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.files import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, SKIP_UNREADABLE, is_ignored_name
+from vitrail.data.sources.masks import SKIP_AMBIGUOUS, SKIP_NO_IMAGE, SKIP_NO_MASK
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # most severe first
@@ -36,6 +37,16 @@ FINDING_KINDS = {
     "unreadable": Kind("error", "unreadable images", REFETCH),
     "not-an-image": Kind("error", "files that are not images", "check the download; training skips them"),
     "bomb": Kind("error", "images too large to decode safely", "make them smaller; training skips them"),
+    "mask-unreadable": Kind("error", "unreadable masks", REFETCH),
+    "mask-size": Kind("error", "masks of another size than their image", "make them at its size; training skips them"),
+    "mask-value": Kind(
+        "error", "mask values without a class", "name them in classes.txt, or ignore them; training skips them"
+    ),
+    "mask-blurred": Kind("error", "smoothed masks", "resize masks with nearest neighbour; training skips them"),
+    "mask-lossy": Kind("error", "masks in a lossy format", "make them again as PNG; training skips them"),
+    "mask-depth": Kind("error", "masks with values above 255", "number the classes from 0; training skips them"),
+    "mask-shape": Kind("error", "shapes that do not fit their image", "correct them; training skips these images"),
+    "mask-unclear": Kind("error", "images whose mask is unclear", "rename them: one mask for each image"),
     "empty-class": Kind("error", "classes without images", "add images, or remove the folder"),
     "classes-differ": Kind("error", "classes that differ between splits", "give every split the same classes"),
     "tool-folder": Kind("error", "tool folders used as classes", "move them out of the data"),
@@ -49,10 +60,19 @@ FINDING_KINDS = {
     "large": Kind("warning", "very large images", "make them smaller: decoding takes hundreds of megabytes"),
     "tiny": Kind("warning", "very small images", "delete thumbnails and tracking pixels"),
     "thin-class": Kind("warning", "classes too small to be split", "add images"),
+    "missing-mask": Kind("warning", "images without a mask", "add their masks; training skips them"),
+    "orphan-mask": Kind("warning", "masks without an image", "add their images, or delete them"),
+    "absent-class": Kind("warning", "classes in no mask of a split", "add images, or remove the class"),
+    "mask-ignored": Kind("warning", "masks with ignored pixels only", "delete them: they train nothing"),
     "outside": Kind("warning", "images that are not used", "move them into a class folder, or convert them"),
     "imbalance": Kind("warning", "imbalanced classes", "balance the sampling or weight the classes"),
     "near-duplicate": Kind("note", "similar images in one split", "keep one if both are the same photograph"),
     "wrong-suffix": Kind("note", "suffix of another format", "harmless: the content is used; rename to be clean"),
+    "mask-uniform": Kind("note", "masks of one class", "harmless, if they are complete"),
+    "mask-speck": Kind("note", "classes of a single pixel in a mask", "check them: strays of the annotation tool"),
+    "mask-alpha": Kind("note", "masks with transparency", "harmless: only the colours are used"),
+    "mask-16-bit": Kind("note", "masks of 16 bits", "harmless: the values fit"),
+    "mask-turned": Kind("note", "masks rotated with their image", "harmless: rotated by the image's EXIF orientation"),
     "mode": Kind("note", "unusual pixel formats", "harmless: converted when read"),
     "turned": Kind("note", "images with an EXIF orientation", "harmless: rotated when read"),
     "animated": Kind("note", "animated or multi-page images", "harmless: the first frame is used"),
@@ -61,6 +81,16 @@ FINDING_KINDS = {
     "passed-over": Kind("note", "ignored entries", "harmless, if none of them is training data"),
 }
 UNUSABLE_KINDS = ("zero-byte", "truncated", "unreadable", "not-an-image", "bomb")
+UNUSABLE_KINDS += (
+    "mask-unreadable",
+    "mask-size",
+    "mask-value",
+    "mask-blurred",
+    "mask-lossy",
+    "mask-depth",
+    "mask-shape",
+)
+SKIPPED_PAIRS = {SKIP_NO_MASK: "missing-mask", SKIP_NO_IMAGE: "orphan-mask", SKIP_AMBIGUOUS: "mask-unclear"}
 
 
 @dataclass(frozen=True)
@@ -103,6 +133,8 @@ def classify_skipped(reason: str) -> str:
     """Return the kind of finding for a skipped file, from the reason."""
     if reason == SKIP_HIDDEN:
         return "hidden"
+    if kind := next((kind for words, kind in SKIPPED_PAIRS.items() if reason.startswith(words)), None):
+        return kind
     if reason.startswith(SKIP_UNREADABLE):  # a sample of a Python object
         return "unreadable"
     if reason == SKIP_OUTSIDE or "HEIC" in reason:
@@ -125,7 +157,8 @@ def _iter_problems(inspection: ImageInspection) -> Iterator[tuple[str, str]]:
 
 
 def find_class_problems(dataset: Dataset, scans: Scans, max_imbalance: float) -> Iterator[Finding]:
-    """Yield the findings about classes, counting usable images only."""
+    """Yield the findings about classes of images, counting usable images only."""
+    scans = {split: scan for split, scan in scans.items() if scan.images.target_kind != "masks"}
     counts = {split: scan.images.select(scan.find_usable()).class_counts for split, scan in scans.items()}
     split_by_content = any("by content" in note for note in dataset.notes)
     for name in sorted({name for split_counts in counts.values() for name in split_counts}):

@@ -8,6 +8,7 @@ import stat
 import warnings
 import zlib
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from PIL import Image, UnidentifiedImageError
 
@@ -30,6 +31,7 @@ OTHER_SIGNATURES |= {b"\x1aE\xdf\xa3": "a video", b"version https://git-lfs": "a
 class ImageInspection:
     """The result of inspecting one image."""
 
+    UNREADABLE: ClassVar[str] = "unreadable"  # the problem of an image at which the decoder crashed
     problem: str = ""  # one of UNUSABLE_KINDS, or "" if it is usable
     detail: str = ""
     digest: bytes = b""  # of the stored bytes, 16 bytes
@@ -41,6 +43,11 @@ class ImageInspection:
     turned: bool = False  # by its EXIF orientation
     animated: bool = False
     passing: bool = False  # transient: permissions, disk or memory errors
+
+    def is_valid(self) -> bool:
+        """Return True if the sizes of a cached result fit the arrays of a scan."""
+        blobs = len(self.digest) in (0, 16) and len(self.thumb) in (0, THUMB_SIDE * THUMB_SIDE)
+        return blobs and min(self.width, self.height) >= 0 and max(self.width, self.height) < 2**31
 
     def has_wrong_suffix(self, path: str) -> bool:
         """Return True if the path has the suffix of another format."""
@@ -57,7 +64,7 @@ def inspect_image(images: Images, index: int) -> ImageInspection:
             return rejected
         data = images.store.data(item)
     except (OSError, ValueError, *DECODER_ERRORS) as error:
-        return ImageInspection("unreadable", _format_error(error), passing=True)
+        return ImageInspection("unreadable", format_error(error), passing=True)
     return inspect_bytes(data)
 
 
@@ -97,7 +104,7 @@ def inspect_bytes(data: bytes) -> ImageInspection:
             return ImageInspection("unreadable", f"starts like {kind}, but is not valid {kind}", digest)
         return ImageInspection("not-an-image", kind, digest)
     except (OSError, ValueError, MemoryError, *DECODER_ERRORS) as error:
-        text = _format_error(error)
+        text = format_error(error)
         if "truncated" in text.lower() or "broken data stream" in text or _find_truncation(data, kind):
             return ImageInspection("truncated", f"ends after {len(data):,} bytes, before the end of the image", digest)
         return ImageInspection("unreadable", text, digest, passing=isinstance(error, MemoryError))
@@ -183,10 +190,10 @@ def _has_exif_rotation(image: Image.Image) -> bool:
 def _format_bomb_error(error: Image.DecompressionBombError) -> str:
     """Return Pillow's error with the pixels and the limit in millions."""
     numbers = [f"{int(number) / 1e6:,.0f}" for number in re.findall(r"\d+", str(error))]
-    return "{} megapixels exceed the limit of {}".format(*numbers) if len(numbers) == 2 else _format_error(error)
+    return "{} megapixels exceed the limit of {}".format(*numbers) if len(numbers) == 2 else format_error(error)
 
 
-def _format_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an error in one short line."""
     if isinstance(error, MemoryError):
         return "not enough memory"

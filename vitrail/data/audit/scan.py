@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.audit.image import THUMB_SIDE, ImageInspection, inspect_image
-from vitrail.data.dataset import Dataset, Images, Store
+from vitrail.data.dataset import Dataset, Images, MaskStore, Store
 from vitrail.utils.devices import count_cores
 from vitrail.utils.files import cache_directory
 from vitrail.utils.progress import ProgressCallback
 
+Inspector = Callable[[Images, int], Any]  # images and an index to the record of an inspection
 InspectionTask = tuple[int, list[int]]  # index of a split, and indices of its images
 IMAGES_PER_TASK = 32
 TASKS_PER_WORKER = 2  # one in progress, one waiting
@@ -35,10 +36,6 @@ START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 
 FileStamp = tuple[int, int]  # size and time
-COLUMNS = [field.name for field in fields(ImageInspection)]
-# The name has a hash of the fields: a changed ImageInspection uses a new table.
-TABLE = "looks_1_" + hashlib.blake2b(" ".join(COLUMNS).encode(), digest_size=4).hexdigest()
-STORED_TYPES = [int if field.type is bool else field.type for field in fields(ImageInspection)]  # of an SQLite row
 COMMIT_INTERVAL_SECONDS = 2.0  # at most this much work is lost when the process is killed
 MAX_NAMES_PER_QUERY = 500
 CACHE_FILE = "check.sqlite"
@@ -48,11 +45,17 @@ LOCK_SECONDS = 5.0  # for another process that writes
 class InspectionCache:
     """Cache of inspections by absolute path without links, size and modification time. Closing saves them.
 
+    `record` is the dataclass of an inspection, with plain fields, `is_valid()` and `passing`.
     It is one SQLite file for all datasets, in the user's cache directory: an image is found by whatever route it is reached. A
     damaged file is replaced. If it cannot be written, or `enabled` is False, nothing is cached.
     """
 
-    def __init__(self, enabled: bool = True) -> None:
+    def __init__(self, enabled: bool = True, record: type[Any] = ImageInspection, prefix: str = "looks_1_") -> None:
+        self.record = record
+        self.columns = [field.name for field in fields(record)]
+        # The name has a hash of the fields: a changed record uses a new table.
+        self.table = prefix + hashlib.blake2b(" ".join(self.columns).encode(), digest_size=4).hexdigest()
+        self.types = [int if field.type is bool else field.type for field in fields(record)]  # of an SQLite row
         self.connection: sqlite3.Connection | None = None
         self.last_commit = time.monotonic()
         self.waiting: list[tuple] = []  # rows that are not written yet, so that other processes are not locked out
@@ -60,21 +63,28 @@ class InspectionCache:
             with suppress(OSError, RuntimeError):  # no home directory or no permission: no cache
                 path = cache_directory() / CACHE_FILE
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self.connection = _open_database(path)
+                self.connection = _open_database(path, self.table, self.columns)
 
-    def get(self, names: Sequence[str], stamps: Sequence[FileStamp | None]) -> list[ImageInspection | None]:
+    def get(self, names: Sequence[str], stamps: Sequence[FileStamp | None]) -> list[Any | None]:
         """Return the inspection of each image, or None."""
         rows: dict[tuple, tuple] = {}  # by name, size and time
         keys = [os.fsencode(name) for name in names]
         with self._disable_on_error() as connection:
             for start in range(0, len(keys) if connection else 0, MAX_NAMES_PER_QUERY):
                 part = keys[start : start + MAX_NAMES_PER_QUERY]
-                query = f"SELECT * FROM {TABLE} WHERE path IN ({','.join('?' * len(part))})"
+                query = f"SELECT * FROM {self.table} WHERE path IN ({','.join('?' * len(part))})"
                 rows |= {row[:3]: row[3:] for row in connection.execute(query, part)}
         found = [rows.get((key, *stamp)) if stamp else None for key, stamp in zip(keys, stamps, strict=True)]
-        return [ImageInspection(*row) if row and _is_inspection(row) else None for row in found]
+        return [self.parse_row(row) if row else None for row in found]
 
-    def put(self, rows: Iterable[tuple[str, FileStamp | None, ImageInspection]]) -> None:
+    def parse_row(self, row: tuple) -> Any | None:
+        """Return the inspection of a row, or None if its types or sizes do not fit."""
+        if len(row) != len(self.columns) or any(type(v) is not kind for v, kind in zip(row, self.types, strict=True)):
+            return None
+        inspection = self.record(*row)
+        return inspection if inspection.is_valid() else None
+
+    def put(self, rows: Iterable[tuple[str, FileStamp | None, Any]]) -> None:
         """Store the inspections of images that have a stamp."""
         if self.connection is not None:
             self.waiting += [(os.fsencode(name), *stamp, *astuple(found)) for name, stamp, found in rows if stamp]
@@ -85,8 +95,8 @@ class InspectionCache:
         """Write the waiting rows in one transaction."""
         with self._disable_on_error() as connection:
             if connection:
-                marks = ",".join("?" * (3 + len(COLUMNS)))
-                connection.executemany(f"INSERT OR REPLACE INTO {TABLE} VALUES ({marks})", self.waiting)
+                marks = ",".join("?" * (3 + len(self.columns)))
+                connection.executemany(f"INSERT OR REPLACE INTO {self.table} VALUES ({marks})", self.waiting)
                 connection.commit()
         self.waiting, self.last_commit = [], time.monotonic()
 
@@ -109,16 +119,7 @@ class InspectionCache:
                     connection.close()
 
 
-def _is_inspection(row: tuple) -> bool:
-    """Return True if a row has the types of ImageInspection, and sizes that fit its arrays."""
-    if len(row) != len(COLUMNS) or any(type(value) is not kind for value, kind in zip(row, STORED_TYPES, strict=True)):
-        return False
-    found = ImageInspection(*row)
-    blobs = len(found.digest) in (0, 16) and len(found.thumb) in (0, THUMB_SIDE * THUMB_SIDE)
-    return blobs and min(found.width, found.height) >= 0 and max(found.width, found.height) < 2**31
-
-
-def _open_database(path: Path) -> sqlite3.Connection | None:
+def _open_database(path: Path, table: str, names: Sequence[str]) -> sqlite3.Connection | None:
     """Open the database and create the table; replace a damaged file."""
     for attempt in range(2):
         connection = None
@@ -127,8 +128,8 @@ def _open_database(path: Path) -> sqlite3.Connection | None:
             connection.execute("PRAGMA synchronous = OFF")  # a corrupt file is replaced
             if path.stat().st_size < 2**24:
                 connection.execute("PRAGMA quick_check(1)")
-            columns = f"path BLOB PRIMARY KEY, size, time, {', '.join(COLUMNS)}"
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns}) WITHOUT ROWID")
+            columns = f"path BLOB PRIMARY KEY, size, time, {', '.join(names)}"
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) WITHOUT ROWID")
             return connection
         except sqlite3.DatabaseError as error:
             if connection is not None:
@@ -140,12 +141,29 @@ def _open_database(path: Path) -> sqlite3.Connection | None:
     return None
 
 
-class SplitScan:
+class FileScan:
+    """Base of the inspection results of one split: the key of an image in the cache, and what is done with its result."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+    def cache_key(self, index: int) -> tuple[str, FileStamp | None]:
+        """Return the name and the stamp by which an image's result is cached."""
+        raise NotImplementedError
+
+    def add(self, index: int, inspection: Any) -> None:
+        """Add the result of one image."""
+        raise NotImplementedError
+
+
+class SplitScan(FileScan):
     """The inspection results of one split."""
 
     def __init__(self, images: Images) -> None:
+        super().__init__(images)
         count = len(images)
-        self.images = images
+        self.bad_masks: frozenset[int] = frozenset()  # images with an unusable mask
+        self.mask_digests: np.ndarray | None = None  # [n, 2] uint64, of the decoded masks
         self.digests = np.zeros((count, 2), dtype=np.uint64)
         self.has_digest = np.zeros(count, dtype=bool)
         self.thumbs = np.zeros((count, THUMB_SIDE * THUMB_SIDE), dtype=np.uint8)
@@ -154,8 +172,10 @@ class SplitScan:
         self.notable: dict[int, ImageInspection] = {}  # images that may give a finding
         self.wrong_suffix: dict[int, str] = {}  # actual format of images with another format's suffix
 
-    def add(self, index: int, name: str, inspection: ImageInspection) -> None:
-        """Add the result of one image."""
+    def cache_key(self, index: int) -> tuple[str, FileStamp | None]:
+        return self.images.real_name(index), read_stamp(self.images.store, int(self.images.items[index]))
+
+    def add(self, index: int, inspection: ImageInspection) -> None:
         if inspection.digest:
             self.digests[index] = np.frombuffer(inspection.digest, dtype=np.uint64)
             self.has_digest[index] = True
@@ -165,13 +185,14 @@ class SplitScan:
         self.sizes[index] = inspection.width, inspection.height
         if inspection.problem or inspection.turned or inspection.animated or inspection.mode not in ("RGB", "L"):
             self.notable[index] = inspection
-        if inspection.has_wrong_suffix(name):
+        if inspection.has_wrong_suffix(self.images.name(index)):
             self.wrong_suffix[index] = inspection.format
 
     def find_usable(self) -> np.ndarray:
         """Return a mask of the images without a problem, [n]."""
         usable = np.ones(len(self.images), dtype=bool)
         usable[[index for index, inspection in self.notable.items() if inspection.problem]] = False
+        usable[list(self.bad_masks)] = False
         return usable
 
 
@@ -201,7 +222,7 @@ def scan_dataset(dataset: Dataset, cache: bool, workers: int | None, progress: P
     file_scans = [scan for scan in scans.values() if not is_in_memory(scan.images.store) and len(scan.images)]
     if file_scans:
         with closing(InspectionCache(cache)) as inspections:
-            _scan_files(file_scans, inspections, workers, report)
+            scan_files(file_scans, inspections, workers, report, inspect_image)
     return scans
 
 
@@ -214,8 +235,12 @@ def _hash_arrays(scan: SplitScan) -> None:
     scan.sizes[:] = pixels.shape[2], pixels.shape[1]
 
 
-def _scan_files(
-    scans: list[SplitScan], cache: InspectionCache, workers: int | None, report: Callable[[int], None]
+def scan_files(
+    scans: Sequence[FileScan],
+    cache: InspectionCache,
+    workers: int | None,
+    report: Callable[[int], None],
+    inspect: Inspector,
 ) -> None:
     """Inspect files and archive members that are not in the cache."""
     pending: dict[tuple[int, int], tuple[str, FileStamp | None]] = {}  # (split, index): name and stamp
@@ -225,12 +250,11 @@ def _scan_files(
             unknown: list[int] = []
             for start in range(0, len(scan.images), CACHE_QUERY_SIZE):
                 indices = range(start, min(start + CACHE_QUERY_SIZE, len(scan.images)))
-                names = [scan.images.real_name(index) for index in indices]
-                stamps = [_read_stamp(scan.images, index) for index in indices]
+                names, stamps = zip(*map(scan.cache_key, indices), strict=True)
                 cached = cache.get(names, stamps)
                 for index, name, stamp, inspection in zip(indices, names, stamps, cached, strict=True):
                     if inspection is not None:
-                        scan.add(index, scan.images.name(index), inspection)
+                        scan.add(index, inspection)
                     else:
                         unknown.append(index)
                         pending[split, index] = name, stamp
@@ -243,35 +267,44 @@ def _scan_files(
 
     if workers is None:
         workers = min(count_cores(), -(-sum(len(scan.images) for scan in scans) // IMAGES_PER_TASK))
-    for (split, indices), results in inspect_in_parallel([scan.images for scan in scans], tasks(), workers):
+    images = [scan.images for scan in scans]
+    for (split, indices), results in inspect_in_parallel(images, tasks(), workers, inspect, cache.record):
         names, stamps = zip(*(pending.pop((split, index)) for index in indices), strict=True)
         for index, inspection in zip(indices, results, strict=True):
-            scans[split].add(index, scans[split].images.name(index), inspection)
+            scans[split].add(index, inspection)
         rows = zip(names, stamps, results, strict=True)
         cache.put(row for row in rows if not row[2].passing)  # transient problems are not cached
         report(len(indices))
 
 
-def _read_stamp(images: Images, index: int) -> FileStamp | None:
+def read_stamp(store: Store | MaskStore, item: int) -> FileStamp | None:
+    """Return the stamp of a file, or None if it is missing."""
     try:
-        return images.store.stamp(int(images.items[index]))
+        return store.stamp(item)
     except OSError:  # a broken link: the inspection reports it
         return None
 
 
 def inspect_in_parallel(
-    splits: list[Images], tasks: Iterable[InspectionTask], workers: int
-) -> Iterator[tuple[InspectionTask, list[ImageInspection]]]:
-    """Yield every task with its results, in order of completion; with 0 workers, inspect in this process."""
+    splits: list[Images],
+    tasks: Iterable[InspectionTask],
+    workers: int,
+    inspect: Inspector = inspect_image,
+    record: type[Any] = ImageInspection,
+) -> Iterator[tuple[InspectionTask, list[Any]]]:
+    """Yield every task with its results, in order of completion; with 0 workers, inspect in this process.
+
+    `record` is the dataclass of a result; for an image at which a worker crashed, it is made here.
+    """
     if not workers:
         for task in tasks:
-            yield task, _inspect_task(splits, task)
+            yield task, _inspect_task(splits, task, inspect)
         return
     waiting = iter(tasks)
     if (first := next(waiting, None)) is None:
         return
     retries = deque([first])
-    pool = [_Worker(splits) for _ in range(workers)]
+    pool = [_Worker(splits, inspect) for _ in range(workers)]
     try:
         while True:
             for worker in pool:
@@ -287,12 +320,12 @@ def inspect_in_parallel(
                 try:
                     results = worker.pipe.recv()
                 except (EOFError, OSError):
-                    pool[pool.index(worker)] = _Worker(splits)
+                    pool[pool.index(worker)] = _Worker(splits, inspect)
                     crashed, *rest = worker.tasks
                     cause = worker.stop()
                     retries.extend(rest)
                     if len(crashed[1]) == 1:
-                        yield crashed, [ImageInspection("unreadable", f"the decoder crashed ({cause})", passing=True)]
+                        yield crashed, [record(record.UNREADABLE, f"the decoder crashed ({cause})", passing=True)]
                     else:
                         retries.extend((crashed[0], [index]) for index in crashed[1])
                 else:
@@ -307,11 +340,11 @@ def inspect_in_parallel(
 class _Worker:
     """A worker process and its unfinished tasks, in order."""
 
-    def __init__(self, splits: list[Images]) -> None:
+    def __init__(self, splits: list[Images], inspect: Inspector) -> None:
         context = multiprocessing.get_context(START_METHOD)
         self.tasks = deque[InspectionTask]()
         self.pipe, worker_pipe = context.Pipe()
-        arguments = (worker_pipe, self.pipe, splits)
+        arguments = (worker_pipe, self.pipe, splits, inspect)
         self.process = context.Process(target=_run_worker, args=arguments, daemon=True)
         self.process.start()
         worker_pipe.close()
@@ -333,7 +366,7 @@ class _Worker:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _run_worker(pipe: Connection, parent_pipe: Connection, splits: list[Images]) -> None:
+def _run_worker(pipe: Connection, parent_pipe: Connection, splits: list[Images], inspect: Inspector) -> None:
     """Inspect tasks until the pipe closes."""
     parent_pipe.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
@@ -341,11 +374,11 @@ def _run_worker(pipe: Connection, parent_pipe: Connection, splits: list[Images])
         os.dup2(null.fileno(), 2)  # silences C libraries; their errors are in the inspections
     try:
         while True:
-            pipe.send(_inspect_task(splits, pipe.recv()))
+            pipe.send(_inspect_task(splits, pipe.recv(), inspect))
     except (EOFError, OSError):
         return
 
 
-def _inspect_task(splits: list[Images], task: InspectionTask) -> list[ImageInspection]:
+def _inspect_task(splits: list[Images], task: InspectionTask, inspect: Inspector) -> list[Any]:
     split, indices = task
-    return [inspect_image(splits[split], index) for index in indices]
+    return [inspect(splits[split], index) for index in indices]

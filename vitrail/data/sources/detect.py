@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.class_names import rename_classes
 from vitrail.data.dataset import Dataset, Images
-from vitrail.data.sources import downloads, layouts, manifest, objects, parquet, tables, tar, vtab
+from vitrail.data.sources import coco, downloads, layouts, manifest, mask_folders, objects, parquet, tables, tar, vtab
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.arrays import IDX_NAME, detect_cifar, read_cifar, read_digits, read_idx
 from vitrail.data.sources.file_names import read_file_names
@@ -69,8 +69,9 @@ def load_dataset(
     progress: parts.ProgressCallback | None = None,
     label_from: str | None = None,
     names: str | None = None,
+    ignore: int | Sequence[int] | None = None,
 ) -> Dataset:
-    """Load the images and labels of a name, a folder, a file, a pattern, hf://datasets/owner/name or a Python object.
+    """Load images with labels or masks: a name, a folder, a file, a pattern, hf://datasets/owner/name, a Python object.
 
     Objects are datasets of samples (`vitrail.data.dataset.Samples`, PyTorch's for example), lists of (image, label), a tuple
     (images, labels) of arrays, frames of pandas or Polars, Hugging Face datasets, and dictionaries of splits.
@@ -80,12 +81,30 @@ def load_dataset(
     without labels, such as flat folders. `progress` is called with the activity, the count done and the total (0: unknown).
     `label_from` is a regular expression that finds the class in a file name, or in the path if it contains a slash; the
     source is then a folder or a pattern of image files. `names` is a file with readable names of the classes, or "imagenet".
+    `ignore` are stored values of masks that neither train nor count, besides 255 and those that the data states.
     """
-    dataset = read_source(source, parts.ReadOptions(fractions, multi_label, progress, label_from))
+    values = parse_ignored_values(ignore)
+    dataset = read_source(source, parts.ReadOptions(fractions, multi_label, progress, label_from, ignore=values))
+    if (
+        values
+        and all(images.target_kind != "masks" for images in dataset.splits.values())
+        and multi_label != "unlabelled"
+    ):
+        raise ValueError(f"ignore= is for masks: {dataset.source} has none")
     if multi_label is True and not all(images.is_multi_label for images in dataset.splits.values()):
         dataset = replace(dataset, splits={name: to_one_hot(images) for name, images in dataset.splits.items()})
     dataset = replace(dataset, source=os.fspath(source)) if isinstance(source, str | os.PathLike) else dataset
     return dataset if names is None else rename_classes(dataset, names)
+
+
+def parse_ignored_values(ignore: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return the stored values to ignore."""
+    if ignore is None:
+        return None
+    values = (ignore,) if isinstance(ignore, int) else tuple(ignore)
+    if not all(isinstance(value, int) and value >= 0 for value in values):
+        raise ValueError(f"ignore must be whole numbers >= 0, got {ignore}")
+    return values
 
 
 def read_source(source: Any, options: parts.ReadOptions) -> Dataset:
@@ -108,7 +127,8 @@ def resolve_source(source: str) -> str | None:
     if os.path.exists(path):
         return os.path.realpath(path)
     prefix, colon, folder = source.partition(":")
-    if colon and (vtab.parse_source(source) or source.startswith(layouts.CLASSES_PREFIX)):
+    prefixes = (layouts.CLASSES_PREFIX, mask_folders.MASKS_PREFIX)
+    if colon and (vtab.parse_source(source) or source.startswith(prefixes)):
         resolved = resolve_source(folder)
         return resolved and prefix + colon + resolved
     return os.path.abspath(path) if is_pattern(path) else None
@@ -145,6 +165,8 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"{source}: no such folder")
         return read_class_folders(folder, options)
+    if path.startswith(mask_folders.MASKS_PREFIX):
+        return read_pairs(source, os.path.expanduser(path.removeprefix(mask_folders.MASKS_PREFIX)), options)
     if vtab_source := vtab.parse_source(path):
         return vtab.read_vtab(vtab_source[0], os.path.expanduser(vtab_source[1]), options)
     if source == downloads.BUILTIN:
@@ -171,9 +193,27 @@ def read_directory(folder: str, options: parts.ReadOptions) -> Dataset:
     shards = find_shards(folder, names, ".tar")
     if shards and not has_class_folders(folder, names, shards):
         return read_files(folder, shards, options)
+    if not layouts.find_published(folder):
+        root, pairs = mask_folders.find_mask_folders(folder)
+        if pairs:
+            return mask_folders.read_mask_folders(folder, root, pairs, options)
+        if options.needs_labels and (files := coco.find_coco_files(folder)):
+            return coco.read_coco(folder, files, options)
     notes = layouts.check_layout(folder) if options.needs_labels else ()
     dataset = read_class_folders(folder, options)
     return replace(dataset, notes=(*dataset.notes, *notes))
+
+
+def read_pairs(source: str, folder: str, options: parts.ReadOptions) -> Dataset:
+    """Load a folder of images and masks, also one that would be read as something else."""
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{source}: no such folder")
+    root, pairs = mask_folders.find_mask_folders(folder, trusted=True)
+    if not pairs:
+        raise layouts.LayoutError(
+            f"{folder} has no folder of images beside one of masks: use FOLDER/images and FOLDER/masks"
+        )
+    return mask_folders.read_mask_folders(folder, root, pairs, options)
 
 
 def find_shards(folder: str, names: Sequence[str], suffix: str) -> list[str]:
@@ -209,6 +249,8 @@ def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) ->
             return tar.read_tar(source, files, options)
         case "csv" if len(files) == 1:
             return manifest.read_csv(files[0], options)
+        case "json":
+            return coco.read_coco(source, coco.open_coco_files(files), options)
         case "archive" if len(files) == 1:
             return read_cifar(files[0], options)
         case "idx":

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import NoReturn
 
-from vitrail.data.decode import open_image
+from vitrail.data.decode import IMAGE_ERRORS, name_image_errors, open_image
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources import vtab
 from vitrail.data.sources.file_names import suggest_pattern
@@ -86,7 +86,8 @@ def check_layout(root: str) -> tuple[str, ...]:
     Return notes about class folders that are read.
     """
     if name := find_published(root):
-        refuse(root, f"holds the files of {name}", f"{name}:{root}")
+        masks = f", for masks masks:{root}" if has_images(os.path.join(root, "annotations", "trimaps")) else ""
+        refuse(root, f"holds the files of {name}{masks}", f"{name}:{root}")
     walker = FolderWalker()
     top = walker.list_folder(root)
     if len(top.folders) > MAX_FOLDERS:
@@ -275,13 +276,13 @@ def is_annotation(folder: str) -> bool:
 
 def is_mask(path: str) -> bool:
     """Return True if an image has few colours and is not a JPEG, as segmentation masks."""
-    if path.lower().endswith((".jpg", ".jpeg")):
+    if path.lower().endswith((".jpg", ".jpeg")) or not os.path.isfile(path):  # opening a pipe would block
         return False
     try:
-        with open_image(path, path) as image:
+        with open_image(path, path) as image, name_image_errors(path):
             small = image.convert("RGB").resize((min(image.width, 256), min(image.height, 256)), 0)  # nearest
             return small.getcolors(MAX_MASK_COLOURS) is not None
-    except (OSError, ValueError):  # the audit reports it
+    except IMAGE_ERRORS:  # the audit reports it
         return False
 
 

@@ -1,22 +1,25 @@
-"""Manifests: CSV or Parquet lists of images with the columns path, label and optionally split."""
+"""Manifests: CSV or Parquet lists of images with the columns path, label or mask, and optionally split."""
 
 import csv
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
-from itertools import product, takewhile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 import numpy as np
 
 from vitrail.data.dataset import SPLITS, Dataset, Images, Store
 from vitrail.data.labels import normalise_class_name, sort_class_names
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.files import FileStore, is_image_name
+from vitrail.data.sources.files import FileStore, is_image_name, printable_path
+from vitrail.data.sources.mask_classes import find_class_file
+from vitrail.data.sources.masks import SKIP_NO_MASK, EncodedMasks, build_mask_dataset, describe_skipped, find_classes
 
 Label = str | tuple[str, ...]
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "file_path", "image_path")
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "class_name", "target", "targets", "category")
+MASK_COLUMNS = ("mask", "masks", "mask_path", "mask_file", "label_path", "segmentation", "segmentation_path")
 SPLIT_COLUMNS = ("split", "subset", "set", "fold")
 MANIFEST_NAME = re.compile(r"(metadata|labels|manifest)\.(csv|parquet)")
 LABEL_SEPARATOR = "|"  # between the labels of an image
@@ -86,21 +89,45 @@ def find_column(names: Sequence[str], candidates: Sequence[str]) -> int | None:
 
 
 def open_csv(path: str, labelled: bool) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the header of a CSV and its rows with line numbers; the delimiter may be comma, semicolon or tab."""
+    """Return the header of a CSV with the columns of a manifest, and its rows with line numbers."""
+
+    def has_paths(header: Sequence[str]) -> bool:
+        return find_column(header, PATH_COLUMNS) is not None
+
+    def has_labels(header: Sequence[str]) -> bool:
+        return has_paths(header) and find_column(header, (*LABEL_COLUMNS, *MASK_COLUMNS)) is not None
+
+    if opened := search_csv(path, [has_labels] if labelled else [has_labels, has_paths]):
+        return opened
+    first = next(iter(read_csv_text(path).splitlines()), "")[:80]
+    raise ValueError(f"{path}: the first line must name the columns, such as path,label; got {first!r}")
+
+
+def read_csv_text(path: str) -> str:
+    """Return the text of a CSV."""
     with open(path, "rb") as file:
         data = file.read()
     try:
-        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError as error:
         problem = f"{error.reason} at byte {error.start:,}"
         raise ValueError(f"{path} is not UTF-8 ({problem}): save it as CSV UTF-8") from None
-    for bare, delimiter in product((False,) if labelled else (False, True), ",;\t"):
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        header = next(reader, []) if "\0" not in text else []
-        if find_column(header, PATH_COLUMNS) is not None and (bare or find_column(header, LABEL_COLUMNS) is not None):
-            return header, ((reader.line_num, row) for row in reader if any(row))
-    first = next(iter(text.splitlines()), "")[:80]
-    raise ValueError(f"{path}: the first line must name the columns, such as path,label; got {first!r}")
+
+
+def search_csv(
+    path: str, conditions: Sequence[Callable[[Sequence[str]], bool]]
+) -> tuple[list[str], Iterator[tuple[int, list[str]]]] | None:
+    """Return the header that fulfils the first possible condition, and the rows with line numbers; None if there is none.
+
+    The delimiter may be comma, semicolon or tab.
+    """
+    text = read_csv_text(path)
+    for condition in conditions if "\0" not in text else ():
+        for delimiter in ",;\t":
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+            if condition(header := next(reader, [])):
+                return header, ((reader.line_num, row) for row in reader if any(row))
+    return None
 
 
 def read_csv(path: str, options: parts.ReadOptions) -> Dataset:
@@ -108,6 +135,8 @@ def read_csv(path: str, options: parts.ReadOptions) -> Dataset:
     header, rows = open_csv(path, labelled=options.needs_labels)
     columns = (find_column(header, names) for names in (PATH_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS))
     path_column, label_column, split_column = columns
+    mask_column = find_column(header, MASK_COLUMNS) if label_column is None and options.needs_labels else None
+    label_column = label_column if mask_column is None else mask_column
     assert path_column is not None
     paths, labels, splits = [], [], []
     shared: dict[str, str] = {}  # equal labels share one string
@@ -123,6 +152,8 @@ def read_csv(path: str, options: parts.ReadOptions) -> Dataset:
             splits.append(parse_split(row[split_column], f"{path}, line {line}") if split_column is not None else None)
     except csv.Error as error:
         raise ValueError(f"{path} is not readable as CSV: {error}") from None
+    if mask_column is not None:
+        return read_listed_masks(path, paths, labels, splits, header[path_column], options)
     return read_listed_paths(path, paths, labels, splits, header[path_column], options)
 
 
@@ -142,16 +173,47 @@ def read_listed_paths(
     options: parts.ReadOptions,
 ) -> Dataset:
     """Build the dataset of paths relative to a manifest."""
+    paths = resolve_paths(manifest, paths, path_column)
+    labels = split_labels(manifest, labels, options.multi_label)
+    return build_dataset(manifest, "manifest", FileStore.from_paths(paths), labels, splits, options)
+
+
+def resolve_paths(manifest: str, paths: Sequence[str], column: str) -> list[str]:
+    """Return paths relative to a manifest as paths of files; raise if they do not look like images."""
     folder = os.path.dirname(manifest)
     paths = [os.path.join(folder, path.replace("\\", "/") if "/" not in path else path) for path in paths]
     if not paths:
         raise ValueError(f"{manifest} lists no images")
     if not any(is_image_name(path) or os.path.isfile(path) for path in paths[:100]):
-        raise ValueError(f"{manifest}: column {path_column} has no image paths, got {paths[0]!r}")
+        raise ValueError(f"{manifest}: column {column} has no image paths, got {paths[0]!r}")
     if "://" in paths[0]:
         raise ValueError(f"{manifest}: {paths[0]} is a URL; only local files are supported")
-    labels = split_labels(manifest, labels, options.multi_label)
-    return build_dataset(manifest, "manifest", FileStore.from_paths(paths), labels, splits, options)
+    return paths
+
+
+def read_listed_masks(
+    manifest: str,
+    paths: Sequence[str],
+    mask_paths: Sequence[str],
+    splits: Sequence[str | None],
+    path_column: str,
+    options: parts.ReadOptions,
+) -> Dataset:
+    """Build the dataset of pairs of images and masks; a class file is looked for beside the manifest."""
+    images = resolve_paths(manifest, paths, path_column)
+    kept = [row for row, mask in enumerate(mask_paths) if mask.strip()]
+    skipped = [(printable_path(images[row]), SKIP_NO_MASK) for row in range(len(images)) if not mask_paths[row].strip()]
+    if not kept:
+        raise ValueError(f"{manifest} has no image with a mask")
+    masks = FileStore.from_paths(resolve_paths(manifest, [mask_paths[row].strip() for row in kept], "mask"))
+    store, items = FileStore.from_paths(images[row] for row in kept), np.arange(len(kept))
+    classes = find_classes(find_class_file([os.path.dirname(manifest)]), masks, items, manifest, options)
+    pairs = EncodedMasks(masks, items, store, items, classes)
+    notes = describe_skipped(skipped)
+    sides = [splits[row] for row in kept]
+    return build_mask_dataset(
+        manifest, "manifest", store, items, sides, pairs, classes, options, notes=notes, skipped=skipped
+    )
 
 
 def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.LabelMode) -> list[Label]:

@@ -208,6 +208,8 @@ class SampleList:
 def read_object(data: Any, options: parts.ReadOptions, read: ReadSource) -> Dataset:
     """Read a Python object as a dataset; `read` reads the splits of a dictionary, which may be paths."""
     source = describe_object(data)
+    if isinstance(data, Images | Dataset) and options.ignore:
+        raise ValueError("ignore= is for masks that are not read yet: give it to load_dataset")
     if isinstance(data, Images):
         data = Dataset(source, "images", {data.split: data})
     if isinstance(data, Dataset):
@@ -247,7 +249,10 @@ def read_splits(source: str, data: Mapping[str, Any], options: parts.ReadOptions
     if not read_parts:
         raise ValueError('the dictionary of splits is empty: give {"train": …, "validation": …}')
     splits = {name: read_parts[name][name] for name in SPLITS if name in read_parts}
-    if len({images.is_multi_label for images in splits.values()}) > 1:
+    kinds = {images.target_kind for images in splits.values()}
+    if len(kinds) > 1 and "masks" in kinds:
+        raise ValueError("some splits have masks and some have labels: give one kind of data")
+    if len(kinds) > 1:
         raise ValueError("some splits have one label per image and some have several: give task='multi'")
     prints = [f"{split}\0{read_parts[split].fingerprint}" for split in splits]
     dataset = Dataset(

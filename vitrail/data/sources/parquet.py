@@ -1,4 +1,4 @@
-"""Parquet tables: with embedded images, as on the Hugging Face Hub, or manifests of paths."""
+"""Parquet tables: with embedded images, and labels or masks, as on the Hugging Face Hub, or manifests of paths."""
 
 import io
 import json
@@ -17,9 +17,12 @@ from vitrail.data.sources import manifest
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.files import printable_path
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
+from vitrail.data.sources.mask_classes import find_class_file
+from vitrail.data.sources.masks import EncodedMasks, build_mask_dataset, find_classes
 
 IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png", "bytes")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
+MASK_COLUMNS = (*manifest.MASK_COLUMNS, "annotation", "label", "labels", "semantic_mask", "segmentation_mask")
 MAX_KEPT_BYTES = 2**29  # row groups kept per process; the shuffle window should fit
 
 
@@ -101,6 +104,8 @@ def read_parquet(source: str, files: Sequence[str], options: parts.ReadOptions) 
     """Read the shards of a table: embedded images, or a manifest, depending on the columns."""
     schema = open_table(files[0]).schema_arrow
     if column := find_image_column(schema):
+        if options.needs_labels and (mask_column := find_mask_column(schema, column)):
+            return read_embedded_masks(source, files, column, mask_column, options)
         return read_embedded(source, files, column, options)
     path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
     label_column = manifest.find_column(schema.names, manifest.LABEL_COLUMNS)
@@ -125,6 +130,23 @@ def open_table(path: str) -> Any:
 
 def find_image_column(schema: Any) -> str | None:
     """Return the column of images: bytes, or a struct with bytes."""
+    candidates = list_byte_columns(schema)
+    known = [name for wanted in IMAGE_COLUMNS for name in candidates if name.casefold() == wanted]
+    others = [name for name in candidates if name.casefold() not in MASK_COLUMNS]
+    single = candidates if len(candidates) == 1 else others if len(others) == 1 else [None]
+    return known[0] if known else single[0]
+
+
+def find_mask_column(schema: Any, image_column: str) -> str | None:
+    """Return the column of masks: bytes, or a struct with bytes, with a usual name; none if there are labels too."""
+    candidates = [name for name in list_byte_columns(schema) if name != image_column]
+    labels = [name for name in schema.names if name.casefold() in LABEL_COLUMNS and name not in candidates]
+    known = [name for wanted in MASK_COLUMNS for name in candidates if name.casefold() == wanted]
+    return known[0] if known and not labels else None
+
+
+def list_byte_columns(schema: Any) -> list[str]:
+    """Return the columns of bytes, or of structs with bytes."""
     from pyarrow import types
 
     def has_bytes(kind: Any) -> bool:
@@ -133,9 +155,38 @@ def find_image_column(schema: Any) -> str | None:
             return index >= 0 and has_bytes(kind.field(index).type)
         return types.is_binary(kind) or types.is_large_binary(kind)
 
-    candidates = [name for name in schema.names if has_bytes(schema.field(name).type)]
-    known = [name for wanted in IMAGE_COLUMNS for name in candidates if name.casefold() == wanted]
-    return known[0] if known else candidates[0] if len(candidates) == 1 else None
+    return [name for name in schema.names if has_bytes(schema.field(name).type)]
+
+
+def read_embedded_masks(
+    source: str, files: Sequence[str], column: str, mask_column: str, options: parts.ReadOptions
+) -> Dataset:
+    """Read tables with embedded images and masks; a class file is looked for beside the first table, or the folder `data`."""
+    groups: list[tuple[int, int, int]] = []
+    splits: list[str | None] = []
+    for number, path in enumerate(files):
+        with open_table(path) as table:
+            names = table.schema_arrow.names
+            if missing := [name for name in (column, mask_column) if name not in names]:
+                raise ValueError(f"{path} has no column {missing[0]}, unlike {files[0]}: got {', '.join(names)}")
+            split_column = manifest.find_column(names, manifest.SPLIT_COLUMNS)
+            for group in range(table.num_row_groups):
+                groups.append((len(splits), number, group))
+                if split_column is None:
+                    splits += [split_from_path(path)] * table.metadata.row_group(group).num_rows
+                else:
+                    cells = table.read_row_group(group, columns=[names[split_column]], use_threads=False).column(0)
+                    splits += [manifest.parse_split(str(cell), path) for cell in cells.to_pylist()]
+    starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
+    starts = starts[np.diff(starts[:, 0], append=len(splits)) > 0]  # row groups may be empty
+    images, masks = (ParquetStore(files, name, starts, len(splits)) for name in (column, mask_column))
+    items = np.arange(len(splits))
+    first = os.path.dirname(files[0])
+    class_file = find_class_file([first, *([os.path.dirname(first)] if os.path.basename(first) == "data" else [])])
+    classes = find_classes(class_file, masks, items, source, options)
+    pairs = EncodedMasks(masks, items, images, items, classes)
+    shards = np.searchsorted(starts[:, 0], items, side="right") - 1
+    return build_mask_dataset(source, "parquet", images, items, splits, pairs, classes, options, shards=shards)
 
 
 def read_embedded(source: str, files: Sequence[str], column: str, options: parts.ReadOptions) -> Dataset:

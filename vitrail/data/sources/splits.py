@@ -38,6 +38,7 @@ class ReadOptions:
     progress: ProgressCallback | None = None
     label_from: str | None = None  # pattern that finds the class in a file name
     name: str = ""  # of a Python object in messages, if not that of its type
+    ignore: tuple[int, ...] | None = None  # stored values of masks that neither train nor count
 
     @property
     def needs_labels(self) -> bool:
@@ -80,7 +81,10 @@ def add_validation_split(dataset: Dataset, options: ReadOptions, default: Fracti
 def split_by_content(images: Images, fractions: Fractions, progress: ProgressCallback | None) -> dict[str, Images]:
     """Split images by content. Every split has all the classes."""
     hashes = hash_images(images.store, images.items, progress)
-    sides = assign_splits(hashes, images.targets, len(images.classes), fractions)
+    if images.target_kind == "masks":  # the classes of an image are known only after reading its mask
+        sides = assign_splits(hashes, np.zeros(len(images), dtype=np.int64), 1, fractions)
+    else:
+        sides = assign_splits(hashes, images.targets, len(images.classes), fractions)
     used = [(side, split) for side, split in enumerate(SPLITS) if fractions[side] or (sides == side).any()]
     return {split: images.select(sides == side, split) for side, split in used}
 

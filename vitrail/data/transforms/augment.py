@@ -1,6 +1,7 @@
 """Augmentations after the crop: slots that sample parameters and apply `operations`.
 
-Every slot takes one image or a batch, with the same random numbers for both; ThreeAugment takes single images only.
+Every slot takes one image or a batch, with the same random numbers for both; ThreeAugment takes single images only. A slot
+with `move_mask` can be used for images with masks: it moves the pixels of a mask as those of its image, or none.
 """
 
 import math
@@ -13,16 +14,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.data.dataset import IGNORED
 from vitrail.data.preprocessing import ImageSize
 from vitrail.data.rng import BatchRandom, SampleRandom, random_bits
 from vitrail.data.transforms import crops, operations
-from vitrail.data.transforms.crops import Fit, RandomResizedCrop, SimpleCrop, check_limits, check_range, reflect_pad
-from vitrail.data.transforms.operations import adjust_brightness, adjust_contrast, adjust_hue, adjust_saturation
+from vitrail.data.transforms.crops import (
+    Fit,
+    RandomResizedCrop,
+    ScaleJitter,
+    SimpleCrop,
+    check_limits,
+    check_range,
+    reflect_pad,
+)
+from vitrail.data.transforms.operations import rotate_hue, scale_brightness, scale_contrast, scale_saturation
 from vitrail.data.transforms.randaugment import RandAugment
 from vitrail.data.transforms.user import UserTransform
 
 SUBSTREAM_OFFSET = 2**16  # offset of the streams within a slot
-JITTER_OPERATIONS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
+JITTER_OPERATIONS = (scale_brightness, scale_contrast, scale_saturation, rotate_hue)
+
+
+class Photometric:
+    """Base of steps that change colours only."""
+
+    def move_mask(self, mask: Tensor, rng: SampleRandom) -> Tensor:
+        """Return the mask as it is."""
+        return mask
 
 
 class BatchStep:
@@ -55,7 +73,7 @@ class RandomStep:
 
 
 @dataclass(frozen=True)
-class Blur(BatchStep):
+class Blur(Photometric, BatchStep):
     """Gaussian blur with a standard deviation sampled uniformly from `radius`, in pixels. Below 0.3 it is invisible."""
 
     rate: float = 0.5
@@ -73,7 +91,7 @@ class Blur(BatchStep):
 
 
 @dataclass(frozen=True)
-class Grey(RandomStep):
+class Grey(Photometric, RandomStep):
     """Removal of colour; the number of channels stays."""
 
     rate: float = 0.2
@@ -83,7 +101,7 @@ class Grey(RandomStep):
 
 
 @dataclass(frozen=True)
-class Solarise(RandomStep):
+class Solarise(Photometric, RandomStep):
     """Inversion of values at or above the threshold."""
 
     rate: float = 0.2
@@ -104,6 +122,10 @@ class Flip(RandomStep):
 
     def change(self, pixels: Tensor) -> Tensor:
         return pixels.flip(-1)
+
+    def move_mask(self, mask: Tensor, rng: SampleRandom) -> Tensor:
+        """Flip the mask, uint8 [H, W], of a flipped image."""
+        return self.apply(mask, rng)
 
     def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
         """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
@@ -135,18 +157,27 @@ class PadCrop(BatchStep):
             raise ValueError(f"unknown padding {self.mode!r}: use zero or reflect")
 
     def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
-        padding, (height, width) = [self.padding] * 4, pixels.shape[-2:]
-        padded = F.pad(pixels, padding) if self.mode == "zero" else reflect_pad(pixels, padding)
-        out = torch.empty_like(pixels)
-        for row, (top, left) in enumerate(self._sample_corners(rng).tolist()):
-            out[row] = padded[row, :, top : top + height, left : left + width]
-        return out
+        padding = [self.padding] * 4
+        return self._crop(F.pad(pixels, padding) if self.mode == "zero" else reflect_pad(pixels, padding), rng)
+
+    def move_mask(self, mask: Tensor, rng: SampleRandom) -> Tensor:
+        """Shift the mask, uint8 [H, W]; padding is IGNORED in both modes."""
+        padded = F.pad(mask[None], [self.padding] * 4, value=IGNORED)
+        return self._crop(padded, BatchRandom.from_sample(rng))[0]
 
     def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
         """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
         matrices = operations.identity_matrices(len(rng.indices))
         matrices[:, 1::-1, 2] = (self._sample_corners(rng) - self.padding) / size
         return matrices
+
+    def _crop(self, padded: Tensor, rng: BatchRandom) -> Tensor:
+        """Crop padded images or masks [B, ..., H, W] at their random corners."""
+        height, width = (side - 2 * self.padding for side in padded.shape[-2:])
+        out = torch.empty((*padded.shape[:-2], height, width), dtype=torch.uint8)
+        for row, (top, left) in enumerate(self._sample_corners(rng).tolist()):
+            out[row] = padded[row, ..., top : top + height, left : left + width]
+        return out
 
     def _sample_corners(self, rng: BatchRandom) -> np.ndarray:
         """Sample the top and left in the padded image, int64 [B, 2]."""
@@ -189,6 +220,13 @@ class Warp(BatchStep):
             matrices[:, row] = np.stack((along_x, along_y, (shift + 1 - along_x - along_y) / 2), 1)
         return matrices
 
+    def move_mask(self, mask: Tensor, rng: SampleRandom) -> Tensor:
+        """Sample the mask, uint8 [H, W], at the nearest pixels; outside is IGNORED."""
+        height, width = mask.shape
+        matrix = self.affine_matrices((height, width), BatchRandom.from_sample(rng))[0]
+        (a, b, c), (d, e, f) = matrix[:2].tolist()  # in fractions of the sides
+        return operations.move_mask(mask, (a, b * width / height, c * width, d * height / width, e, f * height))
+
     def _sample_parameters(self, rng: BatchRandom) -> np.ndarray:
         """Sample rotation, zoom, shear and the shifts in x and y, [B, 5]."""
         amounts = np.array([math.radians(self.turn), self.zoom, self.shear, 2 * self.shift, 2 * self.shift])
@@ -196,7 +234,55 @@ class Warp(BatchStep):
 
 
 @dataclass(frozen=True)
-class ColourJitter:
+class Rotate:
+    """Rotation around the centre by an angle from a range of degrees, counter-clockwise, for a fraction `rate` of the images.
+
+    `fill` is the value outside of the image.
+    """
+
+    degrees: tuple[float, float] = (-10.0, 10.0)
+    rate: float = 1.0
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    fill: int = 128
+
+    def __post_init__(self) -> None:
+        low, high = self.degrees
+        if not -360 <= low <= high <= 360:
+            raise ValueError(f"rotation degrees must be two increasing numbers from -360 to 360, got {self.degrees}")
+        if self.interpolation not in ("nearest", "bilinear", "bicubic"):
+            raise ValueError(f"unknown interpolation {self.interpolation!r}: use nearest, bilinear or bicubic")
+        check_limits("rotation", self, rate=1, fill=255)
+
+    def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
+        angle = self._sample_angle(rng)
+        if not angle:
+            return pixels
+        matrix = operations.rotation_matrix(angle, pixels.shape[-2], pixels.shape[-1])
+        return operations.apply_affine(pixels, matrix, self.interpolation, self.fill)
+
+    def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
+        out = torch.empty_like(pixels)
+        for row, sample_rng in enumerate(rng.samples()):
+            out[row] = self.apply(pixels[row], sample_rng)
+        return out
+
+    def move_mask(self, mask: Tensor, rng: SampleRandom) -> Tensor:
+        """Rotate the mask, uint8 [H, W], by the nearest pixels; outside is IGNORED."""
+        angle = self._sample_angle(rng)
+        return operations.move_mask(mask, operations.rotation_matrix(angle, *mask.shape)) if angle else mask
+
+    def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
+        """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
+        angles = map(self._sample_angle, rng.samples())
+        return np.stack([operations.relative_matrix(operations.rotation_matrix(a, *size), size) for a in angles])
+
+    def _sample_angle(self, rng: SampleRandom) -> float:
+        low, high = self.degrees
+        return low + (high - low) * rng.uniform_at(1) if rng.uniform_at(0) < self.rate else 0.0
+
+
+@dataclass(frozen=True)
+class ColourJitter(Photometric):
     """Random brightness, contrast, saturation and hue, in random order, for a fraction `rate` of the images.
 
     Factors are in [1 - amount, 1 + amount]; the hue rotates by up to its amount of a full turn, at most 0.5.
@@ -215,10 +301,14 @@ class ColourJitter:
         if rng.uniform_at(8) >= self.rate:
             return pixels
         order, factors = self._sample_factors(BatchRandom.from_sample(rng))
-        for kind in order[0].tolist():
-            if self.amounts[kind]:
-                pixels = JITTER_OPERATIONS[kind](pixels, float(factors[0, kind]))
-        return pixels
+
+        def jitter(values: Tensor) -> Tensor:
+            for kind in order[0].tolist():
+                if self.amounts[kind]:
+                    values = JITTER_OPERATIONS[kind](values, float(factors[0, kind]))
+            return values
+
+        return operations.change_colours(pixels, jitter)
 
     @property
     def amounts(self) -> tuple[float, ...]:
@@ -235,15 +325,18 @@ class ColourJitter:
     def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
         order, factors = self._sample_factors(rng)
         selected = rng.uniform(9)[:, 8] < self.rate
-        out = pixels.clone()
-        for position in range(4):
-            for kind, operation in enumerate(JITTER_OPERATIONS):
-                rows = np.flatnonzero((order[:, position] == kind) & selected)
-                if self.amounts[kind] and len(rows):
-                    factor = torch.from_numpy(factors[rows, kind])[:, None, None, None]
-                    index = torch.from_numpy(rows)
-                    out[index] = operation(out[index], factor)
-        return out
+
+        def jitter(values: Tensor) -> Tensor:
+            for position in range(4):
+                for kind, operation in enumerate(JITTER_OPERATIONS):
+                    rows = np.flatnonzero((order[:, position] == kind) & selected)
+                    if self.amounts[kind] and len(rows):
+                        factor = torch.from_numpy(factors[rows, kind])[:, None, None, None]
+                        index = torch.from_numpy(rows)
+                        values[index] = operation(values[index], factor)
+            return values
+
+        return operations.change_colours(pixels, jitter)
 
 
 @dataclass(frozen=True)
@@ -299,7 +392,7 @@ class RandomErasing(BatchStep):
 
 
 @dataclass(frozen=True)
-class ThreeAugment:
+class ThreeAugment(Photometric):
     """One of grey, solarise and blur, then colour jitter (Touvron et al. 2022, DeiT III)."""
 
     jitter: float = 0.3
@@ -319,5 +412,6 @@ class ThreeAugment:
         return jitter.apply(pixels, rng.with_stream(rng.stream + SUBSTREAM_OFFSET))
 
 
-ChangeSlot = Flip | PadCrop | Warp | ColourJitter | RandomErasing | RandAugment | ThreeAugment | Blur | Grey | Solarise
-AugmentSlot = RandomResizedCrop | SimpleCrop | Fit | ChangeSlot | UserTransform
+GeometricSlot = Flip | PadCrop | Warp | Rotate
+ChangeSlot = GeometricSlot | ColourJitter | RandomErasing | RandAugment | ThreeAugment | Blur | Grey | Solarise
+AugmentSlot = RandomResizedCrop | SimpleCrop | ScaleJitter | Fit | ChangeSlot | UserTransform

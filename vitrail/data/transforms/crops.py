@@ -1,4 +1,7 @@
-"""Crops: the first step of a training pipeline."""
+"""Crops: the first step of a training pipeline.
+
+A crop of a source with a mask has it as last channel, cut by the same box; padding is IGNORED there.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.data.dataset import IGNORED
 from vitrail.data.decode import Box, DecodedImage, LazyImage, crop_and_resize, resize
 from vitrail.data.preprocessing import FILTERS, ImageSize
 from vitrail.data.rng import BatchRandom, SampleRandom
@@ -113,8 +117,45 @@ class RandomResizedCrop(BoxCrop):
         return out
 
 
+class PaddedCrop:
+    """Base of crops that resize the image, keeping its aspect ratio, and cut a window that may exceed it."""
+
+    size: tuple[int, int]
+    interpolation: Interpolation
+
+    def sample_scale(self, height: int, width: int, rng: SampleRandom) -> float:
+        """Sample the factor by which an image of this size is resized."""
+        raise NotImplementedError
+
+    def sample_corner(self, height: int, width: int, rng: SampleRandom) -> tuple[int, int, int, int]:
+        """Sample the top and left of the crop in the resized image; return them with its height and width."""
+        raise NotImplementedError
+
+    def pad(self, pixels: Tensor, padding: Sequence[int]) -> Tensor:
+        """Pad an image [C, H, W] left, right, top and bottom."""
+        raise NotImplementedError
+
+    def sample_relative_box(self, height: int, width: int, rng: SampleRandom) -> RelativeBox:
+        """Sample the box for an image of this size, relative to it; padding lies outside of [0, 1]."""
+        top, left, tall, wide = self.sample_corner(height, width, rng)
+        return top / tall, left / wide, self.size[0] / tall, self.size[1] / wide
+
+    def apply(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
+        (height, width), (h, w) = source.size, self.size
+        scale = self.sample_scale(height, width, rng)
+        top, left, tall, wide = self.sample_corner(height, width, rng)
+        padding = (max(0, -left), max(0, left + w - wide), max(0, -top), max(0, top + h - tall))
+        y, x = top + padding[2], left + padding[0]
+        rows, columns = h - padding[2] - padding[3], w - padding[0] - padding[1]
+        box = clip_box(y / scale, x / scale, rows / scale, columns / scale, height, width)
+        cropped = crop_and_resize(source, box, (rows, columns), self.interpolation)
+        if source.mask is None or not any(padding):
+            return self.pad(cropped, padding)
+        return torch.cat((self.pad(cropped[:-1], padding), F.pad(cropped[-1:], padding, value=IGNORED)))
+
+
 @dataclass(frozen=True)
-class SimpleCrop:
+class SimpleCrop(PaddedCrop):
     """The image resized to cover the size, reflect-padded, and cropped at random (DeiT III)."""
 
     size: tuple[int, int] = (224, 224)
@@ -126,29 +167,53 @@ class SimpleCrop:
         if not 0 <= self.padding < min(self.size):
             raise ValueError(f"crop padding must be 0 to {min(self.size) - 1}, less than the size, got {self.padding}")
 
+    def sample_scale(self, height: int, width: int, rng: SampleRandom) -> float:
+        return max(self.size[0] / height, self.size[1] / width)
+
     def sample_corner(self, height: int, width: int, rng: SampleRandom) -> tuple[int, int, int, int]:
-        """Sample the top and left of the crop in the resized image; return them with its height and width."""
-        h, w = self.size
-        scale = max(h / height, w / width)
+        (h, w), scale = self.size, self.sample_scale(height, width, rng)
         tall, wide = max(h, round(height * scale)), max(w, round(width * scale))
         top = int(rng.uniform_at(0) * (tall - h + 2 * self.padding + 1)) - self.padding
         left = int(rng.uniform_at(1) * (wide - w + 2 * self.padding + 1)) - self.padding
         return top, left, tall, wide
 
-    def sample_relative_box(self, height: int, width: int, rng: SampleRandom) -> RelativeBox:
-        """Sample the box for an image of this size, relative to it; padding lies outside of [0, 1]."""
-        top, left, tall, wide = self.sample_corner(height, width, rng)
-        return top / tall, left / wide, self.size[0] / tall, self.size[1] / wide
+    def pad(self, pixels: Tensor, padding: Sequence[int]) -> Tensor:
+        return reflect_pad(pixels, padding)
 
-    def apply(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
-        (height, width), (h, w) = source.size, self.size
-        scale = max(h / height, w / width)
-        top, left, tall, wide = self.sample_corner(height, width, rng)
-        padding = (max(0, -left), max(0, left + w - wide), max(0, -top), max(0, top + h - tall))
-        y, x = top + padding[2], left + padding[0]
-        rows, columns = h - padding[2] - padding[3], w - padding[0] - padding[1]
-        box = clip_box(y / scale, x / scale, rows / scale, columns / scale, height, width)
-        return reflect_pad(crop_and_resize(source, box, (rows, columns), self.interpolation), padding)
+
+@dataclass(frozen=True)
+class ScaleJitter(PaddedCrop):
+    """The image resized by a random factor, and cropped or padded at random: the usual augmentation of segmentation.
+
+    At a factor of 1, the image just covers the size. Below, it may be smaller, and `fill` is the value around it.
+    """
+
+    size: tuple[int, int] = (224, 224)
+    factor: tuple[float, float] = (0.5, 2.0)
+    interpolation: Interpolation = "bilinear"
+    fill: int = 128
+
+    def __post_init__(self) -> None:
+        check_size(self.size, self.interpolation)
+        check_range("scale jitter factor", self.factor, 0, 100)
+        check_limits("scale jitter", self, fill=255)
+
+    def sample_scale(self, height: int, width: int, rng: SampleRandom) -> float:
+        low, high = self.factor
+        return max(self.size[0] / height, self.size[1] / width) * (low + (high - low) * rng.uniform_at(0))
+
+    def sample_corner(self, height: int, width: int, rng: SampleRandom) -> tuple[int, int, int, int]:
+        scale = self.sample_scale(height, width, rng)
+        tall, wide = max(1, round(height * scale)), max(1, round(width * scale))
+        margins = tall - self.size[0], wide - self.size[1]  # negative where the image is too small
+        top, left = (
+            int(rng.uniform_at(1 + axis) * (abs(margin) + 1)) * (1 if margin > 0 else -1)
+            for axis, margin in enumerate(margins)
+        )
+        return top, left, tall, wide
+
+    def pad(self, pixels: Tensor, padding: Sequence[int]) -> Tensor:
+        return F.pad(pixels, tuple(padding), value=self.fill)
 
 
 @dataclass(frozen=True)
@@ -172,7 +237,7 @@ class Fit(BoxCrop):
         return resize(crop, self.size, self.interpolation)
 
 
-CropSlot = RandomResizedCrop | SimpleCrop | Fit
+CropSlot = RandomResizedCrop | SimpleCrop | ScaleJitter | Fit
 
 
 def centre_box(height: int, width: int, ratio: float) -> Box:

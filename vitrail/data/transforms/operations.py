@@ -12,12 +12,14 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from vitrail.data.preprocessing import FILTERS
+from vitrail.data.dataset import IGNORED
+from vitrail.data.preprocessing import FILTERS, ImageSize
 
 Factor = float | Tensor
 BYTE_VALUES = torch.arange(256, dtype=torch.uint8)
 # Source of an output pixel: x' = a x + b y + c, y' = d x + e y + f.
 AffineMatrix = tuple[float, float, float, float, float, float]
+STRIP_PIXELS = 2**14  # processed at once where an operation has many intermediate results, to stay in the CPU caches
 ROUNDING_MARGIN = 2e-4  # tolerance for float32 results just below an integer, before truncation
 
 
@@ -25,14 +27,26 @@ def luma(pixels: Tensor) -> Tensor:
     """Return the luma of ITU-R 601-2, uint8 [..., 1, H, W]."""
     if pixels.shape[-3] == 1:
         return pixels
-    red, green, blue = (pixels[..., i : i + 1, :, :].to(torch.int32) for i in range(3))
-    return (red.mul_(19_595).add_(green.mul_(38_470)).add_(blue.mul_(7_471)).add_(0x8000) >> 16).to(torch.uint8)
+    return to_bytes(float_luma(pixels[..., :3, :, :].float()))
 
 
-def blend(base: Tensor | float, pixels: Tensor, factor: Factor) -> Tensor:
-    """Interpolate from the base (factor 0) to the pixels (factor 1), and extrapolate beyond."""
-    base = base.float() if isinstance(base, Tensor) else base
-    return pixels.float().sub_(base).mul_(factor).add_(base).clamp_(0, 255).to(torch.uint8)
+def float_luma(values: Tensor) -> Tensor:
+    """Return the luma of float32 values, whole numbers [..., 1, H, W]; all sums are below 2^24, so they are exact."""
+    if values.shape[-3] == 1:
+        return values
+    red, green, blue = values.split(1, dim=-3)
+    total = (red * 19_595).add_(green, alpha=38_470).add_(blue, alpha=7_471).add_(2**15)
+    return total.mul_(2**-16).floor_()
+
+
+def to_bytes(values: Tensor) -> Tensor:
+    """Truncate float32 values from 0 to 255 to uint8; by way of int16, which is three times as fast."""
+    return values.to(torch.int16).to(torch.uint8)
+
+
+def blend(base: Tensor | float, values: Tensor, factor: Factor) -> Tensor:
+    """Interpolate float32 values in place from the base (factor 0) to themselves (factor 1), and extrapolate beyond."""
+    return values.sub_(base).mul_(factor).add_(base).clamp_(0, 255).floor_()
 
 
 def restore_alpha(pixels: Tensor, changed: Tensor) -> Tensor:
@@ -47,26 +61,66 @@ def drop_alpha(pixels: Tensor) -> Tensor:
     return pixels[..., :3, :, :] if pixels.shape[-3] > 3 else pixels
 
 
+def change_colours(pixels: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply an operation on float32 values, which may change them in place, to the colour channels."""
+    return restore_alpha(pixels, to_bytes(operation(drop_alpha(pixels).float())))
+
+
 def adjust_brightness(pixels: Tensor, factor: Factor) -> Tensor:
-    if isinstance(factor, Tensor):
-        return restore_alpha(pixels, blend(0.0, drop_alpha(pixels), factor))
-    return apply_table(pixels, blend(0.0, BYTE_VALUES, factor))
+    return change_colours(pixels, lambda values: scale_brightness(values, factor))
 
 
 def adjust_contrast(pixels: Tensor, factor: Factor) -> Tensor:
     """Blend with the mean luma."""
-    total = luma(pixels).sum(dim=(-3, -2, -1), keepdim=True, dtype=torch.int64)
-    mean = (total.double() / (pixels.shape[-1] * pixels.shape[-2]) + 0.5).floor().float()
-    if isinstance(factor, Tensor) or pixels.ndim == 4:
-        return restore_alpha(pixels, blend(mean, drop_alpha(pixels), factor))
-    return apply_table(pixels, blend(mean.flatten(), BYTE_VALUES, factor))
+    return change_colours(pixels, lambda values: scale_contrast(values, factor))
 
 
 def adjust_saturation(pixels: Tensor, factor: Factor) -> Tensor:
     """Blend with the grey image."""
-    if pixels.shape[-3] == 1:
-        return pixels
-    return restore_alpha(pixels, blend(luma(pixels), drop_alpha(pixels), factor))
+    return change_colours(pixels, lambda values: scale_saturation(values, factor))
+
+
+# The same on float32 values, whole numbers from 0 to 255 of one or three channels: changed in place, and returned.
+
+
+def scale_brightness(values: Tensor, factor: Factor) -> Tensor:
+    return values.mul_(factor).clamp_(0, 255).floor_()
+
+
+def scale_contrast(values: Tensor, factor: Factor) -> Tensor:
+    total = float_luma(values).sum(dim=(-3, -2, -1), keepdim=True, dtype=torch.float64)
+    mean = (total / (values.shape[-1] * values.shape[-2]) + 0.5).floor().float()
+    return blend(mean, values, factor)
+
+
+def scale_saturation(values: Tensor, factor: Factor) -> Tensor:
+    return values if values.shape[-3] == 1 else blend(float_luma(values), values, factor)
+
+
+def rotate_hue(values: Tensor, shift: Factor) -> Tensor:
+    if values.shape[-3] == 3:
+        rows = max(1, STRIP_PIXELS // max(1, values[..., 0, 0, :].numel()))
+        for strip in values.split(rows, dim=-2):
+            rotate_hue_of_strip(strip, shift)
+    return values
+
+
+def rotate_hue_of_strip(values: Tensor, shift: Factor) -> None:
+    red, green, blue = values.div_(255).split(1, dim=-3)
+    top = torch.maximum(torch.maximum(red, green), blue)
+    spread = top - torch.minimum(torch.minimum(red, green), blue)
+    divisor = spread.clamp(min=1e-12)
+    angle = torch.where(
+        top == red,
+        (green - blue) / divisor,
+        torch.where(top == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
+    )
+    angle += 6 * shift
+    for channel, start in zip((red, green, blue), (5, 3, 1), strict=True):  # Smith's hexagon
+        position = start + angle
+        position.sub_((position / 6).floor_().mul_(6))  # modulo 6, several times faster than remainder
+        torch.sub(top, torch.minimum(position, 4 - position).clamp_(0, 1).mul_(spread), out=channel)
+    values.mul_(255).add_(0.5).clamp_(0, 255).floor_()
 
 
 def convert_to_grey(pixels: Tensor) -> Tensor:
@@ -74,28 +128,6 @@ def convert_to_grey(pixels: Tensor) -> Tensor:
     if pixels.shape[-3] == 1:
         return pixels
     return restore_alpha(pixels, luma(pixels).expand_as(drop_alpha(pixels)).contiguous())
-
-
-def adjust_hue(pixels: Tensor, shift: Factor) -> Tensor:
-    """Rotate the hue by a fraction of a full turn."""
-    if pixels.shape[-3] == 1:
-        return pixels
-    rgb = drop_alpha(pixels).float() / 255
-    top, low = rgb.amax(-3, keepdim=True), rgb.amin(-3, keepdim=True)
-    spread = top - low
-    red, green, blue = rgb.split(1, dim=-3)
-    divisor = spread.clamp(min=1e-12)
-    angle = torch.where(
-        top == red,
-        (green - blue) / divisor,
-        torch.where(top == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
-    )
-    angle = angle + 6 * shift
-    channels = []
-    for start in (5, 3, 1):  # red, green and blue (Smith's hexagon)
-        position = (start + angle).remainder(6)
-        channels.append(top - spread * torch.minimum(position, 4 - position).clamp(0, 1))
-    return restore_alpha(pixels, (torch.cat(channels, dim=-3) * 255 + 0.5).clamp_(0, 255).to(torch.uint8))
 
 
 def adjust_sharpness(pixels: Tensor, factor: Factor) -> Tensor:
@@ -107,7 +139,7 @@ def adjust_sharpness(pixels: Tensor, factor: Factor) -> Tensor:
     total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner[..., 1:-1, 1:-1].to(torch.int16)
     smooth = total.float().div_(13).add_(0.5).floor_()
     out = inner.clone()
-    out[..., 1:-1, 1:-1] = blend(smooth, inner[..., 1:-1, 1:-1], factor)
+    out[..., 1:-1, 1:-1] = to_bytes(blend(smooth, inner[..., 1:-1, 1:-1].float(), factor))
     return restore_alpha(pixels, out)
 
 
@@ -191,7 +223,7 @@ def blur_batch(pixels: Tensor, deviations: Tensor) -> Tensor:
     columns = build_blur_matrices(width, deviations)
     rows = columns if width == height else build_blur_matrices(height, deviations)
     total = rows @ inner.float() @ columns.transpose(-1, -2)  # scaled by 65,536
-    return restore_alpha(pixels, total.add_(2**15).div_(2**16).to(torch.uint8))
+    return restore_alpha(pixels, to_bytes(total.add_(2**15).div_(2**16)))
 
 
 def build_blur_matrices(side: int, deviations: Tensor) -> Tensor:
@@ -237,6 +269,17 @@ def apply_affine(pixels: Tensor, matrix: AffineMatrix, interpolation: str, fill:
     return torch.from_numpy(moved if moved.ndim == 3 else moved[..., None]).permute(2, 0, 1).contiguous()
 
 
+def move_mask(mask: Tensor, matrix: AffineMatrix) -> Tensor:
+    """Sample a mask, uint8 [H, W], at the nearest pixels of the positions of the matrix; outside is IGNORED."""
+    return apply_affine(mask[None], matrix, "nearest", IGNORED)[0]
+
+
+def relative_matrix(matrix: AffineMatrix, size: ImageSize) -> np.ndarray:
+    """Convert a matrix for positions in pixels of an image of this size to fractions of its sides, [3, 3]."""
+    (a, b, c, d, e, f), (height, width) = matrix, size
+    return np.array(((a, b * height / width, c / width), (d * width / height, e, f / height), (0, 0, 1)))
+
+
 def shift_rows(pixels: Tensor, slope: float, shift: float, interpolation: str, fill: int) -> Tensor:
     """Shift each row y of [C, H, W] by slope · y + shift."""
     channels, height, width = pixels.shape
@@ -263,7 +306,7 @@ def shift_rows(pixels: Tensor, slope: float, shift: float, interpolation: str, f
         out.addcmul_(near[..., 1 : width + 1], 1 - 2 * square + cube)
         out.addcmul_(near[..., 2 : width + 2], fraction + square - cube)
         out.addcmul_(near[..., 3 : width + 3], cube - square)
-    out = out.add_(ROUNDING_MARGIN).clamp_(0, 255).to(torch.uint8)
+    out = to_bytes(out.add_(ROUNDING_MARGIN).clamp_(0, 255))
     for top, bottom, nearest in find_runs(np.floor(offsets + 0.5).astype(np.int64)):  # pixels whose centre is outside
         if nearest:
             outside = slice(0, -nearest) if nearest < 0 else slice(max(0, width - nearest), width)

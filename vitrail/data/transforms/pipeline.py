@@ -14,13 +14,13 @@ from vitrail.data.decode import Box, DecodedImage, LazyImage, start_decoding
 from vitrail.data.preprocessing import PIL_MODES, ImageSize, Preprocessing
 from vitrail.data.rng import BatchRandom, SampleRandom
 from vitrail.data.transforms.augment import AugmentSlot, Blur, ChangeSlot, ColourJitter, Flip, Grey, Solarise
-from vitrail.data.transforms.crops import CropSlot, Fit, RandomResizedCrop, SimpleCrop
+from vitrail.data.transforms.crops import CropSlot, Fit, PaddedCrop, RandomResizedCrop, ScaleJitter, SimpleCrop
 from vitrail.data.transforms.operations import luma
-from vitrail.data.transforms.user import BoundTransform, UserTransform, describe_missing
+from vitrail.data.transforms.user import BoundTransform, UserTransform, describe_missing, shorten
 
 Slots = tuple[AugmentSlot, ...]  # as a recipe stores them
 Steps = tuple[AugmentSlot | BoundTransform, ...]
-CROP_TYPES = (RandomResizedCrop, SimpleCrop, Fit)
+CROP_TYPES = (RandomResizedCrop, SimpleCrop, ScaleJitter, Fit)
 MAX_BATCHED_BYTES = 3 * 64 * 64  # per image; larger images are augmented one by one
 VIEW_STRIDE = 2**40  # offset between the sample indices of two views, above every draw
 MAX_LOCAL_CROPS = 64  # per image
@@ -30,17 +30,26 @@ IDENTITY_TRANSFORM = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))  # transform of a sample
 
 @dataclass(frozen=True)
 class TrainPipeline:
-    """Training pipeline: an optional crop first, then augmentations. Without a crop, `Fit` is used."""
+    """Training pipeline: an optional crop first, then augmentations. Without a crop, `Fit` is used.
+
+    With `masks`, rows have the mask of the image as last channel, moved with the image. Steps without `move_mask` are refused.
+    """
 
     steps: Steps
     size: ImageSize = (224, 224)
     channels: int = 3
     turn: bool = True
+    masks: bool = False
 
     def __post_init__(self) -> None:
         if self.channels not in PIL_MODES:
             raise ValueError(f"augmentation supports 1, 3 or 4 channels, got {self.channels}")
         for position, step in enumerate(self.steps):
+            if self.masks and not isinstance(step, CROP_TYPES) and not hasattr(step, "move_mask"):
+                slot = step.slot if isinstance(step, BoundTransform) else step
+                user = isinstance(slot, UserTransform)
+                name = f"the function {shorten(slot.description, 40)}" if user else type(slot).__name__
+                raise ValueError(f"{name} cannot augment images with masks: remove it from the augmentation")
             if isinstance(step, UserTransform):
                 raise ValueError(describe_missing(step, ()))
             if isinstance(step, CROP_TYPES) and position:
@@ -52,7 +61,7 @@ class TrainPipeline:
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of an output row."""
-        return self.channels, *self.size
+        return self.channels + self.masks, *self.size
 
     @property
     def crop(self) -> CropSlot:
@@ -65,23 +74,34 @@ class TrainPipeline:
         """Return the steps after the crop, each with its random stream."""
         return [(i + 1, s) for i, s in enumerate(self.steps) if not isinstance(s, (*CROP_TYPES, UserTransform))]
 
-    def __call__(self, image: Image.Image, rng: SampleRandom) -> Tensor:
-        """Convert an image to uint8 [C, H, W]."""
-        return self.apply(start_decoding(image, self.channels, self.turn), rng)
+    def __call__(self, image: Image.Image, rng: SampleRandom, mask: np.ndarray | None = None) -> Tensor:
+        """Convert an image to uint8 [C, H, W], or one with the mask of the upright image to [C + 1, H, W]."""
+        return self.apply(start_decoding(image, self.channels, self.turn, mask), rng)
 
     def apply(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
-        """Convert an opened or decoded image to uint8 [C, H, W]."""
+        """Convert an opened or decoded image to uint8 [C, H, W], with masks [C + 1, H, W]."""
         return self.augment_image(self.crop_image(source, rng), rng)
 
     def crop_image(self, source: LazyImage | DecodedImage, rng: SampleRandom) -> Tensor:
         """Apply the crop."""
+        if self.masks != (source.mask is not None):
+            raise ValueError(f"the pipeline is built with masks={self.masks}: give {'a' if self.masks else 'no'} mask")
         return self.crop.apply(source, rng.with_stream(0))
 
-    def augment_image(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
-        """Apply the steps after the crop."""
+    def augment_image(self, row: Tensor, rng: SampleRandom) -> Tensor:
+        """Apply the steps after the crop to uint8 [C, H, W], with masks [C + 1, H, W]."""
+        pixels = row[: self.channels]
         for stream, step in self.augmentations:
             pixels = step.apply(pixels, rng.with_stream(stream))
-        return pixels
+        if not self.masks:
+            return pixels
+        return torch.cat((pixels, self.move_mask(row[-1], rng)[None]))
+
+    def move_mask(self, mask: Tensor, rng: SampleRandom) -> Tensor:
+        """Move a mask, uint8 [H, W], as the steps after the crop move its image."""
+        for stream, step in self.augmentations:
+            mask = step.move_mask(mask, rng.with_stream(stream))  # pyright: ignore[reportAttributeAccessIssue]
+        return mask
 
     @property
     def augments_batches(self) -> bool:
@@ -99,19 +119,23 @@ class TrainPipeline:
 
     def sample_box(self, size: ImageSize, rng: SampleRandom) -> Box:
         """Sample the crop's box for an image of this size."""
-        assert not isinstance(self.crop, SimpleCrop)
+        assert not isinstance(self.crop, PaddedCrop)
         return self.crop.sample_box(*size, rng.with_stream(0))
 
     def crop_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
         """Apply the crop to uint8 [B, H, W, C]."""
-        assert not isinstance(self.crop, SimpleCrop)
+        assert not isinstance(self.crop, PaddedCrop)
         return self.crop.apply_batch(pixels, rng.with_stream(0))
 
-    def augment_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
-        """Apply the steps after the crop to uint8 [B, C, H, W]."""
+    def augment_batch(self, rows: Tensor, rng: BatchRandom) -> Tensor:
+        """Apply the steps after the crop to uint8 [B, C, H, W], with masks [B, C + 1, H, W]."""
+        pixels = rows[:, : self.channels].contiguous()
         for stream, step in self.augmentations:
             pixels = step.apply_batch(pixels, rng.with_stream(stream))  # pyright: ignore[reportAttributeAccessIssue]
-        return pixels
+        if not self.masks:
+            return pixels
+        masks = [self.move_mask(mask, each) for mask, each in zip(rows[:, -1], rng.samples(), strict=True)]
+        return torch.cat((pixels, torch.stack(masks)[:, None] if masks else rows[:, -1:]), 1)
 
 
 @dataclass(frozen=True)
@@ -131,8 +155,9 @@ class MultiCropPipeline:
         if self.first.size != self.second.size:
             raise ValueError(f"large crops must have one size, got {self.first.size} and {self.second.size}")
         for pipeline in (self.first, self.second, self.local):
-            if isinstance(pipeline.crop, SimpleCrop):
-                raise ValueError("SimpleCrop shows nearly the whole image: use RandomResizedCrop as the crop of views")
+            if isinstance(pipeline.crop, PaddedCrop):
+                name = type(pipeline.crop).__name__
+                raise ValueError(f"{name} is no crop of a random part: use RandomResizedCrop as the crop of views")
 
     @property
     def views(self) -> tuple[TrainPipeline, ...]:
@@ -266,6 +291,15 @@ class Views:
 
 
 Pipeline = TrainPipeline | MultiCropPipeline | Preprocessing  # the last for evaluation
+
+
+def match_masks(pipeline: Pipeline, masks: bool) -> Pipeline:
+    """Return the pipeline for images with masks or without; raise ValueError if it does not support masks."""
+    if isinstance(pipeline, TrainPipeline):
+        return replace(pipeline, masks=masks)
+    if masks and isinstance(pipeline, MultiCropPipeline):
+        raise ValueError("several crops of each image (views) are not supported for images with masks")
+    return pipeline
 
 
 def convert_channels(

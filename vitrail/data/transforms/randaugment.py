@@ -13,7 +13,14 @@ from vitrail.data.preprocessing import ImageSize
 from vitrail.data.rng import BatchRandom, SampleRandom
 from vitrail.data.transforms import operations
 from vitrail.data.transforms.crops import check_limits
-from vitrail.data.transforms.operations import AffineMatrix, apply_affine, identity_matrices, rotation_matrix
+from vitrail.data.transforms.operations import (
+    AffineMatrix,
+    apply_affine,
+    identity_matrices,
+    move_mask,
+    relative_matrix,
+    rotation_matrix,
+)
 
 OPERATIONS = ("autocontrast", "equalise", "invert", "rotate", "posterise", "solarise", "solarise-add", "colour")
 OPERATIONS += ("contrast", "brightness", "sharpness", "shear-x", "shear-y", "translate-x", "translate-y")
@@ -61,21 +68,28 @@ class RandAugment:
     def affine_matrices(self, size: ImageSize, rng: BatchRandom) -> np.ndarray:
         """Return the matrices from output to input positions, [B, 3, 3]: see `compute_crop_transforms`."""
         matrices = identity_matrices(len(rng.indices))
-        height, width = size
-        for row, index in enumerate(rng.indices.tolist()):
-            for operation, level, sign in self.sample_operations(SampleRandom(rng.seed, rng.epoch, index, rng.stream)):
-                matrix = self.operation_matrix(operation, level, sign, height, width)
-                if matrix is not None:
-                    a, b, c, d, e, f = matrix  # in pixels
-                    step = ((a, b * height / width, c / width), (d * width / height, e, f / height), (0, 0, 1))
-                    matrices[row] @= np.array(step)
+        for row, sample_rng in enumerate(rng.samples()):
+            for matrix in self.sample_matrices(size, sample_rng):
+                matrices[row] @= relative_matrix(matrix, size)
         return matrices
+
+    def move_mask(self, mask: Tensor, rng: SampleRandom) -> Tensor:
+        """Move the mask, uint8 [H, W], by the geometric operations in turn; outside is IGNORED."""
+        for matrix in self.sample_matrices((mask.shape[0], mask.shape[1]), rng):
+            mask = move_mask(mask, matrix)
+        return mask
+
+    def sample_matrices(self, size: ImageSize, rng: SampleRandom) -> Iterator[AffineMatrix]:
+        """Yield the matrices of an image's geometric operations in order."""
+        for operation in self.sample_operations(rng):
+            matrix = self.operation_matrix(*operation, *size)
+            if matrix is not None:
+                yield matrix
 
     def apply_batch(self, pixels: Tensor, rng: BatchRandom) -> Tensor:
         """Augment a batch; images with the same operation in the same layer are processed together."""
         if self.spread:
-            rngs = (SampleRandom(rng.seed, rng.epoch, i, rng.stream) for i in rng.indices.tolist())
-            return torch.stack([self.apply(image, sample_rng) for image, sample_rng in zip(pixels, rngs, strict=True)])
+            return torch.stack([self.apply(image, each) for image, each in zip(pixels, rng.samples(), strict=True)])
         draws = rng.uniform(5 * self.layers).reshape(len(pixels), self.layers, 5)
         kinds = (draws[..., 0] * len(OPERATIONS)).astype(np.int64) * 2 + (draws[..., 2] >= 0.5)
         kinds[draws[..., 1] >= self.rate] = -1

@@ -1,12 +1,13 @@
 """Compare the outputs and the speed of an exported file with those of its model, on the same images.
 
-B images, K classes, F features.
+Maps of logits, [B, K, H, W], are too large to keep for all images: `reduce_outputs` keeps the predicted masks, and the logits of
+pixels on a grid. B images, K classes, F features, H×W pixels, P pixels of a grid.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.runtimes.base import Runtime
+from vitrail.deploy.runtimes.base import ModelContract, Runtime
 from vitrail.metrics.calibration import probabilities
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.metrics.linear import score_logits
 from vitrail.metrics.paired import compare_correct, compare_map
+from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, count_confusion
 
 
 def generate_images(preprocessing: Preprocessing, count: int, seed: int = 0) -> np.ndarray:
@@ -68,6 +70,10 @@ MAX_ACCURACY_LOSS, MAX_CHANGED_PREDICTIONS = 1.0, 5.0  # percentage points, for 
 MAX_CONFIDENCE_SHIFT = 2.0  # percentage points of the mean confidence, for lower precisions
 MIN_COSINE = 0.99  # of the features of an image, for lower precisions
 MIN_SPEEDUP = 1.05  # less is reported as not faster
+MIN_PIXEL_AGREEMENT = 0.999  # of the predicted masks in fp32: at edges, logits may be equal up to rounding
+MAX_CHANGED_PIXELS = 1.0  # per cent, for lower precisions
+GRID_SIDE = 32  # pixels, at most, of the grid whose logits are compared
+MAX_BATCH_BYTES = 2**29  # of maps of logits
 
 
 @dataclass(frozen=True)
@@ -76,12 +82,35 @@ class VerificationImages:
 
     pixels: np.ndarray  # uint8 [B, C, H, W]
     source: str  # description of their origin
-    targets: np.ndarray | None = None  # class indices [B], or [B, K] of 0 and 1
+    targets: np.ndarray | None = None  # class indices [B], or [B, K] of 0 and 1, or masks [B, H, W]
+
+
+@dataclass(frozen=True)
+class MaskOutputs:
+    """Outputs of a segmentation model, reduced to what is compared."""
+
+    masks: np.ndarray  # uint8 [B, H, W]
+    logits: np.ndarray  # float32 [B · P, K]; NaN where an output of the batch is not finite
+
+    @staticmethod
+    def join(parts: "Sequence[MaskOutputs]") -> "MaskOutputs":
+        """Return the outputs of several batches as one."""
+        return MaskOutputs(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("masks", "logits")))
+
+
+def reduce_outputs(outputs: np.ndarray) -> MaskOutputs:
+    """Return the masks of maps of logits [B, K, H, W], and the logits of pixels on a grid."""
+    height, width = outputs.shape[2:]
+    grid = outputs[:, :, :: -(-height // GRID_SIDE), :: -(-width // GRID_SIDE)]
+    logits = np.moveaxis(grid, 1, -1).reshape(-1, outputs.shape[1]).copy()
+    if not np.isfinite(outputs).all():
+        logits[:] = np.nan
+    return MaskOutputs(outputs.argmax(1).astype(np.uint8), logits)
 
 
 @dataclass(frozen=True)
 class PairedScore:
-    """Accuracy (mAP for multi-label data) of two models, with 95 % intervals."""
+    """Accuracy (mAP for multi-label data, mIoU for masks) of two models, with 95 % intervals."""
 
     measure: str
     first: float
@@ -104,18 +133,24 @@ class OutputComparison:
     score: PairedScore | None = None
     confidence_shift: float | None = None  # second minus first, of the mean probability of the predictions
     least_cosine: float | None = None  # of features
+    of_pixels: bool = False  # whether the agreement is that of pixels, not of images
+
+    @property
+    def compared(self) -> str:
+        """Return what the agreement is a fraction of."""
+        return "pixels" if self.of_pixels else "predictions"
 
     def measure_loss(self) -> tuple[float, str]:
         """Return the points of accuracy lost, or the per cent of changed predictions or features, and what they measure."""
         if self.score is not None:
             return max(0.0, -100 * self.score.difference), self.score.measure
         share = self.agreement if self.agreement is not None else self.least_cosine or 0.0
-        return 100 * (1 - share), "predictions" if self.agreement is not None else self.what
+        return 100 * (1 - share), self.compared if self.agreement is not None else self.what
 
     def describe(self) -> str:
         """Return the agreement as a phrase."""
         if self.agreement is not None:
-            return f"{100 * self.agreement:.4g} % same predictions"
+            return f"{100 * self.agreement:.4g} % same {self.compared}"
         return f"{self.what} with a cosine of at least {self.least_cosine:.4f}"
 
 
@@ -135,27 +170,31 @@ class Tolerances:
     points: float | None
     points_unlabelled: float | None
     confidence: float = math.inf  # percentage points of the mean confidence
+    pixels: float = 100 * (1 - MIN_PIXEL_AGREEMENT)  # per cent of changed pixels of masks
 
     def find_violations(self, comparison: OutputComparison) -> list[str]:
         """Return the reasons why a comparison exceeds the tolerances; empty if it does not."""
         if not math.isfinite(comparison.largest_difference):
             return ["its outputs are not finite"]
         if self.logits is not None:
-            limit = self.logits * (1.0 if comparison.what == "logits" else max(1.0, comparison.largest))
+            is_absolute = comparison.what == "logits" and not comparison.of_pixels
+            limit = self.logits * (1.0 if is_absolute else max(1.0, comparison.largest))
             violations, largest = [], comparison.largest_difference
             if largest > limit:
                 violations.append(f"{comparison.what} differ by {largest:.3g}, more than {limit:.3g}")
-            if comparison.agreement is not None and comparison.agreement < 1:
-                violations.append(f"{1 - comparison.agreement:.2%} of the predictions changed")
+            least = 1 - self.pixels / 100 if comparison.of_pixels else 1
+            if comparison.agreement is not None and comparison.agreement < least:
+                violations.append(f"{1 - comparison.agreement:.2%} of the {comparison.compared} changed")
             return violations
         if comparison.score is not None and self.points is not None:
             lost = -100 * comparison.score.difference
             message = f"{comparison.score.measure} falls by {lost:.2f} points, more than {self.points:g}"
             return [message] if lost > self.points + 1e-9 else self.find_miscalibration(comparison)
         if comparison.agreement is not None and self.points_unlabelled is not None:
-            changed = 100 * (1 - comparison.agreement)
-            message = f"{changed:.2f} % of the predictions changed, more than {self.points_unlabelled:g} %"
-            return [message] if changed > self.points_unlabelled + 1e-9 else self.find_miscalibration(comparison)
+            changed, limit = 100 * (1 - comparison.agreement), self.points_unlabelled
+            limit = self.pixels if comparison.of_pixels else limit
+            message = f"{changed:.2f} % of the {comparison.compared} changed, more than {limit:g} %"
+            return [message] if changed > limit + 1e-9 else self.find_miscalibration(comparison)
         if comparison.least_cosine is not None and comparison.least_cosine < MIN_COSINE:
             return [f"{comparison.what} have a cosine of only {comparison.least_cosine:.4f}, less than {MIN_COSINE}"]
         relative = comparison.largest_difference / max(1e-9, comparison.largest)
@@ -175,7 +214,8 @@ def tolerances_for(precision: str, tolerance: float | None = None) -> Tolerances
     if precision == "fp32":
         return Tolerances(MAX_LOGIT_DIFFERENCE if tolerance is None else tolerance, None, None)
     points = (MAX_ACCURACY_LOSS, MAX_CHANGED_PREDICTIONS) if tolerance is None else (tolerance, tolerance)
-    return Tolerances(None, *points, max(MAX_CONFIDENCE_SHIFT, tolerance or 0.0))
+    pixels = MAX_CHANGED_PIXELS if tolerance is None else tolerance
+    return Tolerances(None, *points, max(MAX_CONFIDENCE_SHIFT, tolerance or 0.0), pixels)
 
 
 @dataclass(frozen=True)
@@ -183,7 +223,7 @@ class RuntimeSpeed:
     """Speed of one runtime, measured interleaved with the others of the same report."""
 
     latency: float  # seconds for one image
-    throughput: float  # images per second in batches of 16
+    throughput: float  # images per second in batches
 
 
 @dataclass(frozen=True)
@@ -205,6 +245,7 @@ class VerificationReport:
     at_sizes: tuple[SizeComparison, ...] = ()  # of a file for any size
     kept: tuple[str, ...] = ()  # layers left in fp32 in an int8 file
     notes: tuple[str, ...] = ()
+    batch_size: int = BATCH_SIZE  # of the throughput
 
     @property
     def passed(self) -> bool:
@@ -216,13 +257,17 @@ class VerificationReport:
 
 
 def compare_outputs(
-    first: np.ndarray,
-    second: np.ndarray,
+    first: np.ndarray | MaskOutputs,
+    second: np.ndarray | MaskOutputs,
     targets: np.ndarray | None = None,
     several: bool = False,
     what: str = "logits",
 ) -> OutputComparison:
-    """Compare two outputs, both [B, K] logits or [B, F] features."""
+    """Compare two outputs, both [B, K] logits, [B, F] features or masks."""
+    if isinstance(first, MaskOutputs) and isinstance(second, MaskOutputs):
+        return compare_mask_outputs(first, second, targets)
+    assert isinstance(first, np.ndarray)
+    assert isinstance(second, np.ndarray)
     if first.shape != second.shape:
         raise ValueError(f"{what} differ in shape: {list(first.shape)} and {list(second.shape)}")
     difference = float(np.abs(first - second).max()) if np.isfinite(second).all() else math.inf
@@ -236,6 +281,41 @@ def compare_outputs(
         mean_confidence(second, several) - mean_confidence(first, several) if math.isfinite(difference) else math.nan
     )
     return OutputComparison(what, difference, largest, float(same.mean()), interval, score, shift)
+
+
+def compare_mask_outputs(
+    first: MaskOutputs, second: MaskOutputs, targets: np.ndarray | None = None
+) -> OutputComparison:
+    """Compare the masks of two models at every pixel, and their logits at the pixels of a grid."""
+    if first.masks.shape != second.masks.shape or first.logits.shape != second.logits.shape:
+        shapes = " and ".join(str([len(one.masks), *one.masks.shape[1:]]) for one in (first, second))
+        raise ValueError(f"masks differ in shape: {shapes}")
+    same, largest = float((first.masks == second.masks).mean()), float(np.abs(first.logits).max())
+    if not np.isfinite(second.logits).all():
+        return OutputComparison("logits", math.inf, largest, same, of_pixels=True)
+    difference = float(np.abs(first.logits - second.logits).max())
+    shift = mean_confidence(second.logits, False) - mean_confidence(first.logits, False)
+    score = None if targets is None else score_masks(first, second, targets)
+    return OutputComparison("logits", difference, largest, same, None, score, shift, of_pixels=True)
+
+
+def score_masks(first: MaskOutputs, second: MaskOutputs, targets: np.ndarray) -> PairedScore:
+    """Return the mIoU of both models on masks [B, H, W], and their paired difference."""
+    classes = first.logits.shape[1]
+    confusions = [
+        np.stack([count_confusion(mask, target, classes) for mask, target in zip(one.masks, targets, strict=True)])
+        for one in (first, second)
+    ]
+    one, two = (compute_mask_metrics(counts) for counts in confusions)
+    paired = compare_masks(*confusions)
+    intervals = read_interval(one), read_interval(two)
+    return PairedScore("mIoU", one["miou"], two["miou"], *intervals, paired.difference, paired.interval)
+
+
+def read_interval(metrics: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the interval of the mIoU; None of a single image, which has none."""
+    low, high = metrics.get("miou_interval") or (None, None)
+    return None if low is None or high is None else (low, high)
 
 
 def mean_confidence(logits: np.ndarray, several: bool) -> float:
@@ -264,11 +344,18 @@ def score_pair(first: np.ndarray, second: np.ndarray, targets: np.ndarray) -> Pa
     return PairedScore("accuracy", one / count, two / count, *intervals, paired.difference, paired.interval)
 
 
+def choose_batch_size(contract: ModelContract) -> int:
+    """Return the number of images that are computed at once: fewer if the outputs are large maps."""
+    (height, width), classes = contract.preprocessing.size, len(contract.labels or ())
+    fitting = MAX_BATCH_BYTES // (4 * max(1, classes) * height * width)
+    return BATCH_SIZE if contract.target_kind != "masks" else max(1, min(BATCH_SIZE, fitting))
+
+
 def measure_speeds(
-    runtimes: Mapping[str, Runtime], pixels: np.ndarray, seconds: float = 10.0
+    runtimes: Mapping[str, Runtime], pixels: np.ndarray, seconds: float = 10.0, batch_size: int = BATCH_SIZE
 ) -> dict[str, RuntimeSpeed]:
     """Return latency and throughput of each runtime, measured interleaved."""
-    batch = np.concatenate([pixels] * -(-BATCH_SIZE // len(pixels)))[:BATCH_SIZE]
+    batch = np.concatenate([pixels] * -(-batch_size // len(pixels)))[:batch_size]
 
     def median_seconds(images: np.ndarray, rounds: int) -> dict[str, float]:
         calls = {name: partial(runtime, images) for name, runtime in runtimes.items()}
@@ -276,7 +363,7 @@ def measure_speeds(
         return {name: statistics.median(times) for name, times in samples.items()}
 
     single, batched = median_seconds(batch[:1], 31), median_seconds(batch, 11)
-    return {name: RuntimeSpeed(single[name], BATCH_SIZE / batched[name]) for name in runtimes}
+    return {name: RuntimeSpeed(single[name], batch_size / batched[name]) for name in runtimes}
 
 
 def describe_missing_speedup(

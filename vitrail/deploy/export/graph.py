@@ -1,4 +1,4 @@
-"""The exported module (pixels in, logits and features out), its trace, and its ONNX graph.
+"""The exported module (pixels in, logits and features out; of masks logits alone), its trace, and its ONNX graph.
 
 B images, C channels of H×W pixels, K classes, F features.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.runtimes.base import METADATA_KEY, InputKind, ModelContract, contract_to_json
 from vitrail.deploy.runtimes.exported import INPUT_NAME
-from vitrail.models.base import Model
+from vitrail.models.base import Model, ModelConfig
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -51,10 +51,12 @@ class ExportGraph(nn.Module):
     @property
     def output_names(self) -> tuple[str, ...]:
         """Return the names of the outputs, in order."""
-        return ("features",) if self.model.config.classes is None else ("logits", "features")
+        return name_outputs(self.model.config)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         image = pixels.to(torch.float32) * self.scale + self.shift if self.uint8 else pixels
+        if self.output_names == ("logits",):
+            return (self.model(image.to(self.dtype)).float(),)
         features = self.compute_features(image.to(self.dtype))
         flat = features.flatten(1).float()  # a distilled model has [B, 2, D]
         return (flat,) if len(self.output_names) == 1 else (self.model.classify(features).float(), flat)
@@ -64,6 +66,13 @@ class ExportGraph(nn.Module):
         if self.merged is not None:
             return self.merged.features(image)
         return self.model.compute_pre_logits(image)
+
+
+def name_outputs(config: ModelConfig) -> tuple[str, ...]:
+    """Return the outputs of the exported graph of a model. The features of a segmentation model would run its backbone twice."""
+    if config.classes is None:
+        return ("features",)
+    return ("logits",) if config.output_kind == "masks" else ("logits", "features")
 
 
 def store_half(proto: "ModelProto", precision: str) -> "ModelProto":

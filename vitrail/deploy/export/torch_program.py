@@ -19,7 +19,7 @@ from torch import Tensor
 from vitrail.checkpoints.artifact import CheckpointContract as Stored
 from vitrail.checkpoints.load import assemble_model
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.deploy.export.graph import ExportGraph, silence_exporter, trace_graph
+from vitrail.deploy.export.graph import ExportGraph, name_outputs, silence_exporter, trace_graph
 from vitrail.deploy.runtimes import exported
 from vitrail.deploy.runtimes.base import METADATA_KEY, ModelContract, OutputKind, contract_to_json
 from vitrail.deploy.runtimes.exported import GraphRuntime, Opened, read_contract
@@ -77,7 +77,7 @@ def load_program(path: Path, output_kind: OutputKind = "logits") -> Opened:
         contract, preprocessing = read_contract(path, _read_text(path, archive, f"extra/{METADATA_KEY}"))
     with silence_exporter():
         call = torch.export.load(path).module()
-    names = ("features",) if contract.config["classes"] is None else ("logits", "features")
+    names = name_outputs(config_from_json(contract.config))
     return run_with_torch(call, names, preprocessing, output_kind, path, contract.precision), contract
 
 

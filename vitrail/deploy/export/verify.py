@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitrail.deploy.export import comparison, export, quantise
-from vitrail.deploy.export.comparison import OutputComparison, VerificationImages, VerificationReport, compare_outputs
+from vitrail.deploy.export.comparison import (
+    MaskOutputs,
+    OutputComparison,
+    VerificationImages,
+    VerificationReport,
+    compare_outputs,
+)
 from vitrail.deploy.export.graph import ExportGraph, write_metadata, write_onnx
 from vitrail.deploy.export.torch_program import run_with_torch
 from vitrail.deploy.runtimes.base import ModelContract, OutputKind, Runtime
@@ -27,6 +33,7 @@ MODEL_NAME, FILE_NAME, FLOAT_FILE_NAME = "model", "file", "file in float"  # key
 IMAGES_PER_SIZE = 4
 RESNET_STRIDE = 8  # pixels; ResNets have no patches
 MIN_PATCHES = 2  # per side; from here on positions are resampled inside the graph
+Outputs = np.ndarray | MaskOutputs
 
 
 @dataclass(frozen=True)
@@ -95,15 +102,16 @@ def export_and_verify(
             len(images.pixels),
             images.source,
             compared,
-            verified.compare_features(staged) if verified.output == "logits" else None,
+            verified.compare_features(staged) if verified.has_features else None,
             sum(file.stat().st_size for file in staged.parent.iterdir()),
             bytes_before,
-            comparison.measure_speeds(runtimes, images.pixels, request.timing_seconds),
+            comparison.measure_speeds(runtimes, images.pixels, request.timing_seconds, verified.batch_size),
             (*limits.find_violations(compared), *verified.reopen(staged)),
             verified.compare_unmerged() if request.merge else None,
             verified.compare_at_sizes(runtimes[FILE_NAME]) if request.dynamic_size else (),
             quantised.float_layers if quantised else (),
             quantised.notes if quantised else (),
+            verified.batch_size,
         )
         report = complete_report(report, quantised, limits)
         if not report.passed and not request.force:
@@ -147,6 +155,15 @@ class VerifiedExport:
         """Return the first output of the exported file."""
         return "features" if self.model.config.classes is None else "logits"
 
+    @property
+    def has_features(self) -> bool:
+        """Return whether the file has features beside its logits."""
+        return self.output == "logits" and self.contract.target_kind != "masks"
+
+    @property
+    def batch_size(self) -> int:
+        return comparison.choose_batch_size(self.contract)
+
     @cached_property
     def original(self) -> Runtime:
         """Return the PyTorch runtime of the model, with merged tokens if requested."""
@@ -154,17 +171,27 @@ class VerifiedExport:
         return TorchRuntime(merged, self.contract.preprocessing)
 
     @cached_property
-    def expected(self) -> np.ndarray:
+    def expected(self) -> Outputs:
         """Return the outputs of the model."""
         return self.run(self.original, "running the model")
 
-    def run(self, runtime: Runtime, stage: str) -> np.ndarray:
-        return run_pixels(runtime, self.images.pixels, comparison.BATCH_SIZE, self.progress, stage)
+    def run(self, runtime: Runtime, stage: str) -> Outputs:
+        """Return the outputs for all images; maps of logits are reduced batch by batch."""
+        if self.contract.target_kind != "masks":
+            return run_pixels(runtime, self.images.pixels, self.batch_size, self.progress, stage)
+        parts: list[MaskOutputs] = []
+
+        def reduce(pixels: np.ndarray) -> np.ndarray:
+            parts.append(comparison.reduce_outputs(runtime(pixels)))
+            return pixels[:, 0, 0, 0]  # the outputs are in the list
+
+        run_pixels(reduce, self.images.pixels, self.batch_size, self.progress, stage)
+        return MaskOutputs.join(parts)
 
     def open_file(self, file: Path, output: OutputKind | None = None) -> Runtime:
         return export.open_own_file(file, output or self.output, self.request.threads)[0]
 
-    def compare(self, first: np.ndarray, second: np.ndarray) -> OutputComparison:
+    def compare(self, first: Outputs, second: Outputs) -> OutputComparison:
         return compare_outputs(first, second, self.images.targets, self.contract.several, self.output)
 
     def compare_file(self, file: Path) -> OutputComparison:
@@ -200,8 +227,10 @@ class VerifiedExport:
         comparisons, sizes = [], other_sizes(self.model, self.contract.preprocessing.size)
         for number, size in enumerate(sizes, start=1):
             pixels = comparison.generate_images(self.contract.preprocessing.with_size(size), IMAGES_PER_SIZE)
-            outputs = self.original(pixels), runtime(pixels)
-            compared = compare_outputs(*outputs, several=self.contract.several, what=self.output)
+            first, second = self.original(pixels), runtime(pixels)
+            if self.contract.target_kind == "masks":
+                first, second = comparison.reduce_outputs(first), comparison.reduce_outputs(second)
+            compared = compare_outputs(first, second, several=self.contract.several, what=self.output)
             comparisons.append(comparison.SizeComparison(size, compared))
             if self.progress:
                 self.progress("comparing other sizes", number, len(sizes))
@@ -233,7 +262,8 @@ class VerifiedExport:
             return not self.limits.find_violations(self.compare_file(file))
 
         inputs = prepare_input(calibration, None if uint8 else self.contract.preprocessing)
-        quantiser, sample = quantise.Quantiser(onnx_path, inputs), inputs[: quantise.SENSITIVITY_IMAGES]
+        sampled = min(quantise.SENSITIVITY_IMAGES, self.batch_size)  # whose outputs are kept in memory
+        quantiser, sample = quantise.Quantiser(onnx_path, inputs), inputs[:sampled]
         limit = self.request.search_seconds
         quantised = quantise.quantise_graph(quantiser, sample, self.output, is_accepted, self.progress, limit)
         write(quantised.proto)

@@ -9,12 +9,13 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from vitrail.reports.masks import measure_shares
 from vitrail.utils.files import atomic_write
 
 SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".npy": "npy"}
@@ -24,12 +25,22 @@ MIN_ROW_GROUP = 2**14  # rows of a Parquet row group
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """The result for one image: its predictions, the most probable first, or its features, or an error."""
+    """The result for one image: its predictions, the most probable first, or its features or mask, or an error."""
 
     path: str
     predictions: tuple[tuple[str, float], ...] = ()
     features: np.ndarray | None = None  # float32 [F]
     error: str | None = None
+    mask: np.ndarray | None = None  # uint8 [H, W], indices of labels
+    labels: tuple[str, ...] = ()  # the classes of a mask
+    overlay: bytes | None = None  # a JPEG of the mask over its image
+    index: int = field(default=0, compare=False)  # of the image, in the order of the inputs
+
+    @property
+    def shares(self) -> tuple[tuple[str, float], ...]:
+        """Return the classes that the mask has and their shares of its pixels, the largest first."""
+        shares = {} if self.mask is None else measure_shares(self.mask)
+        return tuple((self.labels[index], share) for index, share in shares.items())
 
     @property
     def label(self) -> str | None:

@@ -8,10 +8,13 @@ B images, C channels, H×W pixels, K values.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
+from PIL import Image
 
 from vitrail.data.decode import IMAGE_ERRORS, format_image_error, name_image_errors
 from vitrail.data.preprocessing import Preprocessing
@@ -54,15 +57,54 @@ class BatchSizeTuner:
                 return neighbour
         return fastest
 
+    def limit_size(self, maximum: int) -> None:
+        """Limit the size from now on."""
+        with self.lock:
+            self.maximum = max(1, min(self.maximum, maximum))
+            self.size = min(self.size, self.maximum)
+
     def record_out_of_memory(self, size: int) -> None:
         """Limit the size after a batch did not fit into memory."""
-        with self.lock:
-            self.maximum = max(1, size // 2)
-            self.size = min(self.size, self.maximum)
+        self.limit_size(size // 2)
 
 
 MAX_PENDING_BATCHES = 4  # finished batches per thread that wait for an earlier one
+MAX_BATCH_BYTES = 2**28  # of the images and masks of a batch, whose size is that of the files
+MAX_PENDING_BYTES = 2**28  # of the finished batches of all threads, likewise
 NOT_FINITE = "the outputs of the model are not finite"
+
+
+class ImageInference(Protocol):
+    """The way from an image to a result of it."""
+
+    def prepare(self, image: Image.Image) -> Any:
+        """Return what the model needs of an image."""
+        ...
+
+    def count_bytes(self, item: Any) -> int:
+        """Return the bytes of what `prepare` returned or of a result; 0 if they do not grow with the image."""
+        ...
+
+    def run(self, run: Callable[[np.ndarray], np.ndarray], inputs: Sequence[Any]) -> Iterable[Any | None]:
+        """Return the result of each image, given a function that runs the model; None if it is not finite."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowInference:
+    """Logits or features of images, float32 [K] each."""
+
+    preprocessing: Preprocessing
+
+    def prepare(self, image: Image.Image) -> np.ndarray:
+        return self.preprocessing.to_pixels(image).numpy()
+
+    def count_bytes(self, item: np.ndarray) -> int:
+        return 0
+
+    def run(self, run: Callable[[np.ndarray], np.ndarray], inputs: Sequence[np.ndarray]) -> Iterator[np.ndarray | None]:
+        for output in run(np.stack(inputs)):
+            yield output if np.isfinite(output).all() else None
 
 
 @dataclass(frozen=True)
@@ -71,8 +113,9 @@ class BatchOutput:
 
     start: int
     names: list[str]
-    values: list[np.ndarray | None]  # float32 [K] each
+    values: list[Any | None]  # the result of each image
     errors: dict[int, str]  # by the index in the batch
+    nbytes: int = 0  # of the results, if they grow with the images
 
 
 class ParallelInference:
@@ -83,12 +126,12 @@ class ParallelInference:
         inputs: ImageInputs,
         start: int,
         stop: int,
-        preprocessing: Preprocessing,
+        inference: ImageInference,
         runtimes: Sequence[Runtime],
         batch_size: BatchSizeTuner,
     ) -> None:
         """Start one thread per runtime; a runtime listed several times is used by one thread at a time."""
-        self.inputs, self.stop, self.preprocessing, self.batch_size = inputs, stop, preprocessing, batch_size
+        self.inputs, self.stop, self.inference, self.batch_size = inputs, stop, inference, batch_size
         self.next = self.next_output = start
         self.runtimes, self.ended, self.change = runtimes, False, threading.Condition()
         self.finished: dict[int, BatchOutput] = {}
@@ -125,10 +168,14 @@ class ParallelInference:
         """Process batches until there are no more."""
         try:
             while (span := self.take_range()) is not None:
-                batch = self.process_batch(*span, runtime, lock)
-                with self.change:
-                    self.finished[batch.start] = batch
-                    self.change.notify_all()
+                start, count = span
+                while count:  # in several batches if the images are large
+                    self.wait_for_space(start)
+                    batch = self.process_batch(start, count, runtime, lock)
+                    start, count = start + len(batch.names), count - len(batch.names)
+                    with self.change:
+                        self.finished[batch.start] = batch
+                        self.change.notify_all()
         except ConsumerStopped:
             return
         except BaseException as error:  # raised again by the iterator
@@ -148,35 +195,44 @@ class ParallelInference:
             start, self.next = self.next, self.next + count
             return start, count
 
+    def wait_for_space(self, start: int) -> None:
+        """Wait while the finished batches are too large; the batch that the iterator needs next never waits."""
+        with self.change:
+            while start != self.next_output and not self.ended and self.failure is None and self.is_full():
+                self.change.wait()
+
+    def is_full(self) -> bool:
+        return sum(batch.nbytes for batch in self.finished.values()) >= MAX_PENDING_BYTES
+
     def process_batch(self, start: int, count: int, runtime: Runtime, lock: threading.Lock) -> BatchOutput:
-        """Decode images and run the model on those that can be read."""
-        shape = (self.preprocessing.channels, *self.preprocessing.size)
-        pixels = np.empty((count, *shape), dtype=np.uint8)
-        names, errors, read = [], {}, []
+        """Decode up to `count` images, fewer if they are large, and run the model on those that can be read."""
+        names, errors, prepared, size = [], {}, {}, 0
         for index in range(count):
             if self.ended:
                 raise ConsumerStopped
+            if size >= MAX_BATCH_BYTES:
+                break
             name = self.inputs.name(start + index)
             names.append(name)
             try:
                 with name_image_errors(name), self.inputs.open(start + index) as image:
-                    pixels[len(read)] = self.preprocessing.to_pixels(image).numpy()
-                read.append(index)
+                    prepared[index] = self.inference.prepare(image)
+                size += self.inference.count_bytes(prepared[index])
             except IMAGE_ERRORS as error:
                 errors[index] = format_image_error(error, name)
-        values: list[np.ndarray | None] = [None] * count
-        if read:
+        values: list[Any | None] = [None] * len(names)
+        if prepared:
             with lock:
                 start_time = time.perf_counter()
-                outputs = self.run_model(runtime, pixels[: len(read)])
+                outputs = list(self.inference.run(partial(self.run_model, runtime), list(prepared.values())))
                 if not getattr(runtime, "is_checking", False):  # computed in two precisions
-                    self.batch_size.record(len(read), time.perf_counter() - start_time)
-            for index, output in zip(read, outputs, strict=True):
-                if np.isfinite(output).all():
-                    values[index] = output
-                else:
+                    self.batch_size.record(len(prepared), time.perf_counter() - start_time)
+            for index, output in zip(prepared, outputs, strict=True):
+                values[index] = output
+                if output is None:
                     errors[index] = NOT_FINITE
-        return BatchOutput(start, names, values, errors)
+        nbytes = sum(self.inference.count_bytes(value) for value in values if value is not None)
+        return BatchOutput(start, names, values, errors, nbytes)
 
     def run_model(self, runtime: Runtime, pixels: np.ndarray) -> np.ndarray:
         """Return the outputs of the model, in two halves if the batch does not fit into memory."""

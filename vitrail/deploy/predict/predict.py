@@ -1,4 +1,4 @@
-"""`vitrail.predict`: predictions of a model for many images, in order, computed on all cores."""
+"""`vitrail.predict`: predictions of a model, classes or masks, for many images, in order, computed on all cores."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,15 @@ import torch
 from vitrail.deploy.predict import parallel
 from vitrail.deploy.predict.formats import PredictionRow
 from vitrail.deploy.predict.inputs import ImageInputs, collect_images
-from vitrail.deploy.predict.parallel import BatchOutput, BatchSizeTuner, ParallelInference
+from vitrail.deploy.predict.parallel import (
+    BatchOutput,
+    BatchSizeTuner,
+    ImageInference,
+    ParallelInference,
+    RowInference,
+)
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.masks import MaskInference, MaskOptions, MaskOutput, class_colours
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.inference import top_classes
@@ -22,10 +29,18 @@ from vitrail.utils.progress import ProgressCallback
 
 MAX_LANES = 16  # threads; more would wait for the GIL
 MAX_BATCH_BYTES = 2**31  # of the batches of all threads, on a CPU
+MAX_OVERLAY_BATCH = 4  # images that are kept at their own size
 ACTIVATION_FACTOR = 24  # memory of an image inside a model, relative to its input
 
 
-RUN_OPTIONS = ("batch_size", "workers", "names")  # of an inference, not of opening the model
+RUN_OPTIONS = (
+    "batch_size",
+    "workers",
+    "names",
+    "inference",
+    "flip",
+    "scales",
+)  # of an inference, not of opening the model
 
 
 class InferenceKeywords(TypedDict, total=False):
@@ -42,6 +57,9 @@ class InferenceKeywords(TypedDict, total=False):
     take: str | None
     batch_timeout: float
     tolerance: float | None
+    inference: str
+    flip: bool
+    scales: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -60,13 +78,21 @@ class InferenceOptions:
     batch_timeout: float = BATCH_SECONDS
     tolerance: float | None = None  # points of accuracy that an int8 export may lose, for the runtime "auto"
     names: str | None = None  # file of class names for a model without them, or "imagenet"
+    inference: str = "whole"  # of masks: whole or sliding
+    flip: bool = False  # of masks: average with the mirror image
+    scales: tuple[float, ...] = (1.0,)  # of masks, with inference="sliding"
 
     def __post_init__(self) -> None:
+        self.masks()  # checked
         for option, value in (("batch_size=", self.batch_size), ("workers=", self.workers)):
             if value is not None and value < 1:
                 raise ValueError(f"{option} must be >= 1, got {value}")
         if not self.batch_timeout > 0:
             raise ValueError(f"batch_timeout= must be > 0, got {self.batch_timeout:g}")
+
+    def masks(self) -> MaskOptions:
+        """Return the options of the inference of masks."""
+        return MaskOptions(self.inference, self.flip, tuple(self.scales))
 
     def opening(self) -> dict[str, Any]:
         """Return the options of `open_deployed_model`."""
@@ -83,6 +109,9 @@ def predict(
     **keywords: Unpack[InferenceKeywords],
 ) -> Iterator[PredictionRow]:
     """Yield a row for each image, in order: `path`, `label`, `score`, `predictions` (the `top` classes), or `error`.
+
+    The rows of a segmentation model have a `mask`, uint8 [H, W], whose values are indices of `labels`, and the `shares` of its
+    classes. `inference="sliding"` computes it from windows, `flip=True` and `scales=(1, 1.25)` from several views.
 
     `model` is a checkpoint, a run, `hf://owner/name`, an exported file, or a model that `vitrail.load` returned. `images` are
     files, folders, patterns, lists, tar shards or tables; a PIL image, an array [H, W, C], a tensor [C, H, W], or a list of
@@ -121,7 +150,10 @@ def infer_rows(
     chosen = replace(options or InferenceOptions(), **keywords)
     inputs = collect_images(images)
     count = len(inputs) if limit is None else min(limit, len(inputs))
-    return predict_rows(open_pool(model, output_kind, chosen, count), inputs, 0, count, top)
+    pool = open_pool(model, output_kind, chosen, count)
+    if pool.masks is not None and top > 1:
+        raise ValueError(f"top= is for classes of images, and {pool.deployed.name} predicts masks: leave it out")
+    return predict_rows(pool, inputs, 0, count, top)
 
 
 @dataclass(frozen=True)
@@ -131,6 +163,11 @@ class RuntimePool:
     deployed: DeployedModel
     runtimes: tuple[Runtime, ...]
     batch_size: BatchSizeTuner
+    masks: MaskInference | None = None  # None for classes and features
+
+    @property
+    def inference(self) -> ImageInference:
+        return self.masks or RowInference(self.deployed.contract.preprocessing)
 
 
 def device_type(runtime: Runtime) -> str:
@@ -151,16 +188,37 @@ def open_pool(
     threads = 1 if pick_device(options.device).type != "cpu" else max(1, available_cores() // lanes)
     more = {"output_kind": output_kind, "threads": threads, "report": report, "n_images": count}
     deployed = with_class_names(open_deployed_model(where, **options.opening(), **more), options.names)
+    masks = choose_mask_inference(deployed, options)
     device = device_type(deployed.runtime)
     limit = max_cpu_batch_size(deployed.contract, lanes) if device == "cpu" else parallel.MAX_BATCH_SIZE.get(device, 64)
     tuner = BatchSizeTuner(parallel.INITIAL_BATCH_SIZE.get(device, 8), limit)
     if options.batch_size is not None:
         tuner = BatchSizeTuner(options.batch_size, options.batch_size, fixed=True)
     if device != "cpu":
-        return RuntimePool(deployed, (deployed.runtime,) * lanes, tuner)
+        return RuntimePool(deployed, (deployed.runtime,) * lanes, tuner, masks)
     keep_freed_memory()
     clones = (clone_runtime(deployed, threads) for _ in range(lanes - 1))
-    return RuntimePool(deployed, (deployed.runtime, *clones), tuner)
+    return RuntimePool(deployed, (deployed.runtime, *clones), tuner, masks)
+
+
+def choose_mask_inference(deployed: DeployedModel, options: InferenceOptions) -> MaskInference | None:
+    """Return the inference of a segmentation model; None for another, which must not be given options of masks."""
+    contract, given = deployed.contract, options.masks()
+    if contract.target_kind == "masks":
+        return MaskInference(contract.preprocessing, given, len(contract.labels or ()))
+    if given != MaskOptions():
+        names = ("inference", "flip", "scales")
+        name = next(name for name in names if getattr(given, name) != getattr(MaskOptions(), name))
+        raise ValueError(f"{name}= is for segmentation models, and {deployed.name} predicts no masks: leave it out")
+    return None
+
+
+def with_overlays(pool: RuntimePool) -> RuntimePool:
+    """Return a pool of a segmentation model whose rows have overlays too."""
+    assert pool.masks is not None
+    colours = class_colours(pool.deployed.contract)
+    pool.batch_size.limit_size(MAX_OVERLAY_BATCH)
+    return replace(pool, masks=replace(pool.masks, overlay_colours=colours))
 
 
 def predict_rows(
@@ -175,7 +233,7 @@ def predict_rows(
     contract, output_kind = pool.deployed.contract, pool.deployed.output_kind
     stage = "predicting" if output_kind == "logits" else "embedding"
     lanes = pool.runtimes[: max(1, stop - start)]
-    for batch in ParallelInference(inputs, start, stop, contract.preprocessing, lanes, pool.batch_size):
+    for batch in ParallelInference(inputs, start, stop, pool.inference, lanes, pool.batch_size):
         yield from to_rows(batch, contract, output_kind, top)
         if progress:
             progress(stage, batch.start + len(batch.names), stop)
@@ -184,7 +242,8 @@ def predict_rows(
 def max_cpu_batch_size(contract: ModelContract, lanes: int) -> int:
     """Return the largest batch size tried on a CPU."""
     pipeline = contract.preprocessing
-    image_bytes = 4 * pipeline.channels * pipeline.size[0] * pipeline.size[1] * ACTIVATION_FACTOR
+    outputs = 3 * len(contract.labels or ()) if contract.target_kind == "masks" else 0  # logits, and copies of them
+    image_bytes = 4 * pipeline.size[0] * pipeline.size[1] * (pipeline.channels * ACTIVATION_FACTOR + outputs)
     return max(1, min(parallel.MAX_BATCH_SIZE["cpu"], MAX_BATCH_BYTES // (image_bytes * lanes)))
 
 
@@ -192,7 +251,10 @@ def to_rows(batch: BatchOutput, contract: ModelContract, output_kind: OutputKind
     """Yield the rows of a batch."""
     for index, (name, values) in enumerate(zip(batch.names, batch.values, strict=True)):
         if values is None:
-            yield PredictionRow(name, error=batch.errors[index])
+            yield PredictionRow(name, error=batch.errors[index], index=batch.start + index)
+        elif isinstance(values, MaskOutput):
+            labels, number = contract.labels or (), batch.start + index
+            yield PredictionRow(name, mask=values.mask, labels=labels, overlay=values.overlay, index=number)
         elif output_kind == "features":
             yield PredictionRow(name, features=values)
         else:

@@ -298,6 +298,12 @@ def check_resumable(out: Path, rank: int, world: int, *, resume: bool, force: bo
     return exists
 
 
+def find_streams(out: Path) -> list[Path]:
+    """Return the files of interrupted runs beside `out`."""
+    pattern = re.compile(rf"{re.escape(out.name)}\.(partial|rank\d+)")
+    return sorted(path for path in out.parent.iterdir() if pattern.fullmatch(path.name))
+
+
 def find_other_parts(out: Path, world: int) -> tuple[Path, int] | None:
     """Return a part of an interrupted run with another number of processes, and that number."""
     for journal in sorted(out.parent.glob(f"{glob.escape(out.name)}.*.json")):
@@ -320,6 +326,8 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
         return ""
     if name in DIFFERENCES:
         return f"with {DIFFERENCES[name]}"
+    if before.get(name) is None and now.get(name) is True:
+        return f"without --{name}"
     return f"with --{name} {before.get(name)}, which is {now.get(name)} now"
 
 

@@ -4,11 +4,15 @@ Contracts are validated when they are read: a file may be damaged or come from e
 """
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal, Protocol, get_type_hints
 
 import numpy as np
 
+from vitrail.data.dataset import TargetKind
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inference import OutputKind
 from vitrail.models.base import Model
@@ -23,7 +27,7 @@ class Runtime(Protocol):
     name: str  # one of RUNTIMES
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """Return float32 logits [B, K] or features [B, F] of resized and cropped uint8 pixels [B, C, H, W]."""
+        """Return float32 logits [B, K] or [B, K, H, W], or features [B, F], of resized uint8 pixels [B, C, H, W]."""
         ...
 
 
@@ -40,6 +44,14 @@ class ModelContract:
     name: str = ""  # of the source model
     checksum: str = ""  # SHA-256 of the source model's weights
     any_size: bool = False  # accepts every size divisible by the patch size
+    colours: tuple[str, ...] | None = None  # of the classes of masks, "#rrggbb"
+
+    @cached_property  # parsing the configuration builds the decoder
+    def target_kind(self) -> TargetKind:
+        """Return what the model predicts: one class of an image, several, or one for each pixel."""
+        if self.labels is not None and self.config and config_from_json(self.config).output_kind == "masks":
+            return "masks"
+        return "multi" if self.several else "single"
 
 
 BATCH_SECONDS = 600.0  # default time limit of one batch of an exported graph, which may loop for ever
@@ -71,6 +83,7 @@ class DeployedModel:
 
 METADATA_KEY = "vitrail"  # key in the file's metadata
 FORMAT_VERSION = 1
+LATER_FIELDS = {"colours"}  # which files of earlier versions lack
 InputKind = Literal["uint8", "float"]  # raw or normalised pixels
 
 
@@ -93,15 +106,23 @@ def contract_from_json(text: str) -> tuple[ModelContract, InputKind]:
         found = f"unsupported metadata format {metadata.get('format')!r}, expected {FORMAT_VERSION}"
         raise ValueError(f"{found}: export the model again, or update vitrail")
     types = get_type_hints(ModelContract)
-    if missing := sorted({"input", *types} - set(metadata)):
+    if missing := sorted({"input", *types} - LATER_FIELDS - set(metadata)):
         raise ValueError(f"vitrail metadata without {', '.join(missing)}: export the model again")
     if metadata["input"] not in ("uint8", "float"):
         raise ValueError(f"its input must be uint8 or float, got {metadata['input']!r}")
     config = metadata["config"]  # checked by `config_from_json`
-    values = {name: value_from_json(metadata[name], kind, name) for name, kind in types.items() if name != "config"}
+    known = {name: kind for name, kind in types.items() if name != "config" and name in metadata}
+    values = {name: value_from_json(metadata[name], kind, name) for name, kind in known.items()}
     contract = ModelContract(**values, config=config)
     check_contract(contract)
     return contract, metadata["input"]
+
+
+def check_colours(colours: Iterable[object]) -> None:
+    """Raise ValueError if one of the colours is not written as #rrggbb."""
+    for colour in colours:
+        if not isinstance(colour, str) or re.fullmatch("#[0-9a-fA-F]{6}", colour) is None:
+            raise ValueError(f"a colour must be written as #rrggbb, got {colour!r}")
 
 
 def check_contract(contract: ModelContract) -> None:
@@ -112,5 +133,9 @@ def check_contract(contract: ModelContract) -> None:
     config = config_from_json(contract.config)
     if contract.labels is not None and len(contract.labels) != config.classes:
         raise ValueError(f"it has {len(contract.labels)} labels for {config.classes} classes")
+    if contract.colours is not None:
+        if contract.labels is None or len(contract.colours) != len(contract.labels):
+            raise ValueError(f"it has {len(contract.colours)} colours for {len(contract.labels or ())} labels")
+        check_colours(contract.colours)
     if (channels := contract.preprocessing.channels) != config.channels:
         raise ValueError(f"its preprocessing gives {channels} channels, its model expects {config.channels}")

@@ -14,7 +14,7 @@ import torch
 from vitrail.checkpoints import load as checkpoints
 from vitrail.data.class_names import name_outputs
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
-from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
+from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime, check_colours
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file, openvino_precisions
 from vitrail.deploy.runtimes.int8 import with_int8
 from vitrail.deploy.runtimes.precision import CheckedRuntime, choose_runtime, is_short, measure_runtimes, with_check
@@ -23,6 +23,7 @@ from vitrail.inference import TorchRuntime
 from vitrail.models.base import Model, TokenConfig
 from vitrail.models.registry import config_from_json
 from vitrail.models.token_merging import Merged, format_token_counts, tokens_per_layer
+from vitrail.tasks.masks import check_whole_image
 from vitrail.utils.devices import pick_device, processor_name
 from vitrail.utils.json import to_json
 from vitrail.utils.precision import PrecisionChoice, check_precision
@@ -161,6 +162,7 @@ def open_exported_model(
 ) -> DeployedModel:
     """Return the model of an exported file, for another size if it was exported for any size."""
     running, contract = open_exported_file(path, output_kind, threads, batch_timeout)
+    contract = with_upright_images(str(path), contract)
     if size is not None:
         contract = resize_contract(path, contract, size)
     notes = describe_token_counts(contract)
@@ -180,7 +182,7 @@ def resize_contract(path: Path, contract: ModelContract, size: tuple[int, int]) 
     step, least = config.size_rule
     if min(side // step for side in size) < least:
         raise ValueError(f"size= of {path} must be at least {step * least} pixels a side, got {size[0]}×{size[1]}")
-    resized = to_json(replace(config, image_size=size))
+    resized = to_json(config.with_image_size(size))
     return replace(contract, preprocessing=contract.preprocessing.with_size(size), config=resized)
 
 
@@ -258,7 +260,34 @@ def build_contract(where: str, path: Path | None, model: Model, size: tuple[int,
     name = model.config.describe() if path is None else checkpoints.derive_model_name(where, path)
     checksum = "" if path is None else checkpoints.compute_checksum(path)
     several, config = is_multilabel(model, path), to_json(model.config)
-    return ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum)
+    colours = read_colours(model)
+    contract = ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum, colours=colours)
+    return with_upright_images(where, contract)
+
+
+def with_upright_images(where: str, contract: ModelContract) -> ModelContract:
+    """Return the contract; that of a segmentation model turns images upright, as masks are those of upright images.
+
+    Raise ValueError if it predicts masks from a part of the image.
+    """
+    if contract.target_kind != "masks":
+        return contract
+    try:
+        check_whole_image(contract.preprocessing)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return replace(contract, preprocessing=replace(contract.preprocessing, turn=True))
+
+
+def read_colours(model: Model) -> tuple[str, ...] | None:
+    """Return the colours that a segmentation model stores for its classes; None if it has none."""
+    colours = model.card.get("colours")
+    if model.config.output_kind != "masks" or not isinstance(colours, list | tuple):
+        return None
+    if len(colours) != model.config.classes:  # of the classes before the head was replaced
+        return None
+    check_colours(colours)
+    return tuple(colours)
 
 
 def is_multilabel(model: Model, path: Path | None) -> bool:

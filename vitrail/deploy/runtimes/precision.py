@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,8 +45,9 @@ class PrecisionCheck:
 
     def __init__(self, contract: ModelContract, output_kind: OutputKind, choice: PrecisionChoice) -> None:
         self.several, self.output_kind, self.choice = contract.several, output_kind, choice
-        self.expected: list[np.ndarray] = []
-        self.outputs: list[np.ndarray] = []
+        self.images, self.masks = 0, contract.target_kind == "masks" and output_kind == "logits"
+        self.expected: list[Any] = []  # logits or features [B, …], or `MaskOutputs`
+        self.outputs: list[Any] = []
         self.passed: bool | None = None  # None until enough images were compared
         self.why = ""
         self.report: MessageCallback | None = None
@@ -56,31 +58,52 @@ class PrecisionCheck:
         with self.lock:
             if self.passed is not None:
                 return
-            self.expected.append(expected)
-            self.outputs.append(outputs)
-            if sum(map(len, self.expected)) >= CHECKED_IMAGES:
+            self.images += len(expected)
+            self.expected.append(self.reduce(expected))
+            self.outputs.append(self.reduce(outputs))
+            if self.images >= CHECKED_IMAGES:
                 self.decide()
+
+    def reduce(self, outputs: np.ndarray) -> Any:
+        """Return what is kept of the outputs of a batch until they are compared."""
+        from vitrail.deploy.export.comparison import reduce_outputs
+
+        return reduce_outputs(outputs) if self.masks else outputs
 
     def decide(self) -> None:
         """Compare all outputs so far by the limits of an export."""
         from vitrail.deploy.export.comparison import compare_outputs, tolerances_for
 
-        precision, finite = self.choice.precision, [np.isfinite(part).all(1) for part in self.expected]
-        pairs = [
-            np.concatenate([values[rows] for values, rows in zip(part, finite, strict=True)])
-            for part in (self.expected, self.outputs)
-        ]
-        if not len(pairs[0]):
+        precision, (pairs, count) = self.choice.precision, self.join_finite()
+        if not count:
             return  # nothing to compare with: the model itself is broken
         compared = compare_outputs(*pairs, several=self.several, what=self.output_kind)
         violations = tolerances_for(precision).find_violations(compared)
-        checked = f"on the first {len(pairs[0])} images"
+        checked = f"on the first {count} images"
         self.why = (
             f"{precision} refused {checked}: {violations[0]}" if violations else f"{compared.describe()} {checked}"
         )
         self.passed = not violations
         if self.report is not None:
             self.report(self.describe())
+
+    def join_finite(self) -> tuple[list[Any], int]:
+        """Return the outputs of both precisions for the images whose fp32 outputs are finite, and the number of these."""
+        from vitrail.deploy.export.comparison import MaskOutputs
+
+        if self.masks:
+            kept = [np.isfinite(part.logits).all() for part in self.expected]
+            parts = (
+                [part for part, keep in zip(side, kept, strict=True) if keep] for side in (self.expected, self.outputs)
+            )
+            pairs = [MaskOutputs.join(part) for part in parts if part]
+            return pairs, len(pairs[0].masks) if pairs else 0
+        finite = [np.isfinite(part).all(1) for part in self.expected]
+        pairs = [
+            np.concatenate([values[rows] for values, rows in zip(side, finite, strict=True)])
+            for side in (self.expected, self.outputs)
+        ]
+        return pairs, len(pairs[0])
 
     @property
     def precision(self) -> str:
@@ -94,8 +117,8 @@ class PrecisionCheck:
         return str(PrecisionChoice(self.precision, f"{self.choice.why}; {self.why}" if self.passed else self.why))
 
     def lower_outputs(self) -> np.ndarray | None:
-        """Return the outputs of the first images in the lower precision, if it passed."""
-        return np.concatenate(self.outputs) if self.passed else None
+        """Return the outputs of the first images in the lower precision, if it passed; of masks, they are not kept."""
+        return np.concatenate(self.outputs) if self.passed and not self.masks else None
 
 
 class CheckedRuntime:

@@ -14,6 +14,7 @@ NAMES = (
     "scratch-small",
     "finetune",
     "distil",
+    "segment",
     "paper-imagenet",
     "paper-finetune",
     "plain-s16",

@@ -15,11 +15,12 @@ MAX_SMALL_SIDE = 64  # pixels: up to this side, a ResNet gets a small stem and i
 
 
 def configure_init(facts: Facts, size: tuple[int, int] | None = None) -> ModelConfig:
-    """Return the configuration of the initial checkpoint with this data's classes."""
+    """Return the configuration of the initial checkpoint with this data's classes; of a segmentation model, its backbone's."""
     if facts.init is None:
         raise ValueError("this recipe fine-tunes: give the initial checkpoint, init=FILE")
-    init = facts.init.with_classes(facts.classes)
-    return replace(init, image_size=size or init.image_size)  # type: ignore[call-arg]
+    whole = facts.init.find_decoder() is None
+    init = (facts.init if whole else facts.init.as_backbone()).with_classes(facts.classes)
+    return init.with_image_size(size or init.image_size)
 
 
 def configure_named(facts: Facts, **slots: Any) -> ModelConfig:

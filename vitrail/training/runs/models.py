@@ -11,10 +11,12 @@ from vitrail.checkpoints.adapter import write_adapter
 from vitrail.checkpoints.convert import check_expressible
 from vitrail.checkpoints.load import inspect_checkpoint, load, save
 from vitrail.metrics.temperature import TemperatureFit
-from vitrail.models.base import Model, is_classifier
+from vitrail.models.adapt import KEEP
+from vitrail.models.base import Model
 from vitrail.models.lora import merge_lora, tune
 from vitrail.models.registry import build_from
 from vitrail.objectives.base import Task
+from vitrail.reports.masks import format_colour
 from vitrail.training.distributed import full_tensor
 from vitrail.training.recipe import Recipe
 from vitrail.training.runs.setup import RunLoaders, RunSetup
@@ -37,8 +39,9 @@ def load_initial_model(setup: RunSetup) -> Model:
     if init is None:
         return build_model(recipe)
     config = recipe.model
+    classes = None if config.classes is None else KEEP  # other classes are the affair of `start_from`
     # Not memory-mapped: the alignment of a file's pages differs from that of memory, and sums could differ in the last bit.
-    source = load(init, classes=config.classes, image_size=config.image_size, channels=config.channels, mmap=False)
+    source = load(init, classes=classes, image_size=config.image_size, channels=config.channels, mmap=False)
     if config.classes is None:
         if config.resampling is not None and source.config.resampling not in (None, config.resampling):
             source = source.resize(config.image_size, config.resampling)  # recipes of earlier versions do not record it
@@ -46,16 +49,13 @@ def load_initial_model(setup: RunSetup) -> Model:
             raise ValueError(f"{init} is another model than the recipe's: leave out settings that change the model")
         return source.train()
     model = build_model(recipe)
-    theirs, ours = source.state_dict(), model.state_dict()
-    differ = sorted(n for n in {*theirs, *ours} if n not in theirs or n not in ours or theirs[n].shape != ours[n].shape)
-    if differ:
-        some = ", ".join(differ[:3])
-        raise ValueError(f"{init} is another model than the recipe's: {len(differ)} tensors differ, e.g. {some}")
-    if source.labels == setup.prepared.labels.names:
+    same_head = source.config.output_kind == config.output_kind and source.labels == setup.prepared.labels.names
+    try:
+        model.start_from(source, keep_classifier=same_head)
+    except ValueError as error:
+        raise ValueError(f"{init} is another model than the recipe's: {error}") from None
+    if same_head:
         setup.note(f"{init} has the same labels: its head is kept")
-    else:  # a head trained for other classes starts at zero
-        theirs |= {name: torch.zeros_like(theirs[name]) for name in theirs if is_classifier(name)}
-    model.load_state_dict(theirs)
     return model
 
 
@@ -119,7 +119,9 @@ class TrainedModel:
 
     def save(self, name: str, **card: Any) -> None:
         """Write the current model into the run directory."""
-        model = self.build()
+        model, colours = self.build(), self.setup.prepared.train.colours
+        if colours is not None:
+            card["colours"] = list(map(format_colour, colours))
         if self.setup.team.is_main:
             save(model, self.setup.directory / name, recipe=to_json(self.setup.recipe), **card)
 

@@ -40,6 +40,27 @@ class Prepared:
         """Return True if there is more than one class."""
         return len(self.labels) > 1
 
+    def require_classes(self, purpose: str) -> None:
+        """Raise ValueError if images have no classes of their own, but masks."""
+        if self.train.masks is not None:
+            raise ValueError(
+                f"{purpose} needs classes of images, and {self.dataset.source} has masks: use vitrail.train"
+            )
+
+    def count_images(self, split: str) -> dict[str, int]:
+        """Return the number of images of each class in a split; of masks, the images in which the class occurs."""
+        if (counts := self.audit.mask_counts.get(split)) is not None:
+            found = dict(zip(counts.classes, counts.images.tolist(), strict=True))
+            return {name: found.get(name, 0) for name in self.labels.names}
+        return dict(zip(self.labels.names, self.splits[split].count_classes().tolist(), strict=True))
+
+    def count_targets(self) -> np.ndarray:
+        """Return the number of training targets of each class, [K]: images, or of masks pixels."""
+        if (counts := self.audit.mask_counts.get("train")) is not None:
+            found = dict(zip(counts.classes, counts.pixels.tolist(), strict=True))
+            return np.array([found.get(name, 0) for name in self.labels.names])
+        return self.train.count_classes()
+
     def measure_facts(self) -> Facts:
         """Return the properties that recipes adapt to."""
         sample = np.linspace(0, len(self.train) - 1, min(SAMPLE_SIZE, len(self.train))).round().astype(int)
@@ -78,7 +99,7 @@ def limit_per_class(images: Images, data: Data) -> Images:
     """Return at most `per_class` random images of each class, in order; a smaller draw is part of a larger one."""
     if data.per_class is None:
         return images
-    if images.is_multi_label:
+    if images.target_kind != "single":
         raise ValueError(f"{data.where}: per_class= needs one label per image")
     order = np.random.default_rng(data.drawn).permutation(len(images))
     mine = [order[images.targets[order] == label][: data.per_class] for label in np.unique(images.targets)]
@@ -89,7 +110,7 @@ def select_classes(dataset: Dataset, data: Data) -> Dataset:
     """Return the dataset with the selected classes of the training split only."""
     if data.classes is None:
         return dataset
-    if dataset["train"].is_multi_label:
+    if dataset["train"].target_kind != "single":
         raise ValueError(f"{data.where}: data.classes needs one label per image")
     first, step = data.classes
     kept = set(dataset["train"].classes[first::step])
@@ -132,7 +153,7 @@ def load_data(
 ) -> Dataset:
     """Read a dataset, split by these fractions where it has no splits."""
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
-    labels = {"label_from": data.label_from, "names": data.names}
+    labels = {"label_from": data.label_from, "names": data.names, "ignore": data.ignore}
     where = data.where if source is None else source
     return load_dataset(where, fractions=fractions, multi_label=several, progress=progress, **labels)
 

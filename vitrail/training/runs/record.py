@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import torch
 
 import vitrail
 from vitrail.data.dataset import Images
 from vitrail.data.sources.detect import resolve_source
+from vitrail.reports.masks import format_colour
 from vitrail.reports.run import RunRecord, SummaryRecord, find_differences, format_value
 from vitrail.training.distributed import Team
 from vitrail.training.recipe import Machine, Recipe, method_of
@@ -77,7 +79,7 @@ def build_run_record(
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe_name": recipe.name,
         "recipe": to_json(recipe),
-        "task": "pretraining" if method else "multi" if prepared.train.is_multi_label else "single",
+        "task": "pretraining" if method else prepared.train.target_kind,
         **({"method": method, "method_text": asdict(recipe.objective.report)} if method else {}),
         "labels": list(labels) if prepared.labelled or not method else [],
         "data": {
@@ -86,12 +88,13 @@ def build_run_record(
             "kind": prepared.dataset.kind,
             "fingerprint": prepared.dataset.fingerprint,
             "splits": {
-                split: {"images": len(p), "classes": dict(zip(labels, p.count_classes().tolist(), strict=True))}
-                for split, p in prepared.splits.items()
+                split: {"images": len(images), "classes": prepared.count_images(split)}
+                for split, images in prepared.splits.items()
             },
+            **({"colours": list(map(format_colour, prepared.train.colours))} if prepared.train.colours else {}),
             "skipped": [{"path": path, "detail": detail} for path, detail in prepared.skipped],
             "notes": [*prepared.dataset.notes, *prepared.warnings],
-            "fingerprints": fingerprint_splits(prepared.splits),
+            "fingerprints": fingerprint_splits(prepared),
         },
         "model": {
             "name": model.config.describe(),
@@ -114,16 +117,26 @@ def absolute_path(where: str) -> str | None:
     return resolve_source(where)
 
 
-def fingerprint_splits(splits: dict[str, Images]) -> dict[str, str]:
-    """Return the fingerprint of each split."""
-    return {split: fingerprint_split(images) for split, images in splits.items()}
+def fingerprint_splits(prepared: Prepared) -> dict[str, str]:
+    """Return the fingerprint of each split, with the content of its masks."""
+    digests = prepared.audit.mask_digests
+    return {split: fingerprint_split(images, digests) for split, images in prepared.splits.items()}
 
 
-def fingerprint_split(images: Images) -> str:
-    """Return a hash of the names and labels of a split in their order."""
+def fingerprint_split(images: Images, mask_digests: np.ndarray | None = None) -> str:
+    """Return a hash of the names and labels of a split in their order; of masks, their names and the values of the classes.
+
+    With the digests of an audit, the hash is that of the masks' content too.
+    """
+    masks = images.masks is not None
     digest = hashlib.sha256(images.targets.tobytes())
+    if masks and mask_digests is not None:
+        digest.update(mask_digests[images.targets].tobytes())
+    if images.mask_classes is not None:
+        digest.update(images.mask_classes.tobytes())
     for index in range(len(images)):
-        digest.update(images.name(index).encode("utf-8", "surrogatepass") + b"\0")
+        names = (images.name(index), images.mask_name(index)) if masks else (images.name(index),)
+        digest.update("".join(f"{name}\0" for name in names).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
@@ -141,7 +154,7 @@ def check_same_data(directory: Path, prepared: Prepared) -> None:
     if content is not None and content != prepared.dataset.fingerprint:
         where = before["data"].get("where")
         raise ValueError(f"{directory} started with other images in {where}: give the same object, or start a new run")
-    now_is = fingerprint_splits(prepared.splits)
+    now_is = fingerprint_splits(prepared)
     for split in {**before["data"]["fingerprints"], **now_is}:
         if before["data"]["fingerprints"].get(split) != now_is.get(split):
             count = before["data"]["splits"].get(split, {}).get("images", 0)

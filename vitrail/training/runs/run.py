@@ -1,6 +1,7 @@
 """A training run: a recipe on prepared data, started or resumed, to a finished run directory."""
 
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import LabelEvaluator
 from vitrail.training.runs.teaching import RunTeacher
 from vitrail.training.runs.validation import count_passes, count_training_passes
-from vitrail.training.trainer import Plan, Trainer
+from vitrail.training.trainer import Plan, Trainer, split_batch
 from vitrail.utils.files import DiskFullError, disk_full_error, is_disk_full, stage_output
 
 
@@ -81,7 +82,7 @@ class Run:
             self.teacher = RunTeacher(self.setup)
             if resumed:
                 self.teacher.check_resumed()
-        prints = self.setup.team.gather_objects(fingerprint_splits(self.setup.prepared.splits))
+        prints = self.setup.team.gather_objects(fingerprint_splits(self.setup.prepared))
         if any(other != prints[0] for other in prints):
             raise ValueError("the processes do not see the same data: put it on a file system that all of them read")
 
@@ -91,6 +92,14 @@ class Run:
         self.evaluator.check()
         model = load_initial_model(self.setup)
         recipe.objective.check_model(model)
+        bounds = split_batch(self.setup.batch_size() // self.setup.team.world_size, recipe.accumulate)
+        smallest = min(end - start for start, end in pairwise(bounds))
+        if smallest < model.min_batch:
+            least = f"{model.min_batch} images at a time, got {smallest}"
+            remedy = (
+                "use a larger batch_size=" if recipe.accumulate == 1 else "use a larger batch_size= or less accumulate="
+            )
+            raise ValueError(f"{recipe.model.describe()} trains on at least {least}: {remedy}")
         if recipe.init is not None and self.parts is None:
             self.parts, note = recipe.objective.read_parts(recipe.init, recipe.model)
             if note:

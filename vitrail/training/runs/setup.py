@@ -23,6 +23,8 @@ from vitrail.training.runs.record import read_run_record, write_json
 from vitrail.utils.json import to_json
 from vitrail.utils.progress import ProgressCallback
 
+MAX_CLASS_WEIGHT = 100.0
+
 
 @dataclass
 class RunSetup:
@@ -75,13 +77,20 @@ class RunSetup:
         return batch
 
     def class_weights(self) -> Tensor | None:
-        """Return loss weights [K], inverse to the images of each class and 1 on average over the images, or None."""
+        """Return loss weights [K], inverse to the images or pixels of each class and 1 on average over them, or None.
+
+        Of masks they are at most 100, and 0 for a class in none: the pixels of classes differ by orders of magnitude.
+        """
         if self.recipe.data.balance != "weights":
             return None
         train = self.prepared.train
-        counts = torch.from_numpy(train.count_classes()).float().clamp(min=1)
+        found = torch.from_numpy(self.prepared.count_targets())
+        counts = found.float().clamp(min=1)
         if train.is_multi_label:  # positives and negatives of a class weigh the same
-            return ((len(train) - counts) / counts).clamp(1, 100)
+            return ((len(train) - counts) / counts).clamp(1, MAX_CLASS_WEIGHT)
+        if train.masks is not None:
+            present = found > 0
+            return (found.sum() / present.sum() / counts).clamp(max=MAX_CLASS_WEIGHT) * present
         return counts.sum() / len(counts) / counts
 
     def augmentation(self) -> Pipeline:
@@ -89,8 +98,8 @@ class RunSetup:
         recipe, pipeline = self.recipe, self.recipe.preprocessing
         if recipe.views is not None:
             return recipe.views.build_pipeline(recipe.augment, pipeline.size, pipeline.channels, pipeline.turn)
-        steps = bind_transforms(recipe.augment, self.functions)
-        return TrainPipeline(steps, pipeline.size, pipeline.channels, pipeline.turn)
+        steps, masks = bind_transforms(recipe.augment, self.functions), self.prepared.train.masks is not None
+        return TrainPipeline(steps, pipeline.size, pipeline.channels, pipeline.turn, masks)
 
     def check_functions(self) -> None:
         """Raise ValueError unless the recipe's augmentation has exactly the functions given, and they work."""

@@ -1,29 +1,28 @@
-"""Evaluation of runs that learn labels: logits of held-out images, their metrics, and the files in `evaluation`."""
+"""Evaluation of runs that learn labels: outputs of held-out images, their metrics, and the files in `evaluation`.
+
+The task (`vitrail/tasks`) defines outputs, metrics and drawings.
+"""
 
 import json
 from collections.abc import Callable
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import ImageOps
 from torch import Tensor
 
 from vitrail.data.dataset import Images
-from vitrail.data.loader import Loader
-from vitrail.data.preprocessing import convert_image
-from vitrail.metrics import compute_metrics, find_confident_mistakes, score_name
-from vitrail.metrics.intervals import wilson_interval
+from vitrail.data.loader import Batch, Loader
 from vitrail.metrics.temperature import TemperatureFit, choose_temperature
 from vitrail.models.base import Model
+from vitrail.tasks import Task, task_of
 from vitrail.training.distributed import Team
 from vitrail.training.runs.models import MODEL, Evaluator, TrainedModel
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.trainer import Metrics, Trainer
 
-MAX_MISTAKES, THUMBNAIL_SIDE = 24, 192  # thumbnails of a split, and their longer side in pixels
+MAX_EXAMPLES = 24  # images of a split that are drawn for the report
+Reduce = Callable[[Tensor, np.ndarray], np.ndarray]  # outputs of a batch and the indices of its images, to rows [B, R]
 
 
 class LabelEvaluator(Evaluator):
@@ -31,18 +30,19 @@ class LabelEvaluator(Evaluator):
 
     def __init__(self, setup: RunSetup, loaders: RunLoaders) -> None:
         super().__init__(setup, loaders)
-        self.score = score_name(setup.prepared.train.is_multi_label)
-        self.validated: tuple[int, np.ndarray, np.ndarray] | None = None  # step, logits and readable images
+        self.task: Task = task_of(setup.prepared.train)
+        self.task.check_preprocessing(setup.recipe.preprocessing)
+        self.score = self.task.score
+        self.validated: tuple[int, np.ndarray, np.ndarray] | None = None  # step, rows and readable images
 
     def validate(self, trainer: Trainer) -> Metrics:
         """Return the metrics of the validation split."""
-        task, loader = trainer.task, self.loaders.split("validation")
-        normalise = self.setup.recipe.preprocessing.normalise
+        module, loader = trainer.task, self.loaders.split("validation")
         with trainer.autocast():
-            logits, readable = predict_split(lambda x: task(x)["logits"], loader, normalise, self.setup.team)
-        self.validated = trainer.progress.step, logits, readable
-        metrics = summarise_metrics(logits[readable], loader.images.targets[readable], intervals=False)
-        return {name: float(metrics[name]) for name in ("loss", "top1", "top5", "map") if metrics.get(name) is not None}
+            rows, readable = self.predict(lambda x: module(x)["logits"], loader)
+        self.validated = trainer.progress.step, rows, readable
+        metrics = self.task.compute_metrics(rows[readable], loader.images.select(readable), intervals=False)
+        return {name: float(metrics[name]) for name in self.task.validation_metrics if metrics.get(name) is not None}
 
     def finish(self, trainer: Trainer) -> dict[str, Any]:
         """Write the model, calibrate and evaluate the written file, and write the predictions and the summary."""
@@ -59,17 +59,18 @@ class LabelEvaluator(Evaluator):
                 loader = self.loaders.split(split)
                 step = trainer.progress.best_step if best else trainer.progress.step
                 with trainer.autocast():
-                    logits, readable = self.evaluate(model, loader, step if split == "validation" else -1)
-                if split == "validation" and setup.recipe.calibrate == "temperature":
-                    fit = self.calibrate(logits[readable], loader.images.targets[readable])
+                    rows, readable = self.evaluate(model, loader, step if split == "validation" else -1)
+                images, rows = loader.images.select(readable), rows[readable]
+                if split == "validation" and setup.recipe.calibrate == "temperature" and self.task.calibrates:
+                    fit = self.calibrate(rows, images.targets)
                     if fit.is_scaled:
-                        model, logits = trained.scale_written(fit), logits / np.float32(fit.temperature)
-                results[split] = summarise_metrics(logits[readable], loader.images.targets[readable])
+                        model, rows = trained.scale_written(fit), rows / np.float32(fit.temperature)
+                results[split] = self.task.compute_metrics(rows, images)
                 for unreadable in setup.team.gather_objects(loader.unreadable):
                     trainer.progress.unreadable |= unreadable
                 if setup.team.is_main:
-                    images = loader.images.select(readable)
-                    write_predictions(setup.directory, split, logits[readable], images, setup.note)
+                    with trainer.autocast():
+                        self.write_predictions(split, rows, images, model)
         if not best:
             with trainer.evaluation_weights():
                 adapter = trained.save_adapter(fit.temperature if fit else 1.0)
@@ -84,76 +85,85 @@ class LabelEvaluator(Evaluator):
         team = self.setup.team
         return team.broadcast_object(choose_temperature(logits, targets) if team.is_main else None)
 
+    def predict(self, model: Callable[[Tensor], Tensor], loader: Loader) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of the task [n, R] for all images of a loader, and which images were readable, [n]."""
+        normalise, reduce = self.setup.recipe.preprocessing.normalise, self.task.reduce_outputs
+        return predict_split(model, loader, normalise, self.setup.team, lambda x, i: reduce(x, loader.images, i))
+
     def evaluate(self, model: Model, loader: Loader, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the logits of the written model, and which images were readable.
+        """Return the rows of the written model, and which images were readable.
 
         Those of the validation at `step` are returned if the model computes the same for the first batch, bit for bit.
         """
         normalise, team = self.setup.recipe.preprocessing.normalise, self.setup.team
         if self.validated is not None and self.validated[0] == step:
-            _, logits, readable = self.validated
+            _, rows, readable = self.validated
             batch = next(iter(loader.iter_once()))
             with torch.no_grad():
-                values = model(normalise(batch.pixels.to(team.device))).float().cpu().numpy()
-            same = np.array_equal(values, logits[batch.indices.numpy()])
+                outputs = compute_outputs(model, batch, normalise, team)
+            indices = batch.indices.numpy()
+            same = np.array_equal(self.task.reduce_outputs(outputs, loader.images, indices), rows[indices])
             if not any(team.any_process(not same)):
-                return logits, readable
-        return predict_split(model, loader, normalise, team)
+                return rows, readable
+        return self.predict(model, loader)
+
+    def write_predictions(self, split: str, rows: np.ndarray, images: Images, model: Model) -> None:
+        """Write the rows, targets and names of a split, and drawings of the worst images."""
+        folder, pipeline = self.setup.directory / "evaluation", self.setup.recipe.preprocessing
+        (folder / "pictures").mkdir(parents=True, exist_ok=True)
+        arrays: Any = self.task.stored_arrays(rows, images)
+        np.savez_compressed(folder / f"{split}.npz", **arrays)
+        names = [images.name(index) for index in range(len(images))]
+        (folder / f"{split}.json").write_text(json.dumps({"names": names}, ensure_ascii=False), encoding="utf-8")
+
+        @torch.no_grad()
+        def predict(index: int) -> Tensor:
+            with images.open(index) as image:
+                pixels = pipeline.to_pixels(image)
+            return model(pipeline.normalise(pixels[None].to(self.setup.team.device)))[0]
+
+        for index in self.task.find_examples(rows, images, MAX_EXAMPLES).tolist():
+            try:
+                data = self.task.draw_example(images, index, predict)
+            except (OSError, ValueError) as error:
+                self.setup.note(f"no thumbnail of {images.name(index)}: {error}")
+                continue
+            (folder / "pictures" / f"{split}-{index:06d}.jpg").write_bytes(data)
 
 
-def summarise_metrics(logits: np.ndarray, targets: np.ndarray, intervals: bool = True) -> dict[str, Any]:
-    """Return all metrics. For multi-label images `top1` is how often the class with the highest logit is one of the labels."""
-    metrics = compute_metrics(logits, targets, intervals=intervals)
-    if targets.ndim == 2:
-        correct = np.take_along_axis(targets, logits.argmax(1)[:, None], 1)
-        metrics["top1"] = float(correct.mean())
-        if intervals:
-            metrics["top1_interval"] = list(wilson_interval(int(correct.sum()), len(correct)))
-    return metrics
+def compute_outputs(
+    model: Callable[[Tensor], Tensor], batch: Batch, normalise: Callable[[Tensor], Tensor], team: Team
+) -> Tensor:
+    """Return the outputs of a batch, which may be empty.
+
+    A sharded model computes on all processes or on none: a process without images left computes on a blank one.
+    """
+    pixels = batch.pixels if len(batch.pixels) else torch.zeros((1, *batch.pixels.shape[1:]), dtype=torch.uint8)
+    return model(normalise(pixels.to(team.device, non_blocking=True)))[: len(batch.pixels)]
 
 
 @torch.no_grad()
 def predict_split(
-    model: Callable[[Tensor], Tensor], loader: Loader, normalise: Callable[[Tensor], Tensor], team: Team
+    model: Callable[[Tensor], Tensor],
+    loader: Loader,
+    normalise: Callable[[Tensor], Tensor],
+    team: Team,
+    reduce: Reduce = lambda outputs, indices: outputs.float().cpu().numpy(),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the outputs [n, K] for all images of a loader, on every process, and which images were readable, [n]."""
-    outputs: list[tuple[np.ndarray, np.ndarray]] = []
+    """Return a row for every image of a loader, [n, R], on every process, and which images were readable, [n].
+
+    A row is the output of the model, or what `reduce` makes of it.
+    """
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
     for batch in loader.iter_once():
-        # A sharded model computes on all processes or on none: a process without images left computes on a blank one.
-        pixels = batch.pixels if len(batch.pixels) else torch.zeros((1, *batch.pixels.shape[1:]), dtype=torch.uint8)
-        values = model(normalise(pixels.to(team.device, non_blocking=True))).float().cpu().numpy()
-        outputs.append((batch.indices.numpy(), values[: len(batch.indices)]))
-    parts = [part for process in team.gather_objects(outputs) for part in process]
-    logits = np.zeros((len(loader.images), parts[0][1].shape[1]), dtype=np.float32)
+        outputs = compute_outputs(model, batch, normalise, team)
+        if len(batch.indices):
+            indices = batch.indices.numpy()
+            parts.append((indices, reduce(outputs, indices)))
+    gathered = [part for process in team.gather_objects(parts) for part in process]
+    first = gathered[0][1]
+    rows = np.zeros((len(loader.images), first.shape[1]), dtype=first.dtype)
     readable = np.zeros(len(loader.images), dtype=bool)
-    for indices, values in parts:
-        logits[indices], readable[indices] = values, True
-    return logits, readable
-
-
-def write_predictions(
-    directory: Path, split: str, logits: np.ndarray, images: Images, note: Callable[[str], None]
-) -> None:
-    """Write logits, targets and names of a split, and thumbnails of the most confident errors."""
-    folder = directory / "evaluation"
-    (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / f"{split}.npz", logits=logits, targets=images.targets)
-    names = [images.name(index) for index in range(len(images))]
-    (folder / f"{split}.json").write_text(json.dumps({"names": names}, ensure_ascii=False), encoding="utf-8")
-    for index in find_confident_mistakes(logits, images.targets, MAX_MISTAKES):
-        try:
-            data = encode_thumbnail(images, int(index))
-        except (OSError, ValueError) as error:
-            note(f"no thumbnail of {images.name(int(index))}: {error}")
-            continue
-        (folder / "pictures" / f"{split}-{index:06d}.jpg").write_bytes(data)
-
-
-def encode_thumbnail(images: Images, index: int) -> bytes:
-    """Return a small upright copy of an image as JPEG bytes."""
-    with images.open(index) as image:
-        thumbnail = convert_image(ImageOps.exif_transpose(image), 3)
-    thumbnail.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-    file = BytesIO()
-    thumbnail.save(file, "JPEG", quality=88)
-    return file.getvalue()
+    for indices, values in gathered:
+        rows[indices], readable[indices] = values, True
+    return rows, readable

@@ -1,0 +1,74 @@
+"""The interface of a task: how the outputs of a model are judged, stored and drawn, given what a target is.
+
+Runs ask the task, not its name; evaluations and reports ask its name only where masks have classes or sections of their own
+(`evaluation/masks.py`, `reports/mask_sections.py`). An image's output is first reduced to one row of numbers, from which
+all metrics are computed: logits of a classifier stay as they are, a map of logits becomes a confusion matrix. So outputs that
+are too large to keep are judged batch by batch, on any number of processes. A new task is a file beside this one and a line
+in `__init__.py`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from vitrail.data.dataset import Images, TargetKind
+from vitrail.data.preprocessing import Preprocessing, convert_image
+
+THUMBNAIL_SIDE = 192  # pixels, of the longer side
+JPEG_QUALITY = 88
+Predict = Callable[[int], Tensor]  # the output of the model for an image of the split, without the batch dimension
+
+
+class Task(ABC):
+    """A kind of target, as a value."""
+
+    name: ClassVar[TargetKind]  # as recipes, run.json and model files store it
+    title: ClassVar[str]  # of its targets, for messages
+    recipe: ClassVar[str | None] = None  # the recipe that learns it; None for the recipes of classes
+    score: ClassVar[str]  # the metric that a run maximises
+    validation_metrics: ClassVar[tuple[str, ...]]  # logged at every validation, where they are measured
+    has_image_classes: ClassVar[bool] = False  # whether images can be drawn by their class
+    calibrates: ClassVar[bool] = False  # whether a temperature is fitted to the rows, which are logits
+
+    def check_preprocessing(self, preprocessing: Preprocessing) -> None:  # noqa: B027
+        """Raise ValueError for preprocessing after which the outputs cannot be compared with the targets."""
+
+    @abstractmethod
+    def reduce_outputs(self, outputs: Tensor, images: Images, indices: np.ndarray) -> np.ndarray:
+        """Return a row for each image of a batch, [B, R], with all that its metrics need."""
+
+    @abstractmethod
+    def compute_metrics(self, rows: np.ndarray, images: Images, *, intervals: bool = True) -> dict[str, Any]:
+        """Return name and value of every metric, ready for JSON, of the rows [n, R] of these images."""
+
+    @abstractmethod
+    def stored_arrays(self, rows: np.ndarray, images: Images) -> dict[str, np.ndarray]:
+        """Return what `evaluation/SPLIT.npz` of a run holds."""
+
+    @abstractmethod
+    def find_examples(self, rows: np.ndarray, images: Images, count: int) -> np.ndarray:
+        """Return the indices of at most `count` images whose outputs are the worst, the worst first."""
+
+    def draw_example(self, images: Images, index: int, predict: Predict) -> bytes:
+        """Return a small JPEG that shows an image, and its output if that can be drawn."""
+        return encode_jpeg(open_thumbnail(images, index))
+
+
+def open_thumbnail(images: Images, index: int, side: int = THUMBNAIL_SIDE) -> Image.Image:
+    """Return a small upright copy of an image in RGB."""
+    with images.open(index) as image:
+        thumbnail = convert_image(ImageOps.exif_transpose(image), 3)
+    thumbnail.thumbnail((side, side))
+    return thumbnail
+
+
+def encode_jpeg(image: Image.Image) -> bytes:
+    """Return an image as the bytes of a JPEG file."""
+    file = BytesIO()
+    image.save(file, "JPEG", quality=JPEG_QUALITY)
+    return file.getvalue()
