@@ -40,7 +40,7 @@ from vitrail.nn.block import PreNorm
 from vitrail.nn.embed import Patches
 from vitrail.objectives.dino import DINO, SelfDistillation
 from vitrail.objectives.mae import MAE, MASK_STREAM
-from vitrail.training.runs.run import compile_task
+from vitrail.training.runs.run import compile_loss
 
 Step = Callable[[], float]
 
@@ -128,7 +128,7 @@ def mae(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, An
         half = copy.deepcopy(task)
         runs["vitrail, bf16"] = trained(half, masked(half, images), bf16=True)
         if compiled:
-            compile_task(same_task := copy.deepcopy(task))
+            compile_loss(same_task := copy.deepcopy(task))
             runs["vitrail, compiled"] = trained(same_task, masked(same_task, images))
         rows.append(row(f"MAE {name}, batch {count}", runs, count, rounds, first_loss=first))
     return rows
@@ -170,7 +170,7 @@ def dino(size: str, batch: int, rounds: int, compiled: bool) -> list[dict[str, A
         )
         runs["vitrail, and small crops"] = trained(task, lambda ours=ours, small=small: ours(small), moved)
         if compiled:
-            compile_task(again := copy.deepcopy(task))
+            compile_loss(again := copy.deepcopy(task))
             runs["vitrail, compiled"] = trained(
                 again,
                 lambda ours=ours, again=again, none=none: ours(none, again),

@@ -158,7 +158,7 @@ def of_vitrail(patch_dropout: float, precision: Literal["fp32", "bf16"] = "fp32"
     team = Team(0, 1, torch.device("cpu"))
     folder = Path(tempfile.mkdtemp())
     training = Trainer(
-        task=Classification(patch_dropout=patch_dropout).build(vitrail.build("Ti/16", classes=10)),
+        loss_module=Classification(patch_dropout=patch_dropout).build(vitrail.build("Ti/16", classes=10)),
         loader=Loader(
             pictures,
             None,

@@ -18,8 +18,8 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import TokenModel
 from vitrail.models.token_merging import merge_model
 from vitrail.nn.embed import patchify
-from vitrail.objectives.base import TaskInputs
-from vitrail.objectives.classification import Classification, ClassificationTask
+from vitrail.objectives.base import LossInputs
+from vitrail.objectives.classification import Classification, ClassificationLoss
 from vitrail.objectives.distillation import Distillation
 from vitrail.objectives.fewer_tokens import (
     FlexiblePatches,
@@ -42,7 +42,7 @@ SLOTS: dict[str, TokenSlot] = {
 }
 
 
-def task(slot: TokenSlot | None, **slots: Any) -> ClassificationTask:
+def task(slot: TokenSlot | None, **slots: Any) -> ClassificationLoss:
     torch.manual_seed(0)
     given: dict[str, Any] = {
         "patch": 4,
@@ -55,8 +55,8 @@ def task(slot: TokenSlot | None, **slots: Any) -> ClassificationTask:
     }
     model = vitrail.build(None, **(given | slots))
     torch.nn.init.normal_(model.head.weight, std=0.1)
-    made = Classification(tokens=slot).build_task(model, TaskInputs(STEPS, vitrail.Preprocessing()))
-    assert isinstance(made, ClassificationTask)
+    made = Classification(tokens=slot).build_loss(model, LossInputs(STEPS, vitrail.Preprocessing()))
+    assert isinstance(made, ClassificationLoss)
     return made.train()
 
 
@@ -64,7 +64,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(6, 1, 16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 5
 
 
-def count_tokens(made: ClassificationTask, step: int) -> list[int]:
+def count_tokens(made: ClassificationLoss, step: int) -> list[int]:
     """Return the input tokens of each layer of a training step."""
     seen: list[int] = []
     blocks = made.model.require_tokens("a test").blocks

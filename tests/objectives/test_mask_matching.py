@@ -10,7 +10,7 @@ from vitrail.models.base import Unsupported
 from vitrail.models.eomt import EoMT, QueryLogits
 from vitrail.models.registry import build_segmenter
 from vitrail.objectives import mask_matching
-from vitrail.objectives.base import TaskInputs
+from vitrail.objectives.base import LossInputs
 from vitrail.objectives.mask_matching import (
     MaskMatching,
     MaskTargets,
@@ -29,10 +29,10 @@ SPEC = MaskMatching(points=40)
 CPU = torch.device("cpu")
 
 
-def build_task(steps=10):
+def build_loss(steps=10):
     torch.manual_seed(0)
     model = build_segmenter(decoder=EoMT(queries=4, blocks=2, upscales=1), classes=3, **VIT)
-    return SPEC.build_task(model, TaskInputs(steps, vitrail.Preprocessing()))
+    return SPEC.build_loss(model, LossInputs(steps, vitrail.Preprocessing()))
 
 
 def draw_batch(n=4):
@@ -128,7 +128,7 @@ def test_masking_ends_block_by_block():
 
 
 def test_the_loss_is_a_function_of_the_step_and_trains_every_parameter():
-    task, (images, targets) = build_task().train(), draw_batch()
+    task, (images, targets) = build_loss().train(), draw_batch()
     losses = [task(images, targets, StepRandom(0, step, 0, 4, 4, CPU))["loss"] for step in (3, 3, 4)]
     assert losses[0] == losses[1] != losses[2]
     losses[0].backward()
@@ -136,14 +136,14 @@ def test_the_loss_is_a_function_of_the_step_and_trains_every_parameter():
 
 
 def test_logits_are_of_every_pixel():
-    task, (images, _) = build_task().eval(), draw_batch()
+    task, (images, _) = build_loss().eval(), draw_batch()
     logits = task(images)["logits"]
     assert logits.shape == (4, 3, 32, 32)
     torch.testing.assert_close(logits.softmax(1).sum(1), torch.ones(4, 32, 32))
 
 
 def test_images_without_masks_train_no_object():
-    task = build_task().train()
+    task = build_loss().train()
     images, targets = draw_batch()
     targets.fill_(IGNORED)
     loss = task(images, targets, StepRandom(0, 3, 0, 4, 4, CPU))["loss"]
@@ -153,7 +153,7 @@ def test_images_without_masks_train_no_object():
 
 
 def test_halves_of_a_batch_have_the_mean_loss_if_counts_are_of_the_whole(monkeypatch):
-    task, (images, targets) = build_task(), draw_batch()
+    task, (images, targets) = build_loss(), draw_batch()
     targets[:2] = 1  # one mask in each image of the first half, three in those of the second
     targets[2:, 0], targets[2:, 1], targets[2:, 2:] = 0, 1, 2
     whole = task(images, targets, StepRandom(0, 3, 0, 4, 4, CPU))["loss"]

@@ -19,7 +19,7 @@ def test_distillation_methods_are_those_of_the_command_line() -> None:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_builds_a_task_and_declares_its_labels(name: str) -> None:
     kind = OBJECTIVES[name]
-    assert kind.build_task is not Objective.build_task
+    assert kind.build_loss is not Objective.build_loss
     assert kind.label_use in ("required", "optional", "none")
     assert (kind.method is None) == (kind.label_use == "required")
     assert kind().method_for(None) == kind.method

@@ -14,7 +14,7 @@ from vitrail.data.dataset import IGNORED
 from vitrail.models.base import Model
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.registry import OBJECTIVES, ObjectiveSlot
-from vitrail.objectives.segmentation import Segmentation, SegmentationTask, dice_loss
+from vitrail.objectives.segmentation import Segmentation, SegmentationLoss, dice_loss
 from vitrail.utils.json import to_json, value_from_json
 
 K = 4
@@ -45,7 +45,7 @@ class TinyMasks(Model):
         return []
 
 
-def task(spec: Segmentation | None = None, weights: Tensor | None = None, stride: int = 1) -> SegmentationTask:
+def task(spec: Segmentation | None = None, weights: Tensor | None = None, stride: int = 1) -> SegmentationLoss:
     return (spec or Segmentation()).build(TinyMasks(stride), weights)
 
 

@@ -1,16 +1,16 @@
-"""A small task, and a batch for it."""
+"""A small loss module, and a batch for it."""
 
 import torch
 from torch import Tensor
 
 import vitrail
 from vitrail.data.rng import StepRandom
-from vitrail.objectives.classification import Classification, ClassificationTask
+from vitrail.objectives.classification import Classification, ClassificationLoss
 
 CPU = torch.device("cpu")
 
 
-def task(objective: Classification = Classification(), **slots: object) -> ClassificationTask:  # noqa: B008
+def task(objective: Classification = Classification(), **slots: object) -> ClassificationLoss:  # noqa: B008
     """A model of three layers with a head that is not zero, so that every parameter gets a gradient."""
     torch.manual_seed(0)
     given: dict[str, object] = {"patch": 4, "width": 16, "depth": 3, "heads": 2, "classes": 5, "image_size": 16}

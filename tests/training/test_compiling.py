@@ -10,16 +10,16 @@ from torch._dynamo.utils import counters
 import vitrail
 from vitrail.data.rng import StepRandom
 from vitrail.models.vit import ViT
-from vitrail.objectives.base import Task
+from vitrail.objectives.base import LossModule
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
-from vitrail.training.runs.run import compile_task
+from vitrail.training.runs.run import compile_loss
 
 CPU = torch.device("cpu")
 
 
-def made(method: str) -> tuple[Task, object]:
+def made(method: str) -> tuple[LossModule, object]:
     torch.manual_seed(0)
     model = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=None, image_size=16)
     assert isinstance(model, ViT)
@@ -41,13 +41,13 @@ def test_every_method_is_compiled_and_computes_the_same(method: str, monkeypatch
     )  # no C++ to compile
     torch.compiler.reset()
     counters.clear()
-    task, images = made(method)
+    loss_module, images = made(method)
     draw = StepRandom(0, 0, 0, 4, 4, CPU)
     with torch.no_grad():
-        plain = task(images, None, draw)["loss"]
+        plain = loss_module(images, None, draw)["loss"]
         assert not counters["stats"]
-        compile_task(task.eval())
-        compiled = task(images, None, draw)["loss"]
+        compile_loss(loss_module.eval())
+        compiled = loss_module(images, None, draw)["loss"]
     assert counters["stats"]["unique_graphs"] >= 1
     assert not counters["graph_break"]
     torch.testing.assert_close(compiled, plain)
@@ -60,8 +60,8 @@ def test_every_rate_of_stochastic_depth_is_compiled(monkeypatch: pytest.MonkeyPa
     counters.clear()
     torch.manual_seed(0)
     model = vitrail.build(None, patch=4, width=16, depth=12, heads=2, classes=None, image_size=16, stochastic_depth=0.2)
-    task = MAE().build(model, 10).train()
-    compile_task(task)
-    task(torch.randn(2, 3, 16, 16), None, StepRandom(0, 0, 0, 2, 2, CPU))
+    loss_module = MAE().build(model, 10).train()
+    compile_loss(loss_module)
+    loss_module(torch.randn(2, 3, 16, 16), None, StepRandom(0, 0, 0, 2, 2, CPU))
     assert counters["stats"]["unique_graphs"] > 12  # and those of the decoder, which has no stochastic depth
     assert not counters["unimplemented"]

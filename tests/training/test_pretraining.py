@@ -18,7 +18,7 @@ from tests.training.test_distributed import run as torchrun
 from vitrail.checkpoints.mae import read_mae
 from vitrail.cli import main
 from vitrail.metrics.collapse import BELOW_UNTRAINED, DIVERGENCE, NOT_FINITE, WORSE_THAN_UNTRAINED
-from vitrail.objectives.base import Task
+from vitrail.objectives.base import LossModule
 from vitrail.training.recipe import Data, Facts, with_settings
 from vitrail.training.recipes import build_recipe
 from vitrail.training.runs.pretraining import FeatureEvaluator
@@ -200,8 +200,8 @@ def test_validation_loss_that_is_not_finite_stops_the_run_at_once(
 ) -> None:
     measure = FeatureEvaluator.measure
 
-    def overflow(evaluator: FeatureEvaluator, task: Task, step: int) -> dict[str, float]:
-        return measure(evaluator, task, step) | ({"loss": float("inf")} if step else {})
+    def overflow(evaluator: FeatureEvaluator, loss_module: LossModule, step: int) -> dict[str, float]:
+        return measure(evaluator, loss_module, step) | ({"loss": float("inf")} if step else {})
 
     monkeypatch.setattr(FeatureEvaluator, "measure", overflow)
     monkeypatch.chdir(tmp)

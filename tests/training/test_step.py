@@ -20,7 +20,7 @@ from vitrail.data.transforms.crops import Fit
 from vitrail.data.transforms.pipeline import TrainPipeline
 from vitrail.models.mae_decoder import Decoder
 from vitrail.nn.embed import ConvStem
-from vitrail.objectives.base import Task
+from vitrail.objectives.base import LossModule
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
@@ -30,7 +30,7 @@ from vitrail.training.distributed import Team
 from vitrail.training.logging import MetricsLog
 from vitrail.training.optim import SGD, AdamW, Lamb, Muon, Optim
 from vitrail.training.prefetch import prefetch_batches
-from vitrail.training.runs.run import compile_task
+from vitrail.training.runs.run import compile_loss
 from vitrail.training.schedule import EMA, Constant
 from vitrail.training.trainer import Diverged, Plan, Trainer
 
@@ -63,21 +63,21 @@ def images(count: int = 32) -> Images:
 def trainer(
     folder: Path,
     optim: Optim = ADAMW,
-    task: Task | None = None,
+    loss_module: LossModule | None = None,
     records: list[Any] | None = None,
     **plan: Any,
 ) -> Trainer:
-    if task is None:
+    if loss_module is None:
         torch.manual_seed(0)
         model = vitrail.build(
             None, patch=4, embed=ConvStem(4), width=16, depth=2, heads=2, classes=5, image_size=16, channels=1
         )
         nn.init.normal_(model.head.weight, std=0.1)
-        task = Classification(mixup=0.2, cutmix=0.5, patch_dropout=0.25).build(model)
+        loss_module = Classification(mixup=0.2, cutmix=0.5, patch_dropout=0.25).build(model)
     team = Team(0, 1, CPU)
     settings: dict[str, Any] = {"steps": 12, "validate_every": 100, "log_every": 4, "save_seconds": 0.0} | plan
     return Trainer(
-        task=task,
+        loss_module=loss_module,
         loader=Loader(images(), None, TrainPipeline((Fit((16, 16)),), (16, 16), 1, False), batch_size=8),
         normalise=PIPELINE.normalise,
         optim=optim,
@@ -93,7 +93,7 @@ def trainer(
 
 
 def state(made: Trainer) -> dict[str, Tensor]:
-    return {name: t.clone() for name, t in collect_tensors(made.task, made.optimizers, None).items()}
+    return {name: t.clone() for name, t in collect_tensors(made.loss_module, made.optimizers, None).items()}
 
 
 @pytest.mark.parametrize("optim", [AdamW(), SGD(), Lamb(weight_decay=0.1), Muon(), AdamW(clip=None)])
@@ -111,7 +111,7 @@ def test_step_reads_no_number_back(tmp_path: Path, optim: Optim) -> None:
 @pytest.mark.parametrize("objective", [MAE(decoder=Decoder(1, 16, 2)), MaskedPatches(), MaskedPatches(target="pixels")])
 def test_pretraining_step_reads_no_number_back(tmp_path: Path, objective: Any) -> None:
     model = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=None, image_size=16, channels=1)
-    made = trainer(tmp_path, task=objective.build(model, 1))
+    made = trainer(tmp_path, loss_module=objective.build(model, 1))
     step, epoch, batch = next(made.batches())
     with ListCalls() as counter:
         made.train_step(step, epoch, batch)
@@ -120,7 +120,7 @@ def test_pretraining_step_reads_no_number_back(tmp_path: Path, objective: Any) -
 
 def test_dino_step_reads_no_number_back(tmp_path: Path) -> None:
     model = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=None, image_size=16, channels=1)
-    made = trainer(tmp_path, task=DINO(out=16, hidden=16, bottleneck=8).build(model, 12))
+    made = trainer(tmp_path, loss_module=DINO(out=16, hidden=16, bottleneck=8).build(model, 12))
     made.normalise = lambda pixels: (torch.stack([pixels.float()] * 2, 1), torch.zeros(len(pixels), 0, 1, 8, 8))
     step, epoch, batch = next(made.batches())
     with ListCalls() as counter:
@@ -243,7 +243,7 @@ def test_compiling_uses_cuda_graphs_on_cuda(monkeypatch: pytest.MonkeyPatch, dev
     seen: list[Any] = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: seen.append(options))
     model = vitrail.build(None, patch=4, width=16, depth=2, heads=2, classes=5, image_size=16, channels=1)
-    compile_task(Classification().build(model), device)
+    compile_loss(Classification().build(model), device)
     assert seen == [options] * 3  # the model and its blocks
 
 

@@ -1,6 +1,6 @@
-"""Interfaces of an objective: `Objective` holds the settings of a recipe, `Task` the modules that compute the loss.
+"""Interfaces of an objective: `Objective` holds the settings of a recipe, `LossModule` the modules that compute the loss.
 
-An objective owns its checks, the construction of its task, its validation signals and the files that it writes beside the model.
+An objective owns its checks, its loss module, its validation signals and the files that it writes beside the model.
 Runs and the training loop use the members below and never ask which objective it is. `registry.py` lists all objectives.
 """
 
@@ -40,7 +40,7 @@ class Reconstruction:
     reconstructed: Tensor
 
 
-class Task(nn.Module):
+class LossModule(nn.Module):
     """A model with its loss: `forward` takes images, targets and a random generator and returns the `loss`."""
 
     model: Model
@@ -70,8 +70,8 @@ class Task(nn.Module):
 
 
 @dataclass(frozen=True)
-class TaskInputs:
-    """Everything that a run offers an objective beside the model to build its task."""
+class LossInputs:
+    """Everything that a run offers an objective beside the model to build its loss module."""
 
     steps: int
     preprocessing: Preprocessing  # of the trained model
@@ -91,7 +91,7 @@ class Objective:
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("single", "multi")  # that it learns, where it uses labels
     teacher_output: ClassVar[TeacherOutput | None] = None  # what it reads of a teacher; None without a teacher
     output_kind: ClassVar[str] = "classes"  # of the models that it trains, as `ModelConfig.output_kind` has it
-    keeps: ClassVar[str] = "model"  # the module of the task that becomes the model file
+    keeps: ClassVar[str] = "model"  # the module of the loss module that becomes the model file
     uses_views: ClassVar[bool] = False  # whether it trains on several crops of each image
     unlabelled_score: ClassVar[str] = "rank"  # the signal to maximise where data has no labels
     signals_follow_step: ClassVar[bool] = False  # whether validation signals depend on the training step
@@ -147,9 +147,9 @@ class Objective:
     def check_teacher(self, config: ModelConfig, teacher: Teacher, multi_label: bool) -> None:
         """Raise ValueError for a teacher that this objective cannot use with this student and data."""
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        """Return the task that trains `model`."""
-        raise NotImplementedError(f"{type(self).__name__} does not build a task")
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
+        """Return the loss module that trains `model`."""
+        raise NotImplementedError(f"{type(self).__name__} does not build a loss module")
 
     def read_parts(self, path: str, config: ModelConfig) -> tuple[Parts, str]:
         """Read modules beside the model from the initial checkpoint; return them and a note for the user."""
@@ -157,7 +157,7 @@ class Objective:
 
     @property
     def saved_parts(self) -> tuple[str, ...]:
-        """Modules of the task beside the model that `write_parts` saves."""
+        """Modules of the loss module beside the model that `write_parts` saves."""
         return ()
 
     def write_parts(self, model: Model, parts: Parts, directory: Path) -> None:

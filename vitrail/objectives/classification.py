@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
-from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
+from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective, require_draw
 from vitrail.objectives.fewer_tokens import TokenMerging, TokenSlot, draw_patches
 from vitrail.utils.json import check_fields
 
@@ -110,18 +110,18 @@ class Classification(Objective):
         if self.tokens is not None:
             self.tokens.check(model)
 
-    def build(self, model: Model, weights: Tensor | None = None) -> "ClassificationTask":
-        """Return the task. `weights`, [K], multiply the loss of rare classes; with several labels, that of their positives."""
+    def build(self, model: Model, weights: Tensor | None = None) -> "ClassificationLoss":
+        """Return the loss module. `weights`, [K], multiply the loss of rare classes; of several labels, of positives."""
         self.check_model(model)
-        return ClassificationTask(model, self, weights)
+        return ClassificationLoss(model, self, weights)
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        task = self.build(model, inputs.class_weights)
-        task.steps = inputs.steps
-        return task
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
+        loss_module = self.build(model, inputs.class_weights)
+        loss_module.steps = inputs.steps
+        return loss_module
 
 
-class ClassificationTask(Task):
+class ClassificationLoss(LossModule):
     """A model with its classification loss."""
 
     weights: Tensor | None

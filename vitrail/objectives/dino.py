@@ -19,7 +19,7 @@ from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.nn.head import Linear
 from vitrail.nn.linear import LinearLayer, linear
 from vitrail.nn.pool import ClassToken, Mean
-from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective
 from vitrail.reports.run import MethodText
 from vitrail.utils.averages import move_averages
 from vitrail.utils.json import check_fields
@@ -84,10 +84,10 @@ class DINO(Objective):
             raise ValueError("standardise needs a final LayerNorm after a class token or mean: set standardise=none")
 
     def build(self, model: TokenModel, steps: int, group: dist.ProcessGroup | None = None) -> "SelfDistillation":
-        """Return the task, with `model` as the student. The centre is a mean over the processes of `group`."""
+        """Return the loss module, with `model` as the student. The centre is a mean over the processes of `group`."""
         return SelfDistillation(model, self, steps, group)
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
         return self.build(model.require_tokens("DINO"), inputs.steps, inputs.group)
 
     def momentum_at(self, step: int, steps: int) -> float:
@@ -139,7 +139,7 @@ class ProjectionHead(nn.Module):
         return self.prototypes(F.normalize(y.float(), dim=-1) / temperature, frozen).float()
 
 
-class SelfDistillation(Task):
+class SelfDistillation(LossModule):
     """Student and teacher with their heads, the centre of the teacher's logits, and the moments of its features.
 
     A step uses the centre of the steps before. Its own logits are summed over its parts and over the processes and enter the

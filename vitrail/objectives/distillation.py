@@ -18,8 +18,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
 from vitrail.nn.head import DistilledHead
-from vitrail.objectives.base import Losses, Task, TaskInputs, TeacherOutput, require_draw
-from vitrail.objectives.classification import Classification, ClassificationTask, encode_one_hot, mix_pairs
+from vitrail.objectives.base import Losses, LossInputs, LossModule, TeacherOutput, require_draw
+from vitrail.objectives.classification import Classification, ClassificationLoss, encode_one_hot, mix_pairs
 from vitrail.objectives.teacher import Teacher
 from vitrail.utils.json import check_fields
 
@@ -50,7 +50,7 @@ class TeacherObjective(Classification):
     """Base of the objectives that learn labels and the outputs of a teacher."""
 
     ABSTRACT: ClassVar[bool] = True
-    task_class: ClassVar[type["TeacherTask"]]  # set below the task, which needs the settings
+    loss_class: ClassVar[type["TeacherLoss"]]  # set below the loss module, which needs the settings
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +69,8 @@ class TeacherObjective(Classification):
         teacher: Teacher | None = None,
         preprocessing: Preprocessing | None = None,
         cached: bool = False,
-    ) -> "TeacherTask":
-        """Return the task. `weights` apply to the loss of the labels; `preprocessing` is the student's.
+    ) -> "TeacherLoss":
+        """Return the loss module. `weights` apply to the loss of the labels; `preprocessing` is the student's.
 
         With `cached`, targets hold the teacher's outputs (logits and features: see `join_targets`; score maps: from a loader
         that has them) and the teacher is not run.
@@ -79,16 +79,16 @@ class TeacherObjective(Classification):
         if teacher is None or preprocessing is None:
             raise ValueError(f"{type(self).__name__} needs a teacher: give teacher=MODEL")
         self.check_student(model, teacher)
-        return self.task_class(model, self, TaskInputs(0, preprocessing, weights, teacher, cached))
+        return self.loss_class(model, self, LossInputs(0, preprocessing, weights, teacher, cached))
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
         return self.build(model, inputs.class_weights, inputs.teacher, inputs.preprocessing, inputs.cached)
 
 
-class TeacherTask(ClassificationTask):
-    """A student that learns labels and the outputs of a teacher. The teacher is in no state, gradient or shard of the task."""
+class TeacherLoss(ClassificationLoss):
+    """A student that learns labels and the outputs of a teacher. The teacher is in no state, gradient or shard."""
 
-    def __init__(self, model: Model, spec: TeacherObjective, inputs: TaskInputs) -> None:
+    def __init__(self, model: Model, spec: TeacherObjective, inputs: LossInputs) -> None:
         super().__init__(model, spec, inputs.class_weights)
         assert inputs.teacher is not None
         self.teacher, self.preprocessing, self.cached = inputs.teacher, inputs.preprocessing, inputs.cached
@@ -137,7 +137,7 @@ class Distillation(TeacherObjective):
             raise ValueError(f"alpha=1 leaves the label head untrained: {remedy}")
 
 
-class Distiller(TeacherTask):
+class Distiller(TeacherLoss):
     """A student that learns labels and a teacher's logits."""
 
     spec: Distillation
@@ -192,4 +192,4 @@ class Distiller(TeacherTask):
         return (cross - entropy) * t**2 / (logits.shape[1] if spec.per == "value" else 1)
 
 
-Distillation.task_class = Distiller
+Distillation.loss_class = Distiller

@@ -18,8 +18,8 @@ from vitrail.models.base import Model, TokenConfig
 from vitrail.nn.head import DistilledHead, Linear
 from vitrail.nn.linear import LinearLayer
 from vitrail.nn.pool import ClassToken
-from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput, require_draw
-from vitrail.objectives.distillation import TeacherObjective, TeacherTask, split_targets
+from vitrail.objectives.base import Losses, LossInputs, TeacherOutput, require_draw
+from vitrail.objectives.distillation import TeacherLoss, TeacherObjective, split_targets
 from vitrail.objectives.teacher import Teacher
 from vitrail.reports.run import MethodText
 from vitrail.utils.json import check_fields
@@ -61,12 +61,12 @@ class FeatureDistillation(TeacherObjective):
             raise ValueError("labels=0 leaves the head untrained: set objective.labels above 0")
 
 
-class FeatureDistiller(TeacherTask):
+class FeatureDistiller(TeacherLoss):
     """A student that learns a teacher's features, and labels where its model has classes."""
 
     spec: FeatureDistillation
 
-    def __init__(self, model: Model, spec: FeatureDistillation, inputs: TaskInputs) -> None:
+    def __init__(self, model: Model, spec: FeatureDistillation, inputs: LossInputs) -> None:
         super().__init__(model, spec, inputs)
         width = model.feature_dim // (2 if isinstance(model.head, DistilledHead) else 1)
         self.projection = LinearLayer(width, self.teacher.width)
@@ -120,4 +120,4 @@ class FeatureDistiller(TeacherTask):
         return {"loss": distance, "cosine": 1 - distance}
 
 
-FeatureDistillation.task_class = FeatureDistiller
+FeatureDistillation.loss_class = FeatureDistiller

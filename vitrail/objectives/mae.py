@@ -17,8 +17,8 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenConfig, TokenModel
 from vitrail.models.mae_decoder import Decoder, PixelDecoder, build_decoder, reconstruct_patches
 from vitrail.nn.embed import Patches, patchify, select_tokens
-from vitrail.objectives.base import Losses, Objective, Parts, Task, TaskInputs, require_draw
-from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
+from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective, Parts, require_draw
+from vitrail.objectives.masking import PatchLoss, PatchPrediction, check_encoder
 from vitrail.reports.run import MethodText
 from vitrail.utils.json import check_fields
 
@@ -71,15 +71,15 @@ class MAE(Objective):
         self.decoder.fill_sizes(config)
 
     def build(self, model: TokenModel, steps: int, *, decoder: PixelDecoder | None = None) -> "MaskedAutoencoder":
-        """Return the task, with a new decoder unless one is given."""
+        """Return the loss module, with a new decoder unless one is given."""
         self.check(model.config, 1)
         return MaskedAutoencoder(model, decoder or build_decoder(model.config, self.decoder), self)
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
-        task = self.build(model.require_tokens("MAE"), inputs.steps)
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
+        loss_module = self.build(model.require_tokens("MAE"), inputs.steps)
         if "decoder" in inputs.parts:
-            task.decoder.load_state_dict(inputs.parts["decoder"])
-        return task
+            loss_module.decoder.load_state_dict(inputs.parts["decoder"])
+        return loss_module
 
     def read_parts(self, path: str, config: ModelConfig) -> tuple[Parts, str]:
         """Read the decoder of the initial checkpoint, where it has one of the right size."""
@@ -114,7 +114,7 @@ class MAE(Objective):
         write_mae(Autoencoder(encoder, decoder, self.mask, self.norm_pix), directory / DECODER_FILE, "vitrail")
 
 
-class MaskedAutoencoder(PatchTask):
+class MaskedAutoencoder(PatchLoss):
     """An encoder of visible patches and a decoder that predicts the pixels of hidden ones."""
 
     model: TokenModel

@@ -22,7 +22,7 @@ from vitrail.data.dataset import IGNORED, TargetKind
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
 from vitrail.models.eomt import QueryLogits
-from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
+from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective, require_draw
 from vitrail.utils.json import check_fields
 
 POINT_STREAM, MASKED_STREAM = 12, 13  # random streams
@@ -71,9 +71,9 @@ class MaskMatching(Objective):
     def check_model(self, model: Model) -> None:
         model.require_queries("the objective MaskMatching")
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
         self.check_model(model)
-        return MaskMatchingTask(model, self, inputs.steps, inputs.group)
+        return MaskMatchingLoss(model, self, inputs.steps, inputs.group)
 
     @property
     def n_uncertain(self) -> int:
@@ -84,7 +84,7 @@ class MaskMatching(Objective):
         return int(self.points * self.oversampling)
 
 
-class MaskMatchingTask(Task):
+class MaskMatchingLoss(LossModule):
     """A model with queries and the loss of its predictions, summed over its layers."""
 
     def __init__(self, model: Model, spec: MaskMatching, steps: int, group: ProcessGroup | None = None) -> None:

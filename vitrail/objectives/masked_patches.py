@@ -18,8 +18,8 @@ from vitrail.models.base import Model, TokenConfig, TokenModel
 from vitrail.models.hybrid import Hybrid
 from vitrail.nn.embed import patchify, select_tokens
 from vitrail.nn.linear import LinearLayer
-from vitrail.objectives.base import Losses, Objective, Task, TaskInputs, require_draw
-from vitrail.objectives.masking import PatchPrediction, PatchTask, check_encoder
+from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective, require_draw
+from vitrail.objectives.masking import PatchLoss, PatchPrediction, check_encoder
 from vitrail.reports.run import MethodText
 from vitrail.utils.devices import constant_tensor
 from vitrail.utils.json import check_fields
@@ -76,12 +76,12 @@ class MaskedPatches(Objective):
     def build(
         self, model: TokenModel, steps: int, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> "MaskedPatchPredictor":
-        """Return the task. `mean` and `std` normalise its images, 0.5 by default: colours are those before normalisation."""
+        """Return the loss module. `mean` and `std` normalise images, 0.5 by default: colours are those before normalisation."""
         self.check(model.config, 1)
         half = (0.5,) * model.config.channels
         return MaskedPatchPredictor(model, self, tuple(mean or half), tuple(std or half))
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
         encoder, pipeline = model.require_tokens("masked patch prediction"), inputs.preprocessing
         return self.build(encoder, inputs.steps, mean=pipeline.mean, std=pipeline.std)
 
@@ -94,7 +94,7 @@ class Corruption(NamedTuple):
     source: Tensor  # [B, N], the patch whose embedding is used: mostly its own
 
 
-class MaskedPatchPredictor(PatchTask):
+class MaskedPatchPredictor(PatchLoss):
     """A model, a mask token, and a linear layer that predicts the patches."""
 
     model: TokenModel

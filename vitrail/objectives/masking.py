@@ -13,7 +13,7 @@ from vitrail.models.base import ModelConfig, TokenConfig
 from vitrail.nn.head import Linear
 from vitrail.nn.pool import MAP
 from vitrail.nn.shape import Grid
-from vitrail.objectives.base import Losses, Reconstruction, Task
+from vitrail.objectives.base import Losses, LossModule, Reconstruction
 from vitrail.objectives.teacher import ChannelValues
 
 
@@ -38,8 +38,8 @@ class PatchPrediction(NamedTuple):
     predicted: Tensor
 
 
-class PatchTask(Task):
-    """A task that predicts patches and can show them as images."""
+class PatchLoss(LossModule):
+    """A loss module that predicts patches and can show them as images."""
 
     reconstructs: ClassVar[bool] = True
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitrail.data.dataset import TargetKind
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, is_classifier
-from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective
 from vitrail.utils.json import Finite, check_fields
 
 
@@ -49,16 +49,16 @@ class Regression(Objective):
                 f"mean and std are of {len(self.mean)} targets, the model has {model.config.classes} outputs"
             )
 
-    def build(self, model: Model) -> "RegressionTask":
-        """Return the task."""
+    def build(self, model: Model) -> "RegressionLoss":
+        """Return the loss module."""
         self.check_model(model)
-        return RegressionTask(model, self)
+        return RegressionLoss(model, self)
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
         return self.build(model)
 
 
-class RegressionTask(Task):
+class RegressionLoss(LossModule):
     """A model whose outputs are standardised numbers, with its loss."""
 
     mean: Tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.data.dataset import IGNORED, TargetKind
 from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model
-from vitrail.objectives.base import Losses, Objective, Task, TaskInputs
+from vitrail.objectives.base import Losses, LossInputs, LossModule, Objective
 from vitrail.utils.json import check_fields
 
 MIN_ERROR = 1e-6  # of 1 - p in the focal loss: its power below 1 has an infinite slope at 0
@@ -40,16 +40,16 @@ class Segmentation(Objective):
         if not (self.cross_entropy or self.dice or self.focal):
             raise ValueError("cross_entropy, dice and focal are all 0: set one of them above 0")
 
-    def build(self, model: Model, weights: Tensor | None = None) -> "SegmentationTask":
-        """Return the task. `weights`, [K], multiply the cross-entropy and the focal loss of the pixels of each class."""
+    def build(self, model: Model, weights: Tensor | None = None) -> "SegmentationLoss":
+        """Return the loss module. `weights`, [K], multiply the cross-entropy and the focal loss of the pixels of each class."""
         self.check_model(model)
-        return SegmentationTask(model, self, weights)
+        return SegmentationLoss(model, self, weights)
 
-    def build_task(self, model: Model, inputs: TaskInputs) -> Task:
+    def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
         return self.build(model, inputs.class_weights)
 
 
-class SegmentationTask(Task):
+class SegmentationLoss(LossModule):
     """A model of masks with its loss."""
 
     weights: Tensor | None

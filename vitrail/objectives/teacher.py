@@ -25,7 +25,7 @@ LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey: ITU-R 60
 
 
 class Teacher:
-    """A frozen model. It is not a module, so a task that holds it does not train, shard or save it.
+    """A frozen model. It is not a module, so a loss module that holds it does not train, shard or save it.
 
     `order` is the teacher's output index of each of the student's classes; None if they are the same. The methods take
     images as the student gets them, normalised with its `mean` and `std`.

@@ -1,6 +1,6 @@
 """Token labelling: every patch token learns a teacher's label at its position ("All Tokens Matter", Jiang et al. 2021).
 
-Patch tokens have a linear head of their own, as in the authors' code. It belongs to the task, not to the model file.
+Patch tokens have a linear head of their own, as in the authors' code. It belongs to the loss module, not to the model file.
 
 B images, N patches, D width, K classes.
 """
@@ -15,9 +15,9 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Model, ModelConfig, TokenModel
 from vitrail.nn.linear import LinearLayer
 from vitrail.nn.shape import Grid
-from vitrail.objectives.base import Losses, TaskInputs, TeacherOutput, require_draw
+from vitrail.objectives.base import Losses, LossInputs, TeacherOutput, require_draw
 from vitrail.objectives.classification import cut_boxes, pair_indices
-from vitrail.objectives.distillation import TeacherObjective, TeacherTask
+from vitrail.objectives.distillation import TeacherLoss, TeacherObjective
 from vitrail.objectives.teacher import Teacher, align_labels, identity_transforms, map_shape, top_scores
 from vitrail.utils.json import check_fields
 
@@ -98,13 +98,13 @@ class TokenLabelling(TeacherObjective):
         self.check_teacher(model.config, teacher, multi_label=False)
 
 
-class TokenLabeller(TeacherTask):
+class TokenLabeller(TeacherLoss):
     """A student that learns the label of each image and the teacher's label of each patch."""
 
     spec: TokenLabelling
     model: TokenModel
 
-    def __init__(self, model: TokenModel, spec: TokenLabelling, inputs: TaskInputs) -> None:
+    def __init__(self, model: TokenModel, spec: TokenLabelling, inputs: LossInputs) -> None:
         super().__init__(model, spec, inputs)
         self.shape = shape = map_shape(self.teacher, spec.top)
         self.head = LinearLayer(model.config.size.width, shape.classes)
@@ -152,4 +152,4 @@ class TokenLabeller(TeacherTask):
         return labels, align_labels(classes, scores, transforms, grid, shape.classes)
 
 
-TokenLabelling.task_class = TokenLabeller
+TokenLabelling.loss_class = TokenLabeller

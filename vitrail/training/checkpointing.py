@@ -83,10 +83,12 @@ class MetadataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"unexpected class {module}.{name}")
 
 
-def collect_tensors(task: nn.Module, optimizers: list[Optimizer], average: WeightAverage | None) -> dict[str, Tensor]:
+def collect_tensors(
+    loss_module: nn.Module, optimizers: list[Optimizer], average: WeightAverage | None
+) -> dict[str, Tensor]:
     """Return every tensor of a run by name: weights and buffers, their EMA, and the state of the optimisers."""
-    names: dict[Any, str] = {parameter: name for name, parameter in task.named_parameters()}
-    tensors = {f"weights.{name}": tensor for name, tensor in task.state_dict().items()}
+    names: dict[Any, str] = {parameter: name for name, parameter in loss_module.named_parameters()}
+    tensors = {f"weights.{name}": tensor for name, tensor in loss_module.state_dict().items()}
     if average is not None:
         tensors |= {f"average.{name}": tensor for name, tensor in average.tensors.items()}
     for optimizer in optimizers:
@@ -168,12 +170,12 @@ class Checkpoints:
 
 
 def load_checkpoint(
-    path: Path, task: nn.Module, optimizers: list[Optimizer], average: WeightAverage | None, team: Team
+    path: Path, loss_module: nn.Module, optimizers: list[Optimizer], average: WeightAverage | None, team: Team
 ) -> Progress:
-    """Load an intact checkpoint into a task, its optimisers and its EMA; return the progress."""
+    """Load an intact checkpoint into a loss module, its optimisers and its EMA; return the progress."""
     reader = CheckpointReader(path)
     stored = reader.read_metadata().state_dict_metadata
-    named = dict(task.named_parameters())
+    named = dict(loss_module.named_parameters())
     home = {parameter: owner for owner in optimizers for group in owner.param_groups for parameter in group["params"]}
     for name, entry in stored.items():
         if name.startswith("optimizer."):
@@ -184,7 +186,7 @@ def load_checkpoint(
             like, dtype = entry.size == parameter.shape, entry.properties.dtype
             small = torch.empty(entry.size, dtype=dtype, device=parameter.device)  # the number of steps
             home[parameter].state[parameter][key] = torch.empty_like(parameter, dtype=dtype) if like else small
-    wanted = collect_tensors(task, optimizers, average)
+    wanted = collect_tensors(loss_module, optimizers, average)
     if set(wanted) != set(stored):
         differ = sorted(set(wanted) ^ set(stored))
         some = ", ".join(differ[:3])

@@ -45,22 +45,22 @@ class Team:
         """Return True if this process writes files and messages."""
         return self.rank == 0
 
-    def wrap(self, task: nn.Module) -> nn.Module:
-        """Return the task wrapped in DDP or FSDP2, so that its gradients are those of the whole batch."""
+    def wrap(self, loss_module: nn.Module) -> nn.Module:
+        """Return the loss module wrapped in DDP or FSDP2, so that its gradients are those of the whole batch."""
         if self.world_size == 1:
-            return task
+            return loss_module
         if self.parallel == "fsdp":
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
             mesh = init_device_mesh(self.device.type, (self.world_size,))
-            for module in list(task.modules()):  # of the model, a decoder, a momentum teacher
+            for module in list(loss_module.modules()):  # of the model, a decoder, a momentum teacher
                 for block in getattr(module, "blocks", ()):
                     fully_shard(block, mesh=mesh)
-            fully_shard(task, mesh=mesh)
-            return task
+            fully_shard(loss_module, mesh=mesh)
+            return loss_module
         device_ids = [self.device.index] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(task, device_ids=device_ids, broadcast_buffers=False)
+        return nn.parallel.DistributedDataParallel(loss_module, device_ids=device_ids, broadcast_buffers=False)
 
     @contextmanager
     def gradient_sync(self, wrapped: nn.Module, last: bool) -> Iterator[None]:
@@ -74,11 +74,15 @@ class Team:
                 yield
 
     @contextmanager
-    def unsharded(self, task: nn.Module) -> Iterator[None]:
-        """Unshard all modules of the task, so that parts of it can be called."""
+    def unsharded(self, loss_module: nn.Module) -> Iterator[None]:
+        """Unshard all modules of the loss module, so that parts of it can be called."""
         from torch.distributed.fsdp import FSDPModule
 
-        sharded = [module for module in task.modules() if isinstance(module, FSDPModule)] if self.world_size > 1 else []
+        sharded = (
+            [module for module in loss_module.modules() if isinstance(module, FSDPModule)]
+            if self.world_size > 1
+            else []
+        )
         for module in sharded:
             module.unshard()
         try:
@@ -87,10 +91,10 @@ class Team:
             for module in sharded:
                 module.reshard()
 
-    def average_buffers(self, task: nn.Module) -> None:
+    def average_buffers(self, loss_module: nn.Module) -> None:
         """Average running statistics over the processes."""
         if self.world_size > 1:
-            for buffer in task.buffers():
+            for buffer in loss_module.buffers():
                 if buffer.is_floating_point() and buffer.numel():
                     dist.all_reduce(buffer)
                     buffer.div_(self.world_size)

@@ -64,16 +64,16 @@ class Optim:
             return self.weight_decay
         return self.decay_end + (self.weight_decay - self.decay_end) * (1 + math.cos(math.pi * step / steps)) / 2
 
-    def build(self, task: nn.Module, rules: ParameterRules) -> list[Optimizer]:
-        """Return the optimisers that together train every parameter of the task that is not frozen."""
+    def build(self, loss_module: nn.Module, rules: ParameterRules) -> list[Optimizer]:
+        """Return the optimisers that together train every parameter of the loss module that is not frozen."""
         raise NotImplementedError
 
     def parameter_groups(
-        self, task: nn.Module, rules: ParameterRules, wanted: Callable[[ParameterRule], bool] = lambda rule: True
+        self, loss_module: nn.Module, rules: ParameterRules, wanted: Callable[[ParameterRule], bool] = lambda rule: True
     ) -> list[Any]:
         """Return PyTorch parameter groups, one for each rule, with the scale of their learning rate."""
         gathered: dict[ParameterRule, list[nn.Parameter]] = defaultdict(list)
-        for name, parameter in task.named_parameters():
+        for name, parameter in loss_module.named_parameters():
             if parameter.requires_grad and wanted(rules[name]):
                 gathered[rules[name]].append(parameter)
         return [
@@ -96,8 +96,8 @@ class AdamW(Optim):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
-    def build(self, task: nn.Module, rules: ParameterRules) -> list[Optimizer]:
-        groups = self.parameter_groups(task, rules)
+    def build(self, loss_module: nn.Module, rules: ParameterRules) -> list[Optimizer]:
+        groups = self.parameter_groups(loss_module, rules)
         return [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)]
 
 
@@ -107,8 +107,8 @@ class SGD(Optim):
 
     momentum: float = 0.9
 
-    def build(self, task: nn.Module, rules: ParameterRules) -> list[Optimizer]:
-        return [SGDOptimizer(self.parameter_groups(task, rules), self.lr, self.momentum, self.weight_decay)]
+    def build(self, loss_module: nn.Module, rules: ParameterRules) -> list[Optimizer]:
+        return [SGDOptimizer(self.parameter_groups(loss_module, rules), self.lr, self.momentum, self.weight_decay)]
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,10 @@ class Lamb(Optim):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
 
-    def build(self, task: nn.Module, rules: ParameterRules) -> list[Optimizer]:
-        return [LambOptimizer(self.parameter_groups(task, rules), self.lr, self.betas, self.eps, self.weight_decay)]
+    def build(self, loss_module: nn.Module, rules: ParameterRules) -> list[Optimizer]:
+        return [
+            LambOptimizer(self.parameter_groups(loss_module, rules), self.lr, self.betas, self.eps, self.weight_decay)
+        ]
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,12 @@ class Muon(Optim):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
 
-    def build(self, task: nn.Module, rules: ParameterRules) -> list[Optimizer]:
-        matrices = self.parameter_groups(task, rules, lambda rule: rule.matrix)
+    def build(self, loss_module: nn.Module, rules: ParameterRules) -> list[Optimizer]:
+        matrices = self.parameter_groups(loss_module, rules, lambda rule: rule.matrix)
         for group in matrices:
             group["scale"] *= self.matrix_lr / self.lr
             group["lr"] = self.lr * group["scale"]
-        others = self.parameter_groups(task, rules, lambda rule: not rule.matrix)
+        others = self.parameter_groups(loss_module, rules, lambda rule: not rule.matrix)
         made: list[Optimizer] = []
         if matrices:
             made.append(MuonOptimizer(matrices, self.lr, self.momentum, self.weight_decay))
@@ -162,13 +164,13 @@ def set_weight_decay(optimizers: list[Optimizer], decay: float) -> None:
             group["weight_decay"] = decay if group["decays"] else 0.0
 
 
-def parameter_rules(task: nn.Module, layer_decay: float, head_scale: float = 1.0) -> ParameterRules:
-    """Return the rule of each parameter. Modules of the task besides `task.model` get the full learning rate."""
-    model = task.model
+def parameter_rules(loss_module: nn.Module, layer_decay: float, head_scale: float = 1.0) -> ParameterRules:
+    """Return the rule of each parameter. Modules of the loss module besides `loss_module.model` get the full learning rate."""
+    model = loss_module.model
     assert isinstance(model, Model)
     top = model.config.depth + 1
     rules: ParameterRules = {}
-    for name, parameter in task.named_parameters():
+    for name, parameter in loss_module.named_parameters():
         inside = name.removeprefix("model.") if name.startswith("model.") else None
         plain = (inside or name).replace("parametrizations.weight.original", "weight")
         distance = 0 if inside is None else top - model.layer_index(inside)

@@ -87,11 +87,11 @@ class EMA:
 class WeightAverage:
     """The averaged weights, with the layout and sharding of the weights."""
 
-    def __init__(self, spec: EMA, task: nn.Module) -> None:
+    def __init__(self, spec: EMA, loss_module: nn.Module) -> None:
         self.spec = spec
         # Running statistics belong to their weights, so they are averaged too.
-        buffers = {name: b for name, b in task.named_buffers() if b.is_floating_point() and b.numel()}
-        self.live = {name: p for name, p in task.named_parameters() if p.requires_grad} | buffers
+        buffers = {name: b for name, b in loss_module.named_buffers() if b.is_floating_point() and b.numel()}
+        self.live = {name: p for name, p in loss_module.named_parameters() if p.requires_grad} | buffers
         self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in self.live.items()}
 
     def update(self, step: int) -> None:

@@ -86,7 +86,7 @@ def build_measured_trainer(run: Run) -> Trainer:
         run.teacher.attach_outputs(loader)
     steps, options = MAX_MEASURED_STEPS, {"accumulate": recipe.accumulate, "precision": recipe.precision}
     return Trainer(
-        task=run.build_task(model, steps),
+        loss_module=run.build_loss(model, steps),
         loader=loader,
         normalise=run.setup.normalise,
         optim=recipe.optimizer,
@@ -127,10 +127,10 @@ def measure_steps(training: Trainer, seconds: float | None) -> tuple[float, floa
 @torch.inference_mode()
 def measure_image(loaders: RunLoaders, training: Trainer) -> float:
     """Return the seconds that one held-out image takes in an evaluation."""
-    model = getattr(training.task.eval(), loaders.setup.recipe.objective.keeps)
+    model = getattr(training.loss_module.eval(), loaders.setup.recipe.objective.keeps)
     normalise, device = loaders.setup.recipe.preprocessing.normalise, loaders.setup.team.device
     seconds, previous = 0.0, time.monotonic()
-    with loaders.setup.team.unsharded(training.task), training.autocast():
+    with loaders.setup.team.unsharded(training.loss_module), training.autocast():
         for index, batch in enumerate(loaders.split("validation").iter_once()):
             arrived = time.monotonic()
             model(normalise(batch.pixels.to(device)))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.rng import StepRandom
 from vitrail.data.worker_pool import WorkersLost
-from vitrail.objectives.base import Task
+from vitrail.objectives.base import LossModule
 from vitrail.training.checkpointing import Checkpoints, Progress, collect_tensors, load_checkpoint
 from vitrail.training.distributed import Team, full_tensor
 from vitrail.training.logging import MetricsLog
@@ -104,9 +104,9 @@ def split_batch(batch: int, parts: int) -> list[int]:
 
 @dataclass
 class Trainer:
-    """The loop: a task, its data, its optimisers and its progress through a plan."""
+    """The loop: a loss module, its data, its optimisers and its progress through a plan."""
 
-    task: Task
+    loss_module: LossModule
     loader: Loader
     normalise: Callable[[Tensor], Tensor]
     optim: Optim
@@ -124,12 +124,12 @@ class Trainer:
     def __post_init__(self) -> None:
         if self.team.device.type == "cpu":
             keep_freed_memory()
-        self.task.to(self.team.device)
-        self.wrapped = self.team.wrap(self.task)
-        rules = parameter_rules(self.task, self.optim.layer_decay, self.optim.head_scale)
-        self.optimizers = self.optim.build(self.task, rules)
-        self.average = WeightAverage(self.ema, self.task) if self.ema else None
-        self.parameters = [p for p in self.task.parameters() if p.requires_grad]
+        self.loss_module.to(self.team.device)
+        self.wrapped = self.team.wrap(self.loss_module)
+        rules = parameter_rules(self.loss_module, self.optim.layer_decay, self.optim.head_scale)
+        self.optimizers = self.optim.build(self.loss_module, rules)
+        self.average = WeightAverage(self.ema, self.loss_module) if self.ema else None
+        self.parameters = [p for p in self.loss_module.parameters() if p.requires_grad]
         # The loss is scaled for float16, where small gradients underflow.
         self.scaler = torch.amp.GradScaler(self.team.device.type, enabled=self.plan.precision == "fp16")
         self.pending: list[PendingStep] = []
@@ -139,7 +139,7 @@ class Trainer:
 
     def resume(self, checkpoint: Path) -> None:
         """Restore everything from a checkpoint."""
-        self.progress = load_checkpoint(checkpoint, self.task, self.optimizers, self.average, self.team)
+        self.progress = load_checkpoint(checkpoint, self.loss_module, self.optimizers, self.average, self.team)
         if self.progress.scale is not None:
             self.scaler.load_state_dict(self.progress.scale)
 
@@ -241,8 +241,10 @@ class Trainer:
         lr = self.optim.lr * self.schedule.factor(step, plan.steps)
         set_lr(self.optimizers, lr)
         set_weight_decay(self.optimizers, self.optim.decay_at(step, plan.steps))
-        self.task.train()
-        buffers_before = [(buffer, buffer.clone()) for buffer in self.task.buffers() if buffer.is_floating_point()]
+        self.loss_module.train()
+        buffers_before = [
+            (buffer, buffer.clone()) for buffer in self.loss_module.buffers() if buffer.is_floating_point()
+        ]
         loss = self.backward(step, batch)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
@@ -255,8 +257,8 @@ class Trainer:
         for buffer, before in buffers_before:  # the step's effect on running statistics is undone too
             buffer.copy_(torch.where(skip, before, buffer))
         self.scaler.update()
-        team.average_buffers(self.task)
-        self.task.after_step(step)
+        team.average_buffers(self.loss_module)
+        self.loss_module.after_step(step)
         if self.average is not None:
             self.average.update(step)
         self.pending.append(PendingStep(step, epoch, lr, batch.indices, numbers))
@@ -349,7 +351,7 @@ class Trainer:
 
     def evaluation_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are validated and kept: the EMA, where there is one."""
-        self.task.eval()
+        self.loss_module.eval()
         return self.average.applied() if self.average is not None else nullcontext()
 
     def save(self) -> Path:
@@ -360,7 +362,7 @@ class Trainer:
         for unreadable in self.team.gather_objects(self.loader.unreadable):
             progress.unreadable |= unreadable
         progress.scale = self.scaler.state_dict() or None
-        return self.checkpoints.save(collect_tensors(self.task, self.optimizers, self.average), progress)
+        return self.checkpoints.save(collect_tensors(self.loss_module, self.optimizers, self.average), progress)
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:

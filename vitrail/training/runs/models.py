@@ -15,7 +15,7 @@ from vitrail.models.adapt import KEEP
 from vitrail.models.base import Model
 from vitrail.models.lora import merge_lora, tune
 from vitrail.models.registry import build_from
-from vitrail.objectives.base import Task
+from vitrail.objectives.base import LossModule
 from vitrail.reports.masks import format_colour
 from vitrail.training.distributed import full_tensor
 from vitrail.training.recipe import Recipe
@@ -71,7 +71,7 @@ class Evaluator:
         """Raise ValueError for a run that cannot work."""
         self.setup.batch_size()
 
-    def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:
+    def begin(self, build_baseline: Callable[[], LossModule], resumed: bool) -> None:
         """Prepare the first validation."""
 
     def validate(self, trainer: Trainer) -> Metrics:
@@ -90,14 +90,14 @@ class TrainedModel:
         self.setup, self.trainer = setup, trainer
 
     def weights(self, part: str | None = None) -> dict[str, Tensor]:
-        """Return the unsharded tensors of a module of the task; by default those of the model that is kept."""
-        task, prefix = self.trainer.task, f"{part or self.setup.recipe.objective.keeps}."
+        """Return the unsharded tensors of a module of the loss module; by default those of the model that is kept."""
+        loss_module, prefix = self.trainer.loss_module, f"{part or self.setup.recipe.objective.keeps}."
         tensors = {
             name.removeprefix(prefix): full_tensor(tensor.detach()).cpu().clone()
-            for name, tensor in task.state_dict().items()
+            for name, tensor in loss_module.state_dict().items()
             if name.startswith(prefix)
         }
-        return tensors if part else task.export_weights(tensors)
+        return tensors if part else loss_module.export_weights(tensors)
 
     def build_tuned(self) -> Model:
         """Return a model with the current weights, LoRA matrices apart from the weights that they change."""

@@ -18,7 +18,7 @@ from vitrail.metrics.intervals import wilson_interval
 from vitrail.metrics.knn import predict_knn
 from vitrail.metrics.signals import effective_rank, feature_spread
 from vitrail.models.base import Model
-from vitrail.objectives.base import Task
+from vitrail.objectives.base import LossModule
 from vitrail.reports.run import Number
 from vitrail.training.logging import finite_or_name, read_json_lines
 from vitrail.training.recipe import method_of
@@ -64,7 +64,7 @@ class FeatureEvaluator(Evaluator):
         self.collapse: Collapse | None = None
         self.baseline: dict[str, Any] | None = None  # the validation before the first step
         self.sizes = setup.recipe  # decides the number of images; without limits for the written model
-        self.memos: dict[int, dict[str, Tensor]] = {}  # by batch of the loss loader; see `Task.signals`
+        self.memos: dict[int, dict[str, Tensor]] = {}  # by batch of the loss loader; see `LossModule.signals`
 
     def check(self) -> None:
         recipe, splits = self.setup.recipe, self.setup.prepared.splits
@@ -79,7 +79,7 @@ class FeatureEvaluator(Evaluator):
             raise ValueError(f"{frozen}: pretraining trains all of it, use settings=['tune=full']")
         self.setup.augmentation()  # raises for crops of another size
 
-    def begin(self, build_baseline: Callable[[], Task], resumed: bool) -> None:
+    def begin(self, build_baseline: Callable[[], LossModule], resumed: bool) -> None:
         """Measure the signals before the first step, or restore the alarm of a resumed run."""
         history = self.read_history() if resumed else []
         if not history:
@@ -89,9 +89,15 @@ class FeatureEvaluator(Evaluator):
                     f"{held_out} held-out images without labels: rank and spread are unreliable; "
                     "hold out more with fractions=(0.8, 0.2, 0)"
                 )
-            # Before the trainer exists, whose task takes memory too.
-            task = build_baseline().to(self.setup.team.device).eval()
-            self.baseline = {"kind": "validation", "step": 0, "epoch": 0.0, **self.measure(task, 0), "best": False}
+            # Before the trainer exists, whose loss module takes memory too.
+            loss_module = build_baseline().to(self.setup.team.device).eval()
+            self.baseline = {
+                "kind": "validation",
+                "step": 0,
+                "epoch": 0.0,
+                **self.measure(loss_module, 0),
+                "best": False,
+            }
         elif self.setup.recipe.collapse == "warn":  # the alarm was raised before the stop
             histories = (history[:n] for n in range(2, len(history) + 1))
             self.collapse = next(filter(None, map(self.detect, histories)), None)
@@ -103,7 +109,7 @@ class FeatureEvaluator(Evaluator):
             assert self.baseline is not None
             trainer.journal.write(self.baseline)
             history.append(self.baseline)
-        metrics = self.measure(trainer.task, trainer.progress.step)
+        metrics = self.measure(trainer.loss_module, trainer.progress.step)
         history.append(trainer.describe_step("validation") | metrics)
         collapse = self.setup.team.broadcast_object(self.detect(history))
         if collapse is not None and self.collapse is None:
@@ -147,16 +153,18 @@ class FeatureEvaluator(Evaluator):
         images, name = thin_images(self.setup.prepared.splits[split], most), f"{most} {name}"
         return self.loaders.augmented(name, images) if LOSS in name else self.loaders.evaluation(name, images)
 
-    def measure(self, task: Task, step: int) -> Metrics:
-        """Return all signals of a task."""
-        with self.setup.team.unsharded(task):
-            metrics = self.measure_losses(task, step)
-            features, correct = self.measure_features(getattr(task, self.objective.keeps), task.standardise_features)
+    def measure(self, loss_module: LossModule, step: int) -> Metrics:
+        """Return all signals of a loss module."""
+        with self.setup.team.unsharded(loss_module):
+            metrics = self.measure_losses(loss_module, step)
+            features, correct = self.measure_features(
+                getattr(loss_module, self.objective.keeps), loss_module.standardise_features
+            )
         metrics |= {"spread": feature_spread(features), "rank": effective_rank(features)}
         return metrics if correct is None else metrics | {"knn": float(correct.mean())}
 
-    def measure_losses(self, task: Task, step: int) -> Metrics:
-        """Return the task's own signals on held-out images, with the same crops and random numbers every time."""
+    def measure_losses(self, loss_module: LossModule, step: int) -> Metrics:
+        """Return the loss module's own signals on held-out images, with the same crops and random numbers every time."""
         loader, team, sums = self.loader(LOSS), self.setup.team, dict[str, Tensor]()
         for number, batch in enumerate(loader.iter_epoch(0)):
             mine = len(batch.indices)
@@ -164,7 +172,7 @@ class FeatureEvaluator(Evaluator):
             draw = StepRandom(self.setup.recipe.seed, at, team.rank * mine, mine, team.world_size * mine, team.device)
             images = self.setup.normalise(batch.pixels.to(team.device))
             with torch.no_grad(), self.autocast():
-                signals = task.signals(images, draw, self.memos.setdefault(number, {}))
+                signals = loss_module.signals(images, draw, self.memos.setdefault(number, {}))
             for name, value in signals.items():
                 sums[name] = sums.get(name, torch.zeros((), device=team.device)) + value.detach().float()
         return {name: float(team.all_reduce_mean(value / loader.steps_per_epoch)) for name, value in sums.items()}
@@ -201,12 +209,12 @@ class FeatureEvaluator(Evaluator):
             self.sizes, self.memos = replace(setup.recipe, validation_images=None), {}
         summary: dict[str, Any] = {"method": method, "split": "validation"}
         with trainer.evaluation_weights():
-            with team.unsharded(trainer.task):
-                summary |= self.measure_losses(trainer.task, trainer.progress.step)
+            with team.unsharded(trainer.loss_module):
+                summary |= self.measure_losses(trainer.loss_module, trainer.progress.step)
             finite = all(bool(torch.isfinite(tensor).all()) for tensor in trained.weights().values())
             if finite:
                 trained.save_parts()
-                self.write_reconstructions(trainer.task)
+                self.write_reconstructions(trainer.loss_module)
                 if not best:
                     trained.save(MODEL, method=method)
         if finite or best:
@@ -240,16 +248,16 @@ class FeatureEvaluator(Evaluator):
             summary[name] = float(correct.mean())
         return summary
 
-    def write_reconstructions(self, task: Task) -> None:
-        """Write original, masked and reconstructed images, where the task reconstructs any."""
-        if not task.reconstructs:
+    def write_reconstructions(self, loss_module: LossModule) -> None:
+        """Write original, masked and reconstructed images, where the loss module reconstructs any."""
+        if not loss_module.reconstructs:
             return
         pipeline, team = self.setup.recipe.preprocessing, self.setup.team
-        with team.unsharded(task):  # on all processes, because layers may be sharded
+        with team.unsharded(loss_module):  # on all processes, because layers may be sharded
             batch = next(iter(self.loader(QUERIES).iter_once()))
             images = pipeline.normalise(batch.pixels[:N_RECONSTRUCTIONS].to(team.device))
             draw = StepRandom(self.setup.recipe.seed, 0, 0, len(images), len(images), team.device)
-            result = task.reconstruct(images, draw, pipeline.mean, pipeline.std)
+            result = loss_module.reconstruct(images, draw, pipeline.mean, pipeline.std)
         if not team.is_main:
             return
         folder = self.setup.directory / "evaluation" / "reconstructions"

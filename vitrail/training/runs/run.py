@@ -11,7 +11,7 @@ import torch.distributed as dist
 from vitrail.models.base import Model
 from vitrail.models.lora import tune
 from vitrail.nn.block import EncoderBlock
-from vitrail.objectives.base import Parts, Task, TaskInputs
+from vitrail.objectives.base import LossInputs, LossModule, Parts
 from vitrail.training.checkpointing import Checkpoints
 from vitrail.training.logging import MetricsLog
 from vitrail.training.recipe import method_of, write_recipe
@@ -34,7 +34,7 @@ from vitrail.utils.files import DiskFullError, disk_full_error, is_disk_full, st
 
 
 class Run:
-    """One recipe in one directory. The objective builds the task, the evaluator validates it, a teacher may teach it."""
+    """One recipe in one directory. The objective builds the loss module, the evaluator validates it, a teacher may teach it."""
 
     def __init__(self, setup: RunSetup) -> None:
         self.setup, self.loaders = setup, RunLoaders(setup)
@@ -105,13 +105,13 @@ class Run:
             if note:
                 self.setup.note(note)
         if self.teacher is not None:
-            self.build_task(model, 0)  # raises for a student that does not fit, before anything is written
+            self.build_loss(model, 0)  # raises for a student that does not fit, before anything is written
         return model
 
-    def build_task(self, model: Model, steps: int) -> Task:
-        """Return the task of the objective for a run of this many steps."""
+    def build_loss(self, model: Model, steps: int) -> LossModule:
+        """Return the loss module of the objective for a run of this many steps."""
         setup, recipe = self.setup, self.setup.recipe
-        inputs = TaskInputs(
+        inputs = LossInputs(
             steps=steps,
             preprocessing=recipe.preprocessing,
             class_weights=None if recipe.model.classes is None else setup.class_weights(),
@@ -121,7 +121,7 @@ class Run:
             parts=self.parts or {},
         )
         torch.manual_seed(recipe.seed)  # modules beside the model start the same on every process
-        return recipe.objective.build_task(model, inputs)
+        return recipe.objective.build_loss(model, inputs)
 
     def train(self, model: Model, checkpoint: Path | None) -> dict[str, Any]:
         """Train and finish the run, holding its lock."""
@@ -129,7 +129,7 @@ class Run:
         with lock_run(directory) if self.setup.team.is_main else nullcontext():
             self.setup.team.barrier()
             try:
-                self.evaluator.begin(lambda: self.build_task(self.prepare_model(), 1), checkpoint is not None)
+                self.evaluator.begin(lambda: self.build_loss(self.prepare_model(), 1), checkpoint is not None)
                 trainer = self.build_trainer(model)
                 try:
                     if checkpoint is not None:
@@ -163,9 +163,9 @@ class Run:
             self.teacher.attach_outputs(loader)
         steps, per_epoch = recipe.total_steps(loader.steps_per_epoch), loader.steps_per_epoch
         cost = count_passes(recipe, setup.prepared)
-        task = self.build_task(model, steps)
+        loss_module = self.build_loss(model, steps)
         if machine.compile:
-            compile_task(task, team.device.type)
+            compile_loss(loss_module, team.device.type)
         plan = Plan(
             steps=steps,
             validate_every=max(1, round(recipe.validate_every * per_epoch)),
@@ -181,7 +181,7 @@ class Run:
             ending=cost.ending / cost.validation,
         )
         trainer = Trainer(
-            task=task,
+            loss_module=loss_module,
             loader=loader,
             normalise=setup.normalise,
             optim=recipe.optimizer,
@@ -211,12 +211,12 @@ class Run:
             trainer.save()
 
 
-def compile_task(task: Task, device_type: str = "cpu") -> None:
-    """Compile every model of a task with `torch.compile`, and its blocks for objectives that call a model part by part.
+def compile_loss(loss_module: LossModule, device_type: str = "cpu") -> None:
+    """Compile every model of a loss module with `torch.compile`, and its blocks for objectives that call a model part by part.
 
     On CUDA the compiled parts are replayed as CUDA graphs, which saves the launch of each kernel.
     """
-    modules = [module for module in task.modules() if isinstance(module, Model | EncoderBlock)]
+    modules = [module for module in loss_module.modules() if isinstance(module, Model | EncoderBlock)]
     # Blocks share one piece of code, and each rate of stochastic depth is another graph of it: PyTorch gives up after eight.
     settings = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, 4 * len(modules))

@@ -37,7 +37,7 @@ class LabelEvaluator(Evaluator):
 
     def validate(self, trainer: Trainer) -> Metrics:
         """Return the metrics of the validation split."""
-        module, loader = trainer.task, self.loaders.split("validation")
+        module, loader = trainer.loss_module, self.loaders.split("validation")
         with trainer.autocast():
             rows, readable = self.predict(lambda x: module(x)["logits"], loader)
         self.validated = trainer.progress.step, rows, readable
