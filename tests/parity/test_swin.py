@@ -1,6 +1,7 @@
 """Swin Transformers: logits, gradients and tensors of timm, torchvision and transformers, at several image sizes."""
 
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from vitrail.models.registry import build_from, configure
 
 pytest.importorskip("timm", reason="timm is not installed: pip install 'vitrail[peers]'")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'vitrail[peers]'")
+import timm
 import torchvision
 import transformers
 from safetensors.torch import load_file, save_file
@@ -259,3 +261,13 @@ def test_models_that_a_project_cannot_express_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="the format of CLIP does not support Swin Transformers: use --to vitrail"):
         convert(tmp_path / "model.safetensors", tmp_path / "out.pth", "clip")
     assert not (tmp_path / "out.pth").exists()
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "mvitv2_tiny"])
+def test_a_file_without_settings_gets_timms_preprocessing(name: str, tmp_path: Path):
+    model = timm.create_model(name)
+    config = timm.data.resolve_data_config(model=model)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    found = vitrail.load(tmp_path / "weights.safetensors").preprocessing
+    assert found.resize == (math.floor(224 / config["crop_pct"]),) * 2
+    assert (found.size, found.mean, found.std) == ((224, 224), config["mean"], config["std"])

@@ -3,11 +3,10 @@
 timm numbers the layers by stage; ours are numbered through. Its queries, keys and values have one matrix, ours three.
 """
 
-import math
-
 import torch
 
 from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, TensorNames
+from vitrail.checkpoints.formats.timm import make_center_crop
 from vitrail.checkpoints.keys import KeyMapping, KeyTable, Rules, TensorTransform, map_tensors
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
 from vitrail.models.mvit_config import MViTConfig
@@ -109,9 +108,7 @@ def infer_cells(rows: int) -> int:
 
 def default_preprocessing(config: MViTConfig, _: str) -> tuple[Preprocessing, str]:
     """Return the pipeline that timm evaluates these models with."""
-    height, width = config.image_size
-    resize = (math.floor(height / 0.9), math.floor(width / 0.9))
-    return Preprocessing((height, width), resize, "cover", "bicubic", **IMAGENET_STATS), f"the default of {TITLE}"
+    return make_center_crop(config.image_size, 0.9, "bicubic", IMAGENET_STATS), f"the default of {TITLE}"
 
 
 FORMATS = (

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitrail.checkpoints import formats
 from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, TensorNames, get_object
+from vitrail.checkpoints.formats.timm import make_center_crop
 from vitrail.checkpoints.keys import (
     IgnoredKeys,
     KeyMapping,
@@ -345,7 +346,7 @@ def default_preprocessing(config: SwinConfig, _: str, naming: SwinNaming) -> tup
     if naming is TRANSFORMERS:
         return Preprocessing(size, size, "squash", "bicubic", **IMAGENET_STATS), why
     if naming is TIMM:
-        return pipeline.with_resize_factor(1.0 if size[0] >= 384 else 1 / 0.9), why
+        return make_center_crop(size, 1.0 if size[0] >= 384 else 0.9, "bicubic", IMAGENET_STATS), why
     if naming is TORCHVISION:
         resized = TORCHVISION_SIZES.get((type(config.block), config.width, config.depth), size[0])
         return pipeline.with_resize_factor(resized / size[0]), why
