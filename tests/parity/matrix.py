@@ -1,6 +1,6 @@
 """The conversion table that the parity tests verify: `python -m tests.parity.matrix` prints it for the docs."""
 
-from vitrail.checkpoints.convert import TARGET_NAMES
+from vitrail.checkpoints import TARGET_NAMES
 
 HEAD = f"| made by | {' | '.join(TARGET_NAMES)} |"
 

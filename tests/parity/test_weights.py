@@ -7,9 +7,11 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.parity.made import CASES, Case
-from vitrail.checkpoints.convert import TARGET_NAMES, collect_assumptions, convert, is_bit_identical, restate_config
+from vitrail.checkpoints import TARGET_NAMES
+from vitrail.checkpoints.convert import collect_assumptions, convert, is_bit_identical
 from vitrail.checkpoints.formats.timm import build_timm_arguments
 from vitrail.checkpoints.load import inspect_checkpoint
+from vitrail.checkpoints.targets import restate_config
 from vitrail.models.bit import BiT
 
 

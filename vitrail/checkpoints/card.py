@@ -10,11 +10,11 @@ from typing import Any
 
 from vitrail.checkpoints.artifact import CheckpointContract
 from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, open_and_detect
-from vitrail.checkpoints.convert import check_expressible, restate_config
 from vitrail.checkpoints.formats import timm
 from vitrail.checkpoints.hub import format_error, import_hub, parse_address
 from vitrail.checkpoints.keys import build_meta_state, format_names
 from vitrail.checkpoints.load import load, save
+from vitrail.checkpoints.targets import check_expressible, restate_config
 from vitrail.models.base import Model, ModelConfig, TokenConfig
 from vitrail.utils.json import to_json
 from vitrail.utils.text import format_temperature

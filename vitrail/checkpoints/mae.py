@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoints import convert, keys
+from vitrail.checkpoints import convert, keys, targets
 from vitrail.checkpoints.artifact import CheckpointContract, check_bounds, save_artifact
 from vitrail.checkpoints.checkpoint import ByteProgress, Checkpoint, no_progress, open_and_detect
 from vitrail.checkpoints.detect import Detection, account_tensors
@@ -237,13 +237,13 @@ def write_mae(
     assert isinstance(model.preprocessing, Preprocessing | None)
     contract = CheckpointContract(model.config, None, model.preprocessing, dict(model.card))
     state, notes = autoencoder.state_dict(), []
-    convert.check_output_name(to, out)
+    targets.check_output_name(to, out)
     check_state(state, build_autoencoder_meta_state(model.config, autoencoder.decoder.spec))
     if to != "vitrail":
         config, state = restate_autoencoder(model.config, state)
         if reasons := [reason for reason, holds in list_mae_limits(config).items() if holds]:
             raise ValueError(f"published masked autoencoders cannot express this model: {'; '.join(reasons)}")
-        convert.check_expressible(to, config, contract.preprocessing)
+        targets.check_expressible(to, config, contract.preprocessing)
         notes = convert.compare_resampling(model.config, "transformers", "MAE's code")
         notes += list_unrecorded(model.config, config, autoencoder, to)
         contract = replace(contract, config=config)
@@ -269,7 +269,7 @@ def write_files(path: Path, state: State, contract: CheckpointContract, autoenco
         return
     theirs = keys.export_state(map_autoencoder(contract.config, spec, DECODER_NAMINGS[to]), state)
     if to == "timm":
-        convert.write_weights_file(path, theirs, contract)
+        targets.write_weights_file(path, theirs, contract)
         return
     more = {
         "architectures": ["ViTMAEForPreTraining"],
@@ -281,7 +281,7 @@ def write_files(path: Path, state: State, contract: CheckpointContract, autoenco
         "mask_ratio": autoencoder.mask_ratio,
         "norm_pix_loss": autoencoder.norm_pix,
     }
-    convert.write_transformers_directory(path, theirs, contract, more)
+    targets.write_transformers_directory(path, theirs, contract, more)
 
 
 def restate_autoencoder(config: TokenConfig, state: State) -> tuple[TokenConfig, State]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoints.adapter import write_adapter
-from vitrail.checkpoints.convert import check_expressible
 from vitrail.checkpoints.load import inspect_checkpoint, load, save
+from vitrail.checkpoints.targets import check_expressible
 from vitrail.metrics.temperature import TemperatureFit
 from vitrail.models.adapt import KEEP
 from vitrail.models.base import Model
