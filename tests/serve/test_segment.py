@@ -180,8 +180,8 @@ def test_the_page_draws_the_mask_over_the_image(client: Client, browser, tmp_pat
         page.locator("#files").set_input_files([file("street.png", data.getvalue(), "image/png")])
         page.locator("#masking").wait_for(state="visible")
         assert page.locator("#controls").is_hidden()
-        assert page.locator(".odds li").count() == len(classes)
-        assert page.locator(".odds .label").all_inner_texts() == [item["label"] for item in classes]
+        assert page.locator(".scores li").count() == len(classes)
+        assert page.locator(".scores .label").all_inner_texts() == [item["label"] for item in classes]
 
         def drawn() -> np.ndarray:
             values = page.evaluate(
@@ -203,10 +203,10 @@ def test_the_page_draws_the_mask_over_the_image(client: Client, browser, tmp_pat
         slide(0)
         assert np.abs(drawn() - pixels).max() <= 1
         slide(100)
-        page.locator(".odds button").first.click()
+        page.locator(".scores button").first.click()
         page.mouse.move(0, 0)
         largest = mask == LABELS.index(classes[0]["label"])
-        assert page.locator(".odds button").first.get_attribute("aria-pressed") == "false"
+        assert page.locator(".scores button").first.get_attribute("aria-pressed") == "false"
         page.wait_for_timeout(100)
         assert np.abs(drawn() - pixels)[largest].max() <= 1
         if len(classes) > 1:
