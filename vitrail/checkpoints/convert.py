@@ -34,6 +34,7 @@ from vitrail.checkpoints.io import pytorch as pickled
 from vitrail.checkpoints.keys import KeyTable, build_meta_state, export_state, format_names
 from vitrail.checkpoints.load import KEEP, adapt_state, assemble_model, merge_adapter, resolve_path
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.things import find_things
 from vitrail.models.adapt import with_key_bias, with_learned_positions, with_positions_for, with_projection_as_classes
 from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.mvit_config import MViTConfig
@@ -254,6 +255,7 @@ def convert(
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     labels: tuple[str, ...] | None = None,
+    stuff: str | None = None,
     licence: str | None = None,
     adapter: str | Path | None = None,
     image_path: Path = SAMPLE_IMAGE,
@@ -261,10 +263,13 @@ def convert(
 ) -> ConversionReport:
     """Convert a checkpoint of any known format to one of `TARGET_NAMES`, then reload and compare it.
 
-    `adapter` is a PEFT directory whose low-rank additions are merged first.
+    `adapter` is a PEFT directory whose low-rank additions are merged first. `stuff` names the classes without objects of a
+    segmentation model (`find_things`); vitrail's own format alone stores them.
     """
     if to not in TARGET_NAMES:
         raise ValueError(f"unknown format {to!r}: use {', '.join(TARGET_NAMES)}")
+    if stuff is not None and to != "vitrail":
+        raise ValueError(f"stuff= needs to='vitrail': the format {to} does not store it")
     out = Path(out)
     with open_and_detect(resolve_path(source), assume, take) as checkpoint:
         # from shapes only, so that an unsupported model is refused before its tensors are read
@@ -286,9 +291,18 @@ def convert(
         if len(labels) != contract.config.classes:
             raise ValueError(f"{len(labels)} labels for {contract.config.classes} classes: give one per class")
         contract = replace(contract, labels=labels)
+    if stuff is not None:
+        contract = replace(contract, card=contract.card | {"things": name_things(contract, stuff)})
     if licence is not None:
         contract = replace(contract, card=contract.card | {"licence": licence})
     return write_and_verify(contract, state, out, to, image_path, notes)
+
+
+def name_things(contract: CheckpointContract, stuff: str) -> list[bool]:
+    """Return which classes of a segmentation model have objects, all but those of `stuff`."""
+    if contract.config.output_kind != "masks":
+        raise refuse(contract.config, "stuff=", "leave it out")
+    return list(find_things(stuff, contract.labels or tuple(map(str, range(contract.config.classes or 0)))))
 
 
 def get_target(to: str, config: ModelConfig) -> ConversionTarget:
