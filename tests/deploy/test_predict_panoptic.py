@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +130,28 @@ def test_a_reader_refuses_too_much_work() -> None:
     assert reader.find(packed, (10, 20), max_values=400).ids.shape == (10, 20)
     with pytest.raises(ValueError, match=r"20×10 pixels, the limit for 2 queries is 0.0 million"):
         reader.find(packed, (10, 20), max_values=399)
+
+
+MEMORY = """
+import resource
+import numpy as np
+from vitrail.deploy.runtimes.panoptic import PanopticReader
+
+queries, cells, size = 100, 8, (1500, 2000)
+packed = np.random.default_rng(0).normal(size=(queries, cells * cells + 3)).astype(np.float32)
+packed[:, -3] = 9
+reader = PanopticReader((64, 64), (cells, cells), ("sky", "car"), (False, True))
+reader.find(packed[:2], (64, 64))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+reader.find(packed, size)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is that of Linux")
+def test_memory_does_not_grow_with_queries_times_pixels() -> None:
+    found = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 100 * 1500 * 2000, "less than a byte for every query and pixel"
 
 
 def test_packed_queries_are_those_of_the_model() -> None:
