@@ -1,6 +1,6 @@
 """Run a model over images: preprocessing, batches, device, outputs on the CPU. Also the conversion of logits to probabilities.
 
-B images, C channels of H×W pixels, K classes, F features.
+B images, C channels of H×W pixels, K classes, F features, Q queries of N values.
 """
 
 import time
@@ -27,7 +27,7 @@ __all__ = ["OutputBatch", "TorchRuntime", "load_pixels", "run_batches", "run_pix
 __all__ += ["probabilities", "rank_classes", "top_classes"]
 
 BATCH_SIZE = 64
-OutputKind = Literal["logits", "features"]
+OutputKind = Literal["logits", "features", "queries"]  # queries: of EoMT, packed
 T = TypeVar("T")
 
 
@@ -45,7 +45,7 @@ class TorchRuntime:
         precision: str = "fp32",
         packed: bool | None = None,  # None: where a lower precision can be packed
     ) -> None:
-        """Run `model` as it is, or a packed copy: for features, pass a model without a classifier."""
+        """Run `model` as it is, or a packed copy: for features a model without a classifier, for queries `PackedQueries`."""
         check_precision(precision, FLOAT_PRECISIONS)
         self.model, self.preprocessing = model, preprocessing
         self.output_kind: OutputKind = output_kind
@@ -57,7 +57,7 @@ class TorchRuntime:
 
     @torch.inference_mode()
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """Return float32 logits [B, K] or [B, K, H, W], or features [B, F], of uint8 pixels [B, C, H, W]."""
+        """Return float32 logits [B, K] or [B, K, H, W], features [B, F] or queries [B, Q, N] of uint8 pixels [B, C, H, W]."""
         images = self.preprocessing.normalise(torch.from_numpy(pixels).to(self.device, non_blocking=True))
         if self.packed is not None:
             outputs = self.packed(images.to(self.dtype))

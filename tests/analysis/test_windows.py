@@ -240,19 +240,19 @@ def test_the_page_draws_windows(files, tmp_path, browser):
     page.goto((out / "index.html").as_uri())
     page.wait_for_selector("html[data-ready]")
     page.evaluate("state.layer = 2; update()")
-    assert "9 windows on 8×8 cells" in page.inner_text("#told")
+    assert "9 windows on 8×8 cells" in page.inner_text("#caption")
     assert page.locator("#heads button").count() == 2  # the mean and one head
     page.click("#patch")
-    assert "From row 5, column 5 of 8×8 cells" in page.inner_text("#told")
+    assert "From row 5, column 5 of 8×8 cells" in page.inner_text("#caption")
     page.keyboard.press("ArrowDown")
-    assert "From row 6, column 5" in page.inner_text("#told")
+    assert "From row 6, column 5" in page.inner_text("#caption")
     inside = page.evaluate("[...current().inside].reduce((a, b) => a + b)")
     assert inside == 16  # the window in the middle
     trace = trace_stages(vitrail.load(files / "swin.safetensors"), page_image(files), at=(16, 20))
     largest = page.evaluate("current().largest")
     assert largest == pytest.approx(np.nanmax(trace.layers[1].attention_at), rel=0.01)
     page.click("#tab-tokens")
-    assert "After layer 2" in page.inner_text("#told")
+    assert "After layer 2" in page.inner_text("#caption")
     assert not problems
     page.close()
 

@@ -255,6 +255,18 @@ def test_class_files(name, text, tmp_path):
     assert train.colours == (((0, 0, 1), (0, 0, 255)) if "#" in text else None)
 
 
+def test_class_files_state_things_and_stuff(tmp_path):
+    text = (
+        '[{"id": 0, "name": "sky", "isthing": 0}, {"id": 1, "name": "car", "isthing": 1}, {"id": 2, "name": "ignore"}]'
+    )
+    files = pairs(choices=(0, 1, 2)) | {"classes.json": text.encode()}
+    train = load_dataset(tree(tmp_path, files), fractions=(1.0, 0.0, 0.0))["train"]
+    assert (train.classes, train.things) == (("sky", "car"), (False, True))
+    assert LabelMap(("car", "sky")).apply(train).images.things == (True, False)
+    (tmp_path / "classes.json").write_text(text.replace('"name": "sky", "isthing": 0', '"name": "sky"'))
+    assert load_dataset(tmp_path, fractions=(1.0, 0.0, 0.0))["train"].things is None, "not stated for every class"
+
+
 def test_void_is_a_class_unless_it_is_marked(tmp_path):
     files = pairs(choices=(0, 1, 255)) | {"classes.txt": b"0 sky\n1 void\n255 unlabeled\n"}
     train = load_dataset(tree(tmp_path, files), fractions=(1.0, 0.0, 0.0))["train"]
@@ -331,6 +343,7 @@ def test_values_in_three_equal_channels_beside_colours(tmp_path):
         ("classes.json", '[{"id": 1}]', "the class 0 needs a name"),
         ("classes.json", '{"0": "a", "1": "b", "ignore": "x"}', "ignore must be values from 0 to 255"),
         ("classes.json", '[{"id": 0, "name": "a", "color": "red"}]', "needs a color as #rrggbb"),
+        ("classes.json", '[{"id": 0, "name": "a", "isthing": "yes"}]', "isthing of the class 'a' must be 0 or 1"),
         ("labelmap.txt", "sky:1,2:::\n", "needs a colour of three numbers"),
     ],
 )

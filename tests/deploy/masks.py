@@ -8,6 +8,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.eomt import EoMT
 from vitrail.models.registry import build_segmenter
 from vitrail.models.segmenter import DecoderSlot, Segmenter
 
@@ -45,3 +46,19 @@ def photos(root: Path, count: int = 6, size: tuple[int, int] = (60, 96)) -> Path
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)
     return root
+
+
+def eomt_segmenter() -> Segmenter:
+    """Return an EoMT whose queries are confident, so that images have several segments."""
+    model = segmenter(EoMT(queries=12, blocks=1, upscales=1))
+    decoder = model.require_queries("a test")
+    with torch.no_grad():
+        decoder.classifier.weight.mul_(6)
+        decoder.queries.mul_(2)
+    return model
+
+
+def save_eomt(path: Path, **card: object) -> Path:
+    """Save such a model."""
+    vitrail.save(eomt_segmenter(), path, colours=list(COLOURS), **card)
+    return path

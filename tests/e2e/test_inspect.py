@@ -489,7 +489,7 @@ def test_hover_draws_the_attention_of_the_patch(browser, written):
         want = seen.between[1, 0, row * 5 + column].astype(np.float32).reshape(4, 5)
         np.testing.assert_allclose(on_stage(opened), expected(want), atol=3)
     most = np.unravel_index(want.argmax(), want.shape)
-    assert f"most goes to row {most[0] + 1}, column {most[1] + 1}" in opened.locator("#told").inner_text()
+    assert f"most goes to row {most[0] + 1}, column {most[1] + 1}" in opened.locator("#caption").inner_text()
     opened.mouse.move(0, 0)
     wait_for(opened, "document.getElementById('explore').dataset.patch === ''")
     np.testing.assert_allclose(on_stage(opened), expected(seen.attention[1, 0]), atol=3)
@@ -556,14 +556,14 @@ def test_click_keeps_the_patch_for_another_image(browser, written):
     opened.mouse.down()
     opened.mouse.up()
     opened.mouse.move(0, 0)
-    opened.locator("[name=picture]").nth(1).check(force=True)
+    opened.locator("[name=image]").nth(1).check(force=True)
     wait_for(opened, "document.documentElement.dataset.ready === '1'")
     want = pictures[1].trace.between[2, :, 6].astype(np.float32).mean(0).reshape(4, 5)
     np.testing.assert_allclose(on_stage(opened), expected(want), atol=4)
     assert opened.locator("#file").inner_text() == NAMES[2]
     assert opened.title() == f"Attention of {NAMES[2]}"  # escaped
     assert not opened.locator("#coarse").is_visible()
-    opened.locator("[name=picture]").nth(2).check(force=True)
+    opened.locator("[name=image]").nth(2).check(force=True)
     wait_for(opened, "document.documentElement.dataset.ready === '2'")
     assert "coarser grid of 2×3 cells of 2×2 patches" in opened.locator("#coarse").inner_text()
     cell = (
@@ -620,12 +620,12 @@ def test_heads_and_patches_are_embedded_in_the_page(browser, model, photographs,
     alone = tmp_path / "alone.html"
     shutil.copy(tmp_path / "out" / "index.html", alone)  # without the files beside it
     opened, messages = visit(browser, alone)
-    shown = opened.locator(".of-picture:visible")
+    shown = opened.locator(".of-image:visible")
     assert shown.evaluate_all("parts => parts.map(part => part.dataset.view)") == [v for v in views if v != "rollout"]
     assert opened.locator("#stage").is_visible() == ("rollout" in views)
     image = shown.first.locator("img")
     first = image.get_attribute("src")
-    opened.locator("[name=picture]").nth(1).check(force=True)
+    opened.locator("[name=image]").nth(1).check(force=True)
     wait_for(opened, "document.documentElement.dataset.ready === '1'")
     assert image.get_attribute("src") != first
     wait_for(opened, "[...document.images].every(i => i.complete && i.naturalWidth)")

@@ -148,6 +148,25 @@ def test_every_decoder_trains_and_evaluates(tmp: Path, decoder: str) -> None:
     assert any(loss is not None for loss in losses)
 
 
+def test_a_trained_eomt_knows_things_and_stuff_and_writes_segments(tmp: Path) -> None:
+    for number in range(6):
+        write_pair(tmp / "objects", f"{number:02}", number)
+    things = {"ground": 0, "red": 1, "blue": 1}
+    classes = [{"id": number, "name": name, "isthing": thing} for number, (name, thing) in enumerate(things.items())]
+    (tmp / "objects" / "classes.json").write_text(json.dumps(classes))
+    vitrail.save(vitrail.build(patch=8, width=32, depth=4, heads=2, image_size=32), tmp / "deep.safetensors")
+    options = ("--init", "deep.safetensors", "--batch-size", "4", "--workers", "0", "--steps", "2")
+    trained(tmp, "objects", "--out", "segments-run", "--decoder", "eomt", *options)
+    assert vitrail.load(tmp / "segments-run" / "model.safetensors").card["things"] == [False, True, True]
+    arguments = ("segments-run", "objects/images", "--out", "segments/", "--panoptic", "--score-threshold", "0.1")
+    done = forked.run("predict", *arguments, cwd=tmp, env=environment(tmp))
+    assert done.returncode == 0, done.stderr
+    assert "stuff" not in done.stdout
+    coco = json.loads((tmp / "segments" / "panoptic.json").read_text())
+    assert {category["name"]: category["isthing"] for category in coco["categories"]} == things
+    assert len(coco["annotations"]) == 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -65,7 +65,7 @@ def test_hostile_class_names_are_text(browser, running):
         for seed in range(4):
             give(opened, file(f"{seed}.png", picture(seed), "image/png"))
             check_harmless(opened)
-            shown |= {text[:40] for text in opened.locator(".odds .label").all_text_contents()}
+            shown |= {text[:40] for text in opened.locator(".scores .label").all_text_contents()}
         assert len(shown & {name[:40] for name in NAMES}) >= 5
         opened.keyboard.press("Tab")
         check_harmless(opened)
@@ -126,4 +126,4 @@ def test_page_cannot_be_framed_or_read_by_another_site(browser, running):
 def test_ready_page_still_works(browser, running):
     with visiting(browser, running.address) as opened:
         give(opened, file("fine.png", picture(5), "image/png"))
-        until(opened, "document.querySelectorAll('.odds li').length > 0")
+        until(opened, "document.querySelectorAll('.scores li').length > 0")

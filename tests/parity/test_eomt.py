@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitrail
 from vitrail.checkpoints.convert import convert
-from vitrail.models.eomt import EoMT, QueryLogits, combine_queries, find_segments, mask_attention
+from vitrail.models.eomt import EoMT, QueryLogits, combine_queries, find_segments, keep_queries, mask_attention
 from vitrail.models.registry import build_segmenter
 from vitrail.nn.position import Learned1D
 from vitrail.objectives.mask_matching import (
@@ -185,29 +187,92 @@ def test_semantic_scores_are_those_of_transformers():
     assert torch.equal(logits.argmax(1), torch.stack([one.segmentation for one in found]))
 
 
+class SquashedProcessor(transformers.EomtImageProcessor):
+    """Their processor for images that were squashed, not padded: nothing is cut off before masks get the size of the image."""
+
+    def unpad_image(self, segmentation_logits, target_sizes, size):
+        return [
+            torch.nn.functional.interpolate(logits[None], size=target, mode="bilinear", align_corners=False)[0]
+            for logits, target in zip(segmentation_logits, target_sizes, strict=True)
+        ]
+
+
+def check_segments(found, expected):
+    """Compare a `SegmentMap` with a result of `post_process_panoptic_segmentation`."""
+    infos = expected["segments_info"]
+    assert [segment.label for segment in found.segments] == [info["label_id"] for info in infos]
+    assert [segment.score for segment in found.segments] == pytest.approx([info["score"] for info in infos], abs=1e-5)
+    assert torch.equal(found.ids.long() - 1, expected["segmentation"].long())
+
+
+@pytest.mark.parametrize("size", [(32, 32), (20, 20), (75, 75), (60, 96), (7, 120)])
 @pytest.mark.parametrize("stuff", [(), (0, 2, 3)], ids=["things", "stuff"])
-@pytest.mark.parametrize("thresholds", [(0.8, 0.5, 0.4), (0.3, 0.5, 0.2)], ids=["strict", "lenient"])
-def test_panoptic_segments_are_those_of_transformers(thresholds, stuff):
-    predicted, processor = draw_predictions(queries=20), transformers.EomtImageProcessor()
-    size = {"shortest_edge": 32, "longest_edge": 32}
+@pytest.mark.parametrize("thresholds", [(0.8, 0.5, 0.4), (0.3, 0.5, 0.2), (0.1, 0.7, 0.0)])
+def test_panoptic_segments_are_those_of_transformers(thresholds, stuff, size):
+    predicted = draw_predictions(queries=20)
+    square = size[0] == size[1]
+    processor = transformers.EomtImageProcessor() if square else SquashedProcessor()
+    edges = {"shortest_edge": 32, "longest_edge": 32}
     expected = processor.post_process_panoptic_segmentation(
-        to_theirs(predicted), [(32, 32)] * 2, *thresholds, list(stuff), size
+        to_theirs(predicted), [size] * 2, *thresholds, list(stuff), edges
     )
-    for segments, other in zip(find_segments(predicted, (32, 32), *thresholds, stuff), expected, strict=True):
-        assert segments
-        assert [segment.label for segment in segments] == [info["label_id"] for info in other["segments_info"]]
-        scores = [info["score"] for info in other["segments_info"]]
-        assert [segment.score for segment in segments] == pytest.approx(scores, abs=1e-5)
-        drawn = torch.full((32, 32), -1)
-        for index, segment in enumerate(segments):
-            drawn[segment.mask] = index
-        assert torch.equal(drawn, other["segmentation"].long())
+    for image, other in enumerate(expected):
+        queries = keep_queries(QueryLogits(*(part[image] for part in predicted)), thresholds[0])
+        found = find_segments(queries, (32, 32), size, *thresholds[1:], stuff)
+        assert found.segments
+        check_segments(found, other)
+
+
+def test_a_mask_that_keeps_exactly_the_overlap_threshold_is_kept_as_by_transformers():
+    # Of five pixels of the second mask, the first query covers one: 4 / 5 is above 0.8 in float32.
+    masks = torch.full((2, 1, 6), -9.0)
+    masks[0, 0, :2], masks[1, 0, 1:] = 9.0, 5.0
+    classes = torch.tensor([[9.0, 0, 0], [0, 9.0, 0]])
+    predicted = SimpleNamespace(
+        masks_queries_logits=masks[None], class_queries_logits=classes[None], patch_offsets=None
+    )
+    size = {"shortest_edge": 1, "longest_edge": 6}
+    (expected,) = SquashedProcessor().post_process_panoptic_segmentation(predicted, [(1, 6)], size=size)
+    assert len(expected["segments_info"]) == 2
+    check_segments(find_segments(keep_queries(QueryLogits(masks, classes)), (1, 6), (1, 6)), expected)
 
 
 def test_an_image_without_objects_has_no_segments():
     predicted = draw_predictions()
     predicted.classes[..., -1] = 99.0
-    assert find_segments(predicted, (32, 32)) == [[], []]
+    queries = keep_queries(QueryLogits(*(part[0] for part in predicted)))
+    ids, segments = find_segments(queries, (32, 32), (50, 40))
+    assert not segments
+    assert torch.equal(ids, torch.zeros(50, 40, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("side", [32, 50, 21])
+def test_predict_gives_the_segments_of_transformers(side, tmp_path):
+    torch.manual_seed(0)
+    theirs = transformers.EomtForUniversalSegmentation(transformers.EomtConfig(**SIZES)).eval()
+    with torch.no_grad():
+        theirs.attn_mask_probs.zero_()
+        theirs.class_predictor.weight.normal_(std=2.0)
+        theirs.query.weight.normal_(std=3.0)
+    theirs.save_pretrained(tmp_path)
+    model = vitrail.load(tmp_path)
+    image = np.random.default_rng(side).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    thresholds = {"score_threshold": 0.3, "mask_threshold": 0.4, "overlap_threshold": 0.05}
+    stuff = ["LABEL_1", "LABEL_3"] if model.labels else ["1", "3"]
+    (row,) = vitrail.predict(model, [image], panoptic=True, stuff=stuff, **thresholds)
+    with torch.no_grad():
+        outputs = theirs(model.preprocessing([Image.fromarray(image)]))
+    size = {"shortest_edge": 32, "longest_edge": 32}
+    (expected,) = transformers.EomtImageProcessor().post_process_panoptic_segmentation(
+        outputs, [(side, side)], *thresholds.values(), [1, 3], size
+    )
+    infos = expected["segments_info"]
+    assert len(infos) > 1
+    assert [(segment.id, segment.index) for segment in row.segments] == [(i["id"] + 1, i["label_id"]) for i in infos]
+    assert [segment.score for segment in row.segments] == pytest.approx([i["score"] for i in infos], abs=1e-4)
+    assert [segment.thing for segment in row.segments] == [i["label_id"] not in (1, 3) for i in infos]
+    same = row.segment_ids - 1 == expected["segmentation"].numpy()
+    assert same.mean() > 0.995  # pixels at an edge, where two products are equal up to rounding
 
 
 SPEC = MaskMatching(points=50)

@@ -201,17 +201,17 @@ def test_page_shows_predictions_as_bars(browser, running):
         assert opened.locator("h1").inner_text() == "Predictions of tiny"
         assert "4 layers of 3 heads" in opened.locator("#facts").inner_text()
         give(opened, file("<i>mine</i>.jpg", data))
-        rows = opened.locator(".odds").first.locator("li")
+        rows = opened.locator(".scores").first.locator("li")
         assert rows.locator(".label").all_inner_texts() == [LABELS[k] for k in order]  # escaped text
         shares = [float(share.strip("<> %")) for share in rows.locator(".share").all_inner_texts()]
         np.testing.assert_allclose(shares, 100 * odds[order], atol=0.11)
         bars = rows.locator(".bar").evaluate_all(
-            "bars => bars.map(bar => parseFloat(bar.style.getPropertyValue('--odds')))"
+            "bars => bars.map(bar => parseFloat(bar.style.getPropertyValue('--score')))"
         )
         np.testing.assert_allclose(bars, 100 * odds[order], atol=1e-3)
         assert opened.locator(".verdict b").first.inner_text() == LABELS[order[0]]
         assert opened.locator(".verdict span").first.inner_text().startswith("<i>mine</i>.jpg · ")
-        said = opened.locator("#said")
+        said = opened.locator("#status")
         assert said.get_attribute("aria-live") == "polite"
         assert said.inner_text().startswith(f"<i>mine</i>.jpg: {LABELS[order[0]]}, ")
 
@@ -295,7 +295,7 @@ def test_maps_equal_the_analysis(browser, running):
             point(opened, row, column)
             same(on_stage(opened), between(seen, 2, 3, row, column))
         most = np.unravel_index(between(seen, 2, 3, 7, 7).argmax(), (SIDE, SIDE))
-        assert f"maximum at row {most[0] + 1}, column {most[1] + 1}" in opened.locator("#told-a").inner_text()
+        assert f"maximum at row {most[0] + 1}, column {most[1] + 1}" in opened.locator("#caption-a").inner_text()
         opened.mouse.move(2, 2)
         until(opened, "document.getElementById('workspace').dataset.patch === ''")
         same(on_stage(opened), seen.attention[1, 2])
@@ -351,7 +351,9 @@ def test_keyboard_navigation(browser, running):
         assert data_of(opened)["patch"] == f"{row},{column}" == "3,1"
         same(on_stage(opened), between(seen, 4, 0, 3, 1))
         assert (
-            opened.locator("#said").inner_text().startswith("The patch in row 4, column 2, layer 4, mean of the heads")
+            opened.locator("#status")
+            .inner_text()
+            .startswith("The patch in row 4, column 2, layer 4, mean of the heads")
         )
         opened.keyboard.press("Escape")
         assert data_of(opened)["patch"] == ""
@@ -419,13 +421,13 @@ def test_switch_model(browser, running):
         until(opened, "!document.querySelector('.busy')")
         assert opened.title() == "resnet · vitrail"
         assert opened.locator("#window").inner_html() != glass
-        assert opened.locator(".odds").first.locator(".share").count() == 5
+        assert opened.locator(".scores").first.locator(".share").count() == 5
         assert opened.locator(".preview").first.is_visible()
         assert not opened.locator("#controls").is_visible()
         assert "No attention maps" in opened.locator(".aside").first.inner_text()
         opened.locator("#model").select_option("features")
         shown(opened)
-        assert opened.locator(".odds").first.locator("li").count() == 0
+        assert opened.locator(".scores").first.locator("li").count() == 0
         assert "has no classifier" in opened.locator(".aside").first.inner_text()
         assert not opened.locator("#tab-relevance").is_visible()
 
@@ -560,6 +562,25 @@ def test_recent_images_are_shared_by_tabs(browser, running):
         opened.reload()
         until(opened, "document.documentElement.dataset.ready === 'yes'")
         assert not opened.locator("#recent").is_visible()
+
+
+def test_recent_images_of_an_earlier_version_stay(browser, running):
+    old = """() => new Promise((resolve) => {
+      const opening = indexedDB.open("vitrail", 1);
+      opening.onupgradeneeded = () => opening.result.createObjectStore("pictures", { keyPath: "id" });
+      opening.onsuccess = () => {
+        const store = opening.result.transaction("pictures", "readwrite").objectStore("pictures");
+        const item = { id: "old", name: "old.jpg", blob: new Blob(["x"]), at: 1, answers: [], thumb: null };
+        store.put(item).onsuccess = () => { opening.result.close(); resolve(true); };
+      };
+    })"""
+    with visiting(browser, running.address, ready=False) as opened:
+        opened.goto(f"{running.address}/healthz")  # the same origin without the page
+        opened.evaluate("() => new Promise((r) => { indexedDB.deleteDatabase('vitrail').onsuccess = () => r(true); })")
+        assert opened.evaluate(old)
+        opened.goto(f"{running.address}/")
+        until(opened, "document.querySelectorAll('#shelf button').length === 1")
+        assert opened.locator("#shelf button").get_attribute("aria-label") == "old.jpg"
 
 
 def test_page_works_without_storage(browser, running):

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="the service is not installed: pip install
 from PIL import Image
 
 import vitrail
-from tests.deploy.masks import COLOURS, LABELS, photos, save_segmenter
+from tests.deploy.masks import COLOURS, LABELS, photos, save_eomt, save_segmenter
 from tests.serve.made import FORM, Client, form, picture, serving, tiny
 from vitrail.serve import masks as served_masks
 from vitrail.utils.rle import decode_rle
@@ -24,13 +24,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("segment")
     save_segmenter(root / "masks.safetensors")
     tiny(root / "classes.safetensors")
+    save_eomt(root / "eomt.safetensors", things=[False, False, True, True])
     photos(root / "photos", 2)
     return root
 
 
 @pytest.fixture(scope="module")
 def client(place: Path) -> Iterator[Client]:
-    with serving(f"masks={place / 'masks.safetensors'}", f"classes={place / 'classes.safetensors'}") as running:
+    names = ("masks", "classes", "eomt")
+    with serving(*(f"{name}={place / name}.safetensors" for name in names)) as running:
         yield running
 
 
@@ -123,9 +125,10 @@ def test_the_wrong_route_names_the_right_one(client: Client) -> None:
 
 def test_models_tell_masks_and_colours(client: Client) -> None:
     _, said, _ = client.ask("GET", "/models")
-    first, second = said["models"]
+    first, second, third = said["models"]
     assert (first["masks"], first["colours"], first["labels"]) == (True, list(COLOURS), list(LABELS))
     assert (second["masks"], second["colours"]) == (False, None)
+    assert [model["panoptic"] for model in (first, second, third)] == [False, False, True]
 
 
 def test_masks_have_a_limit_of_work(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +166,62 @@ def test_concurrent_clients_get_their_own_masks(client: Client, place: Path) -> 
         assert (found[number] == alone).mean() > 0.999  # batches may round differently
 
 
+# --- panoptic segments ---
+
+LENIENT = "panoptic=true&score_threshold=0.3&overlap_threshold=0.1"
+
+
+def test_segments_are_those_of_predict(client: Client, place: Path) -> None:
+    paths = [place / "photos" / "000.png", place / "photos" / "below" / "001.png"]
+    body = form(*((path.name, path.read_bytes()) for path in paths), ("bad.png", b"no image"))
+    status, said, _ = client.ask("POST", f"/segment?model=eomt&{LENIENT}", body, Content_Type=FORM)
+    assert status == 200
+    assert "not an image" in said["masks"][2]["error"]
+    options = {"panoptic": True, "score_threshold": 0.3, "overlap_threshold": 0.1}
+    rows = vitrail.predict(place / "eomt.safetensors", paths, **options)
+    for item, row in zip(said["masks"], rows, strict=False):
+        mask, ids = item["mask"], row.segment_ids
+        assert ids is not None
+        assert (mask["height"], mask["width"]) == ids.shape
+        assert len(mask["segments"]) == len(row.segments) > 1
+        for found, segment in zip(mask["segments"], row.segments, strict=True):
+            pixels = decode_rle(found["rle"]["counts"], *found["rle"]["size"])
+            assert (pixels == (ids == segment.id)).mean() > 0.999  # batches may round differently
+            assert found["area"] == pixels.sum()
+            left, top, width, height = found["bbox"]
+            assert pixels[top : top + height, left : left + width].sum() == found["area"]
+            assert (found["id"], found["label"], found["thing"]) == (segment.id, segment.label, segment.thing)
+            assert found["score"] == pytest.approx(segment.score, abs=1e-4)
+            assert found["colour"] == COLOURS[segment.index]
+
+
+def test_the_same_model_still_gives_semantic_masks(client: Client, place: Path) -> None:
+    data = (place / "photos" / "000.png").read_bytes()
+    status, said, _ = client.ask("POST", "/segment?model=eomt", data, Content_Type="image/png")
+    assert status == 200
+    expected = next(vitrail.predict(place / "eomt.safetensors", place / "photos" / "000.png")).mask
+    assert expected is not None
+    assert (fill_mask(said["masks"][0]["mask"]) == expected).mean() > 0.999
+
+
+def test_segments_are_refused_in_one_line(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(query: str) -> tuple[int, str]:
+        status, said, _ = client.ask("POST", f"/segment?{query}", picture(), Content_Type="image/png")
+        return status, said["error"]
+
+    assert ask("panoptic=1") == (409, "'masks' has no queries: panoptic needs a checkpoint of EoMT")
+    assert ask("model=eomt&panoptic=1&format=png") == (422, "segments are JSON: leave out format=png or panoptic")
+    assert ask("model=classes&panoptic=1") == (409, "'classes' predicts classes: use POST /predict")
+    status, message = ask("model=eomt&panoptic=1&mask_threshold=2")
+    assert (status, message.split(":")[0]) == (422, "mask_threshold")
+    assert ask("model=eomt&panoptic=perhaps")[0] == 422
+    monkeypatch.setattr(served_masks, "MAX_MASK_VALUES", 40 * 48)
+    status, message = ask(f"model=eomt&{LENIENT}")
+    assert status == 413
+    assert message.startswith("48×40 pixels, the limit for ")
+    assert message.endswith(" queries is 0.0 million")
+
+
 # --- the page ---
 
 
@@ -180,8 +239,8 @@ def test_the_page_draws_the_mask_over_the_image(client: Client, browser, tmp_pat
         page.locator("#files").set_input_files([file("street.png", data.getvalue(), "image/png")])
         page.locator("#masking").wait_for(state="visible")
         assert page.locator("#controls").is_hidden()
-        assert page.locator(".odds li").count() == len(classes)
-        assert page.locator(".odds .label").all_inner_texts() == [item["label"] for item in classes]
+        assert page.locator(".scores li").count() == len(classes)
+        assert page.locator(".scores .label").all_inner_texts() == [item["label"] for item in classes]
 
         def drawn() -> np.ndarray:
             values = page.evaluate(
@@ -203,10 +262,10 @@ def test_the_page_draws_the_mask_over_the_image(client: Client, browser, tmp_pat
         slide(0)
         assert np.abs(drawn() - pixels).max() <= 1
         slide(100)
-        page.locator(".odds button").first.click()
+        page.locator(".scores button").first.click()
         page.mouse.move(0, 0)
         largest = mask == LABELS.index(classes[0]["label"])
-        assert page.locator(".odds button").first.get_attribute("aria-pressed") == "false"
+        assert page.locator(".scores button").first.get_attribute("aria-pressed") == "false"
         page.wait_for_timeout(100)
         assert np.abs(drawn() - pixels)[largest].max() <= 1
         if len(classes) > 1:

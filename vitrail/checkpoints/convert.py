@@ -27,7 +27,8 @@ from vitrail.checkpoints.targets import (
     restate_model,
 )
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.base import ModelConfig, TokenConfig
+from vitrail.data.things import find_things
+from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.segmenter import SegmenterConfig
 from vitrail.models.swin import SwinConfig
@@ -72,6 +73,7 @@ def convert(
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     labels: tuple[str, ...] | None = None,
+    stuff: str | None = None,
     licence: str | None = None,
     adapter: str | Path | None = None,
     image_path: Path = SAMPLE_IMAGE,
@@ -79,10 +81,13 @@ def convert(
 ) -> ConversionReport:
     """Convert a checkpoint of any known format to one of `TARGET_NAMES`, then reload and compare it.
 
-    `adapter` is a PEFT directory whose low-rank additions are merged first.
+    `adapter` is a PEFT directory whose low-rank additions are merged first. `stuff` names the classes without objects of a
+    segmentation model (`find_things`); vitrail's own format alone stores them.
     """
     if to not in TARGET_NAMES:
         raise ValueError(f"unknown format {to!r}: use {', '.join(TARGET_NAMES)}")
+    if stuff is not None and to != "vitrail":
+        raise ValueError(f"stuff= needs to='vitrail': the format {to} does not store it")
     out = Path(out)
     with open_and_detect(resolve_path(source), assume, take) as checkpoint:
         # from shapes only, so that an unsupported model is refused before its tensors are read
@@ -104,9 +109,18 @@ def convert(
         if len(labels) != contract.config.classes:
             raise ValueError(f"{len(labels)} labels for {contract.config.classes} classes: give one per class")
         contract = replace(contract, labels=labels)
+    if stuff is not None:
+        contract = replace(contract, card=contract.card | {"things": name_things(contract, stuff)})
     if licence is not None:
         contract = replace(contract, card=contract.card | {"licence": licence})
     return write_and_verify(contract, state, out, to, image_path, notes)
+
+
+def name_things(contract: CheckpointContract, stuff: str) -> list[bool]:
+    """Return which classes of a segmentation model have objects, all but those of `stuff`."""
+    if contract.config.output_kind != "masks":
+        raise refuse(contract.config, "stuff=", "leave it out")
+    return list(find_things(stuff, contract.labels or tuple(map(str, range(contract.config.classes or 0)))))
 
 
 def write_and_verify(

@@ -33,6 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
     change.add_shared("--channels N", note="the checkpoint's; for 1 the first projection is summed, else repeated")
     change.add_option("--adapter DIR", "LoRA adapter in PEFT's format to merge", Path)
     change.add_option("--labels FILE", "class names: JSON list, or one per line; or the word imagenet")
+    change.add_shared("--stuff NAMES")
     change.add_shared("--licence TEXT")
     parser.add_checkpoint_options()
     missing = "initialise missing tensors that match at random ('blocks.11.*'; repeatable); each one is listed"
@@ -59,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         image_size=options.size,
         channels=options.channels,
         labels=name_outputs(options.labels, None, "labels=") if options.labels else None,
+        stuff=options.stuff,
         licence=options.licence,
         adapter=options.adapter,
         image_path=options.image or SAMPLE_IMAGE,

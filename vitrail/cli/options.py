@@ -139,6 +139,11 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "stored values of masks that neither train nor count: 3 or 0,254 [255, and those that the data states]",
         {"type": parse_values},
     ),
+    "--stuff NAMES": (
+        "classes of EoMT without objects, such as sky: names with commas, all, or a file (COCO's categories) [those that "
+        "the model file states]",
+        {},
+    ),
     "--limit N": ("maximum number of images, evenly spaced [all]", {"type": int}),
     "--task": ("one label per image, or several [auto]", {"choices": ("auto", "single", "multi")}),
     "--quarantine FILE": ("images to leave out, a list written by `vitrail check --quarantine`", {}),
@@ -245,7 +250,8 @@ def inference_options(options: argparse.Namespace) -> "InferenceOptions":
 
     names = ("runtime", "device", "precision", "tolerance", "merge", "size", "batch_size", "workers", "take")
     timeout = {} if options.batch_timeout is None else {"batch_timeout": options.batch_timeout}
-    given = {name: getattr(options, name) for name in names} | timeout | given_options(options, ("inference", "flip"))
+    masks = ("inference", "flip", "panoptic", "stuff", "score_threshold", "mask_threshold", "overlap_threshold")
+    given = {name: getattr(options, name) for name in names} | timeout | given_options(options, masks)
     return InferenceOptions(**given, assume=parse_assumptions(options), names=getattr(options, "names", None))
 
 

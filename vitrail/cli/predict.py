@@ -15,6 +15,7 @@ examples:
   vitrail predict model.onnx photos --out predictions.csv --json | jq .images_per_second
   torchrun --nproc-per-node 4 -m vitrail predict model.safetensors photos --out predictions.csv
   vitrail predict segmenter.safetensors photos --out masks/ --overlays
+  vitrail predict eomt.safetensors photos --out segments/ --panoptic --stuff sky,road
 
 formats of --out:
   .csv      path,label,score,error; --top adds label2,score2 and so on
@@ -26,6 +27,11 @@ formats of --out for segmentation models:
   .jsonl    one object per line: path, height, width, classes with label, share and run lengths, error
   .json     a COCO file: images, annotations with run lengths, categories
   -         a line per image with the shares of its classes
+
+formats of --out with --panoptic:
+  segments/ a directory: COCO's panoptic PNGs, and panoptic.json with their segments
+  .jsonl    one object per line: path, height, width, segments with label, score, area, box and run lengths, error
+  -         a line per image with its segments
 """
 
 import argparse
@@ -54,7 +60,8 @@ if TYPE_CHECKING:
     from vitrail.deploy.predict.predict import RuntimePool
     from vitrail.deploy.predict.write import Summary
 
-MASK_OPTIONS = ("overlays", "inference", "flip")
+PANOPTIC_OPTIONS = ("stuff", "score_threshold", "mask_threshold", "overlap_threshold")
+MASK_OPTIONS = ("overlays", "inference", "flip", "panoptic", *PANOPTIC_OPTIONS)
 PATHS_HELP = (
     "files, folders (recursive), patterns ('*.jpg', '**/*.png', 'part-{00..09}.tar'), lists of paths (CSV, TSV, JSON "
     "lines, Parquet), tar shards, Parquet with embedded images"
@@ -71,6 +78,12 @@ def add_arguments(parser: CommandParser) -> None:
     modes = "whole: image resized to the model's size; sliding: overlapping windows [whole]"
     masks.add_option("--inference", modes, choices=("whole", "sliding"))
     masks.add_option("--flip", "average with the predictions for the mirror image")
+    segments = parser.add_group("panoptic segments of EoMT models")
+    segments.add_option("--panoptic", "write objects and regions instead of a class for each pixel")
+    segments.add_shared("--stuff NAMES")
+    segments.add_option("--score-threshold P", "least probability of a segment's class [0.8]", float)
+    segments.add_option("--mask-threshold P", "least probability of a pixel in its segment [0.5]", float)
+    segments.add_option("--overlap-threshold P", "least share of a mask that no other segment covers [0.8]", float)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -97,7 +110,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     gc.disable()  # the imports create many objects that all stay; collecting during them costs a tenth of the time
     from vitrail.deploy.predict.formats import select_format
     from vitrail.deploy.predict.inputs import collect_inputs
-    from vitrail.deploy.predict.masks import TABLE, check_directory, is_directory, needs_masks
+    from vitrail.deploy.predict.masks import PANOPTIC_TABLE, TABLE, check_directory, is_directory, needs_masks
     from vitrail.deploy.predict.predict import open_pool
     from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
     from vitrail.deploy.predict.write import PredictionInterrupted, process_share, write_outputs
@@ -105,8 +118,10 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     gc.enable()
     gc.freeze()
     is_folder = output_kind == "logits" and options.out != "-" and is_directory(options.out)
-    out = os.path.join(options.out, TABLE) if is_folder else options.out  # the file that is written and resumed
-    for_masks = output_kind == "logits" and needs_masks(options.out, options.format)
+    is_panoptic = bool(given_options(options, ("panoptic",)))
+    table = PANOPTIC_TABLE if is_panoptic else TABLE
+    out = os.path.join(options.out, table) if is_folder else options.out  # the file that is written and resumed
+    for_masks = output_kind == "logits" and (is_panoptic or needs_masks(options.out, options.format))
     row_format = None if for_masks else select_format(options.out, options.format, output_kind, top)
     if options.out == "-" and (options.json or options.resume):
         raise ValueError(f"--{'json' if options.json else 'resume'} needs --out FILE")
@@ -121,7 +136,7 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     identity |= given_options(options, MASK_OPTIONS)
     share = process_share()
     if is_folder:
-        check_directory(Path(options.out))
+        check_directory(Path(options.out), table)
     if out != "-" and not (is_folder and not os.path.exists(options.out)):  # before any computation
         check_resumable(Path(out), share.rank, share.world, resume=options.resume, force=options.force)
     if options.resume and compute.precision == "auto":  # the rows of a file have one precision
@@ -132,7 +147,8 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         inputs = collect_inputs(options.paths, show)
         total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
         first, last = share.index_range(total)
-        model = open_pool(options.model, output_kind, compute, last - first, print_note)
+        opened_for = "queries" if is_panoptic else output_kind
+        model = open_pool(options.model, opened_for, compute, last - first, print_note)
         labels = model.deployed.contract.labels
         if model.masks is not None:
             model, row_format = prepare_masks(options, model, inputs, total)
@@ -169,21 +185,26 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
 def prepare_masks(
     options: argparse.Namespace, pool: "RuntimePool", inputs: "ImageInputs", count: int
 ) -> "tuple[RuntimePool, RowFormat]":
-    """Return the pool of a segmentation model, with overlays if asked for, and the format of its masks."""
+    """Return the pool of a segmentation model, with overlays if asked for, and the format of its masks or segments."""
     from vitrail.deploy.predict.masks import MaskFiles, delete_interrupted_masks, select_mask_format
+    from vitrail.deploy.predict.panoptic import PanopticFiles, select_panoptic_format
     from vitrail.deploy.predict.predict import with_overlays
     from vitrail.deploy.predict.write import process_share
     from vitrail.deploy.runtimes.masks import class_colours
+    from vitrail.deploy.runtimes.panoptic import PanopticInference
 
     name, contract = pool.deployed.name, pool.deployed.contract
     refuse_options(options, ("top",), f"is for classes of images, and {name} predicts masks: leave it out")
-    palette = class_colours(contract)
-    row_format = select_mask_format(options.out, options.format, contract.labels or (), palette, inputs, count)
-    if isinstance(row_format, MaskFiles):
+    wanted, labels = (options.out, options.format), contract.labels or ()
+    if isinstance(pool.masks, PanopticInference):
+        row_format = select_panoptic_format(*wanted, labels, pool.masks.reader.things, inputs, count)
+    else:
+        row_format = select_mask_format(*wanted, labels, class_colours(contract), inputs, count)
+    if isinstance(row_format, MaskFiles | PanopticFiles):
         row_format = replace(row_format, overlays=options.overlays)
         Path(options.out).mkdir(parents=True, exist_ok=True)
         if options.force and process_share().world == 1:  # of several processes, another may have written new ones
-            delete_interrupted_masks(Path(options.out))
+            delete_interrupted_masks(Path(options.out), row_format.table)
     elif options.overlays:
         raise ValueError(f"--overlays needs a directory, for example --out masks/, got --out {options.out}")
     return with_overlays(pool) if options.overlays else pool, row_format

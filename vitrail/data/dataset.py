@@ -92,6 +92,7 @@ class Images:
         None  # [256] uint8: value of a stored mask -> index into `classes`; None: the same
     )
     colours: tuple[tuple[int, int, int], ...] | None = None  # of the classes, RGB, if the data states them
+    things: tuple[bool, ...] | None = None  # whether the classes have objects, if the data states it
 
     def __len__(self) -> int:
         return len(self.items)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 
@@ -113,11 +114,15 @@ class LabelMap:
         index = {name: i for i, name in enumerate(self.names)}
         table = np.full(256, IGNORED, dtype=np.uint8)
         table[: len(images.classes)] = [index.get(name, IGNORED) for name in images.classes]
-        known = None if images.colours is None else dict(zip(images.classes, images.colours, strict=True))
-        colours = tuple(known[name] for name in self.names) if known and set(self.names) <= set(known) else None
+
+        def reorder(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+            known = {} if values is None else dict(zip(images.classes, values, strict=True))
+            return tuple(known[name] for name in self.names) if known and set(self.names) <= set(known) else None
+
         if images.mask_classes is not None:
             table = table[images.mask_classes]
-        return replace(images, classes=self.names, mask_classes=table, colours=colours)
+        facts = {"colours": reorder(images.colours), "things": reorder(images.things)}
+        return replace(images, classes=self.names, mask_classes=table, **facts)
 
     def _map_targets(self, images: Images) -> tuple[np.ndarray, np.ndarray]:
         """Return the targets in this map's indices, and which images have one."""

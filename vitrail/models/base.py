@@ -72,6 +72,11 @@ class ModelConfig:
         return None
 
     @property
+    def has_queries(self) -> bool:
+        """Return whether the model predicts by queries, and so segments of images (EoMT)."""
+        return False
+
+    @property
     def depth(self) -> int:
         """Return the number of layers between the embedding and the head."""
         return 1

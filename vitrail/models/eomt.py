@@ -8,7 +8,7 @@ inference needs none.
 B images, T tokens of the ViT, Q queries, D width, K classes, a grid of h×w patches, 2ᵘ the factor of the finer grid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -90,6 +90,11 @@ class QueryDecoder(Decoder):
             z = run_block(block, vit.activation_checkpointing, position.add_to(z), position)
         return [*predictions, self.predict(vit, z, grid)]
 
+    def mask_grid(self, grid: Grid) -> Grid:
+        """Return the rows and columns of the masks of a grid of patches."""
+        scale = 2 ** len(self.upscale)
+        return grid[0] * scale, grid[1] * scale
+
     def predict(self, vit: TokenModel, z: Tensor, grid: Grid) -> QueryLogits:
         """Return the masks and classes of the queries at the end of z, [B, T + Q, D]."""
         y, n, prefix = vit.final_norm(z), len(self.queries), vit.config.prefix.count
@@ -131,56 +136,92 @@ def combine_queries(predicted: QueryLogits, size: Sequence[int]) -> Tensor:
     return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
 
 
+class PackedQueries(nn.Module):
+    """A model whose queries' predictions are one tensor, [B, Q, 2ᵘh·2ᵘw + K + 1]: runtimes return one array for a batch."""
+
+    def __init__(self, model: Model, purpose: str) -> None:
+        super().__init__()
+        model.require_queries(purpose)
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        (predicted,) = self.model.predict_queries(images)
+        return torch.cat((predicted.masks.flatten(2), predicted.classes), 2)
+
+
+def unpack_queries(packed: Tensor, classes: int, grid: Grid | None = None) -> QueryLogits:
+    """Return the predictions of `PackedQueries`, [..., Q, N]; without the grid of the masks, these are [..., Q, 1, cells]."""
+    cells = packed.shape[-1] - classes - 1
+    return QueryLogits(packed[..., :cells].unflatten(-1, grid or (1, cells)), packed[..., cells:])
+
+
 class Segment(NamedTuple):
-    """One object, or one region of a class without objects, of an image."""
+    """One object, or the region of a class without objects."""
 
     label: int
     score: float
-    mask: Tensor  # bool [H, W]
+
+
+class SegmentMap(NamedTuple):
+    """The segments of an image, which do not overlap."""
+
+    ids: Tensor  # int32 [H, W]: 1 for the first segment; 0 where there is none
+    segments: list[Segment]
+
+
+class KeptQueries(NamedTuple):
+    """Queries of one image that predict a class with some confidence."""
+
+    masks: Tensor  # [n, 2ᵘh, 2ᵘw]
+    scores: Tensor  # [n]
+    labels: Tensor  # [n]
+
+
+def keep_queries(predicted: QueryLogits, score_threshold: float = 0.8) -> KeptQueries:
+    """Return the queries of one image, masks [Q, h, w] and classes [Q, K + 1], whose class has a higher probability."""
+    scores, labels = predicted.classes.softmax(-1).max(-1)
+    kept = (labels != predicted.classes.shape[-1] - 1) & (scores > score_threshold)
+    return KeptQueries(predicted.masks[kept], scores[kept], labels[kept])
 
 
 def find_segments(
-    predicted: QueryLogits,
+    queries: KeptQueries,
+    input_size: Sequence[int],
     size: Sequence[int],
-    threshold: float = 0.8,
     mask_threshold: float = 0.5,
     overlap_threshold: float = 0.8,
-    stuff: Sequence[int] = (),
-) -> list[list[Segment]]:
-    """Return the panoptic segments of each image, which do not overlap, at this height and width.
+    stuff: Collection[int] = (),
+) -> SegmentMap:
+    """Return the panoptic segments of an image at its height and width; masks are resized to the model's input size first.
 
-    A query counts with a probability above `threshold` of its class. A pixel belongs to the query with the largest product
-    of that and of the mask's probability, if the latter is at least `mask_threshold`. A segment that keeps at most
-    `overlap_threshold` of its mask is dropped. Segments of a class in `stuff` (sky, road) are joined.
+    A pixel belongs to the query with the largest product of its score and of the mask's probability, if the latter is at least
+    `mask_threshold`. A segment that keeps at most `overlap_threshold` of its mask is dropped. Segments of a class in `stuff`
+    (sky, road) are joined. One mask at a time has the size of the image.
     """
-    masks = resize_map(predicted.masks, size)
-    scores, labels = predicted.classes.softmax(-1).max(-1)
-    no_object = predicted.classes.shape[-1] - 1
-    images = zip(masks, scores, labels, (labels != no_object) & (scores > threshold), strict=True)
-    return [
-        _find_segments(mask[kept].sigmoid(), score[kept], label[kept], mask_threshold, overlap_threshold, stuff)
-        for mask, score, label, kept in images
-    ]
-
-
-def _find_segments(
-    masks: Tensor, scores: Tensor, labels: Tensor, mask_threshold: float, overlap_threshold: float, stuff: Sequence[int]
-) -> list[Segment]:
-    segments: list[Segment] = []
-    if not len(masks):
-        return segments
-    winner = (scores[:, None, None] * masks).argmax(0)  # [H, W]
-    for index, (mask, score, label) in enumerate(zip(masks, scores.tolist(), labels.tolist(), strict=True)):
-        whole, won = mask >= mask_threshold, winner == index
-        kept = whole & won
-        if not kept.any() or won.sum() / whole.sum() <= overlap_threshold:
+    height, width = size
+    n, device = len(queries.scores), queries.masks.device
+    best = torch.full((height, width), -torch.inf, device=device)
+    winner = torch.zeros(height, width, dtype=torch.int32, device=device)
+    inside = torch.zeros(height, width, dtype=torch.bool, device=device)  # the mask of the winner
+    whole = torch.zeros(n, dtype=torch.int64, device=device)  # pixels of each mask
+    for index, mask in enumerate(resize_map(queries.masks[None], input_size)[0] if n else ()):
+        p = resize_map(mask[None, None], size)[0, 0].sigmoid()
+        own, product = p >= mask_threshold, queries.scores[index] * p
+        whole[index] = own.sum()
+        better = product > best  # of equal ones the first wins, as in argmax
+        winner[better], inside[better] = index, own[better]
+        torch.maximum(best, product, out=best)
+    won, kept = (torch.bincount(part.flatten(), minlength=n) for part in (winner, winner[inside]))
+    ids, segments, joined = torch.zeros(max(1, n), dtype=torch.int32, device=device), [], dict[int, int]()
+    for index, (score, label) in enumerate(zip(queries.scores.tolist(), queries.labels.tolist(), strict=True)):
+        if not kept[index] or not (won[index] / whole[index]).item() > overlap_threshold:
             continue
-        same = next((i for i, segment in enumerate(segments) if label in stuff and segment.label == label), None)
-        if same is None:
-            segments.append(Segment(label, score, kept))
-        else:
-            segments[same] = segments[same]._replace(mask=segments[same].mask | kept)
-    return segments
+        if label not in joined:
+            segments.append(Segment(label, score))
+        ids[index] = joined.get(label, len(segments))
+        if label in stuff:
+            joined[label] = int(ids[index])
+    return SegmentMap(torch.where(inside, ids[winner], 0), segments)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,10 @@ class SegmenterConfig(ModelConfig):
     def find_decoder(self) -> DecoderSlot:
         return self.decoder
 
+    @property
+    def has_queries(self) -> bool:
+        return isinstance(self.decoder, EoMT)
+
     # --- facts of the backbone ---
 
     @property

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 import vitrail
 from vitrail.deploy.runtimes.base import OutputKind
+from vitrail.deploy.runtimes.panoptic import PanopticOptions
 from vitrail.serve import openapi
 from vitrail.serve.attention import AttentionViewer, MapRequest
 from vitrail.serve.auth import AllowedHosts, Tokens
@@ -26,7 +27,7 @@ from vitrail.serve.batching import Convert, InferenceFailed
 from vitrail.serve.body import ImagePart, receive_images
 from vitrail.serve.decoding import DecodingPool, DecodingProcess
 from vitrail.serve.limits import BodyMemory, QueueSlots, RequestLimits, RequestRefused
-from vitrail.serve.masks import encode_mask
+from vitrail.serve.masks import encode_mask, encode_segments
 from vitrail.serve.metrics import KIND, RequestMiddleware, ServiceMetrics
 from vitrail.serve.models import ServedModel, ServedModels, top_predictions
 
@@ -45,6 +46,8 @@ LARGE_RESPONSE = 4096  # values; larger ones are written in a thread
 ModelQuery = Annotated[str | None, Query(alias="model", description="model name [the first model]", max_length=200)]
 TopQuery = Annotated[int, Query(description="number of classes", ge=1, le=100_000)]
 FormatQuery = Annotated[Literal["json", "png"], Query(description="run lengths in JSON, or a palette PNG of one image")]
+PanopticQuery = Annotated[bool, Query(description="segments instead of a class for each pixel (EoMT)")]
+ThresholdQuery = Annotated[float, Query(description="threshold of panoptic segments", ge=0, le=1)]
 LayerQuery = Annotated[int | None, Query(description="layer, from 1 [the last]", ge=1, le=10_000)]
 HeadQuery = Annotated[str | None, Query(description="head, from 0, or mean [mean]", pattern=r"^(mean|[0-9]{1,4})$")]
 PatchQuery = Annotated[
@@ -193,9 +196,9 @@ class Service:
 
 
 def count_values(row: Any) -> int:
-    """Return the number of values that the response has of a row; of a mask, the characters of its run lengths."""
+    """Return the number of values that the response has of a row; of a mask or segments, the characters of run lengths."""
     if isinstance(row, dict):
-        return sum(len(item["rle"]["counts"]) for item in row["classes"])
+        return sum(len(item["rle"]["counts"]) for item in row.get("classes", row.get("segments", ())))
     return row.size if isinstance(row, np.ndarray) else 0
 
 
@@ -274,13 +277,33 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
         dependencies=allowed,
         openapi_extra=body,
     )
-    async def segment(request: Request, model: ModelQuery = None, format: FormatQuery = "json") -> Response:
-        """Return the class of every pixel of one or more images, as run lengths or, for one image, as a palette PNG."""
+    async def segment(
+        request: Request,
+        model: ModelQuery = None,
+        format: FormatQuery = "json",
+        panoptic: PanopticQuery = False,
+        score_threshold: ThresholdQuery = PanopticOptions.score_threshold,
+        mask_threshold: ThresholdQuery = PanopticOptions.mask_threshold,
+        overlap_threshold: ThresholdQuery = PanopticOptions.overlap_threshold,
+    ) -> Response:
+        """Return the class of every pixel of one or more images, as run lengths or, for one image, as a palette PNG.
+
+        With `panoptic`, return the segments of an EoMT model: objects, and regions of classes without objects.
+        """
         served = service.models.get(model)
         if not served.has_masks:
             reason, path = ("predicts classes", "predict") if served.has_classes else ("has no classifier", "embed")
             raise RequestRefused(409, f"{served.name!r} {reason}: use POST /{path}")
         as_png = format == "png"
+        if panoptic:
+            if not served.has_queries:
+                raise RequestRefused(409, f"{served.name!r} has no queries: panoptic needs a checkpoint of EoMT")
+            if as_png:
+                raise RequestRefused(422, "segments are JSON: leave out format=png or panoptic")
+            options = PanopticOptions(score_threshold, mask_threshold, overlap_threshold)
+            convert = partial(encode_segments, reader=served.build_reader(options), contract=served.contract)
+            rows = await service.run_model(request, model, "queries", convert)
+            return await service.write_response(rows, "masks", lambda row: row, "mask")
         convert = partial(encode_mask, contract=served.contract, as_png=as_png)
         rows = await service.run_model(request, model, "logits", convert, max_images=1 if as_png else None)
         if not as_png:

@@ -16,6 +16,7 @@ from vitrail.deploy.export.comparison import choose_batch_size
 from vitrail.deploy.runtimes.base import DeployedModel, OutputKind, Runtime
 from vitrail.deploy.runtimes.masks import class_colours
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
+from vitrail.deploy.runtimes.panoptic import PanopticOptions, PanopticReader, build_reader
 from vitrail.deploy.runtimes.precision import current_precision
 from vitrail.inference import top_classes
 from vitrail.models.base import TokenConfig, TokenModel
@@ -51,7 +52,7 @@ class ModelOpener:
         chosen = {} if runtime is None else {"runtime": runtime, "tolerance": None}
         options = {**self.options, **chosen}
         deployed = open_deployed_model(where, output_kind=output_kind, threads=self.threads, **options)
-        needs_names = output_kind == "logits" and deployed.class_names is None
+        needs_names = output_kind != "features" and deployed.class_names is None
         return with_class_names(deployed, self.names) if needs_names else deployed
 
     def clone_runtime(self, deployed: DeployedModel) -> Runtime:
@@ -125,6 +126,15 @@ class ServedModel:
     def has_masks(self) -> bool:
         return self.deployed.output_kind == "logits" and self.contract.target_kind == "masks"
 
+    @property
+    def has_queries(self) -> bool:
+        """Return whether the model predicts panoptic segments; an exported file does not."""
+        return self.has_masks and self.deployed.model is not None and self.deployed.model.config.has_queries
+
+    def build_reader(self, options: PanopticOptions) -> PanopticReader:
+        """Return what finds the segments in the outputs of the kind "queries"."""
+        return build_reader(self.deployed, options)
+
     def start(self, deployed: DeployedModel) -> None:
         """Test a model and start its batcher."""
         check_runs(self.where, deployed.runtime, self.contract.preprocessing)
@@ -138,7 +148,8 @@ class ServedModel:
         with self.lock:
             if output_kind in self.batchers:
                 return
-            other = self.opener.open_model(self.where, output_kind, self.deployed.runtime.name)
+            runtime = "torch" if output_kind == "queries" else self.deployed.runtime.name
+            other = self.opener.open_model(self.where, output_kind, runtime)
             if other.contract.checksum != self.contract.checksum:
                 raise RequestRefused(409, f"the file of {self.name!r} has changed: reload the model first")
             self.start(other)
@@ -158,6 +169,7 @@ class ServedModel:
             "attention": self.vit is not None,  # exported files have none
             "several": self.contract.several,
             "masks": self.has_masks,
+            "panoptic": self.has_queries,
             "colours": list(map(format_colour, class_colours(self.contract))) if self.has_masks else None,
             "runtime": self.deployed.runtime.name,
             "precision": current_precision(self.deployed),
@@ -181,7 +193,7 @@ def check_runs(where: str, runtime: Runtime, preprocessing: Preprocessing) -> No
     """Run a model once on a grey image; raise ValueError if its output is invalid."""
     grey = np.full((1, preprocessing.channels, *preprocessing.size), 128, np.uint8)
     output = runtime(grey)
-    if output.ndim not in (2, 4) or len(output) != 1 or not np.isfinite(output).all():
+    if output.ndim not in (2, 3, 4) or len(output) != 1 or not np.isfinite(output).all():
         raise ValueError(f"{where} has an empty or non-finite output for a grey image: check the model")
 
 

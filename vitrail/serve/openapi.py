@@ -50,10 +50,24 @@ class MaskClass(BaseModel):
     colour: str = Field(description="#rrggbb")
 
 
+class MaskSegment(BaseModel):
+    """One object, or the region of a class without objects."""
+
+    id: int = Field(description="from 1", ge=1)
+    label: str
+    thing: bool = Field(description="true for a class with objects")
+    score: float = Field(description="probability of the class", ge=0, le=1)
+    area: int = Field(description="pixels", ge=1)
+    bbox: list[int] = Field(description="left, top, width, height")
+    rle: RunLengths
+    colour: str = Field(description="#rrggbb of the class")
+
+
 class Mask(BaseModel):
     height: int
     width: int
-    classes: list[MaskClass] = Field(description="classes that the mask has, the largest first")
+    classes: list[MaskClass] = Field(default=[], description="classes that the mask has, the largest first")
+    segments: list[MaskSegment] = Field(default=[], description="with panoptic=true, instead of classes")
 
 
 class ImageMask(BaseModel):
@@ -120,6 +134,7 @@ class ModelInfo(BaseModel):
     attention: bool = Field(description="true if POST /attention is supported")
     several: bool = Field(description="true for a multi-label model")
     masks: bool = Field(description="true for a segmentation model: use POST /segment")
+    panoptic: bool = Field(description="true if POST /segment?panoptic=true is supported")
     colours: list[str] | None = Field(description="#rrggbb of each class of a segmentation model")
     runtime: str
     merge: int = Field(description="tokens merged in each layer")

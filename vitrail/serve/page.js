@@ -46,7 +46,7 @@ function made(tag, className, ...inside) {
   node.append(...inside);
   return node;
 }
-function announce(text) { $("said").textContent = text; }
+function announce(text) { $("status").textContent = text; }
 
 // ---- Requests.
 class Trouble extends Error {
@@ -99,33 +99,33 @@ async function ask(path, { body, signal, tell } = {}) {
     const used = token, headers = {};
     if (used) headers.Authorization = `Bearer ${used}`;
     if (body) headers["Content-Type"] = body.type || "application/octet-stream";
-    let answer, told = null;
+    let response, content = null;
     try {
-      answer = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, cache: "no-store" });
+      response = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, cache: "no-store" });
     } catch (error) {
       if (signal?.aborted) throw error;
       throw (await alive(body)) ? new Trouble(413, "The server closed the connection during the upload.", "The file may be too large.") : GONE();
     }
     try {
-      told = JSON.parse(await answer.text());
+      content = JSON.parse(await response.text());
     } catch (error) {
       if (signal?.aborted) throw error;
-      if (answer.ok) throw new Trouble("odd", "Invalid response from the server.", "A proxy may have changed it.");
+      if (response.ok) throw new Trouble("odd", "Invalid response from the server.", "A proxy may have changed it.");
     }
-    if (answer.ok) return told;
-    const detail = typeof told?.error === "string" ? told.error : "";
-    if (answer.status === 401) {
+    if (response.ok) return content;
+    const detail = typeof content?.error === "string" ? content.error : "";
+    if (response.status === 401) {
       if (used !== token || (await askForToken(!!used))) { tried--; continue; } // another request may have obtained it meanwhile
       throw new Trouble(401, WORDS[401], "Enter a token to continue.");
     }
-    if ((answer.status === 503 || answer.status === 429) && tried < TRIES) {
-      const asked = Number(answer.headers.get("Retry-After")), seconds = asked > 0 ? Math.min(asked, 30) : 2;
+    if ((response.status === 503 || response.status === 429) && tried < TRIES) {
+      const asked = Number(response.headers.get("Retry-After")), seconds = asked > 0 ? Math.min(asked, 30) : 2;
       tell?.(`The server is busy. Trying again in ${seconds} s, attempt ${tried + 1} of ${TRIES}.`);
       await pause(seconds, signal);
       tell?.("");
       continue;
     }
-    throw new Trouble(answer.status, WORDS[answer.status] ?? "The request failed.", detail);
+    throw new Trouble(response.status, WORDS[response.status] ?? "The request failed.", detail);
   }
 }
 
@@ -134,12 +134,12 @@ function rows(codes, scale) { // the scale is base64 of float32, or numbers
   return { codes: bytes(codes), largest: typeof scale === "string" ? new Float32Array(bytes(scale).buffer) : Float32Array.from([scale].flat(2)) };
 }
 
-function unpacked(told) {
-  const { grid, layers, heads, reader, image, answers, target } = told, seen = { grid, layers, heads, reader, image, answers, target };
+function unpacked(response) {
+  const { grid, layers, heads, reader, image, answers, target } = response, seen = { grid, layers, heads, reader, image, predictions: answers, target };
   for (const name of ["attention", "between", "rollout", "relevance"]) {
-    if (told[name]) seen[name] = rows(told[name], told[`${name}_scale`]);
+    if (response[name]) seen[name] = rows(response[name], response[`${name}_scale`]);
   }
-  return { ...seen, cells: told.between_grid, side: told.between_side }; // `side`: patches along the side of a cell
+  return { ...seen, cells: response.between_grid, side: response.between_side }; // `side`: patches along the side of a cell
 }
 
 function current(seen) {
@@ -153,21 +153,21 @@ function draw() {
   for (const { map, mask, alone, node } of masked()) {
     paintMask(map.getContext("2d"), mask, state.opacity, alone ?? null);
     const under = mask.classes[alone];
-    node.querySelector(".told").textContent = under ? `${under.label}: ${percent(under.share)} of the pixels.` : "";
+    node.querySelector(".caption").textContent = under ? `${under.label}: ${percent(under.share)} of the pixels.` : "";
   }
   for (const pane of seeing()) {
     const { seen, ground, map, node } = pane, drawn = current(seen), fits = patch() && patch()[0] < seen.grid[0] && patch()[1] < seen.grid[1];
     paint(map.getContext("2d"), seen.grid, faded(ground, drawn ? state.strength : 0), ground.side, drawn, state.strength);
     if (fits && (state.view === "attention" ? seen.between : state.under)) outline(map.getContext("2d"), ground.side, patch(), Math.max(2, Math.round(ground.side / 12)));
     node.querySelector(".most").textContent = drawn ? short(drawn.largest) : "";
-    node.querySelector(".told").textContent = told(seen, drawn);
+    node.querySelector(".caption").textContent = describeMap(seen, drawn);
   }
   const only = state.two ? null : seeing()[0];
   if (only && state.view === "attention") smallMaps(only);
   Object.assign($("workspace").dataset, { view: state.view, layer: state.layer, head: state.head, patch: patch() ? patch().join() : "" });
 }
 
-function told(seen, drawn) {
+function describeMap(seen, drawn) {
   if (!drawn) return "This map is not available for this image.";
   const w = seen.grid[1], at = seen.between ? patch() : null, { under } = state;
   if (state.view !== "attention") {
@@ -207,7 +207,7 @@ const READING = {
 };
 
 function update() {
-  const any = panes.some((pane) => pane.picture), { model } = state;
+  const any = panes.some((pane) => pane.image), { model } = state;
   $("intake").classList.toggle("first", !any);
   $("workspace").hidden = !any;
   $("workspace").classList.toggle("two", state.two);
@@ -218,7 +218,7 @@ function update() {
     pane.node.classList.toggle("active", state.two && state.active === k);
     pane.arrange();
   });
-  $("shelf").querySelectorAll("button").forEach((button) => button.setAttribute("aria-current", shownPanes().some((pane) => pane.picture?.id === button.dataset.id)));
+  $("shelf").querySelectorAll("button").forEach((button) => button.setAttribute("aria-current", shownPanes().some((pane) => pane.image?.id === button.dataset.id)));
   const first = seeing()[0]?.seen;
   $("controls").hidden = !first;
   if (first) {
@@ -240,7 +240,7 @@ function update() {
     const dials = { layer: [state.layer, `${state.layer} of ${first.layers}`], head: [state.head, state.head ? `${state.head} of ${first.heads}` : "mean"], strength: [Math.round(100 * state.strength), `${Math.round(100 * state.strength)} %`] };
     for (const [id, [value, words]] of Object.entries(dials)) {
       $(id).value = value;
-      $(`${id}-said`).textContent = words;
+      $(`${id}-value`).textContent = words;
       $(id).setAttribute("aria-valuetext", words);
     }
     const target = state.two ? null : first.target;
@@ -253,7 +253,7 @@ function update() {
   }
   $("masking").hidden = !masked().length;
   $("opacity").value = Math.round(100 * state.opacity);
-  $("opacity-said").textContent = `${Math.round(100 * state.opacity)} %`;
+  $("opacity-value").textContent = `${Math.round(100 * state.opacity)} %`;
   $("theme").setAttribute("aria-pressed", isDark());
   document.title = model ? `${model.name} · vitrail` : "vitrail";
   draw();
@@ -266,10 +266,10 @@ class Pane {
     this.node = made("div", `pane ${letter}`, $("pane").content.cloneNode(true));
     this.map = this.node.querySelector(".map");
     this.node.querySelector(".letter").textContent = letter.toUpperCase();
-    this.node.querySelector(".answers").setAttribute("aria-label", `Predictions for image ${letter.toUpperCase()}`);
+    this.node.querySelector(".predictions").setAttribute("aria-label", `Predictions for image ${letter.toUpperCase()}`);
     this.map.setAttribute("aria-label", `Image ${letter.toUpperCase()} with its map: arrow keys move the patch, Escape clears it`);
-    this.node.querySelector(".told").id = `told-${letter}`;
-    this.map.setAttribute("aria-describedby", `told-${letter}`);
+    this.node.querySelector(".caption").id = `caption-${letter}`;
+    this.map.setAttribute("aria-describedby", `caption-${letter}`);
     colourBar(this.node.querySelector(".key"), heat);
     this.forget();
     this.listen();
@@ -278,17 +278,17 @@ class Pane {
   forget() {
     this.asked?.abort();
     if (this.url) URL.revokeObjectURL(this.url);
-    Object.assign(this, { picture: null, answers: null, seconds: null, mask: null, alone: null, seen: null, ground: null, small: null, trouble: null, waits: "", busy: false, url: null, asked: null });
+    Object.assign(this, { image: null, predictions: null, seconds: null, mask: null, alone: null, seen: null, ground: null, small: null, trouble: null, waits: "", busy: false, url: null, asked: null });
   }
 
   // Show an image, request its predictions, then its attention maps.
-  async show(picture) {
+  async show(image) {
     const { model } = state, preview = this.node.querySelector(".preview");
     this.forget();
     const asked = (this.asked = new AbortController()), signal = asked.signal;
-    this.picture = picture;
+    this.image = image;
     this.busy = true;
-    this.url = URL.createObjectURL(picture.blob);
+    this.url = URL.createObjectURL(image.blob);
     preview.hidden = true;
     preview.onload = () => { preview.hidden = false; };
     preview.onerror = () => { preview.hidden = true; }; // the server may support formats that the browser does not
@@ -298,35 +298,35 @@ class Pane {
     const about = `model=${encodeURIComponent(model.name)}`;
     try {
       if (model.masks) {
-        const answer = await ask(`segment?${about}`, { body: picture.blob, signal, tell }), [first] = answer.masks;
+        const response = await ask(`segment?${about}`, { body: image.blob, signal, tell }), [first] = response.masks;
         if (first.error) throw new Trouble(422, WORDS[422], first.error);
-        const mask = await openMask(first.mask, picture.blob);
+        const mask = await openMask(first.mask, image.blob);
         signal.throwIfAborted();
         [this.map.width, this.map.height] = [mask.w, mask.h];
-        Object.assign(this, { mask, seconds: answer.seconds, answers: mask.classes.map(({ label, share, colour }) => ({ label, score: share, colour })) });
-        announce(`${picture.name}: ${this.answers.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
-        remember(picture, this.answers);
+        Object.assign(this, { mask, seconds: response.seconds, predictions: mask.classes.map(({ label, share, colour }) => ({ label, score: share, colour })) });
+        announce(`${image.name}: ${this.predictions.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
+        remember(image, this.predictions);
       } else if (model.labels || !model.attention) {
-        const answer = await ask(`predict?${about}&top=5`, { body: picture.blob, signal, tell }), [first] = answer.predictions;
+        const response = await ask(`predict?${about}&top=5`, { body: image.blob, signal, tell }), [first] = response.predictions;
         signal.throwIfAborted();
         if (first.error) throw new Trouble(422, WORDS[422], first.error);
-        Object.assign(this, { answers: first.answers, seconds: answer.seconds });
+        Object.assign(this, { predictions: first.answers, seconds: response.seconds });
         this.arrange();
-        announce(`${picture.name}: ${first.answers.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
-        remember(picture, first.answers);
+        announce(`${image.name}: ${this.predictions.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
+        remember(image, this.predictions);
       }
       if (model.attention) {
-        const seen = unpacked(await ask(`attention?${about}`, { body: picture.blob, signal, tell })), image = new Image();
-        image.src = seen.image;
-        await image.decode();
+        const seen = unpacked(await ask(`attention?${about}`, { body: image.blob, signal, tell })), input = new Image();
+        input.src = seen.image;
+        await input.decode();
         signal.throwIfAborted();
         const largest = Math.max(...seen.grid), [h, w] = seen.grid;
-        this.ground = grounded(seen.grid, image, Math.max(2, Math.floor(896 / largest)));
-        this.small = grounded(seen.grid, image, Math.max(1, Math.floor(154 / largest)));
+        this.ground = grounded(seen.grid, input, Math.max(2, Math.floor(896 / largest)));
+        this.small = grounded(seen.grid, input, Math.max(1, Math.floor(154 / largest)));
         [this.map.width, this.map.height] = [w * this.ground.side, h * this.ground.side];
-        if (!this.answers) {
-          this.answers = seen.answers.length ? seen.answers : null; // none for a model without a classifier
-          remember(picture, seen.answers);
+        if (!this.predictions) {
+          this.predictions = seen.predictions.length ? seen.predictions : null; // none for a model without a classifier
+          remember(image, seen.predictions);
         }
         this.seen = seen;
       }
@@ -340,32 +340,32 @@ class Pane {
   }
 
   arrange() {
-    const { node, picture, answers, mask, seen, trouble, busy, waits } = this, { model } = state, part = (name) => node.querySelector(name);
-    node.classList.toggle("empty", !picture);
+    const { node, image, predictions, mask, seen, trouble, busy, waits } = this, { model } = state, part = (name) => node.querySelector(name);
+    node.classList.toggle("empty", !image);
     node.classList.toggle("busy", busy);
-    node.classList.toggle("answered", !!answers);
+    node.classList.toggle("predicted", !!predictions);
     node.classList.toggle("masked", !!mask);
     node.classList.toggle("unmapped", !seen && !mask);
     node.classList.toggle("whole", !busy && !seen && !mask); // show the original if there is no model input
-    part(".answers").hidden = !picture;
-    part(".answers").setAttribute("aria-busy", busy);
-    part(".replace").hidden = !picture;
+    part(".predictions").hidden = !image;
+    part(".predictions").setAttribute("aria-busy", busy);
+    part(".replace").hidden = !image;
     part(".progress").hidden = !busy;
     part(".map").hidden = !seen && !mask;
     part(".map").classList.toggle("pick", !!seen?.between && state.view === "attention");
     const shape = mask ? [mask.h, mask.w] : seen ? seen.grid : (model?.size ?? [1, 1]);
     part(".frame").style.setProperty("--shape", `${shape[1]} / ${shape[0]}`);
     part(".frame").style.setProperty("--wide", shape[1] / shape[0]);
-    const [best] = answers ?? [];
-    const found = mask && answers.length === 1 ? best.label : mask ? `${answers.length} classes` : best?.label;
+    const [best] = predictions ?? [];
+    const found = mask && predictions.length === 1 ? best.label : mask ? `${predictions.length} classes` : best?.label;
     part(".verdict b").textContent = found ?? (busy ? "Running…" : "");
-    part(".called").textContent = best ? `${best.label}, ${percent(best.score)}` : (picture?.name ?? "");
-    part(".verdict span").textContent = picture ? [picture.name, this.seconds === null ? "" : `${this.seconds.toFixed(2)} s`].filter(Boolean).join(" · ") : "";
-    const bars = mask ? answers.map((answer, k) => this.entry(answer, k)) : answers ? answers.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
-    if (this.drawn !== answers || !answers) part(".odds").replaceChildren(...bars); // animate bars once
-    this.drawn = answers;
-    const aside = !picture || busy ? "" : !answers && !trouble ? "This model has no classifier: it returns features only." : answers && model.several ? "Multi-label model: scores need not sum to 100 %." : "";
-    const blind = picture && !busy && !model.attention && !model.masks ? "No attention maps: they require a Vision Transformer checkpoint." : "";
+    part(".called").textContent = best ? `${best.label}, ${percent(best.score)}` : (image?.name ?? "");
+    part(".verdict span").textContent = image ? [image.name, this.seconds === null ? "" : `${this.seconds.toFixed(2)} s`].filter(Boolean).join(" · ") : "";
+    const bars = mask ? predictions.map((prediction, k) => this.entry(prediction, k)) : predictions ? predictions.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
+    if (this.drawn !== predictions || !predictions) part(".scores").replaceChildren(...bars); // animate bars once
+    this.drawn = predictions;
+    const aside = !image || busy ? "" : !predictions && !trouble ? "This model has no classifier: it returns features only." : predictions && model.several ? "Multi-label model: scores need not sum to 100 %." : "";
+    const blind = image && !busy && !model.attention && !model.masks ? "No attention maps: they require a Vision Transformer checkpoint." : "";
     part(".aside").textContent = [aside, blind].filter(Boolean).join(" ");
     part(".aside").hidden = !(aside || blind);
     const box = part(".trouble");
@@ -375,20 +375,20 @@ class Pane {
       part(".trouble b").textContent = "";
       part(".trouble p").textContent = waits;
       part(".trouble .ways").replaceChildren();
-    } else if (trouble && trouble !== this.said) {
-      part(".trouble b").textContent = answers ? `${trouble.message} Attention maps are missing.` : trouble.message;
+    } else if (trouble && trouble !== this.explained) {
+      part(".trouble b").textContent = predictions ? `${trouble.message} Attention maps are missing.` : trouble.message;
       part(".trouble p").textContent = trouble.detail;
       part(".trouble .ways").replaceChildren(...this.remedies(trouble));
     }
-    this.said = waits ? null : trouble;
+    this.explained = waits ? null : trouble;
   }
 
   // A class of the mask: hidden by a click, alone under the pointer.
-  entry(answer, k) {
-    const item = bar(answer), button = made("button", "", made("span", "swatch"), item.firstChild);
+  entry(prediction, k) {
+    const item = bar(prediction), button = made("button", "", made("span", "swatch"), item.firstChild);
     button.type = "button";
     button.setAttribute("aria-pressed", !this.mask.hidden.has(k));
-    item.style.setProperty("--colour", answer.colour);
+    item.style.setProperty("--colour", prediction.colour);
     item.prepend(button);
     button.addEventListener("click", () => {
       const { hidden } = this.mask;
@@ -405,7 +405,7 @@ class Pane {
   remedies({ kind }) {
     const remedy = (words, act) => { const button = made("button", "", words); button.type = "button"; button.addEventListener("click", act); return button; };
     if (kind === 413) return this.node.querySelector(".preview").naturalWidth ? [remedy("Send a smaller copy", () => this.shrink())] : [];
-    return kind === 415 || kind === 422 || kind === 400 ? [] : [remedy(kind === 401 ? "Enter the token" : "Try again", () => this.show(this.picture))];
+    return kind === 415 || kind === 422 || kind === 400 ? [] : [remedy(kind === 401 ? "Enter the token" : "Try again", () => this.show(this.image))];
   }
 
   // Send a downsized copy of the image.
@@ -413,26 +413,26 @@ class Pane {
     const image = this.node.querySelector(".preview"), canvas = document.createElement("canvas"), part = Math.min(1, SMALLER / Math.max(image.naturalWidth, image.naturalHeight));
     [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight].map((n) => Math.max(1, Math.round(n * part)));
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    canvas.toBlob((blob) => this.show(taken(blob, `${this.picture.name}, smaller`)), "image/jpeg", 0.9);
+    canvas.toBlob((blob) => this.show(taken(blob, `${this.image.name}, smaller`)), "image/jpeg", 0.9);
   }
 
   // Save the image with its map and prediction as PNG.
   save() {
-    const { map, picture, answers, node } = this, canvas = document.createElement("canvas"), context = canvas.getContext("2d"), style = getComputedStyle(root);
+    const { map, image, predictions, node } = this, canvas = document.createElement("canvas"), context = canvas.getContext("2d"), style = getComputedStyle(root);
     [canvas.width, canvas.height] = [map.width, map.height + 116];
     context.fillStyle = "#fbfaf7";
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.drawImage(map, 0, 0);
-    const [best] = answers ?? [], does = state.view === "attention" ? "" : `${capital(state.view)}. `;
-    const words = this.mask ? answers.slice(1).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ") : `${does}${node.querySelector(".told").textContent}`;
-    const lines = [[best ? `${best.label}, ${percent(best.score)}` : picture.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${words}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
+    const [best] = predictions ?? [], does = state.view === "attention" ? "" : `${capital(state.view)}. `;
+    const words = this.mask ? predictions.slice(1).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ") : `${does}${node.querySelector(".caption").textContent}`;
+    const lines = [[best ? `${best.label}, ${percent(best.score)}` : image.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${words}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
     for (const [text, colour, font, down] of lines) {
       Object.assign(context, { fillStyle: colour, font });
       context.fillText(text, 24, map.height + down, map.width - 48);
     }
     canvas.toBlob((blob) => {
       const link = made("a"), url = (link.href = URL.createObjectURL(blob));
-      link.download = `${picture.name.replace(/\.\w+$/, "")}, ${this.mask ? "mask" : state.view}.png`;
+      link.download = `${image.name.replace(/\.\w+$/, "")}, ${this.mask ? "mask" : state.view}.png`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(url), 10_000);
     }, "image/png");
@@ -470,7 +470,7 @@ class Pane {
       state.under = null;
       state.pinned = from ? [Math.min(h - 1, Math.max(0, from[0] + step[0])), Math.min(w - 1, Math.max(0, from[1] + step[1]))] : [h >> 1, w >> 1];
       update();
-      announce(node.querySelector(".told").textContent);
+      announce(node.querySelector(".caption").textContent);
     });
   }
 }
@@ -479,7 +479,7 @@ function bar({ label, score }) {
   const item = made("li", "", made("span", "label", label), made("span", "bar"), made("span", "share", percent(score)));
   item.firstChild.title = label;
   item.children[1].setAttribute("aria-hidden", "true");
-  item.children[1].style.setProperty("--odds", `${100 * score}%`);
+  item.children[1].style.setProperty("--score", `${100 * score}%`);
   return item;
 }
 
@@ -513,7 +513,7 @@ let meant = null; // target pane of the file dialog
 // Default pane of a new image: the empty one, else the active one.
 function vacancy() {
   if (!state.two) return panes[0];
-  return panes.find((pane) => !pane.picture) ?? panes[state.active];
+  return panes.find((pane) => !pane.image) ?? panes[state.active];
 }
 
 function receive(files, pane) {
@@ -582,31 +582,36 @@ const settled = (request) => new Promise((resolve, reject) => { request.onsucces
 
 async function openShelf() {
   try {
-    const opening = indexedDB.open("vitrail", 1);
-    opening.onupgradeneeded = () => opening.result.createObjectStore("pictures", { keyPath: "id" });
+    const opening = indexedDB.open("vitrail", 2);
+    opening.onupgradeneeded = () => {
+      const { result, transaction } = opening;
+      if (result.objectStoreNames.contains("pictures")) transaction.objectStore("pictures").name = "images"; // of version 1
+      else result.createObjectStore("images", { keyPath: "id" });
+    };
     shelf = await settled(opening);
+    shelf.onversionchange = () => shelf.close(); // a newer page in another tab
   } catch {
     shelf = null; // private window, or storage is blocked
   }
   await readShelf();
 }
 
-const pictures = (mode) => shelf.transaction("pictures", mode).objectStore("pictures");
+const storedImages = (mode) => shelf.transaction("images", mode).objectStore("images");
 
 async function readShelf() {
-  if (shelf) recent = (await settled(pictures("readonly").getAll())).sort((a, b) => b.at - a.at);
+  if (shelf) recent = (await settled(storedImages("readonly").getAll())).sort((a, b) => b.at - a.at);
   drawShelf();
 }
 
-async function remember(picture, answers) {
-  const before = recent.find((each) => each.id === picture.id);
-  const item = { id: picture.id, name: picture.name, blob: picture.blob, at: before?.at ?? Date.now(), answers: answers.slice(0, 1), thumb: before?.thumb ?? (await thumb(picture.blob)) };
+async function remember(image, predictions) {
+  const before = recent.find((each) => each.id === image.id);
+  const item = { id: image.id, name: image.name, blob: image.blob, at: before?.at ?? Date.now(), predictions: predictions.slice(0, 1), thumb: before?.thumb ?? (await thumb(image.blob)) };
   recent = [item, ...recent.filter((each) => each.id !== item.id)].sort((a, b) => b.at - a.at);
   const gone = recent.splice(room(recent));
   drawShelf();
   if (!shelf) return;
   try {
-    const store = pictures("readwrite");
+    const store = storedImages("readwrite");
     for (const each of gone) store.delete(each.id);
     await settled(store.put(item));
   } catch (error) {
@@ -636,13 +641,13 @@ async function thumb(blob) {
 function drawShelf() {
   $("recent").hidden = !recent.length;
   $("shelf").replaceChildren(...recent.map((item) => {
-    const button = made("button"), [best] = item.answers, words = best ? `${item.name}: ${best.label}, ${percent(best.score)}` : item.name;
+    const button = made("button"), [best] = item.predictions ?? [], words = best ? `${item.name}: ${best.label}, ${percent(best.score)}` : item.name;
     button.type = "button";
     button.dataset.id = item.id;
     button.title = words;
     button.setAttribute("aria-label", words);
     if (item.thumb) { const image = made("img"); image.src = item.thumb; image.alt = ""; image.draggable = false; button.append(image); } else button.append("…");
-    button.setAttribute("aria-current", shownPanes().some((pane) => pane.picture?.id === item.id));
+    button.setAttribute("aria-current", shownPanes().some((pane) => pane.image?.id === item.id));
     button.addEventListener("click", () => { complain(""); if (state.model) vacancy().show(item); });
     return button;
   }));
@@ -650,7 +655,7 @@ function drawShelf() {
 
 async function clear() {
   recent = [];
-  if (shelf) await settled(pictures("readwrite").clear());
+  if (shelf) await settled(storedImages("readwrite").clear());
   drawShelf();
   others?.postMessage("changed");
   announce("Recent images deleted.");
@@ -682,7 +687,7 @@ function choose(name) {
   $("facts").replaceChildren(...facts.map((fact) => made("span", "", fact)));
   Object.assign(state, { layer: model.layers || 1, head: 0, pinned: null, under: null });
   glass(name);
-  for (const pane of panes) if (pane.picture) pane.show(pane.picture);
+  for (const pane of panes) if (pane.image) pane.show(pane.image);
   update();
 }
 

@@ -67,7 +67,7 @@ def pack_image(view: ImageView) -> dict[str, Any]:
         "grid": [h, w],
         "reader": trace.reader,
         "at": None if trace.at is None else list(trace.at),
-        "said": [{"name": clean_text(name), "odds": round(p, 4)} for _, name, p in view.top_predictions(5)],
+        "predictions": [{"name": clean_text(name), "score": round(p, 4)} for _, name, p in view.top_predictions(5)],
     }
     if trace.attention is not None:
         packed["attention"] = encode_rows(trace.attention.reshape(*trace.attention.shape[:2], h * w))

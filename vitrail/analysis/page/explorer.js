@@ -1,22 +1,22 @@
-// What the explorers of all families share: predictions, files, tabs, the pointer. `now` is the data of the chosen picture.
+// What the explorers of all families share: predictions, files, tabs, the pointer. `now` is the data of the chosen image.
 "use strict";
 const $ = (id) => document.getElementById(id);
 
 function showPredictions(now) {
-  const top = now.said[0];
-  $("said").textContent = top ? `${top.name}, ${(100 * top.odds).toFixed(0)} %` : "";
+  const top = now.predictions[0];
+  $("prediction").textContent = top ? `${top.name}, ${(100 * top.score).toFixed(0)} %` : "";
   $("file").textContent = now.name;
-  $("odds").replaceChildren(...now.said.flatMap(({ name, odds }) => {
+  $("scores").replaceChildren(...now.predictions.flatMap(({ name, score }) => {
     const term = document.createElement("dt"), value = document.createElement("dd"), bar = document.createElement("i");
     term.textContent = name;
-    bar.style.setProperty("--odds", `${100 * odds}%`);
-    value.append(bar, `${(100 * odds).toFixed(1)} %`);
+    bar.style.setProperty("--score", `${100 * score}%`);
+    value.append(bar, `${(100 * score).toFixed(1)} %`);
     return [term, value];
   }));
 }
 
 function showFiles(now) {
-  for (const part of document.querySelectorAll(".of-picture")) {
+  for (const part of document.querySelectorAll(".of-image")) {
     const source = now.figures[part.dataset.view];
     part.hidden = !source;
     if (source) part.querySelector("img").src = source;

@@ -1,4 +1,4 @@
-// Maps over a picture, as the explorer and the server's page draw them. `seen` is a picture's data: its grid of patches, its heads,
+// Maps over an image, as the explorer and the server's page draw them. `seen` is an image's data: its grid of patches, its heads,
 // and attention as bytes (`codes`) with the largest value of each row beside them.
 "use strict";
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
@@ -44,7 +44,7 @@ function strongest({ codes }, [, w]) {
 // The strength of a map at first; figures/overlay.py draws with the same.
 const MAP_STRENGTH = 0.6;
 
-// The picture at so many pixels a patch.
+// The image at so many pixels a patch.
 function grounded([h, w], image, side) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [w * side, h * side];
@@ -55,7 +55,7 @@ function grounded([h, w], image, side) {
   return { full: context.getImageData(0, 0, w * side, h * side).data, side };
 }
 
-// The picture under a map: nearly grey and a little darker, so that colours stand out and shapes stay. It brightens as the map is
+// The image under a map: nearly grey and a little darker, so that colours stand out and shapes stay. It brightens as the map is
 // taken away; its own colours return below the strength at first, above which they would be taken for those of the map.
 function faded(ground, strength) {
   if (ground.strength !== strength) {
@@ -92,7 +92,7 @@ function paint(context, [h, w], ground, side, drawn, strength) {
 }
 
 function outline(context, side, [y, x], line) {
-  const { canvas } = context, edge = line / 2 + 1; // never beyond the picture
+  const { canvas } = context, edge = line / 2 + 1; // never beyond the image
   const [left, top] = [x, y].map((n) => Math.max(edge, n * side - line / 2));
   const right = Math.min(canvas.width - edge, (x + 1) * side + line / 2), bottom = Math.min(canvas.height - edge, (y + 1) * side + line / 2);
   for (const [width, colour] of [[line + 2, "rgb(20 18 24 / .85)"], [line, "#fff"]]) {

@@ -5,11 +5,11 @@ const maps = Object.fromEntries(Object.entries(shared.maps).map(([name, text]) =
 
 const [layers, heads] = [shared.layers, shared.heads];
 
-// A picture's data, its arrays unpacked when it is first chosen. `codes` are bytes; a row's largest value is beside it.
+// An image's data, its arrays unpacked when it is first chosen. `codes` are bytes; a row's largest value is beside it.
 const known = new Map();
-function picture(number) {
+function loadImage(number) {
   if (!known.has(number)) {
-    const data = { ...JSON.parse($(`picture-${number}`).textContent), layers, heads };
+    const data = { ...JSON.parse($(`image-${number}`).textContent), layers, heads };
     for (const name of ["attention", "between", "rollout", "relevance", "norms", "similar"]) {
       if (data[name]) data[name] = { ...data[name], codes: bytes(data[name].codes), largest: floats(data[name].largest) };
     }
@@ -20,8 +20,8 @@ function picture(number) {
 }
 
 // What is shown. `pinned` is a patch that was clicked or reached by keys, `under` the one under the pointer.
-const state = { picture: 0, tab: null, layer: shared.layers, head: 0, kind: "colours", pinned: null, under: null, strength: MAP_STRENGTH };
-let now = null; // the chosen picture's data
+const state = { image: 0, tab: null, layer: shared.layers, head: 0, kind: "colours", pinned: null, under: null, strength: MAP_STRENGTH };
+let now = null; // the chosen image's data
 let ground = null; // its pixels as what maps are drawn on, at the stage's size
 let small = null; // the same for the small maps
 
@@ -59,7 +59,7 @@ function draw() {
   tell(drawn, at);
   const explorer = $("explore");
   Object.assign(explorer.dataset, {
-    tab: state.tab, layer: state.layer, head: state.head, kind: state.kind, patch: patch() ? patch().join() : "", picture: state.picture,
+    tab: state.tab, layer: state.layer, head: state.head, kind: state.kind, patch: patch() ? patch().join() : "", image: state.image,
   });
 }
 
@@ -84,7 +84,7 @@ function tell(drawn, at) {
   } else if (state.under) {
     text = `The patch in ${place(...state.under)}: ${shown(value(drawn, state.under))}.`;
   }
-  $("told").textContent = text || " ";
+  $("caption").textContent = text || " ";
 }
 
 function value(drawn, [y, x]) {
@@ -110,7 +110,7 @@ function arrange() {
   const isAttention = state.tab === "attention", isTokens = state.tab === "tokens";
   $("from").hidden = !isAttention || !now.between;
   $("kinds").hidden = !isTokens;
-  $("odds").hidden = isAttention || isTokens || !now.said.length;
+  $("scores").hidden = isAttention || isTokens || !now.predictions.length;
   $("heads").hidden = $("every").hidden = !isAttention;
   document.querySelector("[data-for=layer]").hidden = !(isAttention || isTokens);
   document.querySelector("[data-for=head]").hidden = !isAttention;
@@ -120,10 +120,10 @@ function arrange() {
   if (isAttention) state.layer = Math.max(1, state.layer);
   $("layer").value = state.layer;
   $("head").value = state.head;
-  $("layer-said").textContent = isTokens && !state.layer ? "0, embedding" : `${state.layer} of ${layers}`;
-  $("head-said").textContent = state.head ? `${state.head} of ${heads}` : "mean";
-  $("strength-said").textContent = `${Math.round(100 * state.strength)} %`;
-  for (const [id, on] of [["layer", $("layer-said")], ["head", $("head-said")], ["strength", $("strength-said")]]) $(id).setAttribute("aria-valuetext", on.textContent);
+  $("layer-value").textContent = isTokens && !state.layer ? "0, embedding" : `${state.layer} of ${layers}`;
+  $("head-value").textContent = state.head ? `${state.head} of ${heads}` : "mean";
+  $("strength-value").textContent = `${Math.round(100 * state.strength)} %`;
+  for (const [id, on] of [["layer", $("layer-value")], ["head", $("head-value")], ["strength", $("strength-value")]]) $(id).setAttribute("aria-valuetext", on.textContent);
   const reading = isTokens ? READING[state.kind] : READING[state.tab];
   $("reading").textContent = state.tab === "relevance" && now.target ? reading.replace("this class", now.target) : reading;
   $("whole").textContent = now.reader[0].toUpperCase() + now.reader.slice(1);
@@ -153,21 +153,21 @@ function update() {
 }
 
 function choose(number) {
-  state.picture = number;
+  state.image = number;
   state.under = null;
-  now = picture(number);
+  now = loadImage(number);
   if (state.pinned && (state.pinned[0] >= now.grid[0] || state.pinned[1] >= now.grid[1])) state.pinned = null;
   state.tab = state.tab && has(state.tab) ? state.tab : ["attention", "rollout", "relevance", "tokens"].find(has);
   if (!now[state.kind]) state.kind = now.colours ? "colours" : "norms";
   showPredictions(now);
   showFiles(now);
   $("explore").classList.toggle("empty", !state.tab);
-  if (!state.tab) { document.documentElement.dataset.ready = number; return; } // nothing to draw over the picture
+  if (!state.tab) { document.documentElement.dataset.ready = number; return; } // nothing to draw over the image
   stage.width = stage.height = 1;
   ground = null;
   const image = new Image();
   image.onload = () => {
-    if (state.picture !== number) return;
+    if (state.image !== number) return;
     const [h, w] = now.grid, largest = Math.max(h, w);
     ground = grounded(now.grid, image, Math.max(2, Math.floor(896 / largest)));
     small = grounded(now.grid, image, Math.max(1, Math.floor(154 / largest)));
@@ -211,7 +211,7 @@ for (const tab of tabs) {
   tab.addEventListener("click", () => { state.tab = tab.dataset.tab; state.under = null; update(); });
 }
 moveBetweenTabs(tabs);
-for (const input of document.querySelectorAll("[name=picture]")) input.addEventListener("change", () => choose(Number(input.value)));
+for (const input of document.querySelectorAll("[name=image]")) input.addEventListener("change", () => choose(Number(input.value)));
 
 stage.addEventListener("pointermove", (event) => {
   const at = pointed(event, stage, now.grid);

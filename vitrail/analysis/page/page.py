@@ -112,12 +112,12 @@ def _render_opening(model: str, vit: TokenModel, panels: Sequence[ImagePanel]) -
 
 def render_explorer(panels: Sequence[ImagePanel]) -> Markup:
     keys = "The image with the map over it: arrow keys move the patch, Escape deselects it"
-    canvas = h("canvas", id="stage", tabindex="0", role="application", aria_label=keys, aria_describedby="told")
+    canvas = h("canvas", id="stage", tabindex="0", role="application", aria_label=keys, aria_describedby="caption")
     scale = h("span", "0", id="least"), h("canvas", id="key", aria_hidden="true"), h("span", id="most")
     stage = (
         h("div", canvas, class_="frame-of-stage"),
         h("div", scale, class_="scale"),
-        h("p", id="told", class_="told", role="status", aria_live="polite"),
+        h("p", id="caption", class_="caption", role="status", aria_live="polite"),
     )
     tab, state = {"type": "button", "role": "tab"}, {"aria_controls": "panel", "aria_selected": "false"}
     tabs = [
@@ -148,7 +148,7 @@ def _render_chooser(panels: Sequence[ImagePanel]) -> Markup:
     choices = [
         h(
             "label",
-            h("input", type="radio", name="picture", value=str(number), checked=number == 0),
+            h("input", type="radio", name="image", value=str(number), checked=number == 0),
             h("img", src=panel.data["thumb"], alt=""),
             h("span", isolate(panel.data["name"])),
         )
@@ -159,7 +159,7 @@ def _render_chooser(panels: Sequence[ImagePanel]) -> Markup:
 
 def _render_slider(key: str, label: str, **attributes: Any) -> Markup:
     slider = h("input", type="range", id=key, step="1", **attributes)
-    output = h("output", id=f"{key}-said", for_=key)
+    output = h("output", id=f"{key}-value", for_=key)
     return h("label", h("span", label), slider, output, class_="slider", data_for=key)
 
 
@@ -177,12 +177,12 @@ def _render_controls() -> list[Markup]:
     note = "A column per layer, a row per head, each map scaled to its own maximum. Click one to see it above."
     details = h("summary", "All layers and heads"), h("div", all_maps, class_="all"), h("p", note, class_="note")
     return [
-        h("p", h("b", id="said"), h("span", id="file"), class_="verdict"),
+        h("p", h("b", id="prediction"), h("span", id="file"), class_="verdict"),
         h("p", id="reading", class_="reading"),
         h("div", query_buttons, class_="switch", id="from", role="group", aria_label="Query"),
         h("div", kind_buttons, class_="switch", id="kinds", role="group", aria_label="Token map"),
         h("div", sliders, class_="sliders"),
-        h("dl", id="odds", class_="odds", aria_label="Predictions"),
+        h("dl", id="scores", class_="scores", aria_label="Predictions"),
         h("div", id="heads", class_="heads", role="group", aria_label="Heads of this layer"),
         h("details", details, open=True, id="every"),
         h("p", id="coarse", class_="note"),
@@ -192,7 +192,7 @@ def _render_controls() -> list[Markup]:
 def _render_image_figure(view: str, title: str, caption: str) -> Markup:
     """Return a figure of the selected image; the script sets its source."""
     figure = h("figure", h("img", alt=title), class_="paper")
-    return h("div", h("h2", title), h("p", caption), figure, class_="of-picture", data_view=view, hidden=True)
+    return h("div", h("h2", title), h("p", caption), figure, class_="of-image", data_view=view, hidden=True)
 
 
 def render_model_figures(figures: Sequence[ModelFigure]) -> list[Markup]:
@@ -218,7 +218,7 @@ def render_shared_data(facts: dict[str, Any], panels: Sequence[ImagePanel]) -> M
     for number, panel in enumerate(panels):
         data = {key: value for key, value in panel.data.items() if key != "thumb"}
         data |= {"files": list(panel.files), "figures": dict(panel.figures)}
-        blocks.append(h("script", embed_json(data), type="application/json", id=f"picture-{number}"))
+        blocks.append(h("script", embed_json(data), type="application/json", id=f"image-{number}"))
     return join_markup(blocks, "\n")
 
 

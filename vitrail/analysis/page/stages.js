@@ -9,9 +9,9 @@ const depth = shared.layers;
 
 const known = new Map();
 const rows = (packed) => packed && { ...packed, codes: bytes(packed.codes), largest: floats(packed.largest) };
-function picture(number) {
+function loadImage(number) {
   if (!known.has(number)) {
-    const data = JSON.parse($(`picture-${number}`).textContent);
+    const data = JSON.parse($(`image-${number}`).textContent);
     for (const layer of data.layers) {
       Object.assign(layer, { attention: rows(layer.attention), received: rows(layer.received) });
       for (const name of ["windows", "key_windows", "query_cells", "key_cells"]) layer[name] = ints(layer[name]);
@@ -27,7 +27,7 @@ function picture(number) {
 }
 
 // `pinned` and `under` are cells of the finest grid: clicked or reached by keys, and under the pointer.
-const state = { picture: 0, tab: null, layer: depth, head: 0, kind: "colours", pinned: null, under: null, strength: MAP_STRENGTH };
+const state = { image: 0, tab: null, layer: depth, head: 0, kind: "colours", pinned: null, under: null, strength: MAP_STRENGTH };
 let now = null, ground = null, small = null;
 const stage = $("stage"), about = stage.getContext("2d", { willReadFrequently: true });
 const patch = () => state.under ?? state.pinned;
@@ -137,7 +137,7 @@ function draw() {
   }
   tell(drawn);
   if (state.tab === "attention") smallMaps();
-  Object.assign($("explore").dataset, { tab: state.tab, layer: state.layer, head: state.head, kind: state.kind, patch: patch() ? patch().join() : "", picture: state.picture });
+  Object.assign($("explore").dataset, { tab: state.tab, layer: state.layer, head: state.head, kind: state.kind, patch: patch() ? patch().join() : "", image: state.image });
 }
 
 function tell(drawn) {
@@ -148,7 +148,7 @@ function tell(drawn) {
       ? `From ${place(...drawn.cell)} of ${grid} cells, layer ${state.layer}, ${where}: at most ${shown(100 * drawn.largest)} % goes to one ${layer.count > 1 ? "cell of its window" : `of ${keys} keys`}.`
       : `Layer ${state.layer}, ${where}: ${layer.count > 1 ? `${layer.count} windows on ${grid} cells` : `${grid} cells attend to ${keys} keys`}. 1 is what a cell receives on average.`;
   }
-  $("told").textContent = text;
+  $("caption").textContent = text;
 }
 
 function smallMaps() {
@@ -182,15 +182,15 @@ function arrange() {
   $("from").hidden = !isAttention || !traced().attention;
   $("kinds").hidden = isAttention;
   $("heads").hidden = !isAttention;
-  $("odds").hidden = isAttention || !now.said.length;
+  $("scores").hidden = isAttention || !now.predictions.length;
   $("every").hidden = $("coarse").hidden = true;
   document.querySelector("[data-for=head]").hidden = !isAttention;
   Object.assign($("layer"), { min: isAttention ? 1 : 0, max: depth, value: state.layer });
   Object.assign($("head"), { max: heads, value: state.head });
-  $("layer-said").textContent = state.layer ? `${state.layer} of ${depth}` : "0, embedding";
-  $("head-said").textContent = state.head ? `${state.head} of ${heads}` : "mean";
-  $("strength-said").textContent = `${Math.round(100 * state.strength)} %`;
-  for (const id of ["layer", "head", "strength"]) $(id).setAttribute("aria-valuetext", $(`${id}-said`).textContent);
+  $("layer-value").textContent = state.layer ? `${state.layer} of ${depth}` : "0, embedding";
+  $("head-value").textContent = state.head ? `${state.head} of ${heads}` : "mean";
+  $("strength-value").textContent = `${Math.round(100 * state.strength)} %`;
+  for (const id of ["layer", "head", "strength"]) $(id).setAttribute("aria-valuetext", $(`${id}-value`).textContent);
   $("reading").textContent = READING[!isAttention ? state.kind : now.layers.some((layer) => layer.count > 1) ? "attention" : "pooled"];
   $("whole").textContent = "Received";
   $("patch").textContent = "From a position";
@@ -218,9 +218,9 @@ function update() {
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 function choose(number) {
-  state.picture = number;
+  state.image = number;
   state.under = null;
-  now = picture(number);
+  now = loadImage(number);
   state.tab = state.tab && has(state.tab) ? state.tab : ["attention", "tokens"].find(has);
   if (!now.tokens?.[0][state.kind]) state.kind = "norms";
   if (now.at && !state.pinned) state.pinned = [Math.floor(now.at[1] / now.stride), Math.floor(now.at[0] / now.stride)];
@@ -231,7 +231,7 @@ function choose(number) {
   ground = null;
   const image = new Image();
   image.onload = () => {
-    if (state.picture !== number) return;
+    if (state.image !== number) return;
     const largest = Math.max(...now.grid);
     ground = grounded(now.grid, image, Math.max(2, Math.floor(896 / largest)));
     small = grounded(now.grid, image, Math.max(1, Math.floor(154 / largest)));
@@ -250,7 +250,7 @@ $("whole").addEventListener("click", () => { state.pinned = null; update(); });
 $("patch").addEventListener("click", () => { state.pinned ??= now.grid.map((n) => n >> 1); update(); stage.focus(); });
 for (const tab of tabs) tab.addEventListener("click", () => { state.tab = tab.dataset.tab; state.under = null; update(); });
 moveBetweenTabs(tabs);
-for (const input of document.querySelectorAll("[name=picture]")) input.addEventListener("change", () => choose(Number(input.value)));
+for (const input of document.querySelectorAll("[name=image]")) input.addEventListener("change", () => choose(Number(input.value)));
 stage.addEventListener("pointermove", (event) => {
   const at = state.tab === "attention" && traced().attention ? pointed(event, stage, now.grid) : null;
   if (String(at) !== String(state.under)) { state.under = at; soon(update); }

@@ -37,7 +37,7 @@ def pack_staged_image(view: StagedView) -> dict[str, Any]:
         "grid": [side // stride for side in trace.size],
         "stride": stride,
         "at": None if trace.pixel is None else list(trace.pixel),
-        "said": [{"name": clean_text(name), "odds": round(p, 4)} for _, name, p in view.top_predictions(5)],
+        "predictions": [{"name": clean_text(name), "score": round(p, 4)} for _, name, p in view.top_predictions(5)],
         "layers": [pack_layer(layer) for layer in trace.layers],
         "tokens": None if trace.norms is None else [pack_tokens(trace, layer) for layer in range(len(trace.norms))],
     }

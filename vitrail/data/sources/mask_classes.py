@@ -2,7 +2,8 @@
 
 `classes.txt` has a name per line (the line number from 0 is the value), or `value name`, or `value name #rrggbb`; the name
 `ignore` marks a value that neither trains nor counts. `classes.json` is {"0": "sky"}, a list of names, or a list of
-{"id", "name", "color", "ignore"}; {"classes": …, "ignore": [255]} adds values to ignore. `labelmap.txt` of CVAT and
+{"id", "name", "color", "ignore", "isthing"}; {"classes": …, "ignore": [255]} adds values to ignore. `isthing` is that of
+COCO's panoptic categories: 1 for a class with objects, 0 for one without, such as sky. `labelmap.txt` of CVAT and
 `class_dict.csv` of CamVid name colours.
 """
 
@@ -35,6 +36,7 @@ class ClassEntry(NamedTuple):
     name: str
     colour: Colour | None = None
     ignored: bool = False
+    thing: bool | None = None  # whether the class has objects, if the file states it
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class MaskClasses:
     by_colour: tuple[tuple[int, int], ...] = ()  # (packed RGB, index or IGNORED), sorted
     colours_only: bool = False  # the file has no values: a palette is read by its colours
     note: str = ""
+    things: tuple[bool, ...] | None = None  # whether the names have objects, if the data states it for all
 
     def map_values(self, values: np.ndarray) -> np.ndarray:
         """Return the classes of stored values, int16: indices, IGNORED or NO_CLASS."""
@@ -94,8 +97,15 @@ def build_classes(
         table[value] = target
     known = sorted((int(pack_colours(np.array(e.colour))), index[e.value]) for e in entries if e.colour)
     colours = tuple(entry.colour for entry in kept if entry.colour)
-    names = tuple(entry.name for entry in kept)
-    return MaskClasses(names, table, colours if len(colours) == len(kept) else None, tuple(known), colours_only)
+    names, things = tuple(entry.name for entry in kept), tuple(e.thing for e in kept if e.thing is not None)
+    return MaskClasses(
+        names,
+        table,
+        colours if len(colours) == len(kept) else None,
+        tuple(known),
+        colours_only,
+        things=things if len(things) == len(kept) else None,
+    )
 
 
 def classes_from_values(counts: np.ndarray, ignore: Sequence[int], source: str) -> MaskClasses:
@@ -171,10 +181,12 @@ def parse_class_lines(path: str, lines: Mapping[int, str]) -> tuple[list[ClassEn
     return entries, valued
 
 
-def make_entry(value: int, name: str, colour: Colour | None = None, ignored: bool = False) -> ClassEntry:
+def make_entry(
+    value: int, name: str, colour: Colour | None = None, ignored: bool = False, thing: bool | None = None
+) -> ClassEntry:
     """Return an entry; the name `ignore` marks its value as ignored."""
     name = normalise_class_name(name)
-    return ClassEntry(value, name, colour, ignored or name == IGNORE_NAME)
+    return ClassEntry(value, name, colour, ignored or name == IGNORE_NAME, thing)
 
 
 def parse_json_classes(path: str, text: str) -> tuple[list[ClassEntry], list[int]]:
@@ -201,7 +213,7 @@ def parse_json_classes(path: str, text: str) -> tuple[list[ClassEntry], list[int
 
 
 def parse_json_entry(path: str, key: str, value: Any) -> ClassEntry:
-    """Return the entry of a JSON object with a name, and optionally id, color and ignore."""
+    """Return the entry of a JSON object with a name, and optionally id, color, ignore and isthing."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"].strip():
         raise ValueError(f"{path}: the class {key} needs a name, got {str(value)[:60]}")
     number = value.get("id", int(key) if is_index(key) else None)
@@ -214,7 +226,10 @@ def parse_json_entry(path: str, key: str, value: Any) -> ClassEntry:
         colour = parse_colour(colour.strip())
     elif colour is not None:
         raise ValueError(f"{path}: the class {value['name']!r} needs a color as #rrggbb or [r, g, b], got {colour!r}")
-    return make_entry(number, value["name"], colour, value.get("ignore") is True)
+    thing = value.get("isthing")
+    if thing not in (None, 0, 1):
+        raise ValueError(f"{path}: isthing of the class {value['name']!r} must be 0 or 1, got {str(thing)[:60]!r}")
+    return make_entry(number, value["name"], colour, value.get("ignore") is True, None if thing is None else thing == 1)
 
 
 def parse_labelmap(path: str, lines: Sequence[str]) -> list[ClassEntry]:

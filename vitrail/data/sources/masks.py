@@ -252,9 +252,8 @@ def build_mask_dataset(
         chosen = np.flatnonzero(side == number)
         if len(chosen):
             mine = None if shards is None else shards[chosen]
-            built[split] = Images(
-                store, items[chosen], chosen, classes.names, split, mine, masks=masks, colours=classes.colours
-            )
+            facts = {"colours": classes.colours, "things": classes.things}
+            built[split] = Images(store, items[chosen], chosen, classes.names, split, mine, masks=masks, **facts)
     notes = [*notes, *([classes.note] if classes.note else [])]
     return parts.add_validation_split(Dataset(source, kind, built, tuple(notes), tuple(skipped)), options)
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vitrail.deploy.runtimes.panoptic import PanopticSegment
 from vitrail.reports.masks import measure_shares
 from vitrail.utils.files import atomic_write
 
@@ -25,15 +26,17 @@ MIN_ROW_GROUP = 2**14  # rows of a Parquet row group
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """The result for one image: its predictions, the most probable first, or its features or mask, or an error."""
+    """The result for one image: its predictions, the most probable first, or its features, mask or segments, or an error."""
 
     path: str
     predictions: tuple[tuple[str, float], ...] = ()
     features: np.ndarray | None = None  # float32 [F]
     error: str | None = None
     mask: np.ndarray | None = None  # uint8 [H, W], indices of labels
-    labels: tuple[str, ...] = ()  # the classes of a mask
-    overlay: bytes | None = None  # a JPEG of the mask over its image
+    labels: tuple[str, ...] = ()  # the classes of a mask, or of segments
+    segments: tuple[PanopticSegment, ...] = ()  # of a panoptic prediction
+    segment_ids: np.ndarray | None = None  # int32 [H, W], the id of the segment of each pixel, 0 for none
+    overlay: bytes | None = None  # a JPEG of the mask or the segments over their image
     index: int = field(default=0, compare=False)  # of the image, in the order of the inputs
 
     @property

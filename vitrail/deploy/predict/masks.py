@@ -8,10 +8,10 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from vitrail.utils.files import atomic_write
 from vitrail.utils.json import read_json_file
 from vitrail.utils.rle import encode_rle
 
-TABLE = "masks.csv"  # of the masks in a directory
+TABLE, PANOPTIC_TABLE = "masks.csv", "panoptic.json"  # of the masks in a directory, and of panoptic ones
 COLUMNS = ("path", "mask", "error")  # of the table, before the classes
+PANOPTIC_HEADER = b'{\n"info": {"description": "vitrail predict --panoptic"}'
+HEADERS = {TABLE: re.compile(rb"path,mask,error(?=[,\r\n]|$)"), PANOPTIC_TABLE: re.compile(re.escape(PANOPTIC_HEADER))}
 SHARE_DIGITS = 6
 SUFFIXES = {".json": "coco", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
@@ -41,13 +43,13 @@ def needs_masks(out: str, requested: str | None) -> bool:
     return name in ("png", "coco", "text")
 
 
-def check_directory(directory: Path) -> None:
-    """Raise ValueError for a directory with files that `predict` did not write: a mask could replace an image."""
+def check_directory(directory: Path, name: str = TABLE) -> None:
+    """Raise ValueError for a directory with files that `predict` did not write with this table: a mask could replace an image."""
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{directory} is a file: give the name of a directory")
-    if not directory.is_dir() or all(path.name.startswith(f"{TABLE}.") for path in directory.iterdir()):
+    if not directory.is_dir() or all(path.name.startswith(f"{name}.") for path in directory.iterdir()):
         return  # empty, or with no more than the streams of processes that have just started
-    table = directory / TABLE
+    table = directory / name
     if not is_table(table) and not any(is_stream(path) for path in find_streams(table)):
         raise ValueError(f"{directory} has other files: give a new or an empty directory")
 
@@ -56,10 +58,14 @@ def is_table(path: Path) -> bool:
     """Return whether a file begins as a table of masks."""
     if not path.is_file():
         return False
-    header = ",".join(COLUMNS).encode()
     with path.open("rb") as file:
-        start = file.read(len(header) + 1)
-    return start.startswith(header) and start[len(header) :] in (b"", b",", b"\r", b"\n")
+        start = file.read(len(PANOPTIC_HEADER))
+    return HEADERS[find_table_name(path)].match(start) is not None
+
+
+def find_table_name(path: Path) -> str:
+    """Return the name of the table that a file is, or that it becomes."""
+    return PANOPTIC_TABLE if path.name.startswith(PANOPTIC_TABLE) else TABLE
 
 
 def is_stream(path: Path) -> bool:
@@ -75,11 +81,27 @@ def is_stream(path: Path) -> bool:
 
 def read_mask_names(table: Path) -> set[str]:
     """Return the masks that a table lists; none if it is not a table of masks. A row that was cut off is left out."""
+    if find_table_name(table) == PANOPTIC_TABLE:
+        return read_panoptic_names(table)
     if not is_table(table):
         return set()
     with table.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = [row for row in csv.reader(file) if len(row) >= len(COLUMNS)]
     return {row[1] for row in rows[1:] if row[1]}
+
+
+def read_panoptic_names(table: Path) -> set[str]:
+    """Return the PNGs that a panoptic file, or the JSON lines that it is made from, list."""
+    if not table.is_file():
+        return set()
+    try:
+        if is_table(table):
+            return {str(annotation["file_name"]) for annotation in json.loads(table.read_bytes())["annotations"]}
+        with table.open("rb") as file:
+            rows = [json.loads(line) for line in file if line.endswith(b"\n")]
+        return {str(row["mask"]) for row in rows if "mask" in row}
+    except (ValueError, KeyError, TypeError):  # damaged, or of another program: its files stay
+        return set()
 
 
 def delete_masks(directory: Path, names: Set[str], keep: Set[str] = frozenset(), keep_overlays: bool = False) -> None:
@@ -95,9 +117,9 @@ def delete_masks(directory: Path, names: Set[str], keep: Set[str] = frozenset(),
             (directory / path.with_suffix(".overlay.jpg")).unlink(missing_ok=True)
 
 
-def delete_interrupted_masks(directory: Path) -> None:
+def delete_interrupted_masks(directory: Path, name: str = TABLE) -> None:
     """Delete the masks that the table of an interrupted run lists."""
-    for stream in find_streams(directory / TABLE):
+    for stream in find_streams(directory / name):
         delete_masks(directory, read_mask_names(stream))
 
 
@@ -189,11 +211,7 @@ class MasksCOCO(RowFormat):
         errors = (row for _, row in read_lines(stream) if "error" in row)
         categories = ({"id": index + 1, "name": name} for index, name in enumerate(self.labels))
         parts = {"images": images(), "annotations": annotations(), "categories": categories, "errors": errors}
-        with atomic_write(out) as file:
-            for number, (name, items) in enumerate(parts.items()):
-                file.write(f"{',' if number else '{'}\n{json.dumps(name)}: ".encode())
-                write_list(file, items)
-            file.write(b"\n}\n")
+        write_parts(out, parts)
         stream.unlink()
 
 
@@ -202,6 +220,16 @@ def read_lines(stream: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with stream.open("rb") as file:
         for number, line in enumerate(file, start=1):
             yield number, json.loads(line)
+
+
+def write_parts(out: Path, parts: Mapping[str, Iterator[dict[str, Any]]], header: bytes = b"{") -> None:
+    """Write a JSON object of lists, item by item, after a header that begins it."""
+    with atomic_write(out) as file:
+        file.write(header)
+        for number, (name, items) in enumerate(parts.items()):
+            file.write(f"{',' if number or header != b'{' else ''}\n{json.dumps(name)}: ".encode())
+            write_list(file, items)
+        file.write(b"\n}\n")
 
 
 def write_list(file: IO[bytes], items: Iterator[dict[str, Any]]) -> None:
@@ -221,6 +249,8 @@ def find_box(pixels: np.ndarray) -> list[int]:
 @dataclass(frozen=True)
 class MaskFiles(RowFormat):
     """Palette PNGs in a directory, and overlays beside them. The stream is a table of path, mask, error and the shares."""
+
+    table: ClassVar[str] = TABLE
 
     directory: Path
     names: Sequence[str]  # of the masks, relative to the directory, without a suffix, by the index of the image

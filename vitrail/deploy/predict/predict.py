@@ -1,7 +1,7 @@
 """`vitrail.predict`: predictions of a model, classes or masks, for many images, in order, computed on all cores."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack
 
@@ -21,6 +21,14 @@ from vitrail.deploy.predict.parallel import (
 from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.deploy.runtimes.masks import MaskInference, MaskOptions, MaskOutput, class_colours
 from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, with_class_names
+from vitrail.deploy.runtimes.panoptic import (
+    THRESHOLDS,
+    PanopticInference,
+    PanopticOptions,
+    PanopticOutput,
+    build_reader,
+    read_things,
+)
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.inference import top_classes
 from vitrail.models.base import Model
@@ -40,6 +48,9 @@ RUN_OPTIONS = (
     "inference",
     "flip",
     "scales",
+    "panoptic",
+    "stuff",
+    *THRESHOLDS,
 )  # of an inference, not of opening the model
 
 
@@ -60,6 +71,11 @@ class InferenceKeywords(TypedDict, total=False):
     inference: str
     flip: bool
     scales: tuple[float, ...]
+    panoptic: bool
+    stuff: str | Sequence[str] | None
+    score_threshold: float
+    mask_threshold: float
+    overlap_threshold: float
 
 
 @dataclass(frozen=True)
@@ -81,9 +97,18 @@ class InferenceOptions:
     inference: str = "whole"  # of masks: whole or sliding
     flip: bool = False  # of masks: average with the mirror image
     scales: tuple[float, ...] = (1.0,)  # of masks, with inference="sliding"
+    panoptic: bool = False  # of EoMT: segments instead of masks
+    stuff: str | Sequence[str] | None = None  # of segments: the classes without objects [those of the model file]
+    score_threshold: float = PanopticOptions.score_threshold
+    mask_threshold: float = PanopticOptions.mask_threshold
+    overlap_threshold: float = PanopticOptions.overlap_threshold
 
     def __post_init__(self) -> None:
-        self.masks()  # checked
+        masks, segments = self.masks(), self.segments()  # checked
+        if self.panoptic and masks != MaskOptions():
+            raise ValueError(f"{find_changed(masks)}= is for semantic masks: leave it out with panoptic=")
+        if not self.panoptic and (self.stuff is not None or segments != PanopticOptions()):
+            raise ValueError(f"{'stuff' if self.stuff is not None else find_changed(segments)}= needs panoptic=")
         for option, value in (("batch_size=", self.batch_size), ("workers=", self.workers)):
             if value is not None and value < 1:
                 raise ValueError(f"{option} must be >= 1, got {value}")
@@ -94,9 +119,19 @@ class InferenceOptions:
         """Return the options of the inference of masks."""
         return MaskOptions(self.inference, self.flip, tuple(self.scales))
 
+    def segments(self) -> PanopticOptions:
+        """Return the thresholds of segments."""
+        return PanopticOptions(self.score_threshold, self.mask_threshold, self.overlap_threshold)
+
     def opening(self) -> dict[str, Any]:
         """Return the options of `open_deployed_model`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in RUN_OPTIONS}
+
+
+def find_changed(options: MaskOptions | PanopticOptions) -> str:
+    """Return the first option that differs from its default."""
+    default = type(options)()
+    return next(field.name for field in fields(options) if getattr(options, field.name) != getattr(default, field.name))
 
 
 def predict(
@@ -111,7 +146,8 @@ def predict(
     """Yield a row for each image, in order: `path`, `label`, `score`, `predictions` (the `top` classes), or `error`.
 
     The rows of a segmentation model have a `mask`, uint8 [H, W], whose values are indices of `labels`, and the `shares` of its
-    classes. `inference="sliding"` computes it from windows, `flip=True` and `scales=(1, 1.25)` from several views.
+    classes. `inference="sliding"` computes it from windows, `flip=True` and `scales=(1, 1.25)` from several views. With
+    `panoptic=True`, the rows of an EoMT model have `segments` and `segment_ids`, int32 [H, W], instead of a mask.
 
     `model` is a checkpoint, a run, `hf://owner/name`, an exported file, or a model that `vitrail.load` returned. `images` are
     files, folders, patterns, lists, tar shards or tables; a PIL image, an array [H, W, C], a tensor [C, H, W], or a list of
@@ -150,7 +186,9 @@ def infer_rows(
     chosen = replace(options or InferenceOptions(), **keywords)
     inputs = collect_images(images)
     count = len(inputs) if limit is None else min(limit, len(inputs))
-    pool = open_pool(model, output_kind, chosen, count)
+    if chosen.panoptic and output_kind == "features":
+        raise ValueError("panoptic= is for vitrail.predict: leave it out")
+    pool = open_pool(model, "queries" if chosen.panoptic else output_kind, chosen, count)
     if pool.masks is not None and top > 1:
         raise ValueError(f"top= is for classes of images, and {pool.deployed.name} predicts masks: leave it out")
     return predict_rows(pool, inputs, 0, count, top)
@@ -163,7 +201,7 @@ class RuntimePool:
     deployed: DeployedModel
     runtimes: tuple[Runtime, ...]
     batch_size: BatchSizeTuner
-    masks: MaskInference | None = None  # None for classes and features
+    masks: MaskInference | PanopticInference | None = None  # None for classes and features
 
     @property
     def inference(self) -> ImageInference:
@@ -189,6 +227,14 @@ def open_pool(
     more = {"output_kind": output_kind, "threads": threads, "report": report, "n_images": count}
     deployed = with_class_names(open_deployed_model(where, **options.opening(), **more), options.names)
     masks = choose_mask_inference(deployed, options)
+    if (
+        options.panoptic
+        and options.stuff is None
+        and deployed.model is not None
+        and read_things(deployed.model) is None
+    ):
+        note = "the model file does not say which classes are stuff: all count as things"
+        deployed = replace(deployed, notes=(*deployed.notes, note))
     device = device_type(deployed.runtime)
     limit = max_cpu_batch_size(deployed.contract, lanes) if device == "cpu" else parallel.MAX_BATCH_SIZE.get(device, 64)
     tuner = BatchSizeTuner(parallel.INITIAL_BATCH_SIZE.get(device, 8), limit)
@@ -201,14 +247,17 @@ def open_pool(
     return RuntimePool(deployed, (deployed.runtime, *clones), tuner, masks)
 
 
-def choose_mask_inference(deployed: DeployedModel, options: InferenceOptions) -> MaskInference | None:
+def choose_mask_inference(
+    deployed: DeployedModel, options: InferenceOptions
+) -> MaskInference | PanopticInference | None:
     """Return the inference of a segmentation model; None for another, which must not be given options of masks."""
     contract, given = deployed.contract, options.masks()
+    if deployed.output_kind == "queries":
+        return PanopticInference(contract.preprocessing, build_reader(deployed, options.segments(), options.stuff))
     if contract.target_kind == "masks":
         return MaskInference(contract.preprocessing, given, len(contract.labels or ()))
     if given != MaskOptions():
-        names = ("inference", "flip", "scales")
-        name = next(name for name in names if getattr(given, name) != getattr(MaskOptions(), name))
+        name = find_changed(given)
         raise ValueError(f"{name}= is for segmentation models, and {deployed.name} predicts no masks: leave it out")
     return None
 
@@ -231,7 +280,7 @@ def predict_rows(
 ) -> Iterator[PredictionRow]:
     """Yield the rows of the images from `start` to `stop`, in order."""
     contract, output_kind = pool.deployed.contract, pool.deployed.output_kind
-    stage = "predicting" if output_kind == "logits" else "embedding"
+    stage = "embedding" if output_kind == "features" else "predicting"
     lanes = pool.runtimes[: max(1, stop - start)]
     for batch in ParallelInference(inputs, start, stop, pool.inference, lanes, pool.batch_size):
         yield from to_rows(batch, contract, output_kind, top)
@@ -255,6 +304,9 @@ def to_rows(batch: BatchOutput, contract: ModelContract, output_kind: OutputKind
         elif isinstance(values, MaskOutput):
             labels, number = contract.labels or (), batch.start + index
             yield PredictionRow(name, mask=values.mask, labels=labels, overlay=values.overlay, index=number)
+        elif isinstance(values, PanopticOutput):
+            facts = {"segments": values.segments, "segment_ids": values.ids, "labels": contract.labels or ()}
+            yield PredictionRow(name, **facts, overlay=values.overlay, index=batch.start + index)
         elif output_kind == "features":
             yield PredictionRow(name, features=values)
         else:

@@ -326,9 +326,12 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
         return ""
     if name in DIFFERENCES:
         return f"with {DIFFERENCES[name]}"
+    flag = f"--{name.replace('_', '-')}"
     if before.get(name) is None and now.get(name) is True:
-        return f"without --{name}"
-    return f"with --{name} {before.get(name)}, which is {now.get(name)} now"
+        return f"without {flag}"
+    if before.get(name) is True and now.get(name) is None:
+        return f"with {flag}"
+    return f"with {flag} {before.get(name)}, which is {now.get(name)} now"
 
 
 def claim_file(file: BinaryIO, out: Path) -> None:

@@ -27,7 +27,7 @@ class Runtime(Protocol):
     name: str  # one of RUNTIMES
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """Return float32 logits [B, K] or [B, K, H, W], or features [B, F], of resized uint8 pixels [B, C, H, W]."""
+        """Return float32 logits [B, K] or [B, K, H, W], features [B, F] or queries [B, Q, N] of uint8 pixels [B, C, H, W]."""
         ...
 
 

@@ -87,11 +87,11 @@ class MaskInference:
 
     def prepare(self, image: Image.Image) -> MaskInput:
         """Return the pixels of an image at the sizes that the model sees."""
+        if self.options.inference == "whole":
+            return prepare_whole(image, self.preprocessing, self.overlay_colours is not None)
         upright = ImageOps.exif_transpose(image)
         size = upright.height, upright.width
         colour = np.array(convert_image(upright, 3)) if self.overlay_colours else None
-        if self.options.inference == "whole":
-            return MaskInput(size, (self.preprocessing.to_pixels(upright).numpy(),), colour)
         steps = [self.fit_size(size, scale) for scale in sorted(self.options.scales)]
         resized = (replace(self.preprocessing, size=step, resize=step, fit="squash") for step in steps)
         return MaskInput(size, tuple(step.to_pixels(upright).numpy() for step in resized), colour)
@@ -165,6 +165,14 @@ class MaskInference:
                 counts[top : top + h, left : left + w] += 1
         total /= counts
         return total
+
+
+def prepare_whole(image: Image.Image, preprocessing: Preprocessing, keep: bool) -> MaskInput:
+    """Return an upright image at the model's size; `keep` keeps it at its own size too, for an overlay."""
+    upright = ImageOps.exif_transpose(image)
+    pixels = preprocessing.to_pixels(upright).numpy()
+    colour = np.array(convert_image(upright, 3)) if keep else None
+    return MaskInput((upright.height, upright.width), (pixels,), colour)
 
 
 def class_colours(contract: ModelContract) -> tuple[Colour, ...]:

@@ -21,6 +21,7 @@ from vitrail.deploy.runtimes.precision import CheckedRuntime, choose_runtime, is
 from vitrail.deploy.runtimes.select import MessageCallback, get_or_export, select_runtime
 from vitrail.inference import TorchRuntime
 from vitrail.models.base import Model, TokenConfig
+from vitrail.models.eomt import PackedQueries
 from vitrail.models.registry import config_from_json
 from vitrail.models.token_merging import Merged, format_token_counts, tokens_per_layer
 from vitrail.tasks.masks import check_whole_image
@@ -55,7 +56,8 @@ def open_deployed_model(
     `precision` is fp32, bf16, fp16, or "auto": the fastest by a measurement of about a second, compared with fp32 on the first
     images; fp32 without measuring for few images or a small model. `threads` is the number of threads of the model; `report`
     receives messages about slow steps. With a `tolerance` in points of accuracy, the runtime "auto" may take an int8 export that
-    was verified to lose no more. `batch_timeout` is the limit in seconds of one batch of an exported graph.
+    was verified to lose no more. `batch_timeout` is the limit in seconds of one batch of an exported graph. The output kind
+    "queries" is that of EoMT, on PyTorch.
     """
     if runtime not in ("auto", *RUNTIMES):
         raise ValueError(f"unknown runtime {runtime!r}: use auto, {', '.join(RUNTIMES)}")
@@ -77,6 +79,12 @@ def open_deployed_model(
         opened = open_checkpoint(where, target, output_kind, merge, size, assume, take, precision)
         return choose_runtime(opened, n_images, report) if is_auto else opened
     where = os.fspath(where)
+    if output_kind == "queries":
+        if is_exported(where):
+            raise ValueError(f"panoptic= needs the checkpoint: the exported file {where} has semantic masks only")
+        if runtime not in ("auto", "torch"):
+            raise ValueError(f"panoptic= needs PyTorch: leave out runtime={runtime!r}")
+        runtime = "torch"
     if is_exported(where):
         own = RUNTIME_SUFFIXES[Path(where).suffix.lower()]
         if runtime not in ("auto", own):
@@ -233,7 +241,8 @@ def open_checkpoint(
         raise ValueError(f"{where} has no classifier: use vitrail.embed for its features")
     contract = replace(build_contract(where, path, model, size), merge=merge, precision=precision)
     merged = model if not merge else model.merge_tokens(merge)
-    runtime = TorchRuntime(merged, contract.preprocessing, output_kind or "logits", device, precision)
+    running = PackedQueries(model, "panoptic=") if output_kind == "queries" else merged
+    runtime = TorchRuntime(running, contract.preprocessing, output_kind or "logits", device, precision)
     notes = (format_token_counts(merged.tokens_per_layer()),) if isinstance(merged, Merged) else ()
     return DeployedModel(str(where), contract.name, contract, runtime, output_kind or "logits", model, notes)
 

@@ -15,6 +15,7 @@ import torch
 
 from vitrail.deploy.runtimes.base import DeployedModel, ModelContract, OutputKind, Runtime
 from vitrail.inference import TorchRuntime
+from vitrail.models.eomt import combine_queries, unpack_queries
 from vitrail.models.flops import count as count_cost
 from vitrail.models.registry import config_from_json
 from vitrail.nn.packing import can_pack
@@ -45,7 +46,8 @@ class PrecisionCheck:
 
     def __init__(self, contract: ModelContract, output_kind: OutputKind, choice: PrecisionChoice) -> None:
         self.several, self.output_kind, self.choice = contract.several, output_kind, choice
-        self.images, self.masks = 0, contract.target_kind == "masks" and output_kind == "logits"
+        self.images, self.masks = 0, contract.target_kind == "masks" and output_kind != "features"
+        self.classes = len(contract.labels or ())
         self.expected: list[Any] = []  # logits or features [B, …], or `MaskOutputs`
         self.outputs: list[Any] = []
         self.passed: bool | None = None  # None until enough images were compared
@@ -68,6 +70,9 @@ class PrecisionCheck:
         """Return what is kept of the outputs of a batch until they are compared."""
         from vitrail.deploy.export.comparison import reduce_outputs
 
+        if self.output_kind == "queries":  # by the masks that they make together
+            predicted = unpack_queries(torch.from_numpy(outputs), self.classes)
+            outputs = combine_queries(predicted, predicted.masks.shape[2:]).numpy()
         return reduce_outputs(outputs) if self.masks else outputs
 
     def decide(self) -> None:
@@ -77,7 +82,8 @@ class PrecisionCheck:
         precision, (pairs, count) = self.choice.precision, self.join_finite()
         if not count:
             return  # nothing to compare with: the model itself is broken
-        compared = compare_outputs(*pairs, several=self.several, what=self.output_kind)
+        what = "features" if self.output_kind == "features" else "logits"
+        compared = compare_outputs(*pairs, several=self.several, what=what)
         violations = tolerances_for(precision).find_violations(compared)
         checked = f"on the first {count} images"
         self.why = (
