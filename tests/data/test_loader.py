@@ -2,6 +2,7 @@
 
 import os
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 
 from vitrail.data import workers as batch_workers
 from vitrail.data.dataset import Images
-from vitrail.data.loader import Batch, Loader
+from vitrail.data.loader import Batch, Loader, split_share
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.rng import compute_balanced_weights, sample_with_replacement, shuffle_indices
 from vitrail.data.sources.arrays import ArrayStore
@@ -129,6 +130,20 @@ def test_ranks_share_the_batches(which, pipeline, weights, request):
     for step, batch in enumerate(whole):
         for name in ("pixels", "targets", "indices"):
             assert torch.equal(getattr(batch, name), torch.cat([getattr(part[step], name) for part in parts]))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_every_micro_batch(pixels, world):
+    """Batch statistics are those of a micro-batch, so all processes together compute those of one."""
+    whole = next(Loader(pixels, None, SMALL, batch_size=16, accumulate=2).iter_epoch(0))
+    parts = [
+        next(Loader(pixels, None, SMALL, batch_size=16, rank=rank, world_size=world, accumulate=2).iter_epoch(0))
+        for rank in range(world)
+    ]
+    ends = split_share(16, 2), split_share(16 // world, 2)
+    for (a, b), (c, d) in zip(*map(pairwise, ends), strict=True):
+        assert torch.equal(whole.indices[a:b], torch.cat([part.indices[c:d] for part in parts]))
+        assert torch.equal(whole.pixels[a:b], torch.cat([part.pixels[c:d] for part in parts]))
 
 
 def test_the_cache_does_not_change_pixels(photographs):

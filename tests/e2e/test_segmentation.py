@@ -4,8 +4,6 @@ import csv
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from PIL import Image
 
 import vitrail
 from tests import forked
-from tests.training.runs import assert_same, environment, interrupted, last, summary, train, trained
+from tests.training.runs import assert_same, environment, interrupted, summary, train, trained
 
 TINY = ("--set", "model.backbone.size.depth=2", "--set", "model.backbone.size.width=32")
 TINY += ("--set", "model.backbone.size.heads=2", "--size", "32", "--batch-size", "8", "--workers", "0")
@@ -227,37 +225,6 @@ def test_killed_run_resumes_to_the_same_weights(tmp: Path, whole: Path) -> None:
     assert interrupted(tmp, tmp / "killed", signal.SIGKILL, 20, *options) == -signal.SIGKILL
     trained(tmp, "--resume", "killed")
     assert_same(tmp / "killed", whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_give_the_result_of_one(tmp: Path, parallel: str) -> None:
-    """EoMT has no batch statistics, which each process would compute for itself."""
-    plain = ("--set", "model.decoder=EoMT", "--set", "model.decoder.blocks=1", "--set", "model.decoder.queries=6")
-    plain += ("--set", "optimizer=SGD", "--set", "optimizer.lr=0.05", "--set", "model.backbone.embed=Patches")
-    options = (*TINY, *plain, "--steps", "6", "--precision", "fp32")
-    trained(tmp, "shapes", "--out", f"one-{parallel}", *options)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "vitrail",
-        "train",
-    ]
-    arguments = ("shapes", "--out", f"two-{parallel}", "--parallel", parallel, *options)
-    done = subprocess.run(
-        [*command, *arguments], cwd=tmp, env=environment(tmp), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    ours, theirs = last(tmp / f"two-{parallel}"), last(tmp / f"one-{parallel}")
-    assert set(ours) == set(theirs)
-    for name in ours:
-        torch.testing.assert_close(
-            ours[name], theirs[name], rtol=1e-3, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}"
-        )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from vitrail.data.rng import StepRandom
 from vitrail.models.base import Unsupported
 from vitrail.models.eomt import EoMT, QueryLogits
 from vitrail.models.registry import build_segmenter
-from vitrail.objectives import mask_matching
 from vitrail.objectives.base import LossInputs
 from vitrail.objectives.mask_matching import (
     MaskMatching,
@@ -17,6 +16,7 @@ from vitrail.objectives.mask_matching import (
     Points,
     choose_points,
     compute_mask_probability,
+    count_masks,
     match_queries,
     matching_loss,
     sample_wanted,
@@ -152,25 +152,30 @@ def test_images_without_masks_train_no_object():
     assert task.model.head.classifier.weight.grad.any()
 
 
-def test_halves_of_a_batch_have_the_mean_loss_if_counts_are_of_the_whole(monkeypatch):
+@pytest.mark.parametrize("first", [1, IGNORED])
+def test_parts_of_a_batch_have_its_loss_if_masks_of_the_whole_are_counted(first):
+    """Micro-batches and processes: the loss is their mean, weighted by images; a part may have no masks."""
     task, (images, targets) = build_loss(), draw_batch()
-    targets[:2] = 1  # one mask in each image of the first half, three in those of the second
-    targets[2:, 0], targets[2:, 1], targets[2:, 2:] = 0, 1, 2
+    targets[:1] = first  # one mask or none in the first image, three in each of the others
+    targets[1:, 0], targets[1:, 1], targets[1:, 2:] = 0, 1, 2
     whole = task(images, targets, StepRandom(0, 3, 0, 4, 4, CPU))["loss"]
 
     def compute_mean():
-        halves = [
-            task(images[part], targets[part], StepRandom(0, 3, part.start, 2, 4, CPU))["loss"]
-            for part in (slice(0, 2), slice(2, 4))
+        parts = [
+            task(images[a:b], targets[a:b], StepRandom(0, 3, a, b - a, 4, CPU))["loss"] * (b - a) / 4
+            for a, b in ((0, 1), (1, 4))
         ]
-        return torch.stack(halves).mean()
+        return torch.stack(parts).sum()
 
     assert not torch.isclose(compute_mean(), whole)
-    counts = task.count_masks(split_masks(targets), 4, CPU)
-    task.group = "two processes"
-    monkeypatch.setattr(mask_matching, "all_reduce", lambda own, group: own.copy_(counts))
-    monkeypatch.setattr(mask_matching, "get_world_size", lambda group: 2)
+    others = count_masks(targets[1:], 4)
+    task.count_batch(targets[:1], lambda counts: counts + others)  # of two processes
     torch.testing.assert_close(compute_mean(), whole)
+
+
+def test_masks_are_counted():
+    targets = torch.tensor([[[0, 2], [2, IGNORED]], [[0, 1], [2, 3]], [[IGNORED] * 2] * 2], dtype=torch.uint8)
+    assert count_masks(targets, 3).tolist() == [6, 5]
 
 
 def test_other_models_and_settings_are_refused():

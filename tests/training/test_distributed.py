@@ -14,8 +14,9 @@ from tests.training.runs import environment, last, newest, summary, train, train
 
 # Without stochastic depth: what modules draw is drawn by each process for itself.
 SMALL = ("--batch-size", "32", "--set", "model.size.depth=2", "--set", "ema=EMA", "--steps", "24")
-# No batch statistics; and an optimiser that would show it if gradients were summed instead of averaged.
-LINEAR = ("--set", "model.embed=Patches", "--set", "optimizer=SGD", "--set", "optimizer.lr=0.05")
+# An optimiser that would show it if gradients were summed instead of averaged.
+PLAIN = ("--set", "optimizer=SGD", "--set", "optimizer.lr=0.05")
+LINEAR = (*PLAIN, "--set", "model.embed=Patches")  # without ReLU, whose gradient jumps: many steps stay near
 pytestmark = pytest.mark.slow
 
 
@@ -88,7 +89,7 @@ def assert_near(run: Path, other: Path) -> None:
 
 
 def test_two_processes_train_with_muon_and_batch_statistics(tmp: Path) -> None:
-    """The default recipe: matrices are put together to be orthogonalised, running statistics are shared."""
+    """The default recipe: matrices are put together to be orthogonalised."""
     run(tmp, 2, "digits", "--out", "muon", "--parallel", "fsdp", *SMALL, "--steps", "60")
     assert summary(tmp / "muon")["top1"] > 0.5
 
@@ -99,6 +100,13 @@ def test_two_processes_give_the_result_of_one(tmp: Path, alone: Path, parallel: 
     assert_near(tmp / parallel, alone)
     assert len(list((tmp / parallel / "checkpoints" / f"step-{newest(tmp / parallel):08d}").glob("*.distcp"))) == 2
     assert (tmp / parallel / "report.html").is_file()
+
+
+def test_batch_statistics_are_those_of_both_processes(tmp: Path) -> None:
+    options = (*SMALL, *PLAIN, "--steps", "4")  # the last one counts
+    trained(tmp, "digits", "--out", "stem-alone", *options)
+    run(tmp, 2, "digits", "--out", "stem", *options)
+    assert_near(tmp / "stem", tmp / "stem-alone")
 
 
 def test_run_of_two_resumes_on_one(tmp: Path, alone: Path) -> None:

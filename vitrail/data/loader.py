@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,15 @@ class Batch:
     indices: Tensor  # int64 [B]: indices into the Images
 
 
+def split_share(images: int, parts: int) -> list[int]:
+    """Return the bounds of the micro-batches of a process's share of a batch, from 0 to its size.
+
+    They are even: mixing pairs images 2i and 2i + 1, and a pair must not be split.
+    """
+    parts = min(parts, images)
+    return sorted({0, images, *(2 * round(images * part / parts / 2) for part in range(1, parts))})
+
+
 class Loader:
     """Loader of one split: `iter_epoch` for training, `iter_once` for evaluation.
 
@@ -37,6 +47,8 @@ class Loader:
     the sample within its image, and the map of the image. Of images with masks, the targets are the masks, moved as the
     images; `unreadable` then names masks too. A killed worker process is replaced, once, and `report` gets a
     line; after a second death batches are prepared in this process, or without `fallback` WorkersLost is raised.
+    A process trains on its share in `accumulate` micro-batches: they are so divided that the processes together compute the
+    micro-batches that one process would.
     """
 
     def __init__(
@@ -49,6 +61,7 @@ class Loader:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        accumulate: int = 1,
         workers: int = 0,
         weights: np.ndarray | Literal["balanced"] | None = None,
         cache_bytes: int | None = None,
@@ -87,13 +100,13 @@ class Loader:
             raise ValueError(f"got {len(maps)} score maps for {len(images)} images")
         if maps is not None and targets_array.ndim != 1:
             raise ValueError("score maps require one label per image: the targets are multi-label")
-        self.images, self.batch_size, self.maps = images, batch_size, maps
+        self.images, self.batch_size, self.accumulate, self.maps = images, batch_size, accumulate, maps
         self.targets = torch.from_numpy(targets_array.astype(np.int64 if targets_array.ndim == 1 else np.float32))
         self.unreadable: dict[str, str] = {}
         if cache_bytes is None:
             cache_bytes = ImageCache.default_limit() // world_size
         self._preparer = BatchPreparer(images, pipeline, seed, weights, cache_bytes, max_unreadable)
-        self._requests = _RankRequests(self._preparer, batch_size, rank, world_size, epochs)
+        self._requests = _RankRequests(self._preparer, batch_size, rank, world_size, accumulate, epochs)
         self.workers, self._progress = workers, progress
         self._cursor: _EpochCursor | None = None
         self._pool = WorkerPool(self._preparer, workers, start_method, fallback, report) if workers else None
@@ -184,17 +197,24 @@ class _RankRequests:
     batch_size: int
     rank: int
     world_size: int
+    accumulate: int
     epochs: int | None
 
     def iter_training(self, epoch: int, start: int) -> Iterator[BatchRequest]:
         """Yield requests from this step on, over all epochs, so that workers prefetch across epoch boundaries."""
-        share, first = self.batch_size // self.world_size, epoch
+        share, first = self.find_share(), epoch
         while epoch == first or self.epochs is None or epoch < self.epochs:
             order = self.preparer.epoch_order(epoch)
             for step in range(start, self.preparer.count // self.batch_size):
-                position = step * self.batch_size + self.rank * share
-                yield BatchRequest(order[position : position + share], epoch, position)
+                positions = step * self.batch_size + share
+                yield BatchRequest(order[positions], epoch, positions)
             epoch, start = epoch + 1, 0
+
+    def find_share(self) -> np.ndarray:
+        """Return the positions of this process's images in a training batch: its part of each micro-batch, in order."""
+        world, rank = self.world_size, self.rank
+        bounds = pairwise(split_share(self.batch_size // world, self.accumulate))
+        return np.concatenate([np.arange(a, b) + a * (world - 1) + rank * (b - a) for a, b in bounds])
 
     def iter_once(self) -> Iterator[BatchRequest]:
         """Yield requests for all images in order."""

@@ -39,7 +39,7 @@ class BatchRequest:
 
     draws: np.ndarray  # [B]
     epoch: int | None = None  # None for evaluation, where unreadable images are not replaced
-    position: int = 0  # of the first draw in the epoch's order
+    positions: np.ndarray | None = None  # [B], of the draws in the epoch's order
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,9 @@ class BatchPreparer:
         tries = 1 if request.epoch is None else max(1, min(MAX_TRIES, self.count))
         for row, draw in enumerate(request.draws.tolist()):
             for attempt in range(tries):
-                if attempt:  # replace an unreadable image by the next one of the epoch
+                if attempt and request.positions is not None:  # replace an unreadable image by the next of the epoch
                     order = self.epoch_order(epoch)
-                    indices[row] = order[(request.position + row + attempt) % self.count] % self.count
+                    indices[row] = order[(request.positions[row] + attempt) % self.count] % self.count
                 image = self._prepare_image(int(indices[row]), SampleRandom(self.seed, epoch, draw))
                 if isinstance(image, Tensor):
                     pixels[row] = image

@@ -4,6 +4,7 @@ An objective owns its checks, its loss module, its validation signals and the fi
 Runs and the training loop use the members below and never ask which objective it is. `registry.py` lists all objectives.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -45,6 +46,12 @@ class LossModule(nn.Module):
 
     model: Model
     reconstructs: ClassVar[bool] = False  # whether `reconstruct` is implemented
+
+    def count_batch(self, targets: Tensor, total: Callable[[Tensor], Tensor]) -> None:
+        """Count what the loss of the next batch is divided by, if that is not the number of images.
+
+        Called before the micro-batches of a step with all `targets` of this process. `total` sums a tensor over processes.
+        """
 
     def after_step(self, step: int) -> None:
         """Update what follows an optimiser step, such as a momentum teacher."""

@@ -8,7 +8,7 @@ The predictions before each of the last blocks and after the last one have the s
 B images, Q queries, K classes, M masks of an image, N matched masks of a batch, P points.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch.distributed import ProcessGroup, all_reduce, get_world_size
 
 from vitrail.data.dataset import IGNORED, TargetKind
 from vitrail.data.rng import StepRandom
@@ -73,7 +72,7 @@ class MaskMatching(Objective):
 
     def build_loss(self, model: Model, inputs: LossInputs) -> LossModule:
         self.check_model(model)
-        return MaskMatchingLoss(model, self, inputs.steps, inputs.group)
+        return MaskMatchingLoss(model, self, inputs.steps)
 
     @property
     def n_uncertain(self) -> int:
@@ -85,11 +84,19 @@ class MaskMatching(Objective):
 
 
 class MaskMatchingLoss(LossModule):
-    """A model with queries and the loss of its predictions, summed over its layers."""
+    """A model with queries and the loss of its predictions, summed over its layers.
 
-    def __init__(self, model: Model, spec: MaskMatching, steps: int, group: ProcessGroup | None = None) -> None:
+    The masks of the whole batch divide the loss, not those of a process or a micro-batch: each mask counts the same.
+    """
+
+    def __init__(self, model: Model, spec: MaskMatching, steps: int) -> None:
         super().__init__()
-        self.model, self.spec, self.steps, self.group = model, spec, steps, group
+        self.model, self.spec, self.steps = model, spec, steps
+        self.batch_counts: Tensor | None = None  # of the current batch, as `count_masks`
+
+    def count_batch(self, targets: Tensor, total: Callable[[Tensor], Tensor]) -> None:
+        queries = len(self.model.require_queries("the objective MaskMatching").queries)
+        self.batch_counts = total(count_masks(targets, queries))
 
     def forward(self, images: Tensor, targets: Tensor | None = None, draw: StepRandom | None = None) -> Losses:
         """Return the `loss` of masks, uint8 [B, H, W] with IGNORED; without targets, the `logits` [B, K, H, W]."""
@@ -102,20 +109,13 @@ class MaskMatchingLoss(LossModule):
         )
         masked = numbers < torch.tensor(probability, device=numbers.device)[:, None]
         predictions, wanted = self.model.predict_queries(images, masked), split_masks(targets)
-        counts = self.count_masks(wanted, len(decoder.queries), images.device)
+        if self.batch_counts is None:
+            counts = count_masks(targets, len(decoder.queries))
+        else:
+            counts = self.batch_counts * (draw.count / draw.total)  # the part of these images
         points = draw_points(self.spec, draw, len(predictions))
         losses = [matching_loss(self.spec, *parts, wanted, counts) for parts in zip(predictions, points, strict=True)]
         return {"loss": torch.stack(losses).sum()}
-
-    def count_masks(self, targets: Sequence[MaskTargets], queries: int, device: torch.device) -> Tensor:
-        """Return the masks of the batch, and those that are matched, as [2]; of several processes, the mean."""
-        masks = [len(target.classes) for target in targets]
-        matched = [min(queries, count) for count in masks]
-        counts = torch.tensor([sum(masks), sum(matched)], dtype=torch.float32, device=device)
-        if self.group is not None:
-            all_reduce(counts, group=self.group)
-            counts /= get_world_size(self.group)
-        return counts
 
 
 def compute_mask_probability(progress: float, blocks: int) -> list[float]:
@@ -136,6 +136,13 @@ def split_masks(targets: Tensor) -> list[MaskTargets]:
         classes = classes[classes != IGNORED]
         found.append(MaskTargets(image == classes[:, None, None], classes.long(), image == IGNORED))
     return found
+
+
+def count_masks(targets: Tensor, queries: int) -> Tensor:
+    """Return the masks of a batch, uint8 [B, H, W], and those that get one of the queries, as [2]."""
+    found = torch.zeros(len(targets), IGNORED + 1, device=targets.device)
+    masks = found.scatter_(1, targets.flatten(1).long(), 1.0)[:, :IGNORED].sum(1)  # classes of each image
+    return torch.stack((masks.sum(), masks.clamp(max=queries).sum()))
 
 
 def draw_points(spec: MaskMatching, draw: StepRandom, n: int) -> list[Points]:
@@ -200,7 +207,7 @@ def matching_loss(
 ) -> Tensor:
     """Return the loss of one prediction: the classes of all queries, and the masks of the matched ones.
 
-    `counts`, [2], are the masks and the matched ones of the batch, by which the terms are divided.
+    `counts`, [2], are the masks and the matched ones of the batch, by which the terms are divided, as `count_masks`.
     """
     all_masks, classes = predicted.masks.float(), predicted.classes.float()
     labels = torch.full(classes.shape[:2], classes.shape[2] - 1, device=classes.device)  # "no object"
@@ -220,7 +227,7 @@ def matching_loss(
         shares.append(sample_weights(ignored, where))
         values.append(sample_wanted(wanted[found], where, shares[-1]))
     x, y, w = torch.cat(logits), torch.cat(values), torch.cat(shares)  # [N, P]
-    n_masks, matched = counts.clamp(min=1)[0], counts[1]
+    n_masks, matched = counts[0].clamp(min=torch.finfo(counts.dtype).tiny), counts[1]  # without masks the terms are 0
     entropy = F.binary_cross_entropy_with_logits(x, y, w, reduction="none").sum(1) / w.sum(1).clamp(min=SMALLEST_WEIGHT)
     entropy, p = entropy.sum() / n_masks, w * x.sigmoid()
     dice = (1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + (w * y).sum(1) + 1)).sum() / n_masks

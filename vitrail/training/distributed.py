@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
+from vitrail.training.batch_norm import synchronise_batch_norm
 from vitrail.utils.devices import pick_device
 
 Parallel = Literal["ddp", "fsdp"]
@@ -46,9 +47,10 @@ class Team:
         return self.rank == 0
 
     def wrap(self, loss_module: nn.Module) -> nn.Module:
-        """Return the loss module wrapped in DDP or FSDP2, so that its gradients are those of the whole batch."""
+        """Return the loss module wrapped in DDP or FSDP2: its gradients and batch statistics are those of all processes."""
         if self.world_size == 1:
             return loss_module
+        synchronise_batch_norm(loss_module)
         if self.parallel == "fsdp":
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -91,14 +93,6 @@ class Team:
             for module in sharded:
                 module.reshard()
 
-    def average_buffers(self, loss_module: nn.Module) -> None:
-        """Average running statistics over the processes."""
-        if self.world_size > 1:
-            for buffer in loss_module.buffers():
-                if buffer.is_floating_point() and buffer.numel():
-                    dist.all_reduce(buffer)
-                    buffer.div_(self.world_size)
-
     def any_process(self, *flags: bool) -> tuple[bool, ...]:
         """Return each flag, true if it is true on any process."""
         if self.world_size == 1:
@@ -107,13 +101,17 @@ class Team:
         dist.all_reduce(agreed, dist.ReduceOp.MAX, group=self.host_group)
         return tuple(bool(flag) for flag in agreed.tolist())
 
-    def all_reduce_mean(self, value: Tensor) -> Tensor:
-        """Return the mean of a number over the processes."""
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over the processes."""
         if self.world_size == 1:
             return value
         total = value.detach().clone()
         dist.all_reduce(total)
-        return total / self.world_size
+        return total
+
+    def all_reduce_mean(self, value: Tensor) -> Tensor:
+        """Return the mean of a tensor over the processes."""
+        return self.all_reduce_sum(value) / self.world_size if self.world_size > 1 else value
 
     def broadcast_object(self, value: Any) -> Any:
         """Return the object of the main process on all."""

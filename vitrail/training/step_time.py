@@ -84,14 +84,14 @@ def build_measured_trainer(run: Run) -> Trainer:
     loader = run.loaders.training()
     if run.teacher is not None:
         run.teacher.attach_outputs(loader)
-    steps, options = MAX_MEASURED_STEPS, {"accumulate": recipe.accumulate, "precision": recipe.precision}
+    steps = MAX_MEASURED_STEPS
     return Trainer(
         loss_module=run.build_loss(model, steps),
         loader=loader,
         normalise=run.setup.normalise,
         optim=recipe.optimizer,
         schedule=recipe.schedule,
-        plan=Plan(steps, steps, seed=recipe.seed, skip_nonfinite=steps, **options),
+        plan=Plan(steps, steps, seed=recipe.seed, skip_nonfinite=steps, precision=recipe.precision),
         team=team,
         journal=MetricsLog(None),
         checkpoints=Checkpoints(Path(), team),  # unused: nothing is saved

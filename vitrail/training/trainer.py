@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.loader import Batch, Loader
+from vitrail.data.loader import Batch, Loader, split_share
 from vitrail.data.rng import StepRandom
 from vitrail.data.worker_pool import WorkersLost
 from vitrail.objectives.base import LossModule
@@ -51,7 +51,6 @@ class Plan:
     validate_every: int  # steps
     log_every: int = 10
     save_seconds: float = 300.0  # a checkpoint at least this often, besides the first and one after each validation
-    accumulate: int = 1  # micro-batches of a process's share of a batch
     precision: Precision = "fp32"
     seed: int = 0
     patience: int | None = None  # validations without improvement before training stops
@@ -91,15 +90,6 @@ class PendingStep:
     lr: float
     indices: Tensor  # of its images, on the host
     numbers: Tensor  # [2]: mean loss, gradient norm
-
-
-def split_batch(batch: int, parts: int) -> list[int]:
-    """Return the bounds of the parts of a batch whose gradients are accumulated, from 0 to its size.
-
-    They are even: mixing pairs images 2i and 2i + 1, and a pair must not be split.
-    """
-    parts = min(parts, batch)
-    return sorted({0, batch, *(2 * round(batch * part / parts / 2) for part in range(1, parts))})
 
 
 @dataclass
@@ -257,7 +247,6 @@ class Trainer:
         for buffer, before in buffers_before:  # the step's effect on running statistics is undone too
             buffer.copy_(torch.where(skip, before, buffer))
         self.scaler.update()
-        team.average_buffers(self.loss_module)
         self.loss_module.after_step(step)
         if self.average is not None:
             self.average.update(step)
@@ -287,14 +276,14 @@ class Trainer:
 
     def backward(self, step: int, batch: Batch) -> Tensor:
         """Accumulate the gradients of this process's share of the batch; return its mean loss."""
-        plan, team = self.plan, self.team
-        local_batch = len(batch.indices)
-        first, total = team.rank * local_batch, team.world_size * local_batch
+        plan, team, local_batch = self.plan, self.team, len(batch.indices)
+        all_targets = batch.targets.to(team.device)  # prefetched: already there
+        self.loss_module.count_batch(all_targets, team.all_reduce_sum)
         loss = torch.zeros((), device=team.device)
-        for a, b in pairwise(split_batch(local_batch, plan.accumulate)):
-            images = self.normalise(batch.pixels[a:b].to(team.device))  # prefetched: already there
-            targets = batch.targets[a:b].to(team.device)
-            draw = StepRandom(plan.seed, step, first + a, b - a, total, team.device)
+        for a, b in pairwise(split_share(local_batch, self.loader.accumulate)):
+            images, targets = self.normalise(batch.pixels[a:b].to(team.device)), all_targets[a:b]
+            first = team.world_size * a + team.rank * (b - a)  # as the loader has divided the batch
+            draw = StepRandom(plan.seed, step, first, b - a, team.world_size * local_batch, team.device)
             with team.gradient_sync(self.wrapped, last=b == local_batch):
                 with self.autocast():
                     part = self.wrapped(images, targets, draw)["loss"] * ((b - a) / local_batch)

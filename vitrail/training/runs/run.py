@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from vitrail.data.loader import split_share
 from vitrail.models.base import Model
 from vitrail.models.lora import tune
 from vitrail.nn.block import EncoderBlock
@@ -29,7 +30,7 @@ from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.runs.supervised import LabelEvaluator
 from vitrail.training.runs.teaching import RunTeacher
 from vitrail.training.runs.validation import count_passes, count_training_passes
-from vitrail.training.trainer import Plan, Trainer, split_batch
+from vitrail.training.trainer import Plan, Trainer
 from vitrail.utils.files import DiskFullError, disk_full_error, is_disk_full, stage_output
 
 
@@ -72,6 +73,7 @@ class Run:
         if team.is_main and complaints:
             checkpoints.remove_after(0 if newest is None else int(newest.name.removeprefix("step-")))
         model = self.prepare_model() if newest is None else build_model(setup.recipe)
+        self.check_batch(model)  # the number of processes may have changed
         tune(model, setup.recipe.tune)
         return self.train(model, newest)
 
@@ -92,14 +94,7 @@ class Run:
         self.evaluator.check()
         model = load_initial_model(self.setup)
         recipe.objective.check_model(model)
-        bounds = split_batch(self.setup.batch_size() // self.setup.team.world_size, recipe.accumulate)
-        smallest = min(end - start for start, end in pairwise(bounds))
-        if smallest < model.min_batch:
-            least = f"{model.min_batch} images at a time, got {smallest}"
-            remedy = (
-                "use a larger batch_size=" if recipe.accumulate == 1 else "use a larger batch_size= or less accumulate="
-            )
-            raise ValueError(f"{recipe.model.describe()} trains on at least {least}: {remedy}")
+        self.check_batch(model)
         if recipe.init is not None and self.parts is None:
             self.parts, note = recipe.objective.read_parts(recipe.init, recipe.model)
             if note:
@@ -107,6 +102,18 @@ class Run:
         if self.teacher is not None:
             self.build_loss(model, 0)  # raises for a student that does not fit, before anything is written
         return model
+
+    def check_batch(self, model: Model) -> None:
+        """Raise ValueError if the images that all processes compute at a time are too few for the model."""
+        recipe, world = self.setup.recipe, self.setup.team.world_size
+        bounds = split_share(self.setup.batch_size() // world, recipe.accumulate)
+        smallest = world * min(end - start for start, end in pairwise(bounds))
+        if smallest < model.min_batch:
+            least = f"{model.min_batch} images at a time, got {smallest}"
+            remedy = (
+                "use a larger batch_size=" if recipe.accumulate == 1 else "use a larger batch_size= or less accumulate="
+            )
+            raise ValueError(f"{recipe.model.describe()} trains on at least {least}: {remedy}")
 
     def build_loss(self, model: Model, steps: int) -> LossModule:
         """Return the loss module of the objective for a run of this many steps."""
@@ -171,7 +178,6 @@ class Run:
             validate_every=max(1, round(recipe.validate_every * per_epoch)),
             log_every=max(1, min(50, per_epoch // 10)),
             save_seconds=machine.save_seconds,
-            accumulate=recipe.accumulate,
             precision=recipe.precision,
             seed=recipe.seed,
             patience=recipe.patience,

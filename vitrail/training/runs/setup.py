@@ -143,6 +143,7 @@ class RunLoaders:
             train,
             self.setup.augmentation(),
             batch_size=batch,
+            accumulate=recipe.accumulate,
             weights="balanced" if recipe.data.balance == "sampling" else None,
             epochs=-(-recipe.total_steps(len(train) // batch) // (len(train) // batch)),
             progress=self._report_decoding,
