@@ -7,7 +7,10 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from vitrail.data import decode
 from vitrail.data.decode import (
+    DECODER_ERRORS,
+    IMAGE_ERRORS,
     Box,
     DecodedImage,
     crop_and_resize,
@@ -175,3 +178,83 @@ def test_a_truncated_jpeg_raises():
     image = Image.open(io.BytesIO(data.getvalue()[: len(data.getvalue()) // 2]))
     with pytest.raises(OSError, match="truncated"):
         crop_and_resize(start_decoding(image, 3, True), Box(0, 0, 200, 200), (32, 32), "bicubic")
+
+
+JPEG_KINDS = {
+    "4:2:0": {},
+    "4:2:2": {"subsampling": "4:2:2"},
+    "4:4:4": {"subsampling": "4:4:4"},
+    "progressive": {"progressive": True},
+    "restarts": {"restart_marker_blocks": 3},
+    "stored as RGB": {"keep_rgb": True},
+    "turned": {"exif": b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"},
+}
+
+
+def decode_both_ways(data: bytes, channels: int, monkeypatch) -> list[torch.Tensor | str]:
+    """Return the pixels of a file, or the error, with simplejpeg and without."""
+    outcomes: list[torch.Tensor | str] = []
+    for module in (pytest.importorskip("simplejpeg"), None):
+        monkeypatch.setattr(decode, "find_simplejpeg", lambda module=module: module)
+        try:
+            outcomes.append(start_decoding(Image.open(io.BytesIO(data)), channels, True).decode().pixels)
+        except (*IMAGE_ERRORS, *DECODER_ERRORS) as error:
+            outcomes.append(f"{type(error).__name__}: {error}")
+    return outcomes
+
+
+def is_same(first: torch.Tensor | str, second: torch.Tensor | str) -> bool:
+    if isinstance(first, str) or isinstance(second, str):
+        return first == second
+    return torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", JPEG_KINDS)
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_simplejpeg_gives_the_pixels_of_pillow(kind, mode, channels, monkeypatch):
+    data = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 60, (53, 71, 3), dtype=np.uint8)
+    image = Image.fromarray(np.asarray(scene(53, 71)) // 255 * 190 + noise)
+    image.convert(mode).save(data, "JPEG", quality=83, **JPEG_KINDS[kind])
+    fast, plain = decode_both_ways(data.getvalue(), channels, monkeypatch)
+    assert isinstance(plain, torch.Tensor)
+    assert is_same(fast, plain)
+
+
+def test_simplejpeg_decodes_plain_jpegs_only(monkeypatch):
+    pytest.importorskip("simplejpeg")
+    plain = written(scene(40, 50))
+    assert decode.decode_plain_jpeg(plain, 3) is not None
+    assert decode.decode_plain_jpeg(plain, 1) is None  # a colour image, converted to grey by Pillow
+    plain.load()
+    assert decode.decode_plain_jpeg(plain, 3) is None
+    reduced = written(scene(400, 500))
+    reduced.draft(None, (250, 200))
+    assert decode.decode_plain_jpeg(reduced, 3) is None
+    assert decode.decode_plain_jpeg(written(scene(40, 50), "PNG"), 3) is None
+    assert decode.decode_plain_jpeg(written(scene(40, 50).convert("CMYK")), 3) is None
+    monkeypatch.setattr(decode.features, "check_feature", lambda name: False)
+    decode.find_simplejpeg.cache_clear()
+    assert decode.decode_plain_jpeg(written(scene(40, 50)), 3) is None
+    decode.find_simplejpeg.cache_clear()
+
+
+def test_damaged_jpegs_end_as_in_pillow(monkeypatch):
+    data, rng = io.BytesIO(), np.random.default_rng(0)
+    scene(60, 80).save(data, "JPEG", quality=90)
+    intact, readable = data.getvalue(), 0
+    for case in range(200):
+        damaged = bytearray(intact)
+        if case < 40:
+            damaged = damaged[: rng.integers(2, len(damaged))]
+        for position in rng.integers(2, len(damaged), 1 + case % 3):
+            damaged[position] = rng.integers(256)
+        try:
+            Image.open(io.BytesIO(damaged)).close()
+        except IMAGE_ERRORS + DECODER_ERRORS:
+            continue  # not opened at all
+        fast, plain = decode_both_ways(bytes(damaged), 3, monkeypatch)
+        assert is_same(fast, plain)
+        readable += isinstance(plain, torch.Tensor)
+    assert readable > 20

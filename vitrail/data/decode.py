@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 from torch import Tensor
 
-from vitrail.data.preprocessing import FILTERS, ImageSize, convert_image, resize_mask
+from vitrail.data.preprocessing import FILTERS, PIL_MODES, ImageSize, convert_image, resize_mask
 
 # Accepted formats and suffixes. Other formats that Pillow opens are excluded: some start external programs.
 FORMATS = {
@@ -154,7 +154,9 @@ class LazyImage(ImageSource):
 
     def decode(self) -> DecodedImage:
         """Decode the whole image."""
-        pixels = image_to_tensor(convert_image(self.image, self.channels))
+        pixels = decode_plain_jpeg(self.image, self.channels)
+        if pixels is None:
+            pixels = image_to_tensor(convert_image(self.image, self.channels))
         return DecodedImage(pixels, self.orientation, mask=self.mask)
 
     def decode_for_crops(self, crops: list[tuple[Box, ImageSize]]) -> DecodedImage:
@@ -179,9 +181,13 @@ class LazyImage(ImageSource):
         self.reduce(scale)
         if scale > 1:
             box = scale_box(box, scale, self.stored_size, size)
-        image = convert_image(self.image, self.channels)
-        region = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
-        return image_to_tensor(region), box.enlarge(scale)
+        pixels = decode_plain_jpeg(self.image, self.channels)
+        if pixels is not None:
+            region = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        else:
+            image = convert_image(self.image, self.channels)
+            region = image_to_tensor(image.crop((box.left, box.top, box.left + box.width, box.top + box.height)))
+        return region, box.enlarge(scale)
 
     def find_draft_scale(self, box: Box, size: ImageSize) -> int:
         """Return the largest scale divisor at which the crop has at least the wanted size."""
@@ -189,6 +195,38 @@ class LazyImage(ImageSource):
             return 1
         fits = (s for s in DRAFT_SCALES if box.height // s >= size[0] and box.width // s >= size[1])
         return next(fits, 1)
+
+
+@cache
+def find_simplejpeg() -> Any:
+    """Return the module simplejpeg if it is installed and Pillow has the same decoder, libjpeg-turbo; else None."""
+    try:
+        import simplejpeg  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+    return simplejpeg if features.check_feature("libjpeg_turbo") else None
+
+
+def decode_plain_jpeg(image: Image.Image, channels: int) -> Tensor | None:
+    """Decode an opened JPEG with simplejpeg, uint8 [H, W, C], to the pixels that Pillow gives.
+
+    Return None where Pillow has to decode: other formats, colour spaces and scales, and files with any flaw, so that Pillow
+    decides which of them are readable.
+    """
+    simplejpeg, file = find_simplejpeg(), getattr(image, "fp", None)
+    if simplejpeg is None or file is None or image.format != "JPEG" or not is_reducible(image):
+        return None
+    if image.mode != PIL_MODES.get(channels) or getattr(image, "decoderconfig", None):  # a reduced scale is set
+        return None
+    file.seek(0)
+    data = file.read()
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+        if (width, height) != image.size or (space, channels) not in (("YCbCr", 3), ("Gray", 1)):
+            return None
+        return torch.from_numpy(simplejpeg.decode_jpeg(data, "RGB" if channels == 3 else "GRAY"))
+    except ValueError:
+        return None
 
 
 def start_decoding(image: Image.Image, channels: int, turn: bool, mask: np.ndarray | None = None) -> LazyImage:

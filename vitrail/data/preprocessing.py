@@ -234,9 +234,11 @@ def resize_mask(mask: np.ndarray, size: ImageSize, box: tuple[int, int, int, int
     if mask.shape == tuple(size) == (height, width):
         return mask
     rows, columns = (
-        (start + np.arange(1, 2 * count, 2) * length // (2 * count)).clip(0, end - 1)  # whole numbers: no rounding
-        for start, length, count, end in zip((top, left), (height, width), size, mask.shape, strict=True)
+        np.arange(length, 2 * count * length, 2 * length) // (2 * count) + start  # whole numbers: no rounding
+        for start, length, count in zip((top, left), (height, width), size, strict=True)
     )
+    if top < 0 or left < 0 or top + height > mask.shape[0] or left + width > mask.shape[1]:
+        rows, columns = rows.clip(0, mask.shape[0] - 1), columns.clip(0, mask.shape[1] - 1)
     return mask[rows].take(columns, axis=1)  # several times faster than indexing both at once
 
 

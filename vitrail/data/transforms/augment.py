@@ -300,12 +300,12 @@ class ColourJitter(Photometric):
     def apply(self, pixels: Tensor, rng: SampleRandom) -> Tensor:
         if rng.uniform_at(8) >= self.rate:
             return pixels
-        order, factors = self._sample_factors(BatchRandom.from_sample(rng))
+        draws = [rng.uniform_at(position) for position in range(8)]
+        order = sorted((kind for kind in range(4) if self.amounts[kind]), key=draws.__getitem__)
 
         def jitter(values: Tensor) -> Tensor:
-            for kind in order[0].tolist():
-                if self.amounts[kind]:
-                    values = JITTER_OPERATIONS[kind](values, float(factors[0, kind]))
+            for kind in order:
+                values = JITTER_OPERATIONS[kind](values, self._scale_factor(kind, draws[4 + kind]))
             return values
 
         return operations.change_colours(pixels, jitter)
@@ -313,6 +313,13 @@ class ColourJitter(Photometric):
     @property
     def amounts(self) -> tuple[float, ...]:
         return self.brightness, self.contrast, self.saturation, self.hue
+
+    def _scale_factor(self, kind: int, draw: float) -> float:
+        """Return the factor of one operation, as `_sample_factors` computes it, without arrays."""
+        if kind == 3:
+            return float(np.float32(self.hue * (2 * draw - 1)))
+        low, high = max(0, 1 - self.amounts[kind]), 1 + self.amounts[kind]
+        return float(np.float32(low + (high - low) * draw))
 
     def _sample_factors(self, rng: BatchRandom) -> tuple[np.ndarray, np.ndarray]:
         """Sample the order of the operations and their factors, both [B, 4]."""

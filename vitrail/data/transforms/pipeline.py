@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -63,13 +64,13 @@ class TrainPipeline:
         """Return the shape of an output row."""
         return self.channels + self.masks, *self.size
 
-    @property
+    @cached_property
     def crop(self) -> CropSlot:
         """Return the crop."""
         first = self.steps[0] if self.steps else None
         return first if isinstance(first, CROP_TYPES) else Fit(self.size)
 
-    @property
+    @cached_property
     def augmentations(self) -> list[tuple[int, ChangeSlot | BoundTransform]]:
         """Return the steps after the crop, each with its random stream."""
         return [(i + 1, s) for i, s in enumerate(self.steps) if not isinstance(s, (*CROP_TYPES, UserTransform))]
