@@ -92,6 +92,9 @@ class Images:
         None  # [256] uint8: value of a stored mask -> index into `classes`; None: the same
     )
     colours: tuple[tuple[int, int, int], ...] | None = None  # of the classes, RGB, if the data states them
+    ignored: tuple[
+        tuple[int, str], ...
+    ] = ()  # values of masks that neither train nor count, and their names in the data
 
     def __len__(self) -> int:
         return len(self.items)

@@ -119,9 +119,11 @@ class TrainedModel:
 
     def save(self, name: str, **card: Any) -> None:
         """Write the current model into the run directory."""
-        model, colours = self.build(), self.setup.prepared.train.colours
-        if colours is not None:
-            card["colours"] = list(map(format_colour, colours))
+        model, images = self.build(), self.setup.prepared.train
+        if images.colours is not None:
+            card["colours"] = list(map(format_colour, images.colours))
+        if images.masks is not None:
+            card["ignore"] = [value for value, _ in images.ignored]
         if self.setup.team.is_main:
             save(model, self.setup.directory / name, recipe=to_json(self.setup.recipe), **card)
 
