@@ -137,8 +137,11 @@ def test_splits_with_other_classes_are_counted_by_name(tmp_path):
     tree(tmp_path, pairs("a/") | pairs("b/", choices=(1, 2), first=10))
     audit = vitrail.check({"train": tmp_path / "a", "validation": tmp_path / "b"}, workers=0)
     assert [finding.path for finding in audit.select_findings(["absent-class"])] == ["validation/0"]
-    with pytest.raises(ValueError, match="the validation split has no class '0'"):
-        LabelMap.from_images(audit.dataset["train"]).apply(audit.dataset["validation"])
+    assert audit.dataset["validation"].classes == ("0", "1", "2")  # the values of all splits, as in one folder
+    tree(tmp_path, {"a/classes.txt": b"sky\nroad\ncar\n", "b/classes.txt": b"1 road\n2 car\n"})
+    named = load_dataset({"train": tmp_path / "a", "validation": tmp_path / "b"})
+    with pytest.raises(ValueError, match="the validation split has no class 'sky'"):
+        LabelMap.from_images(named["train"]).apply(named["validation"])
     with pytest.raises(ValueError, match="ignore= is for masks that are not read yet"):
         vitrail.check(audit.dataset, ignore=1)
     labels = {f"{name}/{i}.png": 10 * k + i for k, name in enumerate("xy") for i in range(4)}

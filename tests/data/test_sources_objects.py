@@ -148,7 +148,7 @@ def test_frames_are_read_like_manifests(library: str, tmp_path: Path) -> None:
     assert {name: len(images) for name, images in split.splits.items()} == {"train": 15, "validation": 9}
     several = load_dataset(frame({"path": paths, "label": ["cat|dog", *names[1:]]}))
     assert several["train"].is_multi_label
-    with pytest.raises(ValueError, match="the table has no column label, got path"):
+    with pytest.raises(ValueError, match="the table has no column label or mask, got path"):
         load_dataset(frame({"path": paths}))
     with pytest.raises(ValueError, match=r"^row 2: unknown split 'x'"):
         load_dataset(frame({"path": paths, "label": names, "split": ["train", "val", "x"] * 8}))

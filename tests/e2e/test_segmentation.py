@@ -197,8 +197,11 @@ def test_bad_requests_are_one_line(tmp: Path, arguments: tuple[str, ...], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("evaluate", "whole", "shapes", "--probe", "knn"), "a probe needs classes of images"),
-        (("transfer", "whole", "shapes", "--out", "table"), "transfer needs classes of images"),
+        (
+            ("evaluate", "whole", "shapes", "--probe", "knn"),
+            "a probe needs classes of images, and shapes has masks: use vitrail transfer",
+        ),
+        (("transfer", "whole", "shapes", "--methods", "knn", "--out", "table"), "knn does not apply to masks"),
         (("evaluate", "whole", "digits"), "predicts masks, and the data has classes of images"),
         (("predict", "whole", "shapes", "--out", "rows.csv"), "rows.csv is not for masks: use --out masks/"),
         (("convert", "whole", "there", "--to", "timm"), "timm does not support segmentation models"),

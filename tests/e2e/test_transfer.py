@@ -20,7 +20,7 @@ from vitrail.cli import transfer as command
 from vitrail.cli.text.training import TrainingDisplay
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import transfer as compare
-from vitrail.evaluation.transfer import METHODS, TransferRow, TransferTable, choose_steps
+from vitrail.evaluation.transfer import CLASS_METHODS, METHODS, TransferRow, TransferTable, choose_steps
 from vitrail.evaluation.transfer_table import read_table
 from vitrail.models.vit_config import RESAMPLINGS
 from vitrail.nn.head import Projection
@@ -110,7 +110,7 @@ def test_table_of_all_methods_is_not_computed_twice(here: Path, run: Run) -> Non
     done = run(*TRANSFER, "--out", "out", "--json")
     assert done.returncode == 0, done.stderr
     found = rows(done.stdout)
-    assert tuple(found) == METHODS
+    assert tuple(found) == CLASS_METHODS
     for row in found.values():
         assert 0 <= row["interval"][0] <= row["score"] <= row["interval"][1] <= 1
         assert row["seconds"] > 0
@@ -359,7 +359,7 @@ def test_a_model_without_preprocessing_is_refused(here: Path, run: Run, command:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--methods", "knn,magic"], "unknown method 'magic': use knn, linear, head, lora, full"),
+        (["--methods", "knn,magic"], "unknown method 'magic': use knn, linear, linear-4, head, lora, full"),
         (["--minutes", "0"], "--minutes must be > 0, got 0.0"),
         (["--out", "photos"], "photos is not empty and has no table.json"),
         (["--device", "tpu"], "unknown device 'tpu'"),

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.options import (
     DATA_HELP,
+    IGNORE_NOTE,
     CommandParser,
     check_at_least,
     given_options,
@@ -82,7 +83,9 @@ def add_arguments(parser: CommandParser) -> None:
     data = parser.add_group("data")
     data.add_shared("--split NAME", "--map FILE")
     data.add_option("--only-present", "restrict predictions to the classes in the data")
-    data.add_shared("--label-from REGEX", "--names FILE", "--ignore VALUES", "--limit N")
+    data.add_shared("--label-from REGEX", "--names FILE")
+    data.add_shared("--ignore VALUES", note=IGNORE_NOTE)
+    data.add_shared("--limit N")
     data.add_shared("--task", default="auto")
     data.add_shared("--quarantine FILE")
     compute = parser.add_group("compute")

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.describe import format_bytes
-from vitrail.cli.options import CommandParser, check_at_least, parse_assumptions, print_result, refuse_options
+from vitrail.cli.options import (
+    IGNORE_NOTE,
+    CommandParser,
+    check_at_least,
+    parse_assumptions,
+    print_result,
+    refuse_options,
+)
+from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import count_progress
 from vitrail.deploy import RUNTIME_SUFFIXES
 from vitrail.utils.text import format_table
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from vitrail.deploy.export.comparison import OutputComparison, RuntimeSpeed, VerificationReport
 
 MAX_GENERATED_IMAGES = 32
+VERIFY_OPTIONS = ("split", "map", "label_from", "ignore")
 OUT_HELP = "output file: " + ", ".join(RUNTIME_SUFFIXES).replace(".xml", ".xml (with a .bin beside it)")
 
 
@@ -53,6 +62,7 @@ def add_arguments(parser: CommandParser) -> None:
     proof = parser.add_group("verification")
     proof.add_option("--verify DATA", "images to compare on, labelled or not [generated images]")
     proof.add_shared("--split NAME", "--map FILE", "--label-from REGEX")
+    proof.add_shared("--ignore VALUES", note=IGNORE_NOTE)
     proof.add_shared("--limit N", note="500", default=500)
     calibrate = "images for the calibration of --int8 [images of --verify that are not compared, or generated ones]"
     proof.add_option("--calibrate DATA", calibrate)
@@ -73,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     if options.calibrate is not None and not options.int8:
         raise ValueError("--calibrate needs --int8: add it, or leave this out")
     if options.verify is None:
-        refuse_options(options, ("split", "map", "label_from"), "needs --verify DATA: add it, or leave this out")
+        refuse_options(options, VERIFY_OPTIONS, "needs --verify DATA: add it, or leave this out")
     from vitrail.deploy.export.verify import VerificationError
 
     try:
@@ -108,7 +118,7 @@ def export_from_options(options: argparse.Namespace, target: str) -> "Verificati
         calibration, more = load_calibration_images(options, deployed, names, progress)
         notes = [*notes, *more]
     for note in (*deployed.notes, *notes):
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {spell_options(note, options.flags)}", file=sys.stderr)
     path = find_weights(options.model)
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
     return export_and_verify(

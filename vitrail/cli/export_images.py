@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.cli.export import MAX_GENERATED_IMAGES
+from vitrail.cli.export import MAX_GENERATED_IMAGES, VERIFY_OPTIONS
 from vitrail.data.dataset import Images
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.export.comparison import VerificationImages, generate_images
@@ -30,11 +30,18 @@ def load_verification_images(
         return VerificationImages(pixels, "generated"), [note], set()
     try:
         selection = select_images(
-            EvaluationData(options.verify, options.split, limit=options.limit, label_from=options.label_from),
+            EvaluationData(
+                options.verify,
+                options.split,
+                limit=options.limit,
+                label_from=options.label_from,
+                ignore=options.ignore,
+            ),
             progress=progress,
+            models=[deployed],
         )
     except ValueError as error:
-        if options.split is not None or options.map is not None or options.label_from is not None:
+        if any(getattr(options, name) is not None for name in VERIFY_OPTIONS):
             raise
         return load_unlabelled_images(options, pipeline, error, progress)
     pixels, read = load_pixels(selection.images, pipeline, progress)
@@ -43,7 +50,7 @@ def load_verification_images(
     try:
         targets = match_targets(options, deployed, images)
     except ValueError as error:
-        if options.map is not None:
+        if options.map is not None or options.ignore is not None:
             raise
         notes.append(f"{options.verify} is compared without labels: {error}")
     return VerificationImages(pixels, f"{options.verify}, {selection.split_label}", targets), notes, names

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_HELP = "checkpoint file or directory, run, hf://owner/name, name of `vitrail models` (deit-tiny)"
 DATA_HELP = "folder, CSV or Parquet table, tar shards, or dataset name (digits)"
+IGNORE_NOTE = "those that the model's training ignored"  # default of --ignore beside a model
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -1,9 +1,10 @@
-"""Compare probes, head, LoRA and full fine-tuning of a checkpoint on your data, in one table.
+"""Compare probes, head, LoRA and full fine-tuning of a checkpoint on your data, in one table; for masks, four trainings.
 
 Features are computed once; the probes and the head use them and are not limited by the budget. LoRA and full fine-tuning are
 then timed for a few steps and share the remaining time, or get as many steps as the recipe would choose. If it is too short for
 both, LoRA comes first. Methods without time are listed with the minutes they need, trainings that did not converge are marked.
-Every model is kept under --out; the same command continues an interrupted comparison.
+Every model is kept under --out; the same command continues an interrupted comparison. For masks, a linear decoder on the last
+layer of the frozen backbone (linear) or on the last four (linear-4) and LoRA and full fine-tuning with UPerNet share the time.
 
 examples:
   vitrail transfer deit_tiny.safetensors photos                   ten minutes, all methods
@@ -19,7 +20,7 @@ from vitrail.cli.text.training import TrainingDisplay
 from vitrail.cli.train import add_data_options, data_fields
 
 # The names of vitrail.evaluation.transfer, repeated so that --help does not import PyTorch; a test compares them.
-METHODS = ("knn", "linear", "head", "lora", "full")
+METHODS = ("knn", "linear", "linear-4", "head", "lora", "full")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -27,9 +28,10 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_checkpoint()
     parser.add_shared("data DATA")
     parser.add_option("--minutes N", "time budget of all methods [10]", float, default=10.0)
-    methods = "knn, linear (probes), head (the linear probe as a model), lora, full (training) [all]"
+    methods = "knn, linear (probes), head (the linear probe as a model), lora, full (training) [all]; "
+    methods += "for masks linear, linear-4 (decoders on the frozen backbone), lora, full [all]"
     parse_methods = partial(parse_names, known=METHODS, kind="method")
-    parser.add_option("--methods NAME,…", methods, parse_methods, default=METHODS)
+    parser.add_option("--methods NAME,…", methods, parse_methods)
     parser.add_option("--out DIR", "directory of the runs and table.json [runs/DATA-transfer-N]")
     parser.add_shared("--size N|HxW")
     parser.add_shared("--seed N", default=0)
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from vitrail.training.trainer import Stopped
 
     out = options.out or choose_directory(options.data, "transfer")
-    display = TrainingDisplay(options.quiet)
+    display = TrainingDisplay(options.quiet, options.flags)
     try:
         table = transfer(
             options.model,

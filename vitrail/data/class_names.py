@@ -170,10 +170,12 @@ def name_outputs(file: str | Path, outputs: int | None, option: str = "names=") 
 def rename_classes(dataset: Dataset, file: str) -> Dataset:
     """Return the dataset with the readable names of a file (`--names`); the order of the classes stays.
 
-    Names that several classes share get the former name in brackets: crane (n02012849).
+    Names that several classes share get the former name in brackets: crane (n02012849). Classes of masks are often values with
+    gaps, 0 and 255: a list with as many names as classes names them in order of their values.
     """
     classes = list(dict.fromkeys(name for images in dataset.splits.values() for name in images.classes))
-    found = _find_names(file, classes)
+    has_masks = any(images.target_kind == "masks" for images in dataset.splits.values())
+    found = _find_names(file, classes, in_order=has_masks)
     if missing := [name for name in classes if name not in found]:
         count = f"{len(missing):,} of {len(classes):,} classes"
         raise ValueError(
@@ -189,8 +191,8 @@ def rename_classes(dataset: Dataset, file: str) -> Dataset:
     return replace(dataset, splits=splits, notes=(*dataset.notes, f"class names from {file}: {shown}"))
 
 
-def _find_names(file: str, classes: list[str]) -> dict[str, str]:
-    """Return the display name of each class that the file names."""
+def _find_names(file: str, classes: list[str], in_order: bool = False) -> dict[str, str]:
+    """Return the display name of each class that the file names; `in_order` allows numbers with gaps for a list of names."""
     parsed = read_names_file(file, "names=")
     if not isinstance(parsed, NamesByIndex):
         pairs = [(normalise_class_name(key), normalise_class_name(str(name))) for key, name in _order_pairs(parsed)]
@@ -205,6 +207,10 @@ def _find_names(file: str, classes: list[str]) -> dict[str, str]:
     numbers = {int(name) for name in classes if is_index(name)}
     if parsed.is_complete and len(indices) in numbers and 0 not in numbers:  # the data counts from 1, as Flowers-102
         indices = {index + 1: name for index, name in indices.items()}
+    elif (
+        in_order and parsed.is_complete and len(indices) == len(classes) == len(numbers) and not numbers <= set(indices)
+    ):
+        indices = dict(zip(sorted(numbers), indices.values(), strict=True))
     known, used = {}, set(classes)
     for index, names in parsed.names:
         for name in map(normalise_class_name, names):

@@ -93,6 +93,9 @@ class Images:
     )
     colours: tuple[tuple[int, int, int], ...] | None = None  # of the classes, RGB, if the data states them
     things: tuple[bool, ...] | None = None  # whether the classes have objects, if the data states it
+    ignored: tuple[
+        tuple[int, str], ...
+    ] = ()  # values of masks that neither train nor count, and their names in the data
 
     def __len__(self) -> int:
         return len(self.items)

@@ -138,7 +138,8 @@ def evaluate(
     `model` is a file, a directory, a run, `hf://owner/name` or a loaded model; `data` anything that `vitrail.train` takes.
     Without data, the model's own test images, else its validation images, are used, as its training split them.
     `split` is train, validation or test (default: test, else validation, else all images); `limit` a number of images, evenly
-    spaced; `label_from`, `names` and `ignore` are as for `load_dataset`; `quarantine` is a list of images to leave out.
+    spaced; `label_from`, `names` and `ignore` are as for `load_dataset`, where `ignore` is by default that of the models'
+    training; `quarantine` is a list of images to leave out.
     `precision` is fp32, bf16, fp16, or "auto": the fastest by measurement, compared with fp32 on the first images.
     `runtime` and `merge` apply to `model` alone, so that it can be compared with itself without them. `class_map` is a file that
     maps class names, or "index" if the data's classes are the model's indices.
@@ -167,7 +168,7 @@ def evaluate(
 
     titles = make_names_unique([item.name for item in models])
     trained = {title: read_training_data(item) for title, item in zip(titles, models, strict=True)}
-    selection = select_images(request, trained, progress, match_all)
+    selection = select_images(request, trained, progress, match_all, models)
     matchings = match_all(selection.images)
     if only_present and not selection.images.is_multi_label and min(len(item.present) for item in matchings) < 2:
         raise ValueError("only_present= leaves a single class, so accuracy is always 1: omit it")

@@ -194,7 +194,7 @@ class ModelEvaluation:
             "classes_matched": self.matching.method,
             "only_present": self.only_present,
             "notes": list(self.selection.notes),
-            "fingerprint": fingerprint_split(images),
+            "fingerprint": fingerprint_split(images, self.selection.mask_digests),
         }
 
     def metric_dict(self) -> dict[str, Any]:

@@ -1,20 +1,21 @@
 """Select the images of an evaluation: split, limit, and without unreadable images."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitrail.data.audit import UNUSABLE_KINDS, audit_dataset, exclude_images, read_quarantine
-from vitrail.data.dataset import Dataset, Images
+from vitrail.data.dataset import IGNORED, Dataset, Images
 from vitrail.data.sources import downloads, load_dataset
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.detect import resolve_source
 from vitrail.data.sources.objects import PREFIX
 from vitrail.data.sources.tables import HUB_PREFIX
+from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.training.recipe import Data
 from vitrail.training.runs.prepare import prepare_data
 from vitrail.utils.json import dataclass_from_json
@@ -36,7 +37,9 @@ class EvaluationData:
     limit: int | None = None
     label_from: str | None = None
     names: str | None = None  # file of readable class names, or "imagenet"
-    ignore: tuple[int, ...] | None = None  # stored values of masks that do not count
+    ignore: tuple[int, ...] | None = (
+        None  # stored values of masks that do not count; None: those of the models' training
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class SelectedData:
     images: Images
     skipped: dict[str, str]  # path and reason
     notes: tuple[str, ...]
+    mask_digests: Mapping[int, np.ndarray] = field(default_factory=dict)  # those of the audit
 
     @property
     def split_label(self) -> str:
@@ -61,32 +65,56 @@ def select_images(
     trained: Mapping[str, TrainingData | None] | None = None,
     progress: ProgressCallback | None = None,
     check: Callable[[Images], object] | None = None,
+    models: Sequence[DeployedModel] = (),
 ) -> SelectedData:
     """Return the requested images.
 
     `trained` maps model names to their training data: if it is the same data, it is split as for training. `check` may raise
-    an error for the images before all of them are read.
+    an error for the images before all of them are read. Of masks, the values that a training of `models` ignored are ignored
+    here too, unless the request states others.
     """
     if request.limit is not None and request.limit < 1:
         raise ValueError(f"limit= must be >= 1, got {request.limit}")
     if request.where is None:
         return select_own_images(request, next(iter((trained or {}).items())), progress, check)
+    default = sorted({value for model in models for value in model.contract.ignore or ()})
+    ignore = request.ignore
     if isinstance(request.where, os.PathLike):
         request = replace(request, where=os.fspath(request.where))
     elif not isinstance(request.where, str):  # a Python object, read once and split below
         options = {"multi_label": TASKS[request.task], "progress": progress, "label_from": request.label_from}
-        options |= {"ignore": request.ignore}
+        options |= {"ignore": request.ignore, "default_ignore": default}
         whole = load_dataset(request.where, fractions=parts.TRAIN_ONLY_FRACTIONS, **options)
         request = replace(request, where=whole, label_from=None, ignore=None)
     known = {name: data for name, data in (trained or {}).items() if data and is_same_data(data, request.where)}
-    dataset = read_dataset(request, request.where, next(iter(known.values()), None), progress)
+    dataset = read_dataset(request, request.where, next(iter(known.values()), None), progress, default)
     notes = list(dataset.notes)
     split, images = select_split(dataset, request.split)
+    if ignore is None and images.masks is not None:
+        notes += describe_ignored(images, models)
     notes += warn_trained_on(known, dataset.source, split)
     images = limit_images(images, request.limit, notes)
     if check is not None:
         check(images)
     return drop_unreadable(request, replace(dataset, splits={images.split: images}), split, notes, progress)
+
+
+def describe_ignored(images: Images, models: Sequence[DeployedModel]) -> Iterator[str]:
+    """Yield a note for each model whose training ignored values of masks that are ignored here for that reason, besides 255.
+
+    Raise ValueError if such a value is a class of a model in this data: its classes have other values than those of training.
+    """
+    named = {value: name for value, name in images.ignored if name}
+    for model in models:
+        ignored = model.contract.ignore or ()
+        for value in ignored:
+            if lost := [other.name for other in models if named.get(value) in (other.class_names or ())]:
+                about = f"the value {value} of the masks is {named[value]!r}, a class of {lost[0]}"
+                raise ValueError(f"{about}, and the training of {model.name} ignored it: give ignore=")
+        if values := [str(value) for value in ignored if value != IGNORED]:
+            plural = "s" * (len(values) > 1)
+            shown = f"the value{plural} {', '.join(values)} of the masks"
+            yield f"{shown} {'are' if plural else 'is'} ignored, as in the training of {model.name}: ignore= changes that"
 
 
 def limit_images(images: Images, limit: int | None, notes: list[str]) -> Images:
@@ -116,7 +144,8 @@ def select_own_images(
     images = limit_images(images, request.limit, notes)
     if check is not None:
         check(images)
-    return SelectedData(data.where, prepared.dataset.kind, split, images, dict(prepared.skipped), tuple(notes))
+    skipped, digests = dict(prepared.skipped), prepared.audit.mask_digests
+    return SelectedData(data.where, prepared.dataset.kind, split, images, skipped, tuple(notes), digests)
 
 
 def parse_own_data(name: str, trained: TrainingData | None) -> Data:
@@ -135,19 +164,27 @@ def parse_own_data(name: str, trained: TrainingData | None) -> Data:
 
 
 def read_dataset(
-    request: EvaluationData, where: str | Dataset, trained: TrainingData | None, progress: ProgressCallback | None
+    request: EvaluationData,
+    where: str | Dataset,
+    trained: TrainingData | None,
+    progress: ProgressCallback | None,
+    ignore: Sequence[int] = (),
 ) -> Dataset:
-    """Read the dataset with the labels of training; split it as for training only if a split is requested."""
+    """Read the dataset with the labels of training; split it as for training only if a split is requested.
+
+    `ignore` are the values of masks to ignore if the request states none.
+    """
     embedded = where == downloads.BUILTIN and not os.path.exists(downloads.BUILTIN)
     fractions = parts.TRAIN_ONLY_FRACTIONS
     if request.split is not None or embedded:
         known = (trained or {}).get("fractions")
         fractions = None if known is None else (float(known[0]), float(known[1]), float(known[2]))
-    given = {"label_from": request.label_from, "names": request.names, "ignore": request.ignore}
+    given = {"label_from": request.label_from, "names": request.names}
     known = {} if isinstance(where, Dataset) else trained or {}
     labels = {name: known.get(name) if value is None else value for name, value in given.items()}
     task = TASKS[request.task]
-    return load_dataset(where, fractions=fractions, multi_label=task, progress=progress, **labels)
+    ignored = {"ignore": request.ignore, "default_ignore": ignore}
+    return load_dataset(where, fractions=fractions, multi_label=task, progress=progress, **labels, **ignored)
 
 
 def select_split(dataset: Dataset, requested: str | None) -> tuple[str, Images]:
@@ -178,7 +215,7 @@ def drop_unreadable(
     if not len(images):
         path, reason = next(iter(skipped.items()))
         raise ValueError(f"none of the {len(skipped):,} images of {dataset.source} can be used: {path}: {reason}")
-    return SelectedData(dataset.source, dataset.kind, split, images, skipped, tuple(notes))
+    return SelectedData(dataset.source, dataset.kind, split, images, skipped, tuple(notes), checked.mask_digests)
 
 
 def warn_trained_on(known: Mapping[str, TrainingData], where: str, split: str) -> Iterator[str]:

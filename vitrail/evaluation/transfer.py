@@ -1,4 +1,8 @@
-"""Compare probes and fine-tuning methods of one model on one dataset within a time budget."""
+"""Compare probes and fine-tuning methods of one model on one dataset within a time budget.
+
+For classes of images: two probes, a head, LoRA and full fine-tuning. For masks: two linear decoders on the frozen backbone, and
+LoRA and full fine-tuning with the recipe's decoder.
+"""
 
 import hashlib
 import json
@@ -16,13 +20,21 @@ from vitrail.checkpoints.load import find_weights
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.evaluation.frozen_head import train_head
 from vitrail.evaluation.probes import ProbeSettings, probe
-from vitrail.evaluation.transfer_table import METHODS, TransferRow, TransferTable, read_earlier_table
-from vitrail.metrics import score_name
+from vitrail.evaluation.selection import describe_ignored
+from vitrail.evaluation.transfer_table import (
+    CLASS_METHODS,
+    MASK_METHODS,
+    METHODS,
+    TransferRow,
+    TransferTable,
+    read_earlier_table,
+)
 from vitrail.metrics.convergence import has_converged
 from vitrail.metrics.linear import LinearProbe
-from vitrail.models.base import ModelConfig
+from vitrail.models.base import ModelConfig, Unsupported
 from vitrail.models.sizes import closest
 from vitrail.reports.page import write_report
+from vitrail.tasks import Task, task_of
 from vitrail.training.distributed import pick_device
 from vitrail.training.features import extract_features, hash_model
 from vitrail.training.logging import Listener, read_json_lines
@@ -36,6 +48,7 @@ from vitrail.utils.progress import ProgressCallback
 
 PROBES = ("knn", "linear")
 TRAININGS = ("lora", "full")  # by expected gain per minute: LoRA gains more in the first minutes (docs/transfer.md)
+FROZEN = ("linear", "linear-4")  # of masks: methods that train this decoder on a frozen backbone
 MIN_STEPS = 50  # or one epoch; shorter trainings are skipped
 USEFUL_STEPS, USEFUL_EPOCHS = 500, 4  # whichever is less: a shorter training is not worth a share of a small budget
 
@@ -60,6 +73,10 @@ class TransferComparison:
     feature_seconds: float = 0.0  # of the probes in this call
     forward: float | None = None  # seconds of an image through the frozen model, where features were computed
     pace: tuple[str, StepTime] | None = None  # of the training measured last
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.prepared.train)
 
     def report(self, text: str) -> None:
         for listener in self.listeners:
@@ -187,7 +204,11 @@ class TransferComparison:
     def plan_steps(self, method: str, seconds: float, n_remaining: int) -> tuple[int, StepTime] | None:
         """Return the steps that fit into the remaining seconds, by measuring some; None if they are too few."""
         start = time.monotonic()
-        pace = measure_step_time(self.build_recipe(method), self.prepared, self.machine)
+        try:
+            pace = measure_step_time(self.build_recipe(method), self.prepared, self.machine)
+        except Unsupported as reason:  # by this family of models
+            self.skip_method(method, str(reason))
+            return None
         self.pace = (method, pace)
         available = seconds - (time.monotonic() - start)
         max_steps = self.count_recipe_steps(method, pace.steps_per_epoch)
@@ -208,12 +229,14 @@ class TransferComparison:
         return self.build_recipe(method).total_steps(steps_per_epoch)
 
     def overrides(self, method: str) -> dict[str, Any]:
-        return {"tune": method, "seed": self.seed} | ({"size": self.size} if self.size else {})
+        """Return the overrides of the recipe: of masks, the decoder on a frozen backbone; others have the recipe's."""
+        frozen = {"tune": "head", "decoder": method} if self.task.name == "masks" and method in FROZEN else {}
+        return {"tune": method, "seed": self.seed} | frozen | ({"size": self.size} if self.size else {})
 
     def build_recipe(self, method: str) -> Recipe:
         """Return the recipe of a method, with its default length."""
         facts = replace(self.facts, overrides={}, chosen=[], used=set())
-        return build_named_recipe(None, facts, self.data, self.model, self.overrides(method))
+        return build_named_recipe(self.task.recipe, facts, self.data, self.model, self.overrides(method))
 
     def build_row(self, method: str, directory: Path, summary: dict[str, Any], seconds: float) -> TransferRow:
         """Return the row of a finished run, after marking the run if it has not converged."""
@@ -224,7 +247,8 @@ class TransferComparison:
         write_json(directory / "summary.json", summary | {"converged": converged, "recipe_steps": max_steps})
         write_report(directory)
         (low, high), trained = summary["interval"], read_run_record(directory)["model"]["trained"]
-        about = format_length(steps, max_steps, per_epoch)
+        decoder = self.build_recipe(method).model.find_decoder()
+        about = f"{type(decoder).__name__}, " * (decoder is not None) + format_length(steps, max_steps, per_epoch)
         return TransferRow(method, summary[self.table.measure], (low, high), seconds, trained, about, method, converged)
 
 
@@ -260,7 +284,7 @@ def transfer(
     data: str | Data,
     *,
     minutes: float = 10.0,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     out: str | Path,
     seed: int = 0,
     size: tuple[int, int] | None = None,
@@ -269,12 +293,12 @@ def transfer(
     listeners: tuple[Listener, ...] = (),
     progress: ProgressCallback | None = None,
 ) -> TransferTable:
-    """Compare the methods within `minutes`, and resume an earlier call with the same `out`."""
+    """Compare the methods within `minutes`, all that the data allows by default; resume an earlier call with the same `out`."""
     if not 0 < minutes < float("inf"):
         raise ValueError(f"--minutes must be > 0, got {minutes}")
-    if unknown := [method for method in methods if method not in METHODS]:
+    if unknown := [method for method in methods or () if method not in METHODS]:
         raise ValueError(f"unknown method {unknown[0]!r}: {closest(unknown[0], list(METHODS))}")
-    if not methods:
+    if methods is not None and not methods:
         raise ValueError(f"no method given: use {', '.join(METHODS)}")
     start = time.monotonic()
     source = Data(data) if isinstance(data, str) else data
@@ -285,10 +309,13 @@ def transfer(
     opened = open_checkpoint(model, size=size)  # first: an invalid size must leave no files
     assert opened.model is not None
     content, config = hash_model(opened.model, opened.contract.preprocessing), opened.model.config
-    prepared = prepare_data(source, progress)
-    prepared.require_classes("transfer")
+    prepared = prepare_data(source, progress, default_ignore=opened.contract.ignore or ())
+    task, notes = task_of(prepared.train), list[str]()
+    methods = choose_methods(methods, task, source)
+    if task.name == "masks" and source.ignore is None and opened.contract.ignore:
+        source, notes = replace(source, ignore=opened.contract.ignore), list(describe_ignored(prepared.train, [opened]))
     split = "test" if "test" in prepared.splits else "validation"
-    identity, measure = comparison_identity(content, prepared, seed, size), score_name(prepared.train.is_multi_label)
+    identity, measure = comparison_identity(content, prepared, seed, size), task.score
     n_images, skipped = len(prepared.splits[split]), dict(prepared.skipped)
     table = TransferTable(model, source.where, identity, measure, split, n_images, minutes, unreadable=skipped)
     if earlier is not None:
@@ -303,18 +330,33 @@ def transfer(
     comparison = TransferComparison(
         model, source, prepared, facts, table, directory, seed, size, machine, cache, listeners, progress
     )
-    if probes := [method for method in PROBES if method in methods and not table.has_method(method)]:
+    for note in notes:
+        comparison.report(note)
+    missing = [method for method in methods if not table.has_method(method)]
+    if task.name == "masks":
+        for index, method in enumerate(missing):
+            comparison.run_training(method, len(missing) - index)
+        return table
+    if probes := [method for method in PROBES if method in missing]:
         comparison.run_probes(probes)
-    if "head" in methods and not table.has_method("head"):
+    if "head" in missing:
         # A new head replaces CLIP's projection, so its features are others than those of the probes.
         comparison.run_head(shares_features=not config.has_tokens or has_same_features(config))
-    trainings = [method for method in TRAININGS if method in methods and not table.has_method(method)]
+    trainings = [method for method in TRAININGS if method in missing]
     for index, method in enumerate(trainings):
         if config.has_tokens:
             comparison.run_training(method, len(trainings) - index)
         else:
             comparison.skip_method(method, "the recipe fine-tunes Vision Transformers, not ResNets")
     return table
+
+
+def choose_methods(methods: Sequence[str] | None, task: Task, data: Data) -> tuple[str, ...]:
+    """Return the methods of a task in their order, all or those given; raise ValueError for one of another task."""
+    known = MASK_METHODS if task.name == "masks" else CLASS_METHODS
+    if other := [method for method in methods or () if method not in known]:
+        raise ValueError(f"{other[0]} does not apply to {task.title}, which {data.where} has: use {', '.join(known)}")
+    return tuple(method for method in known if methods is None or method in methods)
 
 
 def has_same_features(config: ModelConfig) -> bool:

@@ -8,7 +8,10 @@ from typing import Any
 from vitrail.utils.files import atomic_write
 from vitrail.utils.text import format_table
 
-METHODS = ("knn", "linear", "head", "lora", "full")
+CLASS_METHODS = ("knn", "linear", "head", "lora", "full")  # for classes of images
+MASK_METHODS = ("linear", "linear-4", "lora", "full")  # for masks
+METHODS = ("knn", "linear", "linear-4", "head", "lora", "full")  # in the order of the table
+MEASURES = {"top1": "top-1", "map": "mAP", "miou": "mIoU"}
 TABLE_FILE = "table.json"
 
 
@@ -17,7 +20,7 @@ class TransferRow:
     """One method on one dataset."""
 
     method: str
-    score: float  # top-1; mAP for multi-label data
+    score: float  # top-1; mAP for multi-label data; mean IoU of masks
     interval: tuple[float, float]
     seconds: float  # wall time over all calls: features, measuring, training, evaluation
     trainable: int  # parameters
@@ -33,7 +36,7 @@ class TransferTable:
     model: str
     data: str
     identity: str  # hash of the model, the images and the settings
-    measure: str  # "top1" or "map"
+    measure: str  # "top1", "map" or "miou"
     split: str
     images: int  # evaluated
     minutes: float
@@ -63,8 +66,7 @@ class TransferTable:
 
     def format_lines(self) -> list[str]:
         """Return the table as lines of text."""
-        name = "top-1" if self.measure == "top1" else "mAP"
-        cells = [["method", "", name, "95 %", "minutes", "trainable"]]
+        cells = [["method", "", MEASURES[self.measure], "95 %", "minutes", "trainable"]]
         for row in self.rows:
             interval = "–".join(f"{100 * edge:.1f}" for edge in row.interval)
             score, minutes = f"{100 * row.score:.2f} %", f"{row.seconds / 60:.1f}"

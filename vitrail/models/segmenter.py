@@ -257,8 +257,8 @@ class Segmenter(Model):
         return self.backbone.lora_modules()
 
     def start_from(self, source: Model, keep_classifier: bool) -> None:
-        """Copy the weights of a trained segmentation model, or those of another model into the backbone alone."""
-        if source.config.output_kind == "masks":
+        """Copy the weights of a segmentation model with the same decoder, or those of another model into the backbone alone."""
+        if source.config.find_decoder() == self.config.decoder:
             super().start_from(source, keep_classifier)
         else:
             from vitrail.models.adapt import take_backbone

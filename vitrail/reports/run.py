@@ -103,7 +103,8 @@ class ScoreRecord(TypedDict, total=False):
     """Metrics of a split in summary.json."""
 
     images: Required[int]
-    top1: Required[float]
+    top1: float
+    miou: float
 
 
 class CollapseRecord(TypedDict, total=False):
@@ -130,6 +131,7 @@ class SummaryRecord(TypedDict, total=False):
     images: int
     top1: float
     map: float
+    miou: float
     interval: tuple[float, float]
     validation: ScoreRecord
     test: ScoreRecord

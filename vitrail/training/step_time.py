@@ -10,6 +10,7 @@ import torch
 
 from vitrail.data.transforms.user import UserFunction
 from vitrail.models.lora import tune
+from vitrail.tasks import task_of
 from vitrail.training.checkpointing import Checkpoints
 from vitrail.training.distributed import Team, join_process_group
 from vitrail.training.logging import MetricsLog
@@ -129,11 +130,14 @@ def measure_image(loaders: RunLoaders, training: Trainer) -> float:
     """Return the seconds that one held-out image takes in an evaluation."""
     model = getattr(training.loss_module.eval(), loaders.setup.recipe.objective.keeps)
     normalise, device = loaders.setup.recipe.preprocessing.normalise, loaders.setup.team.device
+    images = loaders.split("validation").images
     seconds, previous = 0.0, time.monotonic()
     with loaders.setup.team.unsharded(training.loss_module), training.autocast():
         for index, batch in enumerate(loaders.split("validation").iter_once()):
             arrived = time.monotonic()
-            model(normalise(batch.pixels.to(device)))
+            outputs = model(normalise(batch.pixels.to(device)))
+            if images.masks is not None:  # counting pixels takes longer than keeping logits
+                task_of(images).reduce_outputs(outputs, images, batch.indices.numpy())
             synchronise(device)
             # The first batch waits for workers to start; only the second includes the loading time.
             since = arrived if index == 0 else previous

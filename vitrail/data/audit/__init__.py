@@ -40,7 +40,9 @@ class Audit:
     mask_counts: Mapping[str, MaskCounts] = field(
         default_factory=dict
     )  # pixels of the classes of each split with masks
-    mask_digests: np.ndarray | None = field(default=None, compare=False)  # uint64 [items of the mask store, 2]
+    mask_digests: Mapping[int, np.ndarray] = field(
+        default_factory=dict, compare=False
+    )  # by the id of a mask store: uint64 [items, 2]
 
     @property
     def is_ok(self) -> bool:

@@ -165,14 +165,18 @@ def scan_masks(
     return found
 
 
-def join_digests(scans: Collection[MaskScan]) -> np.ndarray | None:
-    """Return the digests of the decoded masks by their item of the store, uint64 [items, 2], zeros for others; None without."""
-    items = np.concatenate([np.zeros(0, np.int64), *(scan.images.targets for scan in scans)])
-    if not len(items):
-        return None
-    digests = np.zeros((int(items.max()) + 1, 2), dtype=np.uint64)
-    digests[items] = np.concatenate([scan.digests for scan in scans])
-    return digests
+def join_digests(scans: Collection[MaskScan]) -> dict[int, np.ndarray]:
+    """Return the digests of the decoded masks by the id of their store, uint64 [items, 2], zeros for items without one.
+
+    Splits of a folder share a store; those of a dictionary of splits have one each.
+    """
+    found: dict[int, np.ndarray] = {}
+    for scan in scans:
+        assert scan.images.masks is not None
+        store = scan.images.masks
+        digests = found.setdefault(id(store), np.zeros((len(store), 2), dtype=np.uint64))
+        digests[scan.images.targets] = scan.digests
+    return found
 
 
 def find_mask_problems(split: str, scan: MaskScan) -> Iterator[Finding]:

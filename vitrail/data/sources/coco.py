@@ -131,7 +131,7 @@ def read_coco(source: str, files: Sequence[CocoFile], options: parts.ReadOptions
         pair = [file.path for file in files if file.split == repeated[0]]
         raise ValueError(f"{source} has {pair[0]} and {pair[1]} for one split: give one of them")
     categories = read_categories(files[0])
-    kept, empty = number_classes(files[0].path, categories, options.ignore or ())
+    kept, empty = number_classes(files[0].path, categories, options.ignored)
     names = tuple(kept)
     index = {number: kept.get(name, IGNORED) for number, name in categories.items()}
     images: list[CocoImage] = []
@@ -146,7 +146,8 @@ def read_coco(source: str, files: Sequence[CocoFile], options: parts.ReadOptions
     if not options.needs_labels:
         return build_unlabelled_dataset(source, "coco", store, items, sides, options)
     colours = read_colours(files[0], names)
-    classes = MaskClasses(names, np.full(256, -1, dtype=np.int16), colours)
+    ignored = tuple((number, categories.get(number, "")) for number in options.ignored)
+    classes = MaskClasses(names, np.full(256, -1, dtype=np.int16), colours, ignored=ignored)
     masks = CocoMasks(images, store, empty, repr((sorted(index.items()), empty)))
     return build_mask_dataset(source, "coco", store, items, sides, masks, classes, options)
 

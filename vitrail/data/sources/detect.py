@@ -70,6 +70,7 @@ def load_dataset(
     label_from: str | None = None,
     names: str | None = None,
     ignore: int | Sequence[int] | None = None,
+    default_ignore: Sequence[int] = (),
 ) -> Dataset:
     """Load images with labels or masks: a name, a folder, a file, a pattern, hf://datasets/owner/name, a Python object.
 
@@ -81,10 +82,14 @@ def load_dataset(
     without labels, such as flat folders. `progress` is called with the activity, the count done and the total (0: unknown).
     `label_from` is a regular expression that finds the class in a file name, or in the path if it contains a slash; the
     source is then a folder or a pattern of image files. `names` is a file with readable names of the classes, or "imagenet".
-    `ignore` are stored values of masks that neither train nor count, besides 255 and those that the data states.
+    `ignore` are stored values of masks that neither train nor count, besides 255 and those that the data states;
+    `default_ignore`, those of a model for example, are used if `ignore` is None and the data has masks.
     """
     values = parse_ignored_values(ignore)
-    dataset = read_source(source, parts.ReadOptions(fractions, multi_label, progress, label_from, ignore=values))
+    options = parts.ReadOptions(
+        fractions, multi_label, progress, label_from, ignore=values, default_ignore=tuple(default_ignore)
+    )
+    dataset = read_source(source, options)
     if (
         values
         and all(images.target_kind != "masks" for images in dataset.splits.values())
@@ -211,7 +216,7 @@ def read_pairs(source: str, folder: str, options: parts.ReadOptions) -> Dataset:
     root, pairs = mask_folders.find_mask_folders(folder, trusted=True)
     if not pairs:
         raise layouts.LayoutError(
-            f"{folder} has no folder of images beside one of masks: use FOLDER/images and FOLDER/masks"
+            f"{folder} has no folder of images beside one of masks: use images/ and masks/, or a.jpg with a_mask.png"
         )
     return mask_folders.read_mask_folders(folder, root, pairs, options)
 

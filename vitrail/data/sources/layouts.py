@@ -316,7 +316,7 @@ def check_masks(folder: str, contents: FolderContents, root: str) -> None:
         path = os.path.join(folder, name)
         listed = list_entries(path).images
         if masks := find_masks(path, listed):
-            finding = f"has masks among the images of {name}, such as {masks[0]}"
+            finding = f"has masks among the images of {name}, such as {masks[0]} (to segment, use masks:{root})"
             if pattern := find_glob([image for image in listed if image not in masks], masks):
                 source = os.path.join(root, *(["*", "*"] if root != folder else ["*"]), pattern)
                 refuse(folder, finding, source, " --label-from '([^/]+)/[^/]+$'", root)

@@ -12,7 +12,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,10 @@ class MaskClasses:
     colours_only: bool = False  # the file has no values: a palette is read by its colours
     note: str = ""
     things: tuple[bool, ...] | None = None  # whether the names have objects, if the data states it for all
+    ignored: tuple[
+        tuple[int, str], ...
+    ] = ()  # values, and the names of those that the data names and does not ignore itself
+    counts: np.ndarray | None = None  # [256] pixels of each stored value, where the classes are the values
 
     def map_values(self, values: np.ndarray) -> np.ndarray:
         """Return the classes of stored values, int16: indices, IGNORED or NO_CLASS."""
@@ -97,7 +101,9 @@ def build_classes(
         table[value] = target
     known = sorted((int(pack_colours(np.array(e.colour))), index[e.value]) for e in entries if e.colour)
     colours = tuple(entry.colour for entry in kept if entry.colour)
-    names, things = tuple(entry.name for entry in kept), tuple(e.thing for e in kept if e.thing is not None)
+    names, named = tuple(entry.name for entry in kept), {e.value: e.name for e in entries if not e.ignored}
+    ignored = tuple((value, named.get(value, "")) for value in np.flatnonzero(table == IGNORED).tolist())
+    things = tuple(entry.thing for entry in kept if entry.thing is not None)
     return MaskClasses(
         names,
         table,
@@ -105,6 +111,7 @@ def build_classes(
         tuple(known),
         colours_only,
         things=things if len(things) == len(kept) else None,
+        ignored=ignored,
     )
 
 
@@ -127,7 +134,7 @@ def classes_from_values(counts: np.ndarray, ignore: Sequence[int], source: str) 
     classes = build_classes([ClassEntry(value, str(value)) for value in values], ignore, source)
     ignored = [str(value) for value in np.flatnonzero(counts) if value not in values]
     note = f"classes are the {len(values)} values of the masks: name them in classes.txt"
-    return MaskClasses(classes.names, classes.table, note=f"{note}; {', '.join(ignored)} ignored" if ignored else note)
+    return replace(classes, note=f"{note}; {', '.join(ignored)} ignored" if ignored else note, counts=counts)
 
 
 def find_class_file(folders: Sequence[str]) -> str | None:

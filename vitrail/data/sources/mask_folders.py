@@ -1,8 +1,9 @@
 """Folders of images beside folders of masks, paired by name.
 
 `images/` and `masks/` (or names with the words of layouts.py) stand in the folder, in split folders (`train/images`), or have
-split folders (`images/train`, `train_images`). Without these, lists such as `ImageSets/Segmentation/train.txt` or a CSV with
-a split column state the splits, else the content does.
+split folders (`images/train`, `train_images`). Or masks lie among their images, `a.jpg` with `a_mask.png`, in one folder or in
+split folders. Without split folders, lists such as `ImageSets/Segmentation/train.txt` or a CSV with a split column state the
+splits, else the content does.
 """
 
 import csv
@@ -24,11 +25,15 @@ from vitrail.data.sources.files import FileStore, FolderWalker, is_image_name, p
 from vitrail.data.sources.layouts import (
     ANNOTATION_WORDS,
     IMAGE_WORDS,
+    MASK_NAME,
+    MAX_ENTRIES,
     MAX_FOLDERS,
     MAX_MASK_COLOURS,
     SIDE_WORDS,
     LayoutError,
     find_published,
+    has_images,
+    is_mask,
     iter_images,
     list_entries,
 )
@@ -56,13 +61,14 @@ MASK_ENDING = re.compile(
     r"annotation|l|p))+$"
 )
 IMAGE_ENDING = re.compile(r"(?i)[ _.-](image|img|rgb|sat|photo|leftimg8bit)$")
+PHOTO_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".webp", ".avif")
 LIST_FOLDERS = ("", "ImageSets/Segmentation", "ImageSets", "splits", "lists", "annotations")
 STEM_COLUMNS = (*PATH_COLUMNS, "name", "stem", "id", "image_id")
 
 
 @dataclass(frozen=True)
 class FolderPair:
-    """A folder of images and the folder of their masks."""
+    """A folder of images and the folder of their masks, which may be the same."""
 
     images: str
     masks: str
@@ -82,6 +88,8 @@ def find_mask_folders(root: str, trusted: bool = False) -> tuple[str, list[Folde
             break
         if pairs := [*find_split_pairs(folder, trusted), *expand_splits(pair_folders(folder, trusted))]:
             return folder, pairs
+        if pairs := find_mixed_folders(folder, trusted):
+            return folder, pairs
         if len(contents.folders) != 1 or contents.images or parts.parse_split_name(contents.folders[0]):
             break
         folder = os.path.join(folder, contents.folders[0])
@@ -94,6 +102,37 @@ def find_split_pairs(root: str, trusted: bool) -> Iterator[FolderPair]:
         if split := parse_split_folder(name):
             pairs = pair_folders(os.path.join(root, name), trusted)
             yield from (FolderPair(pair.images, pair.masks, split) for pair in pairs)
+
+
+def find_mixed_folders(root: str, trusted: bool) -> list[FolderPair]:
+    """Return the folders with masks among their images: `root`, or its split folders. If trusted, also at any depth below."""
+
+    def has_masks(folder: str) -> bool:
+        if not trusted:
+            return has_mixed_pairs(folder, list_entries(folder).images)
+        paths = [os.path.relpath(path, root) for path in islice(iter_images(folder), MAX_ENTRIES) if path]
+        return bool(find_mask_names(paths))
+
+    contents = list_entries(root)
+    splits = [(name, split) for name in contents.folders if (split := parse_split_folder(name))]
+    if contents.images or (trusted and not splits):
+        alone = trusted or not any(has_images(os.path.join(root, name)) for name in contents.folders)
+        return [FolderPair(root, root)] if alone and has_masks(root) else []
+    folders = [(os.path.join(root, name), split) for name, split in splits]
+    return [FolderPair(folder, folder, split) for folder, split in folders if has_masks(folder)]
+
+
+def has_mixed_pairs(folder: str, names: Sequence[str]) -> bool:
+    """Return True if two thirds of a folder's images or more are pairs of an image and a mask, by name and by content."""
+    masked = find_mask_names(names)
+    images = {index: name for index, name in enumerate(names) if name not in masked}
+    found, _ = match_names(images, {index: masked[name] for index, name in enumerate(names) if name in masked})
+    if not found or 3 * len(found) < len(names):
+        return False
+    return all(
+        looks_like_mask(os.path.join(folder, names[mask])) and not is_mask(os.path.join(folder, names[image]))
+        for image, mask in islice(found.items(), SAMPLES)
+    )
 
 
 def parse_split_folder(name: str) -> str | None:
@@ -206,8 +245,9 @@ def read_mask_folders(source: str, root: str, pairs: Sequence[FolderPair], optio
     if len({pair.split is None for pair in pairs}) > 1:
         raise LayoutError(f"{root} has images with and without splits: {pairs[0].images} and {pairs[-1].images}")
     if not options.needs_labels:
-        sides = [pair.split for pair in pairs for _ in range(images.add_tree(pair.images, set()))]
-        return build_unlabelled_dataset(source, "masks", images.files, np.arange(len(sides)), sides, options)
+        found = [(item, pair.split) for pair in pairs for item in list_images(pair, images)]
+        items = np.array([item for item, _ in found], dtype=np.int64)
+        return build_unlabelled_dataset(source, "masks", images.files, items, [split for _, split in found], options)
     image_items, mask_items, splits, keys = [], [], [], []
     skipped: list[tuple[str, str]] = []
     for pair in pairs:
@@ -226,7 +266,7 @@ def read_mask_folders(source: str, root: str, pairs: Sequence[FolderPair], optio
         image_items, mask_items = ([found[i] for i in kept] for found in (image_items, mask_items))
         notes.append(note)
     items, chosen = np.array(image_items, dtype=np.int64), np.array(mask_items, dtype=np.int64)
-    skipped += [*images.skipped, *masks.skipped, *list_unused_folders(root, pairs)]
+    skipped += dict.fromkeys((*images.skipped, *masks.skipped, *list_unused_folders(root, pairs)))
     folders = [root, *(path for pair in pairs for path in (pair.masks, os.path.dirname(pair.masks)))]
     class_file = find_class_file(list(dict.fromkeys(folders)))
     classes = find_classes(class_file, masks.files, chosen, source, options)
@@ -239,7 +279,7 @@ def read_mask_folders(source: str, root: str, pairs: Sequence[FolderPair], optio
 def list_unused_folders(root: str, pairs: Sequence[FolderPair]) -> Iterator[tuple[str, str]]:
     """Yield the folders of `root` that are read neither for images nor for masks, with the reason."""
     used = [os.path.join(path, "") for pair in pairs for path in (pair.images, pair.masks)]
-    for name in list_entries(root).folders:
+    for name in list_entries(root).folders if os.path.join(root, "") not in used else ():
         path = os.path.join(root, name, "")
         if not any(each.startswith(path) for each in used):
             yield printable_path(os.path.join(root, name)), "neither images nor masks of a pair"
@@ -264,6 +304,10 @@ def match_folders(pair: FolderPair, images: FolderWalker, masks: FolderWalker) -
         {item: relative_name(walker.files.path(item), folder) for item in range(first, len(walker.files))}
         for walker, folder, first in zip((images, masks), (pair.images, pair.masks), firsts, strict=True)
     )
+    if pair.images == pair.masks:
+        masked = find_mask_names(image_names.values())
+        image_names = {item: name for item, name in image_names.items() if name not in masked}
+        mask_names = {item: masked[name] for item, name in mask_names.items() if name in masked}
     mask_names = drop_other_masks(mask_names)
     found, unclear = match_names(image_names, mask_names)
     used, unclear_masks = set(found.values()), {mask for group in unclear.values() for mask in group}
@@ -278,6 +322,45 @@ def match_folders(pair: FolderPair, images: FolderWalker, masks: FolderWalker) -
     ]
     keys = [os.path.splitext(image_names[item])[0] for item in found]
     return MatchedFiles(list(found), list(found.values()), keys, skipped)
+
+
+def list_images(pair: FolderPair, walker: FolderWalker) -> list[int]:
+    """Add the files of a folder of images to the walker; return their items, without masks that lie among them."""
+    first = len(walker.files)
+    walker.add_tree(pair.images, set())
+    names = {item: relative_name(walker.files.path(item), pair.images) for item in range(first, len(walker.files))}
+    masked = find_mask_names(names.values()) if pair.images == pair.masks else {}
+    return [item for item, name in names.items() if name not in masked]
+
+
+def find_mask_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the masks among the names of a folder's images, each with the name by which it is matched.
+
+    Masks have a mask's ending (a_mask.png), or the name of a photograph with another suffix (a.png beside a.jpg). Numbers after
+    an ending are left out: a_mask_1.png is a second mask of a.jpg, which makes the pair unclear.
+    """
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        stems.setdefault(os.path.splitext(name)[0], []).append(name)
+    bare = {IMAGE_ENDING.sub("", stem) for stem in stems}
+    found: dict[str, str] = {}
+    for stem, group in stems.items():
+        numbered = MASK_NAME.search(stem)
+        ending = re.sub(r"_?\d+$", "", stem) if numbered else stem
+        short = MASK_ENDING.sub("", ending)
+        if short != ending:
+            is_paired = short in stems or short in bare
+            found |= {
+                name: ending + os.path.splitext(name)[1] for name in group if is_paired or not is_photograph(name)
+            }
+        elif len(group) > 1:
+            found |= {name: name for name in group if not is_photograph(name) and any(map(is_photograph, group))}
+    return found
+
+
+def is_photograph(name: str) -> bool:
+    """Return True for a suffix of formats that photographs have and masks do not."""
+    return name.lower().endswith(PHOTO_SUFFIXES)
 
 
 def describe_unclear(masks: Sequence[int], files: FileStore) -> str:

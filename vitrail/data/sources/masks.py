@@ -64,6 +64,10 @@ class EncodedMasks:
         self.classes = classes
         self.fingerprint = repr((classes.table.tolist(), classes.by_colour, classes.colours_only))
 
+    def with_classes(self, classes: MaskClasses) -> "EncodedMasks":
+        """Return the masks with other classes."""
+        return EncodedMasks(self.files, self.items, self.images, self.image_items, classes)
+
     def __len__(self) -> int:
         return len(self.items)
 
@@ -87,9 +91,14 @@ class EncodedMasks:
 
 def read_stored_mask(files: Store, item: int, by_palette: bool = False) -> StoredMask:
     """Decode the stored values or colours of a mask; `by_palette` replaces indices of a palette by its colours."""
-    name = files.name(item)
+    with files.open(item) as image:
+        return decode_stored_mask(image, files.name(item), by_palette)
+
+
+def decode_stored_mask(image: Image.Image, name: str, by_palette: bool = False) -> StoredMask:
+    """Decode the stored values or colours of an open image, whose name is for messages."""
     try:
-        with files.open(item) as image, name_image_errors(name):
+        with name_image_errors(name):
             image.load()
             if image.format not in LOSSY_FORMATS and not (image.mode == "P" and by_palette):
                 pixels = np.asarray(image)
@@ -179,10 +188,9 @@ def find_classes(
     class_file: str | None, files: Store, items: np.ndarray, source: str, options: parts.ReadOptions
 ) -> MaskClasses:
     """Return the classes of a class file, or the values of the masks, all of which are then read."""
-    ignore = options.ignore or ()
     if class_file:
-        return read_class_file(class_file, ignore)
-    return classes_from_values(count_values(files, items, options), ignore, source)
+        return read_class_file(class_file, options.ignored_pixels)
+    return classes_from_values(count_values(files, items, options), options.ignored_pixels, source)
 
 
 def count_values(files: Store, items: np.ndarray, options: parts.ReadOptions) -> np.ndarray:
@@ -191,11 +199,7 @@ def count_values(files: Store, items: np.ndarray, options: parts.ReadOptions) ->
 
     def count(item: int) -> np.ndarray | None:
         try:
-            values = read_stored_mask(files, item).values
-            if values.ndim == 3 and not is_grey(values):
-                name = files.name(item)
-                raise MaskError("mask-value", f"{name} has colours: list them in classes.txt as `0 sky #87ceeb`")
-            return np.bincount((values if values.ndim == 2 else values[..., 0]).ravel(), minlength=256)
+            return count_pixels(read_stored_mask(files, item).values, files.name(item))
         except IMAGE_ERRORS as error:
             errors.append(error)
             return None
@@ -213,6 +217,13 @@ def count_values(files: Store, items: np.ndarray, options: parts.ReadOptions) ->
     if not used and errors:
         raise ValueError(f"no mask can be used, of {len(items):,}; first {errors[0]}")
     return totals
+
+
+def count_pixels(values: np.ndarray, name: str) -> np.ndarray:
+    """Return the number of pixels of each value of a mask as it is stored, [256] int64; raise MaskError for colours."""
+    if values.ndim == 3 and not is_grey(values):
+        raise MaskError("mask-value", f"{name} has colours: list them in classes.txt as `0 sky #87ceeb`")
+    return np.bincount((values if values.ndim == 2 else values[..., 0]).ravel(), minlength=256)
 
 
 def describe_skipped(skipped: Sequence[tuple[str, str]]) -> list[str]:
@@ -252,7 +263,7 @@ def build_mask_dataset(
         chosen = np.flatnonzero(side == number)
         if len(chosen):
             mine = None if shards is None else shards[chosen]
-            facts = {"colours": classes.colours, "things": classes.things}
+            facts = {"colours": classes.colours, "things": classes.things, "ignored": classes.ignored}
             built[split] = Images(store, items[chosen], chosen, classes.names, split, mine, masks=masks, **facts)
     notes = [*notes, *([classes.note] if classes.note else [])]
     return parts.add_validation_split(Dataset(source, kind, built, tuple(notes), tuple(skipped)), options)

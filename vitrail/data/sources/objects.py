@@ -1,11 +1,11 @@
-"""Python objects as data: datasets of samples, lists, arrays, and dictionaries of splits."""
+"""Python objects as data: datasets of samples, lists, arrays, and dictionaries of splits; with labels or masks."""
 
 import hashlib
 import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,21 @@ from vitrail.data.images import CHANNELS, NotAnImageError, encode_image, is_imag
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.arrays import ArrayStore
 from vitrail.data.sources.files import SKIP_UNREADABLE, FileStore
-from vitrail.data.sources.manifest import LABEL_COLUMNS, PATH_COLUMNS, Label, build_dataset
+from vitrail.data.sources.manifest import LABEL_COLUMNS, MASK_COLUMNS, PATH_COLUMNS, Label, build_dataset
+from vitrail.data.sources.mask_classes import MaskClasses, build_classes, classes_from_values, make_entry
+from vitrail.data.sources.masks import (
+    EncodedMasks,
+    MaskError,
+    build_mask_dataset,
+    count_pixels,
+    decode_stored_mask,
+    is_grey,
+)
 
 PREFIX = "python:"  # of the name of an object in place of a path, "python:list"
 READ_ERRORS = (*IMAGE_ERRORS, *DECODER_ERRORS)
 CHECKED_TWICE = 3  # first images, whose pixels must not change between two reads
-DATA_KINDS = "a path, a dataset, a list of (image, label), a table, or a dict of splits"
+DATA_KINDS = "a path, a dataset, a list of (image, label) or (image, mask), a table, or a dict of splits"
 ReadSource = Callable[[Any, parts.ReadOptions], Dataset]
 
 
@@ -78,6 +87,104 @@ class ObjectStore:
 
     def stamp(self, item: int) -> tuple[int, int] | None:
         return None
+
+
+@dataclass(frozen=True)
+class MaskCell:
+    """A mask by the name of its column, whatever its type: a path may be one."""
+
+    value: Any
+
+
+def is_mask(target: object) -> bool:
+    """Return True for the target of an image that is a mask: an image, or an array of two or more dimensions."""
+    has_pixels = isinstance(target, np.ndarray | Tensor) and target.ndim >= 2
+    return has_pixels or isinstance(target, MaskCell | Image.Image)
+
+
+class MaskValues(ObjectStore):
+    """Masks held by a sequence of values: images, or arrays and tensors of whole numbers, [H, W]."""
+
+    def name(self, item: int) -> str:
+        return f"{self.label}[{item}].mask"
+
+    def open(self, item: int) -> Image.Image:
+        return to_mask_image(self.value(item), self.name(item))
+
+
+def to_mask_image(value: Any, name: str) -> Image.Image:
+    """Return a mask as an image of its values; raise ValueError for a value that stands for no mask."""
+    if isinstance(value, MaskCell):
+        value = value.value
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+        value = value.transpose(1, 2, 0) if value.ndim == 3 and value.shape[0] in CHANNELS else value
+    if not isinstance(value, np.ndarray):
+        return to_image(value, name)
+    if not (np.issubdtype(value.dtype, np.integer) or value.dtype == np.bool_):
+        raise NotAnImageError(f"{name} has the type {value.dtype}: a mask has whole numbers from 0 to 255")
+    if value.ndim == 3 and 1 in (value.shape[0], value.shape[2]):
+        value = value[0] if value.shape[0] == 1 else value[..., 0]
+    if not (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in CHANNELS)) or not value.size:
+        raise NotAnImageError(f"{name} has the shape {list(value.shape)}: a mask is [H, W]")
+    if value.min() < 0 or value.max() > 255:
+        limits = f"values from {int(value.min()):,} to {int(value.max()):,}"
+        raise MaskError("mask-depth", f"{name}: {limits} do not fit 8 bits: use 0 to 255")
+    return Image.fromarray(np.ascontiguousarray(value.astype(np.uint8)))
+
+
+@dataclass
+class MaskSummary:
+    """Masks of an object that were read once: a hash of each, and the number of pixels of each value."""
+
+    store: MaskValues | FileStore
+    hashes: np.ndarray  # [n] uint64
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(256, dtype=np.int64))
+    error: Exception | None = None  # the first; the audit lists all
+
+    def add(self, item: int, value: Any = None) -> None:
+        """Read a mask, or take its value if that was read already; a value that stands for no mask is an error."""
+        name = self.store.name(item)
+        try:
+            with self.store.open(item) if value is None else to_mask_image(value, name) as image:
+                stored = decode_stored_mask(image, name).values
+            self.hashes[item] = parts.hash_bytes(f"{stored.shape}\0".encode() + stored.tobytes())
+            if stored.ndim == 3 and not is_grey(stored):
+                raise NotAnImageError(f"{name} has colours: give values from 0 to 255, [H, W]")
+            self.counts += count_pixels(stored, name)
+        except NotAnImageError:
+            raise
+        except READ_ERRORS as error:
+            self.error = self.error or error
+            self.hashes[item] = self.hashes[item] or parts.hash_bytes(name.encode())
+
+    def find_classes(self, names: Sequence[str] | None, source: str, options: parts.ReadOptions) -> MaskClasses:
+        """Return the classes with these names, in order of their values from 0; without names, the values that occur."""
+        if names is not None:
+            entries = [make_entry(value, name) for value, name in enumerate(names)]
+            return build_classes(entries, options.ignored_pixels, "classes")
+        if not self.counts.any() and self.error is not None:
+            raise ValueError(f"no mask can be used, of {len(self.hashes):,}; first {self.error}")
+        classes = classes_from_values(self.counts, options.ignored_pixels, source)
+        return replace(classes, note=name_with_option(classes.note))
+
+
+def name_with_option(note: str) -> str:
+    """Return the note about classes that are values, for data without a folder of its own."""
+    return note.replace("in classes.txt", "with names=")
+
+
+def read_masks(values: Sequence[Any], label: str, options: parts.ReadOptions) -> MaskSummary:
+    """Read a sequence of masks; if it is a list of paths, the store is one of files."""
+    cells = [value.value for value in values if isinstance(value, MaskCell)] if isinstance(values, list) else []
+    hashes = np.zeros(len(values), dtype=np.uint64)
+    if len(cells) == len(values) and all(isinstance(cell, str | os.PathLike) for cell in cells):
+        masks = MaskSummary(FileStore.from_paths(os.path.expanduser(os.fspath(cell)) for cell in cells), hashes)
+    else:
+        masks = MaskSummary(MaskValues(values, label, hashes), hashes)
+    for item in iterate(len(values), options) if options.needs_labels else ():
+        masks.add(item)
+    return masks
 
 
 def hash_value(value: Any, name: str) -> int:
@@ -172,11 +279,14 @@ class SampleList:
     items: np.ndarray | None = None  # indices of the readable images
     skipped: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
+    masks: MaskSummary | None = None  # in place of labels
 
     def build(self, options: parts.ReadOptions) -> Dataset:
         """Return the dataset, split by content if it has no splits."""
         kind, label = self.source.removeprefix(PREFIX), name_object(self.source, options)
         labels, order = self.labels, self.order
+        if self.masks is not None and options.needs_labels:
+            return self.build_masks(self.masks, kind, label, options)
         if None in labels:
             if options.needs_labels:
                 item = labels.index(None) if self.items is None else int(self.items[labels.index(None)])
@@ -184,11 +294,7 @@ class SampleList:
                     f"{label}[{item}] has no label: give pairs of image and label, or use vitrail.pretrain"
                 )
             labels, order = [parts.UNLABELLED_CLASS] * len(labels), None
-        store = self.images
-        if not isinstance(store, ObjectStore | ArrayStore | FileStore):
-            is_files = len(store) > 0 and all(isinstance(value, str | os.PathLike) for value in store)
-            paths = (os.path.expanduser(os.fspath(value)) for value in store) if is_files else ()
-            store = FileStore.from_paths(paths) if is_files else store_values(store, label, options)
+        store = self.open_store(label, options)
         dataset = build_dataset(
             self.source,
             kind,
@@ -203,6 +309,38 @@ class SampleList:
         )
         hashes = None if isinstance(store, FileStore) else parts.hash_images(store, np.arange(len(store)))
         return replace(dataset, fingerprint=None if hashes is None else hashlib.sha256(hashes.tobytes()).hexdigest())
+
+    def open_store(self, label: str, options: parts.ReadOptions) -> Any:
+        """Return the store of the images: of files, if all of them are paths."""
+        store = self.images
+        if isinstance(store, ObjectStore | ArrayStore | FileStore):
+            return store
+        is_files = len(store) > 0 and all(isinstance(value, str | os.PathLike) for value in store)
+        paths = (os.path.expanduser(os.fspath(value)) for value in store) if is_files else ()
+        return FileStore.from_paths(paths) if is_files else store_values(store, label, options)
+
+    def build_masks(self, masks: MaskSummary, kind: str, label: str, options: parts.ReadOptions) -> Dataset:
+        """Return the dataset of images with masks."""
+        store = self.open_store(label, options)
+        items = np.arange(len(masks.hashes)) if self.items is None else self.items
+        classes = masks.find_classes(self.order, label, options)
+        pairs = EncodedMasks(masks.store, items, store, items, classes)
+        dataset = build_mask_dataset(
+            self.source,
+            kind,
+            store,
+            items,
+            self.splits or [None] * len(items),
+            pairs,
+            classes,
+            options,
+            notes=self.notes,
+            skipped=self.skipped,
+        )
+        if isinstance(store, FileStore) and isinstance(masks.store, FileStore):
+            return dataset
+        content = parts.hash_images(store, np.arange(len(store))).tobytes() + masks.hashes.tobytes()
+        return replace(dataset, fingerprint=hashlib.sha256(content).hexdigest())
 
 
 def read_object(data: Any, options: parts.ReadOptions, read: ReadSource) -> Dataset:
@@ -254,16 +392,40 @@ def read_splits(source: str, data: Mapping[str, Any], options: parts.ReadOptions
         raise ValueError("some splits have masks and some have labels: give one kind of data")
     if len(kinds) > 1:
         raise ValueError("some splits have one label per image and some have several: give task='multi'")
+    notes = dict.fromkeys(note for part in read_parts.values() for note in part.notes)
+    if joined := join_values(splits, source, options):
+        splits, own, note = joined
+        notes = [*(note for note in notes if note not in own), note]
     prints = [f"{split}\0{read_parts[split].fingerprint}" for split in splits]
     dataset = Dataset(
         source,
         source.removeprefix(PREFIX),
         splits,
-        tuple(dict.fromkeys(note for part in read_parts.values() for note in part.notes)),
+        tuple(notes),
         tuple(entry for part in read_parts.values() for entry in part.skipped),
         hashlib.sha256("\0".join(prints).encode()).hexdigest(),
     )
     return parts.add_validation_split(dataset, options)
+
+
+def join_values(
+    splits: Mapping[str, Images], source: str, options: parts.ReadOptions
+) -> tuple[dict[str, Images], list[str], str] | None:
+    """Return the splits with one set of classes, where these are the values of masks; then the former notes and the new one.
+
+    Each split alone has the values that occur in it. Return None for other data.
+    """
+    stores = [images.masks for images in splits.values() if isinstance(images.masks, EncodedMasks)]
+    counts = [store.classes.counts for store in stores if store.classes.counts is not None]
+    if not counts or len(counts) < len(splits):
+        return None
+    classes = classes_from_values(np.sum(counts, axis=0), options.ignored_pixels, name_object(source, options))
+    joined = {
+        split: replace(images, masks=store.with_classes(classes), classes=classes.names, ignored=classes.ignored)
+        for (split, images), store in zip(splits.items(), stores, strict=True)
+    }
+    own = [store.classes.note for store in stores]
+    return joined, own, classes.note if any("classes.txt" in note for note in own) else name_with_option(classes.note)
 
 
 def read_arrays(source: str, images: Any, labels: Any, options: parts.ReadOptions) -> Dataset:
@@ -273,6 +435,12 @@ def read_arrays(source: str, images: Any, labels: Any, options: parts.ReadOption
     if len(images) != len(labels):
         raise ValueError(f"got {len(images):,} images and {len(labels):,} labels: give one label for each image")
     reader, name = LabelReader(), name_object(source, options)
+    if len(labels) and is_mask(labels[0]):
+        targets = list(labels)
+        if other := [item for item, target in enumerate(targets) if not is_mask(target)]:
+            raise ValueError(f"{name}[0] has a mask and {name}[{other[0]}] has none: give one kind of target")
+        masks = read_masks(targets, name, options)
+        return SampleList(source, stack_images(images, name), [None] * len(targets), masks=masks).build(options)
     read_labels = [reader.read(label, f"{name}[{item}]") for item, label in enumerate(labels)]
     return SampleList(source, stack_images(images, name), read_labels, reader.order).build(options)
 
@@ -297,8 +465,11 @@ def split_sample(sample: Any, name: str) -> tuple[Any, Any]:
         columns = {str(key).casefold(): key for key in sample}
         image = next((columns[name] for name in (*PATH_COLUMNS, "img", "bytes") if name in columns), None)
         label = next((columns[name] for name in LABEL_COLUMNS if name in columns), None)
+        mask = next((columns[name] for name in MASK_COLUMNS if name in columns), None)
         if image is None:
             raise NotAnImageError(f"{name} has no image: name it image and label, got {', '.join(map(str, sample))}")
+        if label is None and mask is not None and sample[mask] is not None:
+            return sample[image], MaskCell(sample[mask])
         return sample[image], None if label is None else sample[label]
     if isinstance(sample, tuple | list) and len(sample) >= 2:
         return sample[0], sample[1]
@@ -309,23 +480,26 @@ def split_sample(sample: Any, name: str) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class SampleImages:
-    """The images of a dataset of samples."""
+    """The images of a dataset of samples, or with `part` 1 their masks."""
 
     dataset: Any
+    part: int = 0
 
     def __getitem__(self, item: int) -> Any:
-        return split_sample(self.dataset[item], "the sample")[0]
+        return split_sample(self.dataset[item], "the sample")[self.part]
 
 
 def read_samples(source: str, dataset: Any, options: parts.ReadOptions) -> Dataset:
-    """Read a dataset whose items are samples (image, label): every item once, and some again."""
+    """Read a dataset whose items are samples (image, label) or (image, mask): every item once, and some again."""
     name, reader = name_object(source, options), LabelReader(find_class_names(dataset))
     if (files := list_files(dataset)) is not None:
         labels = [reader.read(label, path) for path, label in files]
         return SampleList(source, [path for path, _ in files], labels, reader.order).build(options)
     count = len(dataset)
     store = ObjectStore(SampleImages(dataset), name, np.zeros(count, dtype=np.uint64))
-    labels, items, skipped = [], [], []
+    hashes = np.zeros(count, dtype=np.uint64)
+    masks = MaskSummary(MaskValues(SampleImages(dataset, 1), name, hashes), hashes)
+    labels, items, skipped, has_masks = [], [], [], None
     for item in iterate(count, options):
         try:
             with name_image_errors(store.name(item)):
@@ -336,15 +510,35 @@ def read_samples(source: str, dataset: Any, options: parts.ReadOptions) -> Datas
         except READ_ERRORS as error:
             skipped.append((store.name(item), f"{SKIP_UNREADABLE}: {str(error).removeprefix(store.name(item) + ': ')}"))
             continue
-        labels.append(reader.read(label, store.name(item)))
+        has_masks = is_mask(label) if has_masks is None else has_masks
+        if has_masks != is_mask(label):
+            first, other = ("a mask", "none") if has_masks else ("no mask", "one")
+            raise ValueError(f"{name}[{items[0]}] has {first} and {name}[{item}] has {other}: give one kind of target")
+        if has_masks:
+            masks.add(item, label)
+        labels.append(None if has_masks else reader.read(label, store.name(item)))
         items.append(item)
-        if len(items) <= CHECKED_TWICE and hash_value(store.value(item), store.name(item)) != store.hashes[item]:
-            changed = f"{store.name(item)} gives other pixels when it is read again"
-            raise ValueError(f"{changed}: leave out random transforms, the recipe augments the images")
+        if len(items) <= CHECKED_TWICE:
+            check_same_pixels(store, masks if has_masks else None, item)
     if count and not items:
         raise ValueError(f"none of the {count:,} samples can be read: {skipped[0][0]}: {skipped[0][1]}")
     kept = np.array(items, dtype=np.int64)
-    return SampleList(source, store, labels, reader.order, items=kept, skipped=skipped).build(options)
+    order = find_value_names(dataset) if has_masks else reader.order
+    found = masks if has_masks else None
+    return SampleList(source, store, labels, order, items=kept, skipped=skipped, masks=found).build(options)
+
+
+def check_same_pixels(store: ObjectStore, masks: MaskSummary | None, item: int) -> None:
+    """Raise ValueError if an image or its mask has other pixels when it is read again."""
+    same = hash_value(store.value(item), store.name(item)) == store.hashes[item]
+    if masks is not None:
+        before = int(masks.hashes[item])
+        again = replace(masks, hashes=np.zeros_like(masks.hashes), counts=np.zeros_like(masks.counts))
+        again.add(item)
+        same = same and int(again.hashes[item]) == before
+    if not same:
+        changed = f"{store.name(item)} gives other pixels when it is read again"
+        raise ValueError(f"{changed}: leave out random transforms, the recipe augments the images")
 
 
 def find_class_names(dataset: Any) -> Sequence[str] | None:
@@ -356,6 +550,14 @@ def find_class_names(dataset: Any) -> Sequence[str] | None:
         return find_class_names(dataset.dataset)
     of_parts = [find_class_names(part) for part in getattr(dataset, "datasets", ())]  # torch's ConcatDataset
     return of_parts[0] if of_parts and all(names == of_parts[0] for names in of_parts) else None
+
+
+def find_value_names(dataset: Any) -> Sequence[str] | None:
+    """Return the class names of a dataset's masks. Those of torchvision's datasets are names of images, such as breeds."""
+    while isinstance(dataset, torch_data.Subset):
+        dataset = dataset.dataset
+    names = None if type(dataset).__module__.startswith("torchvision.") else find_class_names(dataset)
+    return names if names and all(isinstance(name, str) for name in names) else None
 
 
 def list_files(dataset: Any) -> list[tuple[str, int]] | None:

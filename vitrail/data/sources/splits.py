@@ -39,6 +39,17 @@ class ReadOptions:
     label_from: str | None = None  # pattern that finds the class in a file name
     name: str = ""  # of a Python object in messages, if not that of its type
     ignore: tuple[int, ...] | None = None  # stored values of masks that neither train nor count
+    default_ignore: tuple[int, ...] = ()  # in place of `ignore`, if that is None and the data has masks
+
+    @property
+    def ignored(self) -> tuple[int, ...]:
+        """Return the stored values of masks to ignore: those given, or the default ones."""
+        return self.default_ignore if self.ignore is None else self.ignore
+
+    @property
+    def ignored_pixels(self) -> tuple[int, ...]:
+        """Return these values for masks of pixels; default ones may be ids of COCO, which can be larger."""
+        return self.ignored if self.ignore is not None else tuple(value for value in self.ignored if value <= 255)
 
     @property
     def needs_labels(self) -> bool:

@@ -1,14 +1,22 @@
 """Tables in Python: pandas and Polars frames, and datasets of Hugging Face's `datasets`, also by hf://datasets/owner/name."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import manifest, parquet
 from vitrail.data.sources import splits as parts
-from vitrail.data.sources.objects import LabelReader, ReadSource, SampleList, describe_object
+from vitrail.data.sources.objects import (
+    LabelReader,
+    MaskCell,
+    ReadSource,
+    SampleList,
+    describe_object,
+    name_object,
+    read_masks,
+)
 
 FRAMES = ("DataFrame", "LazyFrame")
 HUB_PREFIX = "hf://datasets/"
@@ -28,15 +36,16 @@ def is_hub_data(data: object) -> bool:
 
 
 def read_frame(frame: Any, options: parts.ReadOptions) -> Dataset:
-    """Read a frame with the columns of a manifest: path or image, label, and optionally split."""
+    """Read a frame with the columns of a manifest: path or image, label or mask, and optionally split."""
     if hasattr(frame, "collect"):
         raise ValueError("a LazyFrame has no rows yet: give frame.collect()")
     names = [str(name) for name in frame.columns]
     image_columns = (*manifest.PATH_COLUMNS, *parquet.IMAGE_COLUMNS)
     columns = (image_columns, manifest.LABEL_COLUMNS, manifest.SPLIT_COLUMNS)
     image, label, split = (manifest.find_column(names, known) for known in columns)
-    if image is None or (label is None and options.needs_labels):
-        missing = "image (path or image)" if image is None else "label"
+    mask = manifest.find_column(names, manifest.MASK_COLUMNS) if label is None else None
+    if image is None or (label is None and mask is None and options.needs_labels):
+        missing = "image (path or image)" if image is None else "label or mask"
         raise ValueError(f"the table has no column {missing}, got {', '.join(names) or 'none'}: rename one")
     images, source, reader = frame[frame.columns[image]].to_list(), describe_object(frame), LabelReader()
     rows = [f"row {row}" for row in range(len(images))]
@@ -46,11 +55,13 @@ def read_frame(frame: Any, options: parts.ReadOptions) -> Dataset:
         labels = [reader.read(cell, row) for cell, row in zip(cells, rows, strict=True)]
         if None not in labels:
             labels = list(manifest.split_labels("the table", labels, options.multi_label))
+    splits, masks = None, None
     if split is not None:
         cells = frame[frame.columns[split]].to_list()
         splits = [manifest.parse_split(str(cell), row) for cell, row in zip(cells, rows, strict=True)]
-        return SampleList(source, images, labels, reader.order, splits).build(options)
-    return SampleList(source, images, labels, reader.order).build(options)
+    if mask is not None:
+        masks = read_masks([MaskCell(cell) for cell in frame[frame.columns[mask]].to_list()], "the table", options)
+    return SampleList(source, images, labels, reader.order, splits, masks=masks).build(options)
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,19 @@ class ColumnImages:
 
     def __getitem__(self, item: int) -> Any:
         return self.dataset[int(item)][self.column]
+
+
+@dataclass(frozen=True)
+class MaskColumn(Sequence[MaskCell]):
+    """The undecoded masks of a column of Hugging Face's `datasets`."""
+
+    column: ColumnImages
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def __getitem__(self, item: Any) -> Any:
+        return MaskCell(self.column[item])
 
 
 def read_hub_data(data: Any, options: parts.ReadOptions, read: ReadSource) -> Dataset:
@@ -83,6 +107,13 @@ def read_hub_data(data: Any, options: parts.ReadOptions, read: ReadSource) -> Da
     plain, features = data.with_format(None), data.features
     image = find_image_feature(features, datasets.Image)
     label = find_label_feature(features, datasets.ClassLabel)
+    if image is not None and (mask := find_mask_feature(features, datasets.Image, image, label)):
+        cells = [
+            ColumnImages(plain.select_columns([name]).cast_column(name, datasets.Image(decode=False)), name)
+            for name in (image, mask)
+        ]
+        masks = read_masks(MaskColumn(cells[1]), name_object(describe_object(data), options), options)
+        return SampleList(describe_object(data), cells[0], [None] * len(data), masks=masks).build(options)
     if image is None or (label is None and options.needs_labels):
         missing = "Image" if image is None else "ClassLabel"
         raise ValueError(f"the dataset has no column of type {missing}, got {', '.join(features)}: use cast_column")
@@ -104,6 +135,14 @@ def find_image_feature(features: Mapping[str, Any], kind: type) -> str | None:
     found = [name for name, feature in features.items() if isinstance(feature, kind)]
     usual = [name for name in parquet.IMAGE_COLUMNS if name in found]
     return next(iter([*usual, *found]), None)
+
+
+def find_mask_feature(features: Mapping[str, Any], kind: type, image: str, label: str | None) -> str | None:
+    """Return the column of masks: a second column of images with a usual name, if no other column has labels."""
+    if label is not None and not isinstance(features[label], kind):
+        return None
+    found = [name for name, feature in features.items() if isinstance(feature, kind) and name != image]
+    return next((name for name in parquet.MASK_COLUMNS if name in found), None)
 
 
 def find_label_feature(features: Mapping[str, Any], kind: type) -> str | None:

@@ -1,5 +1,7 @@
 """Tar shards in WebDataset's layout: members that share a key are a sample, such as `0001.jpg` and `0001.cls`.
 
+Samples without labels may have masks: `0001.mask.png`, `0001.seg.png`, or `0001.png` beside `0001.jpg`.
+
 One pass over the headers makes an index. Images are then read from their offsets, in any order and by any process, without
 unpacking.
 """
@@ -10,7 +12,7 @@ import os
 import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,12 +24,22 @@ from vitrail.data.labels import normalise_class_name
 from vitrail.data.sources import splits
 from vitrail.data.sources.files import printable_path
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
+from vitrail.data.sources.mask_classes import find_class_file
+from vitrail.data.sources.masks import (
+    SKIP_NO_MASK,
+    EncodedMasks,
+    build_mask_dataset,
+    build_unlabelled_dataset,
+    describe_skipped,
+    find_classes,
+)
 
 NO_LABEL = ""
 CLASS_FILE_NAMES = ("classes.txt", "labels.txt", "classnames.txt")
 LABEL_KEYS = ("label", "labels", "class", "cls", "target", "category", "class_name")
 UNPACK_COMMANDS = {b"\x1f\x8b": "gzip -d", b"BZ": "bzip2 -d", b"\xfd7": "xz -d", b"(\xb5": "zstd -d"}
 MAX_LABEL_BYTES = 2**20
+MASK_KINDS = ("mask", "seg", "segmentation", "label", "labels", "gt", "annotation")  # before the suffix of a mask
 
 
 class TarStore:
@@ -68,41 +80,107 @@ class TarStore:
         return self.size[item], os.stat(self.shards[self.shard[item]]).st_mtime_ns
 
 
+Member = tuple[str, int, int]  # name, offset and size
+
+
 @dataclass
 class TarSample:
-    """The members of one key: name, offset and size of the image, and the label."""
+    """The members of one key."""
 
-    image: tuple[str, int, int] | None = None
+    images: dict[str, Member] = field(default_factory=dict)  # by the lower-case suffix after the key
     label: Label | None = None
     has_caption: bool = False
 
+    @property
+    def image(self) -> Member | None:
+        """Return the image: the last one with a single suffix, else the first; not a mask beside it."""
+        mask = None if self.label is not None else self.mask_kind
+        kinds = [kind for kind in self.images if kind != mask]
+        plain = [kind for kind in kinds if "." not in kind]
+        return self.images[plain[-1] if plain else kinds[0]] if kinds else None
+
+    @property
+    def mask_kind(self) -> str | None:
+        """Return the suffix of the mask: mask.png, seg.png …, or png beside jpg."""
+        named = [kind for kind in self.images if kind.partition(".")[0] in MASK_KINDS and "." in kind]
+        if named or "png" not in self.images:
+            return named[0] if named and len(named) < len(self.images) else None
+        return "png" if {"jpg", "jpeg"} & set(self.images) else None
+
+    @property
+    def mask(self) -> Member | None:
+        kind = self.mask_kind
+        return None if kind is None else self.images[kind]
+
 
 def read_tar(source: str, shards: Sequence[str], options: splits.ReadOptions) -> Dataset:
-    """Read the samples of tar shards."""
-    store, labels, skipped = TarStore(shards), [], []
+    """Read the samples of tar shards: with labels, or, if no sample has one, with masks."""
+    images, masks = TarStore(shards), TarStore(shards)
+    labels: list[Label] = []
+    mask_items: list[int] = []  # -1 for an image without a mask
+    skipped, unlabelled = [], ""  # the reason why the first sample without a label has none
     shared: dict[Label, Label] = {}  # equal labels share one object
     for number, shard in enumerate(shards):
         for key, sample in read_samples(shard).items():
             if sample.image is None:
                 skipped.append((f"{printable_path(shard)}:{key}", "a sample without an image"))
-            elif sample.label is None and options.needs_labels:
+                continue
+            if sample.label is None and not unlabelled:
                 problem = "a caption (.txt) and no label" if sample.has_caption else "no label"
-                hint = f"add {key}.cls, or {key}.json with a label"
-                raise ValueError(f"{printable_path(shard)}: sample {key} has {problem}: {hint}")
-            else:
-                label = NO_LABEL if sample.label is None else sample.label
-                store.add(number, *sample.image)
-                labels.append(shared.setdefault(label, label))
+                hint = f"add {key}.cls, {key}.json with a label, or {key}.mask.png"
+                unlabelled = f"{printable_path(shard)}: sample {key} has {problem}: {hint}"
+            label = NO_LABEL if sample.label is None else sample.label
+            images.add(number, *sample.image)
+            labels.append(shared.setdefault(label, label))
+            mask_items.append(-1 if sample.mask is None else len(masks))
+            if sample.mask is not None:
+                masks.add(number, *sample.mask)
         if options.progress:
             options.progress("listing shards", number + 1, len(shards))
+    shard_splits = [split_from_path(shard) for shard in shards]
+    parts = [shard_splits[number] for number in images.shard]
+    if set(shared) == {NO_LABEL} and len(masks):
+        return read_mask_shards(source, images, masks, np.array(mask_items), parts, options, skipped)
+    if unlabelled and options.needs_labels:
+        raise ValueError(unlabelled)
     if NO_LABEL in shared:
         labels = [splits.UNLABELLED_CLASS] * len(labels)
-    labels, order = name_labels(labels, shards)
-    if options.multi_label is False and any(isinstance(label, tuple) for label in labels):
+    named, order = name_labels(labels, shards)
+    if options.multi_label is False and any(isinstance(label, tuple) for label in named):
         raise ValueError(f"{source} has samples with several labels, but one label per image is expected")
-    shard_splits = [split_from_path(shard) for shard in shards]
-    parts, shard = [shard_splits[number] for number in store.shard], np.array(store.shard, dtype=np.int64)
-    return build_dataset(source, "tar", store, labels, parts, options, class_order=order, shards=shard, skipped=skipped)
+    shard = np.array(images.shard, dtype=np.int64)
+    return build_dataset(source, "tar", images, named, parts, options, class_order=order, shards=shard, skipped=skipped)
+
+
+def read_mask_shards(
+    source: str,
+    images: TarStore,
+    masks: TarStore,
+    mask_items: np.ndarray,
+    parts: Sequence[str | None],
+    options: splits.ReadOptions,
+    skipped: list[tuple[str, str]],
+) -> Dataset:
+    """Return the dataset of shards with masks; a class file is looked for beside the shards."""
+    if not options.needs_labels:
+        return build_unlabelled_dataset(source, "tar", images, np.arange(len(images)), parts, options)
+    without = [(images.name(item), SKIP_NO_MASK) for item in np.flatnonzero(mask_items < 0).tolist()]
+    kept = np.flatnonzero(mask_items >= 0)
+    folders = list(dict.fromkeys(os.path.dirname(shard) for shard in images.shards))
+    classes = find_classes(find_class_file(folders), masks, mask_items[kept], source, options)
+    return build_mask_dataset(
+        source,
+        "tar",
+        images,
+        kept,
+        [parts[item] for item in kept.tolist()],
+        EncodedMasks(masks, mask_items[kept], images, kept, classes),
+        classes,
+        options,
+        shards=np.array(images.shard, dtype=np.int64)[kept],
+        notes=describe_skipped(without),
+        skipped=[*skipped, *without],
+    )
 
 
 def read_samples(shard: str) -> dict[str, TarSample]:
@@ -146,8 +224,8 @@ def add_member(samples: dict[str, TarSample], member: tarfile.TarInfo, file: Bin
     kind = kind.lower()
     sample = samples.setdefault(f"{folder}/{stem}" if folder else stem, TarSample())
     if f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES:
-        if sample.image is None or "." not in kind:
-            sample.image = (member.name, member.offset_data, member.size)
+        sample.images.pop(kind, None)  # of two members with one name the last counts
+        sample.images[kind] = (member.name, member.offset_data, member.size)
     elif kind in ("cls", "json"):
         position = file.tell()
         file.seek(member.offset_data)

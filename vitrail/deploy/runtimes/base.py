@@ -45,6 +45,7 @@ class ModelContract:
     checksum: str = ""  # SHA-256 of the source model's weights
     any_size: bool = False  # accepts every size divisible by the patch size
     colours: tuple[str, ...] | None = None  # of the classes of masks, "#rrggbb"
+    ignore: tuple[int, ...] | None = None  # stored values of masks that were ignored in training
 
     @cached_property  # parsing the configuration builds the decoder
     def target_kind(self) -> TargetKind:
@@ -83,7 +84,7 @@ class DeployedModel:
 
 METADATA_KEY = "vitrail"  # key in the file's metadata
 FORMAT_VERSION = 1
-LATER_FIELDS = {"colours"}  # which files of earlier versions lack
+LATER_FIELDS = {"colours", "ignore"}  # which files of earlier versions lack
 InputKind = Literal["uint8", "float"]  # raw or normalised pixels
 
 
@@ -125,6 +126,13 @@ def check_colours(colours: Iterable[object]) -> None:
             raise ValueError(f"a colour must be written as #rrggbb, got {colour!r}")
 
 
+def check_ignored(values: Iterable[object]) -> None:
+    """Raise ValueError if one of the ignored values of masks is not a whole number >= 0."""
+    for value in values:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"an ignored value of masks must be a whole number >= 0, got {value!r}")
+
+
 def check_contract(contract: ModelContract) -> None:
     """Raise ValueError if parts of the contract contradict each other."""
     check_precision(contract.precision, EXPORT_PRECISIONS)
@@ -137,5 +145,6 @@ def check_contract(contract: ModelContract) -> None:
         if contract.labels is None or len(contract.colours) != len(contract.labels):
             raise ValueError(f"it has {len(contract.colours)} colours for {len(contract.labels or ())} labels")
         check_colours(contract.colours)
+    check_ignored(contract.ignore or ())
     if (channels := contract.preprocessing.channels) != config.channels:
         raise ValueError(f"its preprocessing gives {channels} channels, its model expects {config.channels}")

@@ -14,7 +14,15 @@ import torch
 from vitrail.checkpoints import load as checkpoints
 from vitrail.data.class_names import name_outputs
 from vitrail.deploy import RUNTIME_SUFFIXES, RUNTIMES
-from vitrail.deploy.runtimes.base import BATCH_SECONDS, DeployedModel, ModelContract, OutputKind, Runtime, check_colours
+from vitrail.deploy.runtimes.base import (
+    BATCH_SECONDS,
+    DeployedModel,
+    ModelContract,
+    OutputKind,
+    Runtime,
+    check_colours,
+    check_ignored,
+)
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file, openvino_precisions
 from vitrail.deploy.runtimes.int8 import with_int8
 from vitrail.deploy.runtimes.precision import CheckedRuntime, choose_runtime, is_short, measure_runtimes, with_check
@@ -269,8 +277,8 @@ def build_contract(where: str, path: Path | None, model: Model, size: tuple[int,
     name = model.config.describe() if path is None else checkpoints.derive_model_name(where, path)
     checksum = "" if path is None else checkpoints.compute_checksum(path)
     several, config = is_multilabel(model, path), to_json(model.config)
-    colours = read_colours(model)
-    contract = ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum, colours=colours)
+    stored = {"colours": read_colours(model), "ignore": read_ignored(model)}
+    contract = ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum, **stored)
     return with_upright_images(where, contract)
 
 
@@ -297,6 +305,22 @@ def read_colours(model: Model) -> tuple[str, ...] | None:
         return None
     check_colours(colours)
     return tuple(colours)
+
+
+def read_ignored(model: Model) -> tuple[int, ...] | None:
+    """Return the values of masks that were ignored in a segmentation model's training; None if it does not state them.
+
+    Files of earlier versions state those that were given, in their recipe.
+    """
+    values = model.card.get("ignore")
+    if values is None:
+        recipe = model.card.get("recipe")
+        data = recipe.get("data") if isinstance(recipe, dict) else None
+        values = data.get("ignore") if isinstance(data, dict) else None
+    if model.config.output_kind != "masks" or not isinstance(values, list | tuple):
+        return None
+    check_ignored(values)
+    return tuple(values)
 
 
 def is_multilabel(model: Model, path: Path | None) -> bool:

@@ -124,6 +124,8 @@ class TrainedModel:
             card["colours"] = list(map(format_colour, images.colours))
         if images.things is not None:
             card["things"] = list(images.things)
+        if images.masks is not None:
+            card["ignore"] = [value for value, _ in images.ignored]
         if self.setup.team.is_main:
             save(model, self.setup.directory / name, recipe=to_json(self.setup.recipe), **card)
 

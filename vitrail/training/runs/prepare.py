@@ -1,5 +1,6 @@
 """Preparation of data for training: reading, audit, label map, splits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -44,7 +45,7 @@ class Prepared:
         """Raise ValueError if images have no classes of their own, but masks."""
         if self.train.masks is not None:
             raise ValueError(
-                f"{purpose} needs classes of images, and {self.dataset.source} has masks: use vitrail.train"
+                f"{purpose} needs classes of images, and {self.dataset.source} has masks: use vitrail transfer"
             )
 
     def count_images(self, split: str) -> dict[str, int]:
@@ -80,15 +81,20 @@ class Prepared:
 
 
 def prepare_data(
-    data: Data, progress: ProgressCallback | None = None, cache: bool = True, source: Any = None
+    data: Data,
+    progress: ProgressCallback | None = None,
+    cache: bool = True,
+    source: Any = None,
+    default_ignore: Sequence[int] = (),
 ) -> Prepared:
     """Read and audit a dataset; bad images are left out and listed, other problems are errors.
 
-    `source` is the Python object that `data.where` names, if it is one.
+    `source` is the Python object that `data.where` names, if it is one. `default_ignore` are values of masks to ignore if the
+    data has masks and states none.
     """
     # Pretraining holds out a few images for its signals.
     fractions = data.fractions or (HOLDOUT_FRACTIONS if data.task == "none" else None)
-    prepared = audit_and_split(data, load_data(data, fractions, progress, source), progress, cache)
+    prepared = audit_and_split(data, load_data(data, fractions, progress, source, default_ignore), progress, cache)
     if "validation" not in prepared.splits:
         remedy = "add images, or give one" if fractions is None or fractions[1] else "give fractions=(0.8, 0.2, 0)"
         raise ValueError(f"{data.where} has no images for a validation split: {remedy}")
@@ -149,13 +155,18 @@ def concatenate_images(first: Images, second: Images) -> Images:
 
 
 def load_data(
-    data: Data, fractions: Fractions | None, progress: ProgressCallback | None = None, source: Any = None
+    data: Data,
+    fractions: Fractions | None,
+    progress: ProgressCallback | None = None,
+    source: Any = None,
+    default_ignore: Sequence[int] = (),
 ) -> Dataset:
     """Read a dataset, split by these fractions where it has no splits."""
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
-    labels = {"label_from": data.label_from, "names": data.names, "ignore": data.ignore}
+    labels = {"label_from": data.label_from, "names": data.names}
+    ignored = {"ignore": data.ignore, "default_ignore": default_ignore}
     where = data.where if source is None else source
-    return load_dataset(where, fractions=fractions, multi_label=several, progress=progress, **labels)
+    return load_dataset(where, fractions=fractions, multi_label=several, progress=progress, **labels, **ignored)
 
 
 def audit_and_split(

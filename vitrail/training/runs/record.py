@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -123,15 +123,15 @@ def fingerprint_splits(prepared: Prepared) -> dict[str, str]:
     return {split: fingerprint_split(images, digests) for split, images in prepared.splits.items()}
 
 
-def fingerprint_split(images: Images, mask_digests: np.ndarray | None = None) -> str:
+def fingerprint_split(images: Images, mask_digests: Mapping[int, np.ndarray] | None = None) -> str:
     """Return a hash of the names and labels of a split in their order; of masks, their names and the values of the classes.
 
     With the digests of an audit, the hash is that of the masks' content too.
     """
     masks = images.masks is not None
     digest = hashlib.sha256(images.targets.tobytes())
-    if masks and mask_digests is not None:
-        digest.update(mask_digests[images.targets].tobytes())
+    if masks and mask_digests:
+        digest.update(mask_digests[id(images.masks)][images.targets].tobytes())
     if images.mask_classes is not None:
         digest.update(images.mask_classes.tobytes())
     for index in range(len(images)):
