@@ -51,7 +51,9 @@ def test_ignored_values_and_names(tmp_path, capsys):
     result = json.loads(run(capsys, "pets", "--ignore", "3", "--json"))
     assert result["classes"] == ["1", "2"]
     Path("names.txt").write_text("pet\nground\n")
-    assert "1 is pet, 2 is ground" in run(capsys, "pets", "--ignore", "3,255", "--names", "names.txt")
+    named = run(capsys, "pets", "--ignore", "3,255", "--names", "names.txt")
+    assert "1 is pet, 2 is ground" in named
+    assert "classes are the 2 values of the masks; 3 ignored" in named
     with pytest.raises(SystemExit):
         main(["check", "pets", "--ignore", "x"])
     assert "must be whole numbers >= 0 with commas" in capsys.readouterr().err

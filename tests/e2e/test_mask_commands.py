@@ -159,6 +159,11 @@ def test_a_method_that_a_family_lacks_is_listed(tmp: Path) -> None:
     )
     assert found["rows"] == []
     assert "does not support" in found["left_out"]["lora"]
+    shallow = vitrail.build(None, patch=8, width=32, depth=2, heads=2, classes=5, image_size=32)
+    vitrail.save(shallow, tmp / "shallow.safetensors", preprocessing=Preprocessing((32, 32), (32, 32)))
+    done = run(tmp, "transfer", "shallow.safetensors", "shapes", "--out", "shallow", "--methods", "linear-4")
+    assert done.returncode == 0, done.stderr
+    assert "linear-4 was skipped: it reads 4 layers, and the model has 2" in done.stdout
 
 
 def test_transfer_from_a_segmentation_model_ignores_what_its_training_ignored(tmp: Path, ignoring: Path) -> None:

@@ -22,6 +22,7 @@ HEADER_WORDS = {"class", "label", "name", "data", "model", "index", "id", "wnid"
 HEADER_WORDS |= {"from", "to", "target"}
 ClassPairs = list[tuple[str, Any]]  # data class, and model class or display name
 ClassNames = list[tuple[int, list[str]]]  # index and class names, the display name first
+HINTS = (": name them in classes.txt", ": name them with names=")  # in notes on values of masks, of files and objects
 IMAGENET = "imagenet"  # the word for the names of ImageNet-1k in the package
 IMAGENET_FILE = Path(__file__).with_name("imagenet.txt")  # WordNet id and name of each class, in order
 
@@ -188,7 +189,8 @@ def rename_classes(dataset: Dataset, file: str) -> Dataset:
         for split, images in dataset.splits.items()
     }
     shown = format_names((name for name in classes), lambda name: f"{name} is {names[name]}", limit=3)
-    return replace(dataset, splits=splits, notes=(*dataset.notes, f"class names from {file}: {shown}"))
+    notes = [note.replace(HINTS[0], "").replace(HINTS[1], "") for note in dataset.notes]
+    return replace(dataset, splits=splits, notes=(*notes, f"class names from {file}: {shown}"))
 
 
 def _find_names(file: str, classes: list[str], in_order: bool = False) -> dict[str, str]:

@@ -48,6 +48,7 @@ from vitrail.utils.progress import ProgressCallback
 
 PROBES = ("knn", "linear")
 TRAININGS = ("lora", "full")  # by expected gain per minute: LoRA gains more in the first minutes (docs/transfer.md)
+READ_LAYERS = 4  # of the decoder linear-4
 FROZEN = ("linear", "linear-4")  # of masks: methods that train this decoder on a frozen backbone
 MIN_STEPS = 50  # or one epoch; shorter trainings are skipped
 USEFUL_STEPS, USEFUL_EPOCHS = 500, 4  # whichever is less: a shorter training is not worth a share of a small budget
@@ -334,6 +335,9 @@ def transfer(
         comparison.report(note)
     missing = [method for method in methods if not table.has_method(method)]
     if task.name == "masks":
+        if "linear-4" in missing and config.depth < READ_LAYERS:
+            comparison.skip_method("linear-4", f"it reads {READ_LAYERS} layers, and the model has {config.depth}")
+            missing.remove("linear-4")
         for index, method in enumerate(missing):
             comparison.run_training(method, len(missing) - index)
         return table

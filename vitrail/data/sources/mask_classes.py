@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.data.class_names import find_duplicates, is_index
+from vitrail.data.class_names import HINTS, find_duplicates, is_index
 from vitrail.data.dataset import IGNORED, MAX_MASK_CLASSES
 from vitrail.data.labels import normalise_class_name
 from vitrail.utils.colours import Colour, format_colour, is_colour, parse_colour
@@ -133,7 +133,7 @@ def classes_from_values(counts: np.ndarray, ignore: Sequence[int], source: str) 
         raise ValueError(f"the masks of {source} have {len(values)} values: at most {MAX_MASK_CLASSES} can be classes")
     classes = build_classes([ClassEntry(value, str(value)) for value in values], ignore, source)
     ignored = [str(value) for value in np.flatnonzero(counts) if value not in values]
-    note = f"classes are the {len(values)} values of the masks: name them in classes.txt"
+    note = f"classes are the {len(values)} values of the masks{HINTS[0]}"
     return replace(classes, note=f"{note}; {', '.join(ignored)} ignored" if ignored else note, counts=counts)
 
 

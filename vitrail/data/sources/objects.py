@@ -13,6 +13,7 @@ import torch.utils.data as torch_data
 from PIL import Image
 from torch import Tensor
 
+from vitrail.data.class_names import HINTS
 from vitrail.data.dataset import SPLITS, Dataset, Images
 from vitrail.data.decode import DECODER_ERRORS, IMAGE_ERRORS, name_image_errors
 from vitrail.data.images import CHANNELS, NotAnImageError, encode_image, is_image, to_image
@@ -171,7 +172,7 @@ class MaskSummary:
 
 def name_with_option(note: str) -> str:
     """Return the note about classes that are values, for data without a folder of its own."""
-    return note.replace("in classes.txt", "with names=")
+    return note.replace(*HINTS)
 
 
 def read_masks(values: Sequence[Any], label: str, options: parts.ReadOptions) -> MaskSummary:
@@ -425,7 +426,7 @@ def join_values(
         for (split, images), store in zip(splits.items(), stores, strict=True)
     }
     own = [store.classes.note for store in stores]
-    return joined, own, classes.note if any("classes.txt" in note for note in own) else name_with_option(classes.note)
+    return joined, own, classes.note if any(HINTS[0] in note for note in own) else name_with_option(classes.note)
 
 
 def read_arrays(source: str, images: Any, labels: Any, options: parts.ReadOptions) -> Dataset:
