@@ -72,6 +72,14 @@ def parse_values(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def parse_columns(text: str) -> tuple[str, ...]:
+    """Return "age,height" as names of columns."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} must be names of columns with commas: price or age,height")
+    return names
+
+
 def parse_names(text: str, known: Sequence[str], kind: str) -> tuple[str, ...]:
     """Return comma-separated names, each once, all of them in `known`."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -138,6 +146,10 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "--ignore VALUES": (
         "stored values of masks that neither train nor count: 3 or 0,254 [255, and those that the data states]",
         {"type": parse_values},
+    ),
+    "--targets NAME,…": (
+        "columns of numbers to learn, of a CSV, TSV, JSONL or Parquet table: price or age,height [labels are learnt]",
+        {"type": parse_columns},
     ),
     "--limit N": ("maximum number of images, evenly spaced [all]", {"type": int}),
     "--task": ("one label per image, or several [auto]", {"choices": ("auto", "single", "multi")}),

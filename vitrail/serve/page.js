@@ -39,6 +39,9 @@ const has = (view) => seeing().some((pane) => pane.seen[view]);
 
 const short = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 1 ? value.toPrecision(3) : value === 0 ? "0" : value >= 0.001 ? value.toPrecision(2) : value.toExponential(1));
 const percent = (score) => (score > 0.9995 && score < 1 ? "> 99.9 %" : score > 0 && score < 0.0005 ? "< 0.1 %" : `${(100 * score).toFixed(1)} %`);
+// The number of a regression model, or the probability of a class.
+const amount = ({ value, score }) => (value === undefined ? percent(score) : Math.abs(value) >= 1e6 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(Number(value.toPrecision(5))));
+const counted = (count, [one, many]) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 function made(tag, className, ...inside) {
   const node = document.createElement(tag);
@@ -310,10 +313,11 @@ class Pane {
         const answer = await ask(`predict?${about}&top=5`, { body: picture.blob, signal, tell }), [first] = answer.predictions;
         signal.throwIfAborted();
         if (first.error) throw new Trouble(422, WORDS[422], first.error);
-        Object.assign(this, { answers: first.answers, seconds: answer.seconds });
+        const answers = first.values ? Object.entries(first.values).map(([label, value]) => ({ label, value })) : first.answers;
+        Object.assign(this, { answers, seconds: answer.seconds });
         this.arrange();
-        announce(`${picture.name}: ${first.answers.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
-        remember(picture, first.answers);
+        announce(`${picture.name}: ${answers.slice(0, 3).map((each) => `${each.label}, ${amount(each)}`).join("; ")}`);
+        remember(picture, answers);
       }
       if (model.attention) {
         const seen = unpacked(await ask(`attention?${about}`, { body: picture.blob, signal, tell })), image = new Image();
@@ -358,10 +362,11 @@ class Pane {
     part(".frame").style.setProperty("--wide", shape[1] / shape[0]);
     const [best] = answers ?? [];
     const found = mask && answers.length === 1 ? best.label : mask ? `${answers.length} classes` : best?.label;
-    part(".verdict b").textContent = found ?? (busy ? "Running…" : "");
-    part(".called").textContent = best ? `${best.label}, ${percent(best.score)}` : (picture?.name ?? "");
+    const verdict = best?.value === undefined ? found : answers.length > 1 ? `${answers.length} numbers` : `${best.label} ${amount(best)}`;
+    part(".verdict b").textContent = verdict ?? (busy ? "Running…" : "");
+    part(".called").textContent = best ? `${best.label}, ${amount(best)}` : (picture?.name ?? "");
     part(".verdict span").textContent = picture ? [picture.name, this.seconds === null ? "" : `${this.seconds.toFixed(2)} s`].filter(Boolean).join(" · ") : "";
-    const bars = mask ? answers.map((answer, k) => this.entry(answer, k)) : answers ? answers.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
+    const bars = mask ? answers.map((answer, k) => this.entry(answer, k)) : answers ? (best?.value !== undefined && answers.length === 1 ? [] : answers.map(bar)) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
     if (this.drawn !== answers || !answers) part(".odds").replaceChildren(...bars); // animate bars once
     this.drawn = answers;
     const aside = !picture || busy ? "" : !answers && !trouble ? "This model has no classifier: it returns features only." : answers && model.several ? "Multi-label model: scores need not sum to 100 %." : "";
@@ -425,7 +430,7 @@ class Pane {
     context.drawImage(map, 0, 0);
     const [best] = answers ?? [], does = state.view === "attention" ? "" : `${capital(state.view)}. `;
     const words = this.mask ? answers.slice(1).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ") : `${does}${node.querySelector(".told").textContent}`;
-    const lines = [[best ? `${best.label}, ${percent(best.score)}` : picture.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${words}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
+    const lines = [[best ? `${best.label}, ${amount(best)}` : picture.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${words}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
     for (const [text, colour, font, down] of lines) {
       Object.assign(context, { fillStyle: colour, font });
       context.fillText(text, 24, map.height + down, map.width - 48);
@@ -475,11 +480,11 @@ class Pane {
   }
 }
 
-function bar({ label, score }) {
-  const item = made("li", "", made("span", "label", label), made("span", "bar"), made("span", "share", percent(score)));
+function bar({ label, score, value }) {
+  const item = made("li", value === undefined ? "" : "number", made("span", "label", label), made("span", "bar"), made("span", "share", amount({ score, value })));
   item.firstChild.title = label;
   item.children[1].setAttribute("aria-hidden", "true");
-  item.children[1].style.setProperty("--odds", `${100 * score}%`);
+  item.children[1].style.setProperty("--odds", value === undefined ? `${100 * score}%` : "0%");
   return item;
 }
 
@@ -636,7 +641,7 @@ async function thumb(blob) {
 function drawShelf() {
   $("recent").hidden = !recent.length;
   $("shelf").replaceChildren(...recent.map((item) => {
-    const button = made("button"), [best] = item.answers, words = best ? `${item.name}: ${best.label}, ${percent(best.score)}` : item.name;
+    const button = made("button"), [best] = item.answers, words = best ? `${item.name}: ${best.label}, ${amount(best)}` : item.name;
     button.type = "button";
     button.dataset.id = item.id;
     button.title = words;
@@ -678,7 +683,7 @@ function choose(name) {
   const model = (state.model = state.models.find((each) => each.name === name));
   $("model").value = name;
   $("name").textContent = name;
-  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", `${model.size[1]}×${model.size[0]} pixels`, model.labels ? `${model.labels.length.toLocaleString("en")} ${model.labels.length === 1 ? "class" : "classes"}` : ""].filter(Boolean);
+  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", `${model.size[1]}×${model.size[0]} pixels`, model.labels ? counted(model.labels.length, model.numbers ? ["number", "numbers"] : ["class", "classes"]) : ""].filter(Boolean);
   $("facts").replaceChildren(...facts.map((fact) => made("span", "", fact)));
   Object.assign(state, { layer: model.layers || 1, head: 0, pinned: null, under: null });
   glass(name);

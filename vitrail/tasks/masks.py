@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.data.dataset import Images, TargetKind
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.metrics.segmentation import compute_mask_metrics, count_boundary, count_confusion, find_worst_images
-from vitrail.reports.masks import choose_colours, overlay_mask
+from vitrail.reports.masks import choose_colours, format_colour, overlay_mask
 from vitrail.tasks.base import Predict, Task, encode_jpeg, open_thumbnail
 
 EXAMPLE_SIDE = 240  # pixels, of the longer side of an overlay
@@ -26,6 +26,7 @@ class Masks(Task):
 
     name: ClassVar[TargetKind] = "masks"
     title: ClassVar[str] = "masks"
+    outputs: ClassVar[str] = "masks"
     recipe: ClassVar[str | None] = "segment"
     score: ClassVar[str] = "miou"
     validation_metrics: ClassVar[tuple[str, ...]] = ("miou", "pixel_accuracy")
@@ -35,6 +36,9 @@ class Masks(Task):
         check_whole_image(preprocessing)
         if not preprocessing.turn:
             raise ValueError("masks are those of upright images: preprocessing.turn must be True, got False")
+
+    def describe_outputs(self, train: Images) -> dict[str, Any]:
+        return {} if train.colours is None else {"colours": list(map(format_colour, train.colours))}
 
     def reduce_outputs(self, outputs: Tensor, images: Images, indices: np.ndarray) -> np.ndarray:
         """Return the counts of each image, at the size of its mask."""

@@ -1,4 +1,4 @@
-"""`vitrail.predict`: predictions of a model, classes or masks, for many images, in order, computed on all cores."""
+"""`vitrail.predict`: predictions of a model, classes, masks or numbers, for many images, in order, computed on all cores."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -24,6 +24,7 @@ from vitrail.deploy.runtimes.open import clone_runtime, open_deployed_model, wit
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.inference import top_classes
 from vitrail.models.base import Model
+from vitrail.tasks import TASKS
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
 from vitrail.utils.progress import ProgressCallback
 
@@ -111,7 +112,8 @@ def predict(
     """Yield a row for each image, in order: `path`, `label`, `score`, `predictions` (the `top` classes), or `error`.
 
     The rows of a segmentation model have a `mask`, uint8 [H, W], whose values are indices of `labels`, and the `shares` of its
-    classes. `inference="sliding"` computes it from windows, `flip=True` and `scales=(1, 1.25)` from several views.
+    classes. `inference="sliding"` computes it from windows, `flip=True` and `scales=(1, 1.25)` from several views. The rows of a
+    regression model have `values`, pairs of a target's name and a number.
 
     `model` is a checkpoint, a run, `hf://owner/name`, an exported file, or a model that `vitrail.load` returned. `images` are
     files, folders, patterns, lists, tar shards or tables; a PIL image, an array [H, W, C], a tensor [C, H, W], or a list of
@@ -151,9 +153,16 @@ def infer_rows(
     inputs = collect_images(images)
     count = len(inputs) if limit is None else min(limit, len(inputs))
     pool = open_pool(model, output_kind, chosen, count)
-    if pool.masks is not None and top > 1:
-        raise ValueError(f"top= is for classes of images, and {pool.deployed.name} predicts masks: leave it out")
+    if output_kind == "logits" and top > 1:
+        check_ranked(pool.deployed)
     return predict_rows(pool, inputs, 0, count, top)
+
+
+def check_ranked(deployed: DeployedModel) -> None:
+    """Raise ValueError for a model whose outputs are no classes of images, of which the most probable are listed."""
+    task = TASKS[deployed.contract.target_kind]
+    if not task.has_image_classes:
+        raise ValueError(f"top= is for classes of images, and {deployed.name} predicts {task.outputs}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -257,6 +266,8 @@ def to_rows(batch: BatchOutput, contract: ModelContract, output_kind: OutputKind
             yield PredictionRow(name, mask=values.mask, labels=labels, overlay=values.overlay, index=number)
         elif output_kind == "features":
             yield PredictionRow(name, features=values)
+        elif contract.targets is not None:
+            yield PredictionRow(name, values=tuple(zip(contract.targets, map(float, values), strict=True)))
         else:
             yield PredictionRow(name, top_predictions(values, contract, top))
 

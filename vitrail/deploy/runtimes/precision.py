@@ -45,6 +45,7 @@ class PrecisionCheck:
 
     def __init__(self, contract: ModelContract, output_kind: OutputKind, choice: PrecisionChoice) -> None:
         self.several, self.output_kind, self.choice = contract.several, output_kind, choice
+        self.statistics = contract.statistics
         self.images, self.masks = 0, contract.target_kind == "masks" and output_kind == "logits"
         self.expected: list[Any] = []  # logits or features [B, …], or `MaskOutputs`
         self.outputs: list[Any] = []
@@ -77,7 +78,7 @@ class PrecisionCheck:
         precision, (pairs, count) = self.choice.precision, self.join_finite()
         if not count:
             return  # nothing to compare with: the model itself is broken
-        compared = compare_outputs(*pairs, several=self.several, what=self.output_kind)
+        compared = compare_outputs(*pairs, several=self.several, what=self.output_kind, statistics=self.statistics)
         violations = tolerances_for(precision).find_violations(compared)
         checked = f"on the first {count} images"
         self.why = (
