@@ -5,7 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from vitrail.metrics.regression import compare_regression, compute_regression_metrics
+from vitrail.metrics.regression import (
+    compare_regression,
+    compute_regression_metrics,
+    find_largest_errors,
+    summarise_regression,
+)
 
 sklearn = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed: pip install 'vitrail[dev]'")
 
@@ -94,3 +99,27 @@ def test_a_better_model_is_significantly_better() -> None:
 def test_values_that_cannot_be_evaluated_are_refused(predicted, targets, message) -> None:
     with pytest.raises(ValueError, match=message):
         compute_regression_metrics(predicted, targets)
+
+
+def test_each_target_has_an_interval() -> None:
+    predicted, targets = make_values(noise=0.4)
+    metrics = compute_regression_metrics(predicted, targets)
+    for name in ("mae", "rmse", "r2"):
+        for value, (low, high) in zip(metrics[f"target_{name}"], metrics[f"target_{name}_interval"], strict=True):
+            assert low < value < high
+
+
+def test_errors_of_several_units_are_not_averaged() -> None:
+    predicted, targets = make_values(noise=0.4)
+    metrics = summarise_regression(predicted, targets)
+    assert "r2" in metrics
+    assert not {"mae", "rmse", "mae_interval", "rmse_interval"} & set(metrics)
+    alone = summarise_regression(predicted[:, :1], targets[:, :1])
+    assert (alone["mae"], alone["interval"]) == (alone["target_mae"][0], alone["r2_interval"])
+
+
+def test_the_largest_errors_count_in_units_of_each_target() -> None:
+    targets = np.array([[0.0, 0.0], [1.0, 1000.0], [2.0, 2000.0], [3.0, 3000.0]])
+    predicted = targets + np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 500.0], [0.1, 0.0]])
+    assert find_largest_errors(predicted, targets, 3).tolist() == [1, 2, 3]
+    assert find_largest_errors(np.ones((2, 1)), np.zeros((2, 1)), 5).tolist() == [0, 1]  # a constant target

@@ -198,7 +198,7 @@ def test_a_named_resnet_is_trained_or_refused(name: str) -> None:
     overrides = {"model": "R50x1", "size": (32, 32)}
     if name in ("finetune", "paper-finetune", "swin-finetune"):
         return  # their model is the checkpoint's
-    if name in ("scratch-small", "distil"):
+    if name in ("scratch-small", "distil", "regress"):
         assert recipe(name, facts(overrides=overrides)).model == vitrail.configure(
             "R50x1", root="small", classes=1000, image_size=32
         )

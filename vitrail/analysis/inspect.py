@@ -23,6 +23,7 @@ from vitrail.analysis.results import AttentionDistances, ModelView, PositionMaps
 from vitrail.data.sources.files import printable_path
 from vitrail.nn.embed import PatchEmbedding
 from vitrail.reports.html import clean_text
+from vitrail.tasks.numbers import is_regression
 from vitrail.utils.progress import ProgressCallback
 
 # Views of one image, each with the views of `trace_image` that it needs.
@@ -98,6 +99,7 @@ class ModelInspector(inputs.InspectedModel):
             channels=self.model.embed.channels,
             is_linear_embedding=isinstance(self.model.embed, PatchEmbedding),
             is_sigmoid=self.is_sigmoid,
+            has_numbers=is_regression(self.model),
         )
 
     @property
@@ -292,6 +294,8 @@ def view_to_dict(view: ImageView, path: Path, folder: str, files: list[str]) -> 
         "files": [*files, "arrays.npz"],
         "predicted": [{"class": k, "name": name, "probability": p} for k, name, p in view.top_predictions(5)],
     }
+    if view.has_numbers and view.trace.logits is not None:
+        record["values"] = {view.label(k): float(value) for k, value in enumerate(view.trace.logits)}
     if view.trace.at is not None:
         record["patch"] = {"row": view.trace.at[0], "column": view.trace.at[1]}
     if isinstance(view, StagedView) and view.staged.pixel is not None:

@@ -29,6 +29,7 @@ from vitrail.analysis.stages import (
 )
 from vitrail.models.base import Model, refuse
 from vitrail.nn.shape import Grid
+from vitrail.tasks.numbers import is_regression
 from vitrail.utils.progress import ProgressCallback
 
 # Views of one image, each with the views of `trace_stages` that it needs.
@@ -117,6 +118,7 @@ class StagedInspector(ModelInspector):
             self.name,
             channels=self.model.config.channels,
             is_sigmoid=self.is_sigmoid,
+            has_numbers=is_regression(self.model),
             staged=staged,
         )
 

@@ -104,6 +104,10 @@ def format_report(report: dict[str, Any], limit: int = 12) -> str:
     for name, fact in report["not_told_by_tensors"].items():
         value = "×".join(map(str, fact["value"])) if isinstance(fact["value"], tuple) else fact["value"]
         rows.append((f"  {name}", f"{value}: {fact['from']}"))
+    statistics = report["card"].get("targets")
+    if labels and isinstance(statistics, dict):  # the outputs are numbers
+        columns = zip(labels, statistics.get("mean", ()), statistics.get("std", ()), strict=False)
+        rows += [("  target", f"{name}, mean {mean:.6g}, standard deviation {std:.6g}") for name, mean, std in columns]
     if temperature := format_temperature(report["card"].get("calibration")):
         rows.append(("temperature", temperature))
     if licence := report["card"].get("licence"):

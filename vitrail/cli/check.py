@@ -3,12 +3,14 @@
 Every image is decoded completely, on all cores, and compared with all others. Results are cached by file, size and time, so
 that a second run is fast. The exit code is 1 if there are errors: unusable images, classes that are empty or differ between
 splits, one image with different labels, the same image in the training and the test split. Masks are read too: sizes,
-values without a class, files without their pair, and the pixels of each class.
+values without a class, files without their pair, and the pixels of each class. Columns of numbers (--targets) are checked for
+missing and infinite values; their range, mean and standard deviation are shown.
 
 examples:
   vitrail check photos
   vitrail check photos --quarantine bad.txt    then: vitrail train photos --quarantine bad.txt
   vitrail check labels.csv --json
+  vitrail check houses.csv --targets price     numbers instead of classes
   vitrail check photos --label-from '^(.+)_'   labels in the file names: cat_001.jpg; shows ten of them
   vitrail check imagenet --names imagenet      names for the folders n01440764 …
   vitrail check classes:photos                 every folder is a class, whatever it looks like
@@ -62,7 +64,9 @@ def parse_ratio(text: str) -> float:
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of `vitrail check`."""
-    parser.add_shared("data DATA", "--label-from REGEX", "--names FILE", "--ignore VALUES", "--json")
+    parser.add_shared(
+        "data DATA", "--label-from REGEX", "--names FILE", "--ignore VALUES", "--targets NAME,…", "--json"
+    )
     parser.add_option("--quarantine FILE", "list to write of the images to leave out: path, tab, reason", Path)
     parser.add_option("--examples N", "paths shown per finding [3]", parse_count, default=3)
     parser.add_shared("--workers N", note="one per core", type=parse_count)
@@ -84,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
         label_from=options.label_from,
         names=options.names,
         ignore=options.ignore,
+        targets=options.targets,
         near=options.near,
         tiny=options.tiny,
         imbalance=options.imbalance,
@@ -107,7 +112,12 @@ def format_audit(audit: "Audit", examples: int, preview: Sequence[str] = ()) -> 
     from vitrail.data.audit import FINDING_KINDS
 
     width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
-    lines = [*format_splits(audit), *format_pixels(audit), *map(escape_unprintable, audit.dataset.notes)]
+    lines = [
+        *format_splits(audit),
+        *format_pixels(audit),
+        *format_numbers(audit),
+        *map(escape_unprintable, audit.dataset.notes),
+    ]
     lines += [INDENT + escape_unprintable(line) for line in preview]
     for kind in audit.counts:  # most severe first
         findings = audit.select_findings([kind])
@@ -127,7 +137,11 @@ def format_splits(audit: "Audit") -> list[str]:
     splits = audit.dataset.splits
     n_classes = len({name for split in splits.values() for name in split.classes})
     images = format_image_count(sum(map(len, splits.values())))
-    heading = f"{escape_unprintable(audit.dataset.source)}: {images}, {n_classes:,} class{'es' * (n_classes != 1)}"
+    kinds = f"{n_classes:,} class{'es' * (n_classes != 1)}"
+    kinds = f"{n_classes:,} target{'s' * (n_classes != 1)}" if audit.numbers else kinds
+    heading = f"{escape_unprintable(audit.dataset.source)}: {images}, {kinds}"
+    if audit.numbers:
+        return [colourise("bold", heading), ""]
     rows = [("split", "images", "classes", *(() if audit.mask_counts else ("smallest class", "largest class")))]
     for name, split in splits.items():
         ends = () if name in audit.mask_counts else describe_class_range(split)
@@ -149,6 +163,21 @@ def format_pixels(audit: "Audit") -> list[str]:
         rows.append(("(ignored)", *(f"{100 * e.ignored / n:.2f} %" for e, n in zip(counts, totals, strict=True))))
     more = [f"… and {len(classes) - MAX_CLASS_ROWS} more classes"] if len(classes) > MAX_CLASS_ROWS else []
     return ["", *format_table(rows, right=tuple(range(1, len(rows[0]))), rules=(1,)), *more, ""]
+
+
+def format_numbers(audit: "Audit") -> list[str]:
+    """Return a table of the range, the mean and the standard deviation of each target in each split."""
+    if not audit.numbers:
+        return []
+    rows: list[tuple[str, ...]] = [("target", "split", "images", "smallest", "largest", "mean", "std")]
+    for name in dict.fromkeys(name for split in audit.numbers.values() for name in split):
+        for split, found in audit.numbers.items():
+            count = f"{len(audit.dataset.splits[split]):,}"
+            if name in found:
+                each = found[name]
+                values = (f"{value:.6g}" for value in (each.smallest, each.largest, each.mean, each.std))
+                rows.append((escape_unprintable(name)[:40], split, count, *values))
+    return [*format_table(rows, right=tuple(range(2, 7)), rules=(1,)), ""]
 
 
 def describe_class_range(images: "Images") -> tuple[str, str]:
@@ -181,7 +210,7 @@ def format_verdict(audit: "Audit") -> str:
     if not audit.is_ok:
         return colourise("error", f"{', '.join(counts)}: fix the errors before training.")
     found = ", ".join(counts) or "No findings"
-    if len({name for images in audit.dataset.splits.values() for name in images.classes}) < 2:
+    if not audit.numbers and len({name for images in audit.dataset.splits.values() for name in images.classes}) < 2:
         return f"{found}: no errors, but training with labels needs two classes or more."
     if audit.select_findings(["thin-class"]):
         return f"{found}: no errors; train with --allow-class-mismatch, or add images to the classes too small to be split."

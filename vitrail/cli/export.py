@@ -6,6 +6,8 @@ generated ones): largest difference, changed predictions, accuracy with interval
 throughput. A file beyond the tolerance is not kept. In float, logits may differ by 1e-3 and no prediction may change; with
 --int8, --fp16 and --bf16 accuracy may fall by one point, or 5 % of the predictions may change where there are no labels.
 Masks are compared by pixel: 0.1 % may change in float; else mIoU may fall by one point, or 1 % may change without labels.
+Numbers may differ by 1e-3 standard deviations in float; else R² may fall by 0.01, or without labels numbers may change by 5 %
+of their standard deviation on average.
 
 examples:
   vitrail export deit_tiny.safetensors deit.onnx --verify photos
@@ -158,6 +160,8 @@ def format_report(model: str, report: "VerificationReport") -> list[str]:
 def format_difference(comparison: "OutputComparison") -> str:
     """Return the largest difference beside the largest value."""
     difference = f"largest difference {comparison.largest_difference:.3g}"
+    if comparison.relative is not None:
+        difference += f", {comparison.relative:.2g} standard deviations (mean {comparison.mean_relative or 0:.2g})"
     return f"{comparison.what}: {difference}, largest value {comparison.largest:.3g}"
 
 
@@ -171,6 +175,10 @@ def format_comparison(comparison: "OutputComparison") -> list[str]:
         lines.append(f"same class: {comparison.agreement:.3%} of the {comparison.compared}")
     if comparison.score is not None:
         score = comparison.score
+        if comparison.relative is not None:
+            low, high = score.difference_interval
+            lines.append(f"{score.measure}: {score.first:.4f} → {score.second:.4f}")
+            return [*lines, f"difference: {score.difference:+.4f} (95 %: {low:+.4f} to {high:+.4f})"]
         before, after = (
             f"{value:.2%}" + ("" if interval is None else f" ({interval[0]:.1%} to {interval[1]:.1%})")
             for value, interval in ((score.first, score.first_interval), (score.second, score.second_interval))

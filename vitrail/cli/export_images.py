@@ -1,7 +1,6 @@
 """Load the images that an exported file is verified and calibrated on."""
 
 import argparse
-from typing import Any
 
 import numpy as np
 
@@ -11,9 +10,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.deploy.export.comparison import VerificationImages, generate_images
 from vitrail.deploy.predict.inputs import collect_inputs, sample_evenly
 from vitrail.deploy.runtimes.base import DeployedModel
-from vitrail.evaluation.class_mapping import match_classes, read_class_map
-from vitrail.evaluation.evaluate import check_target_kind
-from vitrail.evaluation.masks import map_masks
+from vitrail.evaluation.evaluate import EVALUATIONS, check_target_kind
 from vitrail.evaluation.selection import EvaluationData, select_images
 from vitrail.inference import load_pixels
 from vitrail.utils.progress import ProgressCallback
@@ -36,6 +33,7 @@ def load_verification_images(
                 limit=options.limit,
                 label_from=options.label_from,
                 ignore=options.ignore,
+                targets=deployed.contract.targets,
             ),
             progress=progress,
             models=[deployed],
@@ -71,19 +69,10 @@ def load_unlabelled_images(
 
 
 def match_targets(options: argparse.Namespace, deployed: DeployedModel, images: Images) -> np.ndarray | None:
-    """Return the targets as output indices of the model, masks at its size, or None for a model without classes."""
-    assert deployed.model is not None
-    if deployed.contract.target_kind == "masks" or images.target_kind == "masks":
+    """Return the targets as the model predicts them: output indices, masks or numbers; None for a model without classes."""
+    if deployed.contract.labels is not None:
         check_target_kind(deployed, images)
-        mapped, preprocessing = map_masks(deployed, images), deployed.contract.preprocessing
-        return np.stack([preprocessing.to_mask(mapped.read_mask(index)).numpy() for index in range(len(mapped))])
-    outputs, labels = deployed.model.config.classes, deployed.model.labels
-    if outputs is None:
-        return None
-    class_map: Any = options.map
-    if class_map is not None and class_map != "index":
-        class_map = read_class_map(class_map, labels, outputs)
-    return match_classes(images, labels, outputs, class_map).map_targets(images)
+    return EVALUATIONS[deployed.contract.target_kind].verification_targets(deployed, images, options.map)
 
 
 def load_calibration_images(

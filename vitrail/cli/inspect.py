@@ -193,6 +193,7 @@ def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[Model
     from vitrail.checkpoints.known_models import expand_name
     from vitrail.checkpoints.load import find_weights, load, require_preprocessing
     from vitrail.data.class_names import name_outputs
+    from vitrail.tasks.numbers import is_regression
     from vitrail.training.distributed import pick_device
 
     device = pick_device(options.device)
@@ -208,6 +209,8 @@ def load_inspected_model(options: argparse.Namespace, path: str) -> "tuple[Model
     if model.config.output_kind == "masks":
         model = model.replace_head(None)  # views are of the backbone
     require_attention(model)
+    if options.names is not None and is_regression(model):
+        raise ValueError(f"{path} predicts numbers, which have names: leave out --names")
     if options.names is not None:
         model.labels = name_outputs(options.names, model.config.classes)
     name = path if path.startswith("hf://") else Path(path).name

@@ -73,6 +73,14 @@ def parse_values(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def parse_columns(text: str) -> tuple[str, ...]:
+    """Return "age,height" as names of columns."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} must be names of columns with commas: price or age,height")
+    return names
+
+
 def parse_names(text: str, known: Sequence[str], kind: str) -> tuple[str, ...]:
     """Return comma-separated names, each once, all of them in `known`."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -144,6 +152,10 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "classes of EoMT without objects, such as sky: names with commas, all, or a file (COCO's categories) [those that "
         "the model file states]",
         {},
+    ),
+    "--targets NAME,…": (
+        "columns of numbers to learn, of a CSV, TSV, JSONL or Parquet table: price or age,height [labels are learnt]",
+        {"type": parse_columns},
     ),
     "--limit N": ("maximum number of images, evenly spaced [all]", {"type": int}),
     "--task": ("one label per image, or several [auto]", {"choices": ("auto", "single", "multi")}),

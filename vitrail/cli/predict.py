@@ -1,4 +1,4 @@
-"""Write the predicted label of every image, in the order of the images; of a segmentation model, the predicted mask.
+"""Write the predicted label or numbers of every image, in the order of the images; of a segmentation model, the mask.
 
 MODEL is a checkpoint of any known format, a run of `vitrail train`, hf://owner/name, or a file of `vitrail export`. A row has
 the path, the label and its probability (score); for an unreadable image it has the error instead. --top 5 adds the next
@@ -21,6 +21,9 @@ formats of --out:
   .csv      path,label,score,error; --top adds label2,score2 and so on
   .jsonl    one object per line; --top adds the list `answers`
   .parquet  the columns of the CSV
+
+formats of --out for regression models:
+  .csv      path, one column per target, error; .jsonl and .parquet alike
 
 formats of --out for segmentation models:
   masks/    a directory: a palette PNG per image, and masks.csv with the paths and the shares of the classes
@@ -149,12 +152,17 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
         first, last = share.index_range(total)
         opened_for = "queries" if is_panoptic else output_kind
         model = open_pool(options.model, opened_for, compute, last - first, print_note)
-        labels = model.deployed.contract.labels
+        labels, targets = model.deployed.contract.labels, model.deployed.contract.targets
         if model.masks is not None:
             model, row_format = prepare_masks(options, model, inputs, total)
         elif row_format is None or given_options(options, MASK_OPTIONS):
-            refuse_options(options, MASK_OPTIONS, f"is for segmentation models: {model.deployed.name} predicts classes")
-            raise ValueError(f"--out {options.out} is for masks: {model.deployed.name} predicts classes, give a .csv")
+            kind = "classes" if targets is None else "numbers"
+            refuse_options(options, MASK_OPTIONS, f"is for segmentation models: {model.deployed.name} predicts {kind}")
+            raise ValueError(f"--out {options.out} is for masks: {model.deployed.name} predicts {kind}, give a .csv")
+        elif targets is not None and output_kind == "logits":
+            what = f"is for classes of images, and {model.deployed.name} predicts numbers: leave it out"
+            refuse_options(options, ("top",), what)
+            row_format = select_format(options.out, options.format, output_kind, top, targets)
         elif labels is not None and top > len(labels):
             raise ValueError(f"--top must be <= {len(labels):,}, the classes of {model.deployed.name}, got {top}")
         summary = write_outputs(

@@ -1,7 +1,7 @@
-"""Train or fine-tune a model on a folder of images: classes of images, or masks.
+"""Train or fine-tune a model on a folder of images: classes of images, masks, or numbers.
 
-DATA is a folder of class folders, a folder with images/ and masks/, a CSV or Parquet table, COCO JSON, tar shards, or a name:
-digits, mnist, fashion-mnist, cifar-10, cifar-100. It is checked first; defective files are listed and left out. --init
+DATA is a folder of class folders, a folder with images/ and masks/, a CSV, TSV, JSONL or Parquet table, COCO JSON, tar shards,
+or a name: digits, mnist, fashion-mnist, cifar-10, cifar-100. It is checked first; defective files are listed and left out. --init
 fine-tunes a checkpoint; without it, a model is trained from scratch; --teacher distils a trained model into a small one. The
 run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and recipe.json.
 
@@ -10,6 +10,7 @@ examples:
   vitrail train photos --init deit_tiny.safetensors           fine-tune on a folder
   vitrail train photos --init deit-tiny --tune lora --epochs 10
   vitrail train pets --init deit-tiny                         images/ and masks/: a class for each pixel
+  vitrail train houses.csv --targets price --init deit-tiny   numbers instead of classes
   vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
   vitrail train photos --teacher clip.safetensors --distil features   a teacher with other classes
@@ -32,7 +33,7 @@ from vitrail.training.recipes import DISTILLATION_METHODS
 
 OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size", "tune", "decoder", "seed", "precision")
 DATA_OPTIONS = ("fractions", "task", "balance", "allow_class_mismatch", "quarantine", "per_class", "per_class_seed")
-DATA_OPTIONS += ("label_from", "names", "ignore")
+DATA_OPTIONS += ("label_from", "names", "ignore", "targets")
 TEACHER_OPTIONS = ("teacher", "distil", "teacher_cache")
 MACHINE_OPTIONS = ("device", "workers", "parallel", "compile", "save_seconds", "keep_checkpoints")
 RECIPE_OPTIONS = ("skip_nonfinite", "patience", "collapse")  # each sets a field of the recipe
@@ -89,7 +90,7 @@ def add_run_options(parser: CommandParser, default_run: str, teacher_title: str)
 
 def add_data_options(group: OptionGroup) -> None:
     """Add the options of a labelled dataset."""
-    group.add_shared("--label-from REGEX", "--names FILE", "--ignore VALUES")
+    group.add_shared("--targets NAME,…", "--label-from REGEX", "--names FILE", "--ignore VALUES")
     group.add_shared("--fractions A,B,C", note="0.8,0.2,0")
     group.add_shared("--task")
     balance = "compensation of class imbalance: loss weights or sampling [none]"

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 SPLITS = ("train", "validation", "test")
-TargetKind = Literal["single", "multi", "masks"]  # one class per image, several, or one per pixel
+TargetKind = Literal["single", "multi", "masks", "numbers"]  # one class per image, several, one per pixel, or numbers
 IGNORED = 255  # the value of mask pixels that neither train nor count
 MAX_MASK_CLASSES = 255  # masks are uint8, and one value is IGNORED
 
@@ -77,14 +77,14 @@ class MaskStore(Protocol):
 
 @dataclass(frozen=True)
 class Images:
-    """One split: images of a store in a fixed order, each with one label, several, or a mask."""
+    """One split: images of a store in a fixed order, each with one label, several, a mask, or numbers."""
 
     store: Store
     items: np.ndarray  # [n] int64: indices into the store
-    targets: (
-        np.ndarray
-    )  # [n] int64 indices into `classes`; multi-label: [n, K] uint8 of 0 and 1; masks: items of `masks`
-    classes: tuple[str, ...]  # sorted, numbers by value; in the publisher's order if the data states one
+    # Indices into `classes`, int64 [n]; multi-label: 0 and 1, uint8 [n, K]; masks: items of `masks`; numbers: float64 [n, M].
+    targets: np.ndarray
+    # Sorted, numbers by value; in the publisher's order if the data states one. Of numbers, the names of the targets.
+    classes: tuple[str, ...]
     split: str = "train"
     shards: np.ndarray | None = None  # [n] int64: shard of each image, if reading by shard is faster
     masks: MaskStore | None = None  # for one class per pixel
@@ -102,8 +102,12 @@ class Images:
 
     @property
     def target_kind(self) -> TargetKind:
-        """Return what a target is: one class of the image, several, or one for each pixel."""
-        return "masks" if self.masks is not None else "multi" if self.targets.ndim == 2 else "single"
+        """Return what a target is: one class of the image, several, one for each pixel, or numbers."""
+        if self.masks is not None:
+            return "masks"
+        if self.targets.dtype.kind == "f":
+            return "numbers"
+        return "multi" if self.targets.ndim == 2 else "single"
 
     def read_mask(self, index: int) -> np.ndarray:
         """Return the classes of an image's pixels, uint8 [H, W]: indices into `classes`, or IGNORED."""
@@ -119,7 +123,7 @@ class Images:
     @property
     def is_multi_label(self) -> bool:
         """Return True if an image may have several labels."""
-        return self.targets.ndim == 2
+        return self.target_kind == "multi"
 
     def name(self, index: int) -> str:
         return self.store.name(int(self.items[index]))
@@ -139,6 +143,8 @@ class Images:
 
     def count_classes(self) -> np.ndarray:
         """Return the number of images of each class, [K]. Masks have to be read for this: the audit counts them."""
+        if self.target_kind == "numbers":
+            raise ValueError(f"the {self.split} split has numbers, not classes")
         if self.masks is not None:
             raise ValueError(f"the {self.split} split has masks: their classes are counted by vitrail.check")
         if self.is_multi_label:
@@ -147,8 +153,8 @@ class Images:
 
     @property
     def class_counts(self) -> dict[str, int]:
-        """Return the number of images of each class by name; nothing for masks, which would have to be read."""
-        if self.masks is not None:
+        """Return the number of images of each class by name; nothing for masks, which would have to be read, and numbers."""
+        if self.target_kind in ("masks", "numbers"):
             return {}
         return dict(zip(self.classes, self.count_classes().tolist(), strict=True))
 

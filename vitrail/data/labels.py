@@ -67,7 +67,7 @@ class LabelMap:
         """Return the map of a training split. A class without images is an error, unless `allow_mismatch` keeps it."""
         if not len(images):
             raise ValueError(f"the {images.split} split has no images")
-        if images.target_kind == "masks":  # a class that occurs in no mask keeps its index
+        if images.target_kind in ("masks", "numbers"):  # a class that occurs in no mask keeps its index
             return cls(images.classes)
         empty = format_names(name for name, count in images.class_counts.items() if not count)
         if empty and not allow_mismatch:
@@ -85,6 +85,8 @@ class LabelMap:
         New and missing classes are an error that names them. With `allow_mismatch` they are warnings, and images that have
         new classes only are dropped and counted; in masks, pixels of new classes are ignored.
         """
+        if images.target_kind == "numbers":
+            return MappedImages(self._map_numbers(images))
         counts, known = images.class_counts, set(self.names)
         has_masks = images.target_kind == "masks"
         new = [name for name in images.classes if name not in known]
@@ -123,6 +125,14 @@ class LabelMap:
             table = table[images.mask_classes]
         facts = {"colours": reorder(images.colours), "things": reorder(images.things)}
         return replace(images, classes=self.names, mask_classes=table, **facts)
+
+    def _map_numbers(self, images: Images) -> Images:
+        """Return the split with its numbers in the order of this map; raise ValueError unless the names are the same."""
+        if set(images.classes) != set(self.names):
+            names = f"{format_names(images.classes)}, expected {format_names(self.names)}"
+            raise ValueError(f"the {images.split} split has the targets {names}: give these columns as targets=")
+        columns = [images.classes.index(name) for name in self.names]
+        return replace(images, targets=images.targets[:, columns], classes=self.names)
 
     def _map_targets(self, images: Images) -> tuple[np.ndarray, np.ndarray]:
         """Return the targets in this map's indices, and which images have one."""

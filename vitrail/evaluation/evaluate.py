@@ -8,15 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from vitrail.data.class_names import find_output_names
-from vitrail.data.dataset import Images
-from vitrail.data.labels import drop_placeholder_labels
+from vitrail.data.dataset import Dataset, Images, TargetKind
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.open import with_fastest_precision
 from vitrail.deploy.runtimes.precision import current_precision, describe_precision
-from vitrail.evaluation.class_mapping import ClassMatching, match_classes, read_class_map
+from vitrail.evaluation.class_mapping import ClassMatching
 from vitrail.evaluation.loading import ComputeOptions, compute_rows, open_for_evaluation, read_training_data
-from vitrail.evaluation.masks import MaskEvaluation, map_masks, match_mask_classes
+from vitrail.evaluation.masks import MaskEvaluation
+from vitrail.evaluation.numbers import NumberEvaluation
 from vitrail.evaluation.result import ModelEvaluation, write_predictions
 from vitrail.evaluation.selection import EvaluationData, select_images
 from vitrail.inference import BATCH_SIZE
@@ -24,6 +23,7 @@ from vitrail.models.base import Model
 from vitrail.reports.compare import PairComparison, format_multiple_testing_note, format_pair_verdict, pair_to_dict
 from vitrail.reports.document import write_html
 from vitrail.reports.evaluation import EvaluationReport, render_evaluation_page
+from vitrail.tasks import TASKS
 from vitrail.training.distributed import Team
 from vitrail.training.runs.record import describe_environment
 from vitrail.utils.devices import pick_device
@@ -31,6 +31,12 @@ from vitrail.utils.files import atomic_write
 from vitrail.utils.progress import ProgressCallback
 
 RECORD_FILE = "evaluation.json"
+EVALUATIONS: dict[TargetKind, type[ModelEvaluation]] = {
+    "single": ModelEvaluation,
+    "multi": ModelEvaluation,
+    "masks": MaskEvaluation,
+    "numbers": NumberEvaluation,
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,8 @@ def is_evaluation(directory: Path) -> bool:
         record = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(record, dict) and {"n", "split", "model", "data", "per_class"} <= set(record)
+    expected = {"n", "split", "model", "data"}
+    return isinstance(record, dict) and expected <= set(record) and bool({"per_class", "per_target"} & set(record))
 
 
 def evaluate(
@@ -153,18 +160,22 @@ def evaluate(
         if item.contract.labels is None:
             raise ValueError(f"{item.where} has no classifier: use vitrail.evaluation.probes.probe")
 
-    kinds = {item.contract.target_kind == "masks" for item in models}
+    kinds = {EVALUATIONS[item.contract.target_kind] for item in models}
     if len(kinds) > 1:
         raise ValueError(
             f"{models[0].name} predicts other targets than a model of against=: compare models of one task"
         )
-    masks = kinds.pop()
+    kind, task_of_model = kinds.pop(), TASKS[models[0].contract.target_kind]
+    if only_present and not task_of_model.has_image_classes:
+        raise ValueError(
+            f"only_present= is for classes, and {models[0].name} predicts {task_of_model.outputs}: omit it"
+        )
+    if not isinstance(request.where, Dataset):
+        request = replace(request, targets=models[0].contract.targets)
 
     def match_all(images: Images) -> list[ClassMatching]:
         check_target_kind(models[0], images)
-        if masks:
-            return [match_mask_classes(item, images) for item in models]
-        return [match_to_model(item, images, class_map, request.names) for item in models]
+        return [kind.match(item, images, class_map, request.names) for item in models]
 
     titles = make_names_unique([item.name for item in models])
     trained = {title: read_training_data(item) for title, item in zip(titles, models, strict=True)}
@@ -176,43 +187,20 @@ def evaluate(
         models = [with_fastest_precision(item, len(selection.images)) for item in models]
     evaluations = []
     for item, found in zip(models, matchings, strict=True):
-        images = map_masks(item, selection.images) if masks else selection.images
-        outputs = compute_rows(item, images, compute, progress)
+        outputs = compute_rows(item, kind.map_images(item, selection.images), compute, progress)
         item = replace(item, notes=(*item.notes, *describe_precision(item)))
         machine = describe_environment(Team(0, 1, compute.device), current_precision(item))
         machine |= {"batch size": compute.batch_size}
-        kind = MaskEvaluation if masks else ModelEvaluation
         evaluations.append(kind(item, selection, found, outputs, only_present, machine))
     pairs = [compare_pair(evaluations, index) for index in range(1, len(evaluations))]
     return EvaluationResult(evaluations, titles, pairs, tuple(command))
 
 
 def check_target_kind(deployed: DeployedModel, images: Images) -> None:
-    """Raise ValueError if the data has masks and the model predicts classes of images, or the reverse."""
-    predicts, has = deployed.contract.target_kind == "masks", images.target_kind == "masks"
+    """Raise ValueError if the data has other targets than the model predicts, such as masks and classes of images."""
+    predicts, has = TASKS[deployed.contract.target_kind].outputs, TASKS[images.target_kind].outputs
     if predicts != has:
-        names = ("masks", "classes of images") if predicts else ("classes of images", "masks")
-        raise ValueError(f"{deployed.name} predicts {names[0]}, and the data has {names[1]}: give other data")
-
-
-def match_to_model(
-    deployed: DeployedModel, images: Images, class_map: str | os.PathLike[str] | None, names: str | None = None
-) -> ClassMatching:
-    """Match the data's classes to the model's outputs; errors name the model.
-
-    A model without class names gets those of the file `names`, if it lists them all.
-    """
-    assert deployed.contract.labels is not None
-    outputs, labels = len(deployed.contract.labels), deployed.class_names
-    if names is not None and drop_placeholder_labels(labels) is None:
-        labels = find_output_names(names, outputs) or labels
-    try:
-        if class_map is None or str(class_map) == "index":
-            return match_classes(images, labels, outputs, None if class_map is None else "index")
-        mapped = read_class_map(os.fspath(class_map), drop_placeholder_labels(labels), outputs)
-        return match_classes(images, labels, outputs, mapped)
-    except ValueError as error:
-        raise ValueError(f"{deployed.name}: {error}") from None
+        raise ValueError(f"{deployed.name} predicts {predicts}, and the data has {has}: give other data")
 
 
 def compare_pair(evaluations: list[ModelEvaluation], index: int) -> PairComparison:

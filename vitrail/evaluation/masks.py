@@ -14,7 +14,14 @@ from vitrail.data.labels import LabelMap, format_names
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.masks import class_colours
 from vitrail.evaluation.class_mapping import ClassMatching
-from vitrail.evaluation.result import MAX_EXAMPLES, ModelEvaluation, nan_to_none
+from vitrail.evaluation.result import (
+    MAX_EXAMPLES,
+    ModelEvaluation,
+    TextTable,
+    nan_to_none,
+    shorten_name,
+    shorten_path,
+)
 from vitrail.metrics.paired import PairedTest
 from vitrail.metrics.segmentation import (
     compare_masks,
@@ -28,12 +35,7 @@ from vitrail.reports.masks import Colour
 from vitrail.reports.run import EvaluatedMasks
 from vitrail.tasks import task_of
 from vitrail.tasks.masks import split_rows
-
-
-def match_mask_classes(deployed: DeployedModel, images: Images) -> ClassMatching:
-    """Match the classes of the data to the outputs of a segmentation model by name; raise ValueError where they differ."""
-    labels = map_masks(deployed, images).classes
-    return ClassMatching(np.array([labels.index(name) for name in images.classes]), labels, "by name")
+from vitrail.utils import text
 
 
 def map_masks(deployed: DeployedModel, images: Images) -> Images:
@@ -61,6 +63,22 @@ def reorder_confusions(confusions: np.ndarray, labels: Sequence[str], order: Seq
 
 class MaskEvaluation(ModelEvaluation):
     """A segmentation model, the images, and the counts of its pixels."""
+
+    @classmethod
+    def match(cls, deployed: DeployedModel, images: Images, class_map: Any, names: str | None) -> ClassMatching:
+        """Match the classes of the data to the outputs by name; raise ValueError where they differ."""
+        labels = map_masks(deployed, images).classes
+        return ClassMatching(np.array([labels.index(name) for name in images.classes]), labels, "by name")
+
+    @classmethod
+    def map_images(cls, deployed: DeployedModel, images: Images) -> Images:
+        return map_masks(deployed, images)
+
+    @classmethod
+    def verification_targets(cls, deployed: DeployedModel, images: Images, class_map: Any) -> np.ndarray | None:
+        """Return the masks at the size of the model, [n, H, W]."""
+        mapped, preprocessing = map_masks(deployed, images), deployed.contract.preprocessing
+        return np.stack([preprocessing.to_mask(mapped.read_mask(index)).numpy() for index in range(len(mapped))])
 
     @property
     def columns(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -153,3 +171,16 @@ class MaskEvaluation(ModelEvaluation):
             cells = (scores[index], accuracy[index], *by_class[index])
             shares = ["" if np.isnan(value) else f"{value:.6g}" for value in cells]
             yield [name, *shares[:2], int(totals[index]), *shares[2:]]
+
+    def weakest_table(self, limit: int) -> TextTable | None:
+        """Return the classes with the lowest IoU."""
+        rows = [["weakest classes", "IoU", "pixels"]]
+        for row in sorted(self.class_rows(), key=lambda row: row["iou"])[:limit]:
+            rows.append([shorten_name(row["class"]), text.format_percent(row["iou"]), text.format_count(row["pixels"])])
+        return TextTable(rows, (1, 2))
+
+    def worst_table(self, limit: int) -> TextTable | None:
+        """Return the images with the lowest mean IoU."""
+        where, worst = self.selection.where, self.mistake_rows()[:limit]
+        cells = [[shorten_path(row["path"], where), text.format_percent(row["miou"])] for row in worst]
+        return TextTable([["worst images", "mean IoU"], *cells], (1,))

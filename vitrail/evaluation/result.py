@@ -1,8 +1,12 @@
-"""Results of one model on a dataset, as metrics, JSON and CSV."""
+"""Results of one model on a dataset, as metrics, JSON, CSV and tables for the terminal.
+
+`ModelEvaluation` is that of classes, and the base of those of other tasks: `evaluate.py` has the table of them.
+"""
 
 import csv
 import io
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,9 +16,12 @@ from typing import Any
 import numpy as np
 
 from vitrail.checkpoints.load import build_meta_model
+from vitrail.data.class_names import find_output_names
+from vitrail.data.dataset import Images
+from vitrail.data.labels import drop_placeholder_labels
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.precision import current_precision, describe_precision
-from vitrail.evaluation.class_mapping import ClassMatching
+from vitrail.evaluation.class_mapping import ClassMatching, match_classes, read_class_map
 from vitrail.evaluation.loading import ModelOutputs
 from vitrail.evaluation.selection import SelectedData
 from vitrail.inference import probabilities, rank_classes
@@ -23,18 +30,29 @@ from vitrail.metrics.calibration import compute_reliability
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
 from vitrail.models.registry import config_from_json
+from vitrail.reports.html import clean_text
 from vitrail.reports.masks import Colour
 from vitrail.reports.run import EvaluatedSplit
 from vitrail.tasks.base import encode_jpeg, open_thumbnail
 from vitrail.tasks.classes import summarise_logits
 from vitrail.training.runs.record import fingerprint_split
 from vitrail.training.runs.supervised import MAX_EXAMPLES
+from vitrail.utils import text
 from vitrail.utils.files import atomic_write
 
 MAX_CONFUSION_CLASSES = 100  # with more classes, only the most confused pairs are written
 MAX_CONFUSED_PAIRS = 20
 TOP_K = 5
 ROWS_PER_BLOCK = 1024
+MAX_NAME_WIDTH = 36  # of a class name in the terminal
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table for the terminal."""
+
+    rows: list[list[str]]  # the first is the heading
+    right: tuple[int, ...] = ()  # columns that are aligned to the right
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,46 @@ class ModelEvaluation:
     outputs: ModelOutputs
     only_present: bool = False
     environment: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def match(
+        cls,
+        deployed: DeployedModel,
+        images: Images,
+        class_map: str | os.PathLike[str] | None,
+        names: str | None,
+    ) -> ClassMatching:
+        """Match the data's classes to the model's outputs; errors name the model.
+
+        A model without class names gets those of the file `names`, if it lists them all.
+        """
+        assert deployed.contract.labels is not None
+        outputs, labels = len(deployed.contract.labels), deployed.class_names
+        if names is not None and drop_placeholder_labels(labels) is None:
+            labels = find_output_names(names, outputs) or labels
+        try:
+            if class_map is None or str(class_map) == "index":
+                return match_classes(images, labels, outputs, None if class_map is None else "index")
+            mapped = read_class_map(os.fspath(class_map), drop_placeholder_labels(labels), outputs)
+            return match_classes(images, labels, outputs, mapped)
+        except ValueError as error:
+            raise ValueError(f"{deployed.name}: {error}") from None
+
+    @classmethod
+    def map_images(cls, deployed: DeployedModel, images: Images) -> Images:
+        """Return the images with targets as the task compares them with the model's outputs."""
+        return images
+
+    @classmethod
+    def verification_targets(cls, deployed: DeployedModel, images: Images, class_map: Any) -> np.ndarray | None:
+        """Return the targets of images on which an export is verified; None for a model without classes."""
+        assert deployed.model is not None
+        outputs, labels = deployed.model.config.classes, deployed.model.labels
+        if outputs is None:
+            return None
+        if class_map is not None and class_map != "index":
+            class_map = read_class_map(class_map, labels, outputs)
+        return match_classes(images, labels, outputs, class_map).map_targets(images)
 
     @cached_property
     def columns(self) -> np.ndarray:
@@ -213,12 +271,15 @@ class ModelEvaluation:
             "throughput": self.speed_dict(),
             "model": self.model_dict(),
             "data": self.data_dict(),
-            "per_class": self.class_rows(),
-            **self.confusion_dict(),
+            **self.detail_dict(),
             "mistakes": self.mistake_rows(),
             "unreadable": self.unreadable,
             "environment": self.environment,
         }
+
+    def detail_dict(self) -> dict[str, Any]:
+        """Return the results of each output for JSON."""
+        return {"per_class": self.class_rows(), **self.confusion_dict()}
 
     def compare(self, other: "ModelEvaluation") -> PairedTest:
         """Return the paired test with another model, on the images that both could read."""
@@ -240,6 +301,46 @@ class ModelEvaluation:
         """Yield the header of predictions.csv, then a row for each readable image."""
         return iter_prediction_rows(self)
 
+    def weakest_table(self, limit: int) -> TextTable | None:
+        """Return the classes with the lowest recall or average precision."""
+        multilabel = self.evaluation.is_multilabel
+        key, title = ("average_precision", "average precision") if multilabel else ("recall", "recall")
+        found = [row for row in self.class_rows() if row[key] is not None and (multilabel or row["right"] < row["n"])]
+        found.sort(key=lambda row: (row[key], -row["n"]))
+        if not found or len(self.matching.present) < 2:
+            return None
+        rows = [["weakest classes", title, *([] if multilabel else ["95 %"]), "images"]]
+        for row in found[:limit]:
+            interval = [] if multilabel else [text.format_interval(row["interval"], 0)]
+            name, score = shorten_name(row["class"]), text.format_percent(row[key])
+            rows.append([name, score, *interval, text.format_count(row["n"])])
+        return TextTable(rows, tuple(range(1, len(rows[0]))))
+
+    def worst_table(self, limit: int) -> TextTable | None:
+        """Return the wrong predictions with the highest probability."""
+        rows = [["most confident errors", "", ""]]
+        for row in self.mistake_rows()[:limit]:
+            path = shorten_path(row["path"], self.selection.where)
+            if "labels" in row:
+                label, name = ", ".join(row["labels"]) or "none", row["about"]
+                kind = "predicted" if name not in row["labels"] else "missed"
+            else:
+                label, name, kind = row["label"], row["predicted"], "predicted"
+            prediction = f"{kind} {shorten_name(name)}, {text.format_percent(row['probability'])}"
+            rows.append([path, prediction, f"label {shorten_name(label)}"])
+        return TextTable(rows) if len(rows) > 1 else None
+
+
+def shorten_path(path: str, root: str) -> str:
+    """Return a path relative to the dataset."""
+    return clean_text(path.removeprefix(root.rstrip("/") + "/"))
+
+
+def shorten_name(name: str) -> str:
+    """Return a class name cut to `MAX_NAME_WIDTH`."""
+    shown = clean_text(name)
+    return shown if len(shown) <= MAX_NAME_WIDTH else shown[: MAX_NAME_WIDTH - 1] + "…"
+
 
 def top_k_accuracy(logits: np.ndarray, targets: np.ndarray, count: int) -> dict[str, Any]:
     """Return top-k accuracy: the fraction of images with a true label among the `count` largest logits."""
@@ -257,9 +358,9 @@ def nan_to_none(value: Any) -> float | None:
 def write_predictions(evaluation: ModelEvaluation, path: Path) -> None:
     """Write a CSV row for each readable image."""
     with atomic_write(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
-        csv.writer(text).writerows(evaluation.prediction_rows())
-        text.detach()  # flushes, and leaves the file open
+        stream = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
+        csv.writer(stream).writerows(evaluation.prediction_rows())
+        stream.detach()  # flushes, and leaves the file open
 
 
 def iter_prediction_rows(result: ModelEvaluation) -> Iterator[list[object]]:

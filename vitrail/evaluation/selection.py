@@ -40,6 +40,7 @@ class EvaluationData:
     ignore: tuple[int, ...] | None = (
         None  # stored values of masks that do not count; None: those of the models' training
     )
+    targets: tuple[str, ...] | None = None  # columns of numbers: those that the model predicts
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ def select_images(
         request = replace(request, where=os.fspath(request.where))
     elif not isinstance(request.where, str):  # a Python object, read once and split below
         options = {"multi_label": TASKS[request.task], "progress": progress, "label_from": request.label_from}
-        options |= {"ignore": request.ignore, "default_ignore": default}
+        options |= {"ignore": request.ignore, "default_ignore": default, "targets": request.targets}
         whole = load_dataset(request.where, fractions=parts.TRAIN_ONLY_FRACTIONS, **options)
-        request = replace(request, where=whole, label_from=None, ignore=None)
+        request = replace(request, where=whole, label_from=None, ignore=None, targets=None)
     known = {name: data for name, data in (trained or {}).items() if data and is_same_data(data, request.where)}
     dataset = read_dataset(request, request.where, next(iter(known.values()), None), progress, default)
     notes = list(dataset.notes)
@@ -135,6 +136,7 @@ def select_own_images(
     data = parse_own_data(*trained)
     changes = {"quarantine": request.quarantine, "label_from": request.label_from, "names": request.names}
     changes |= {"ignore": request.ignore, "task": None if request.task == "auto" else request.task}
+    changes |= {"targets": request.targets}
     data = replace(data, **{name: value for name, value in changes.items() if value is not None})
     prepared = prepare_data(data, progress)
     split, images = select_split(replace(prepared.dataset, splits=prepared.splits), request.split)
@@ -179,7 +181,7 @@ def read_dataset(
     if request.split is not None or embedded:
         known = (trained or {}).get("fractions")
         fractions = None if known is None else (float(known[0]), float(known[1]), float(known[2]))
-    given = {"label_from": request.label_from, "names": request.names}
+    given = {"label_from": request.label_from, "names": request.names, "targets": request.targets}
     known = {} if isinstance(where, Dataset) else trained or {}
     labels = {name: known.get(name) if value is None else value for name, value in given.items()}
     task = TASKS[request.task]

@@ -24,6 +24,7 @@ class PairedTest:
     interval: tuple[float, float]  # 95 %, of the difference
     p_value: float | None  # mid-p of McNemar's test; None for a bootstrap
     counted: Literal["correct", "better"] = "correct"  # what `first_only` and `second_only` count
+    score: str | None = None  # name of a score that is no percentage, so that its difference is not in points
 
     @property
     def is_significant(self) -> bool:

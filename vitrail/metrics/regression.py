@@ -47,10 +47,31 @@ def compute_target_metrics(sums: np.ndarray, count: int) -> dict[str, np.ndarray
 def compute_regression_metrics(predicted: np.ndarray, targets: np.ndarray, *, intervals: bool = True) -> dict[str, Any]:
     """Return name and value of every metric, ready for JSON, from predictions and targets [n, M].
 
-    `mae`, `rmse` and `r2` are means over targets, `target_mae` and so on lists. R² of constant targets is None, and left out of
-    the mean. Intervals are of a seeded bootstrap over images.
+    `mae`, `rmse` and `r2` are means over targets, `target_mae`, `target_mae_interval` and so on lists. R² of constant targets is
+    None, and left out of the mean. Intervals are of a seeded bootstrap over images.
     """
     return dict(iter_regression_metrics(*validate_values(predicted, targets), intervals))
+
+
+def summarise_regression(predicted: np.ndarray, targets: np.ndarray, *, intervals: bool = True) -> dict[str, Any]:
+    """Return the metrics of a model: errors are not averaged over several targets, which have units of their own."""
+    metrics = compute_regression_metrics(predicted, targets, intervals=intervals)
+    if len(metrics["target_mae"]) > 1:
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(("mae", "rmse"))}
+    return metrics | ({"interval": metrics["r2_interval"]} if "r2_interval" in metrics else {})
+
+
+def measure_errors(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return the error of each image, [n]: the root of the mean over targets of the squared error over the target's variance."""
+    predicted, targets = validate_values(predicted, targets)
+    variance = targets.var(0)
+    scale = np.where(variance > 0, variance, 1.0)
+    return np.sqrt(((predicted - targets) ** 2 / scale).mean(1))
+
+
+def find_largest_errors(predicted: np.ndarray, targets: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the images with the largest errors, the largest first."""
+    return np.argsort(-measure_errors(predicted, targets), kind="stable")[:count]
 
 
 def iter_regression_metrics(predicted: np.ndarray, targets: np.ndarray, intervals: bool) -> Iterator[tuple[str, Any]]:
@@ -63,17 +84,22 @@ def iter_regression_metrics(predicted: np.ndarray, targets: np.ndarray, interval
 
         def resample(counts: np.ndarray) -> np.ndarray:
             found = compute_target_metrics((counts @ rows).reshape(-1, 4, width), count)
-            return np.stack([mean_ignoring_nan(value) for value in found.values()], axis=1)
+            return np.stack(list(found.values()), axis=1).reshape(len(counts), -1)
 
-        drawn = dict(zip(values, bootstrap(resample, count, choose_resamples(rows.size)).T, strict=True))
+        samples = bootstrap(resample, count, choose_resamples(rows.size)).reshape(-1, len(values), width)
+        drawn = {name: samples[:, index] for index, name in enumerate(values)}
     yield "images", count
     for name, value in values.items():
         mean = mean_ignoring_nan(value)
         yield name, None if np.isnan(mean) else float(mean)
         if name in drawn and not np.isnan(mean):
-            yield f"{name}_interval", percentile_interval(drawn[name])
+            yield f"{name}_interval", percentile_interval(mean_ignoring_nan(drawn[name]))
     for name, value in values.items():
         yield f"target_{name}", [None if np.isnan(each) else float(each) for each in value]
+        if name in drawn:
+            columns = (None if np.isnan(each) else drawn[name][:, k] for k, each in enumerate(value))
+            intervals_of = (None if column is None else percentile_interval(column) for column in columns)
+            yield f"target_{name}_interval", list(intervals_of)
 
 
 def compare_regression(first: np.ndarray, second: np.ndarray, targets: np.ndarray) -> PairedTest:
@@ -96,4 +122,4 @@ def compare_regression(first: np.ndarray, second: np.ndarray, targets: np.ndarra
     low, high = percentile_interval(bootstrap(difference, count, choose_resamples(rows.size)))
     varying = ~np.isnan(compute_target_metrics(sums[0].sum(0), count)["r2"])
     one, two = (part[:, 1, varying] @ (1 / part[:, 3, varying].mean(0)) for part in sums)
-    return PairedTest(count, int((one < two).sum()), int((two < one).sum()), value, (low, high), None, "better")
+    return PairedTest(count, int((one < two).sum()), int((two < one).sum()), value, (low, high), None, "better", "R²")

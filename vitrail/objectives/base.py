@@ -4,10 +4,10 @@ An objective owns its checks, its loss module, its validation signals and the fi
 Runs and the training loop use the members below and never ask which objective it is. `registry.py` lists all objectives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -102,6 +102,7 @@ class Objective:
     uses_views: ClassVar[bool] = False  # whether it trains on several crops of each image
     unlabelled_score: ClassVar[str] = "rank"  # the signal to maximise where data has no labels
     signals_follow_step: ClassVar[bool] = False  # whether validation signals depend on the training step
+    rewrites_head: ClassVar[bool] = False  # whether the head in the model file differs from the trained one
     own_fields: ClassVar[tuple[str, ...]] = ()  # not taken over from another objective when this one replaces it
 
     @property
@@ -123,6 +124,13 @@ class Objective:
     def map_classes(self) -> int:
         """Classes kept of each cell of a teacher's cached score map."""
         raise NotImplementedError(f"{type(self).__name__} uses no score maps")
+
+    def fit_targets(self, mean: Sequence[float], std: Sequence[float]) -> Self:
+        """Return these settings for training targets with this mean and standard deviation, if targets are numbers."""
+        return self
+
+    def adopt_head(self, model: Model) -> None:
+        """Change the head of a trained model of the same targets, from which training starts, to what is learnt."""
 
     def method_for(self, classes: int | None) -> str | None:
         """Return the pretraining method for a model with this many classes; None where it learns labels."""

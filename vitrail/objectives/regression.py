@@ -7,7 +7,7 @@ B images, M targets: the "classes" of the model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -26,7 +26,8 @@ class Regression(Objective):
     """The error of numbers: squared, absolute, or Huber's, which is squared up to `delta` standard deviations."""
 
     label_use: ClassVar[Literal["required", "optional", "none"]] = "required"
-    target_kinds: ClassVar[tuple[TargetKind, ...]] = ()  # no source of data has numbers yet
+    target_kinds: ClassVar[tuple[TargetKind, ...]] = ("numbers",)
+    rewrites_head: ClassVar[bool] = True
 
     loss: Literal["mse", "l1", "huber"] = "mse"
     delta: float = 1.0  # huber only
@@ -48,6 +49,15 @@ class Regression(Objective):
             raise ValueError(
                 f"mean and std are of {len(self.mean)} targets, the model has {model.config.classes} outputs"
             )
+
+    def fit_targets(self, mean: Sequence[float], std: Sequence[float]) -> "Regression":
+        return replace(self, mean=tuple(mean), std=tuple(std))
+
+    def adopt_head(self, model: Model) -> None:
+        """Let the outputs be in units of the standard deviation, as this objective trains them."""
+        if self.mean:
+            pairs = list(zip(self.mean, self.std, strict=True))
+            unscale_outputs(model, [-mean / std for mean, std in pairs], [1 / std for _, std in pairs])
 
     def build(self, model: Model) -> "RegressionLoss":
         """Return the loss module."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -229,7 +229,8 @@ def format_pair_verdict(pair: PairComparison, names: list[str]) -> str:
     test = pair.test
     if test is None:
         return f"{first} and {second} cannot be compared image by image: {pair.reason}."
-    points, low, high = (100 * value for value in (test.difference, *test.interval))
+    factor = 100 if test.score is None else 1
+    points, low, high = (factor * value for value in (test.difference, *test.interval))
     ahead, behind, only = second, first, (test.second_only, test.first_only)
     if points < 0:
         points, low, high = -points, -high, -low
@@ -240,12 +241,14 @@ def format_pair_verdict(pair: PairComparison, names: list[str]) -> str:
     verdict = "significant" if test.is_significant else "not significant"
     if test.p_value is not None:
         verdict += f" (McNemar’s mid-p {'< 0.001' if test.p_value < 0.001 else f'{test.p_value:.3f}'})"
-    interval = f"{low:.1f} to {high:.1f}".replace("-", "−")
+    digits = 1 if test.score is None else 3
+    interval = f"{low:.{digits}f} to {high:.{digits}f}".replace("-", "−")
     counts = f"{only[0]:,} are correct only in {ahead}, {only[1]:,} only in {behind}"
     if test.counted == "better":
         counts = f"{ahead} is better on {only[0]:,}, {behind} on {only[1]:,}"
     images = f"of {test.images:,} {pair.split} images"
-    return f"{ahead} is {points:.1f} points ahead of {behind} ({interval}), {verdict}: {images}, {counts}."
+    lead = f"is {points:.1f} points ahead of" if test.score is None else f"has {points:.3f} more {test.score} than"
+    return f"{ahead} {lead} {behind} ({interval}), {verdict}: {images}, {counts}."
 
 
 def format_multiple_testing_note(comparisons: int) -> str:
@@ -273,7 +276,8 @@ def build_score_rows(comparison: RunComparison) -> list[dict[str, tuple[str, Any
 
     rows = []
     for run in comparison.summaries:
-        interval = formatting.format_interval(run["interval"]) or "–", (run["interval"] or [-1])[0]
+        score = run.get("score_name", "")
+        interval = formatting.format_score_interval(score, run["interval"]) or "–", (run["interval"] or [-1])[0]
         row = {"run": (run["name"], run["name"])}
         if comparison.is_pretraining:
             row["method"] = (run["method_name"], run["method_name"])
@@ -285,7 +289,8 @@ def build_score_rows(comparison: RunComparison) -> list[dict[str, tuple[str, Any
             metric = (
                 f"{'top-1' if run['score_name'] == 'top1' else formatting.SCORES[run['score_name']]}, {run['split']}"
             )
-            row |= {"metric": (metric, metric), "score": cell(run["score"], format_percent), "95 %": interval}
+            shown = cell(run["score"], partial(formatting.format_score, score))
+            row |= {"metric": (metric, metric), "score": shown, "95 %": interval}
         row["time"] = cell(run["seconds"], formatting.format_duration)
         if not comparison.is_pretraining:
             row["images/s"] = cell(run["images_per_second"], format_number)
@@ -323,10 +328,15 @@ def render_scores(comparison: RunComparison) -> list[Markup | None]:
         row = cells | {"run": (name, run["name"])}
         if "score" in cells:
             text, key = cells["score"]
-            row["score"] = charts.render_barred(run["score"] or 0, text, 1, run["interval"]), key
+            row["score"] = charts.render_barred(run["score"] or 0, text, 1, clip_interval(run["interval"])), key
         rows.append(list(row.values()))
     table = render_table([*score_rows[0]], rows, caption="Scores of the runs", numeric_from=2, sortable=True)
     return [table, h("p", PRETRAINING_NOTE, class_="note") if comparison.is_pretraining else None]
+
+
+def clip_interval(interval: Sequence[float] | None) -> tuple[float, float] | None:
+    """Return an interval for a bar, from 0 on: R² may be negative."""
+    return None if interval is None else (max(0.0, interval[0]), max(0.0, interval[1]))
 
 
 def _render_differences(comparison: RunComparison) -> Markup:
@@ -357,8 +367,11 @@ def render_curves(comparison: RunComparison) -> list[Markup | None]:
         signals = SIGNAL_CHARTS.items()
         others = [chart(title, "validation", signal, note=note) for signal, (title, _, note) in signals]
     else:
-        names = dict.fromkeys("mAP" if run.is_multilabel else "top-1 accuracy" for run in comparison.runs)
-        score = chart(f"Validation {' or '.join(names)}", "validation", format_y=format_percent_tick)
+        scores = [run.score_name for run in comparison.runs]
+        names = dict.fromkeys("top-1 accuracy" if name == "top1" else formatting.SCORES[name] for name in scores)
+        plain = any(name in formatting.PLAIN_SCORES for name in scores)
+        format_y = format_number if plain else format_percent_tick
+        score = chart(f"Validation {' or '.join(names)}", "validation", format_y=format_y)
         others = [chart("Training loss", "training", "loss")]
     losses = chart("Validation loss", "validation", "loss")
     return [score, losses, *others, chart("Learning rate", "training", "lr")]

@@ -8,9 +8,9 @@ from typing import Any
 from vitrail.reports import facts, predictions, summary
 from vitrail.reports.document import PageSection, build_verdict_section, render_document, render_heading
 from vitrail.reports.html import Markup, h, isolate, join_markup
-from vitrail.reports.mask_sections import Palette, build_mask_sections
-from vitrail.reports.masks import choose_colours
-from vitrail.reports.run import Evaluated, EvaluatedMasks
+from vitrail.reports.masks import Colour, format_colour
+from vitrail.reports.run import Evaluated, EvaluatedSplit
+from vitrail.reports.sections import build_target_sections
 from vitrail.utils import text
 
 
@@ -31,7 +31,7 @@ class EvaluationReport:
     comparisons: list[tuple[str, bool]]  # sentence, and whether the difference is significant
     caution: str = ""  # note on multiple comparisons
     command: tuple[str, ...] = ()
-    palette: Palette | None = None  # of the classes of masks
+    palette: tuple[Colour, ...] | None = None  # of the classes of masks
 
 
 def format_evaluation_headline(report: EvaluationReport) -> str:
@@ -65,8 +65,8 @@ def render_evaluation_page(report: EvaluationReport) -> str:
 def build_result_sections(report: EvaluationReport) -> list[PageSection]:
     """Return the sections on the predictions of the first model."""
     evaluation = report.evaluation
-    if isinstance(evaluation, EvaluatedMasks):
-        return build_mask_sections(evaluation, report.labels, report.palette or choose_colours(report.labels))
+    if not isinstance(evaluation, EvaluatedSplit):
+        return build_target_sections(evaluation, report.labels, list(map(format_colour, report.palette or ())))
     return [
         predictions.build_mistakes_section(evaluation, report.labels),
         *predictions.build_class_sections(evaluation, report.labels, "Per-class results"),
@@ -81,9 +81,10 @@ def render_evaluation_lead(report: EvaluationReport) -> Markup:
     present, outputs = data["classes_present"], model["classes"]
     of_model = f" of the model’s {text.format_count(outputs)}" if present < outputs else ""
     classes = f"{text.format_count(present)}{of_model} classes"
+    classes = f"predicting {', '.join(report.labels)}" if data.get("targets") else f"of {classes}"
     split = "all of" if data["split"] == "all" else f"the {data['split']} split of"
     size = f" with {text.format_large_number(model['parameters'])} parameters, at {height}×{width} pixels."
-    count = f": {text.format_image_count(report.metrics[0]['images'])} of {classes}."
+    count = f": {text.format_image_count(report.metrics[0]['images'])} {classes}."
     parts = [isolate(model["name"]), size, f" Evaluated on {split} ", isolate(data["where"]), count]
     if present < outputs:
         parts.append(" Predictions are limited to these." if data["only_present"] else " All classes can be predicted.")
@@ -113,7 +114,12 @@ def render_evaluation_data(report: EvaluationReport) -> list[Markup | None]:
     entries = [{"path": path, "detail": reason} for path, reason in report.unreadable.items()]
     source = h("code", isolate(data["where"]))
     return [
-        h("p", "Read from ", source, f" ({data['kind']}); classes matched {data['classes_matched']}."),
+        h(
+            "p",
+            "Read from ",
+            source,
+            f" ({data['kind']}); {'targets' if data.get('targets') else 'classes'} matched {data['classes_matched']}.",
+        ),
         *(h("p", note, class_="note") for note in data["notes"]),
         facts.render_skipped_files(entries, "evaluation.json"),
     ]

@@ -33,11 +33,25 @@ def render_data(run: RunDirectory) -> list[Markup | None]:
         parts.append(h("p", "Read from ", h("code", isolate(source)), f" ({kind})." if kind else "."))
     splits = {key: split for key, split in (data.get("splits") or {}).items() if isinstance(split, dict)}
     rows = [_split_row(key, split) for key, split in splits.items()]
-    if rows:
+    if any("targets" in split for split in splits.values()):
+        parts.append(_render_numbers(splits))
+    elif rows:
         head = ["split", "images", "classes", "smallest class", "largest class"]
         parts.append(render_table(head, rows, caption="Images and classes of each split", numeric_from=1))
     parts += [h("p", note, class_="note") for note in data.get("notes") or []]
     return [*parts, _render_class_balance(splits), render_skipped_files(data.get("skipped") or [])]
+
+
+def _render_numbers(splits: dict[str, dict[str, Any]]) -> Markup:
+    """Return a table of the range, the mean and the standard deviation of each target in each split."""
+    columns, rows = ("smallest", "largest", "mean", "std"), []
+    for key, split in splits.items():
+        targets = split.get("targets")
+        for name, found in (targets if isinstance(targets, dict) else {}).items():
+            values = [format_number(found.get(column), 4) if isinstance(found, dict) else "–" for column in columns]
+            rows.append([isolate(name), key, format_count(split.get("images")), *values])
+    head = ["target", "split", "images", *columns]
+    return render_table(head, rows, caption="Numbers of each target and split", numeric_from=2)
 
 
 def _split_row(key: str, split: dict[str, Any]) -> list[Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from vitrail.reports import curves, facts, predictions, pretraining, summary
 from vitrail.reports.charts.lines import render_chart_grid
 from vitrail.reports.document import PageSection, render_document, write_html
-from vitrail.reports.mask_sections import build_mask_sections, read_palette
-from vitrail.reports.run import EvaluatedMasks, EvaluatedSplit, RunDirectory, read_run
+from vitrail.reports.run import EvaluatedSplit, RunDirectory, read_run
+from vitrail.reports.sections import build_target_sections
 
 
 def write_report(run_directory: str | Path) -> Path:
@@ -41,9 +41,9 @@ def build_sections(run: RunDirectory) -> list[PageSection]:
         ("curves", "Training", "Training curves", [charts]),
     ]
     shown = predictions.select_evaluation(run)
-    if isinstance(shown, EvaluatedMasks):
+    if shown is not None and not isinstance(shown, EvaluatedSplit):
         labels = run.class_names(shown.n_classes)
-        return sections + build_mask_sections(shown, labels, read_palette(run.get("data", "colours"), labels))
+        return sections + build_target_sections(shown, labels, run.get("data", "colours"))
     if isinstance(evaluation, EvaluatedSplit):
         labels = run.class_names(evaluation.n_classes)
         sections += predictions.build_class_sections(evaluation, labels, f"Per-class results, {evaluation.split}")

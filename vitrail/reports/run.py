@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, ClassVar, Literal, Required, TypedDict
 
 import numpy as np
 
 from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.accuracy import ClassPredictions, predict_classes
 from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
+from vitrail.metrics.regression import compare_regression, summarise_regression
 from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics
 from vitrail.utils.json import Finite, parse_json, remove_invalid
 from vitrail.utils.text import find_score
@@ -132,6 +133,7 @@ class SummaryRecord(TypedDict, total=False):
     top1: float
     map: float
     miou: float
+    r2: float | None
     interval: tuple[float, float]
     validation: ScoreRecord
     test: ScoreRecord
@@ -159,6 +161,8 @@ class LogRecord(TypedDict, total=False):
 @dataclass(frozen=True)
 class EvaluatedSplit:
     """Logits and targets of every image of a split."""
+
+    arrays: ClassVar[tuple[str, str]] = ("logits", "targets")  # as a run stores them
 
     split: str
     logits: np.ndarray  # [n, K]
@@ -201,6 +205,8 @@ class EvaluatedSplit:
 class EvaluatedMasks:
     """Confusion matrices of the pixels of every image of a split."""
 
+    arrays: ClassVar[tuple[str, str]] = ("confusions", "boundary")
+
     split: str
     confusions: np.ndarray  # [n, K, K]
     boundary: np.ndarray | None  # [n, K, 2]
@@ -233,7 +239,47 @@ class EvaluatedMasks:
         return compare_masks(self.confusions, other.confusions[order])
 
 
-Evaluated = EvaluatedSplit | EvaluatedMasks
+@dataclass(frozen=True)
+class EvaluatedNumbers:
+    """Predicted and true numbers of every image of a split."""
+
+    arrays: ClassVar[tuple[str, str]] = ("predictions", "numbers")
+
+    split: str
+    predicted: np.ndarray  # [n, M]
+    targets: np.ndarray  # [n, M]
+    names: list[str]  # [n]; empty if they were not stored
+    images: Mapping[int, Path | bytes]  # small copies of some images, by index
+
+    def __len__(self) -> int:
+        return len(self.predicted)
+
+    @property
+    def n_classes(self) -> int:
+        """Return the number of targets."""
+        return self.predicted.shape[1]
+
+    @property
+    def is_multilabel(self) -> bool:
+        return False
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return summarise_regression(self.predicted, self.targets)
+
+    def image_name(self, index: int) -> str:
+        return self.names[index] if index < len(self.names) else f"image {index}"
+
+    def compare(self, other: "EvaluatedNumbers", order: np.ndarray) -> PairedTest | str:
+        """Return the paired test with another model, whose images are those at `order`, or the reason why there is none."""
+        if not np.array_equal(self.targets, other.targets[order]):
+            return "their images have different numbers"
+        return compare_regression(self.predicted, other.predicted[order], self.targets)
+
+
+Evaluated = EvaluatedSplit | EvaluatedMasks | EvaluatedNumbers
+EVALUATED: tuple[type[Evaluated], ...] = (EvaluatedSplit, EvaluatedMasks, EvaluatedNumbers)
+TASK_SCORES = {"masks": "miou", "numbers": "r2"}  # of tasks with one score; others are told by their metrics
 
 
 @dataclass(frozen=True)
@@ -282,8 +328,8 @@ class RunDirectory:
 
     @property
     def score_name(self) -> str:
-        if self.metadata.get("task") == "masks":
-            return "miou"
+        if (score := TASK_SCORES.get(str(self.metadata.get("task")))) is not None:
+            return score
         if self.evaluations:
             return find_score(next(iter(self.evaluations.values())).metrics)
         return score_name(self.is_multilabel)
@@ -399,9 +445,8 @@ def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, Evaluat
             continue
         try:
             with np.load(path, allow_pickle=False) as file:
-                kind = EvaluatedMasks if "confusions" in file else EvaluatedSplit
-                fields = ("confusions", "boundary") if "confusions" in file else ("logits", "targets")
-                first, second = (file[name] for name in fields)
+                kind = next((kind for kind in EVALUATED if kind.arrays[0] in file), EvaluatedSplit)
+                first, second = (file[name] for name in kind.arrays)
             evaluation = kind(split, first, second, *_load_names(directory, split, len(first), problems))
             _ = evaluation.metrics  # raises if shapes do not match or logits are not finite
             evaluations[split] = evaluation

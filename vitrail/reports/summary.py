@@ -25,9 +25,14 @@ METRIC_LABELS = {  # label, and whether the value is a fraction of 1
     "mean_class_accuracy": ("Pixel accuracy, mean over classes", True),
     "dice": ("Dice coefficient, mean over classes", True),
     "boundary_iou": ("Boundary IoU, mean over classes", True),
+    "r2": ("Coefficient of determination (R²)", False),
+    "mae": ("Mean absolute error (MAE)", False),
+    "rmse": ("Root mean squared error (RMSE)", False),
     "loss": ("Cross-entropy", False),
 }
+SHARES = ("r2",)  # that are no percentages, but have a bar from 0 to 1
 TILE_METRICS = ("top5", "balanced_accuracy", "micro_f1", "calibration_error", "pixel_accuracy", "boundary_iou")
+TILE_METRICS += ("mae", "rmse")
 DIRECTIONS = ("over-confident", "under-confident")
 MULTILABEL_TOP1_LABEL = "Top-1 precision"  # fraction of images whose highest logit is one of their labels
 NOTHING_MEASURED = "not finished, no metrics yet"
@@ -68,11 +73,10 @@ def format_result(metrics: dict[str, Any], score_name: str) -> str:
     score, images = metrics.get(score_name), metrics.get("images")
     if score is None:
         return ""
-    interval = f" ({text.format_interval(metrics['interval'])})" if text.is_interval(metrics.get("interval")) else ""
-    name = {"map": "mAP", "miou": "mean IoU"}.get(score_name, "top-1 accuracy")
-    return f"{name} {text.format_percent(score)}{interval}" + (
-        f" on {text.format_image_count(images)}" if images else ""
-    )
+    ends = text.format_score_interval(score_name, metrics.get("interval"))
+    name = {"map": "mAP", "miou": "mean IoU", "r2": "R²"}.get(score_name, "top-1 accuracy")
+    result = f"{name} {text.format_score(score_name, score)}" + (f" ({ends})" if ends else "")
+    return result + (f" on {text.format_image_count(images)}" if images else "")
 
 
 def format_pretraining_result(run: RunDirectory) -> str:
@@ -124,6 +128,8 @@ def render_run_lead(run: RunDirectory) -> Markup:
         ]
         labels = run.get("labels")
         classes = f", {len(labels):,} classes" if isinstance(labels, list) and labels else ""
+        if run.metadata.get("task") == "numbers" and isinstance(labels, list) and labels:
+            classes = f", learning {', '.join(map(str, labels))}"
         if classes and run.is_pretraining:
             classes += " (labels are used for evaluation only)"
         task = ", multi-label" if run.is_multilabel else ""
@@ -164,9 +170,10 @@ def _render_problems(run: RunDirectory) -> Markup | None:
     problems = list(run.problems)
     if run.summary and run.evaluation:
         written, computed = run.summary.get(run.score_name), run.evaluation.metrics[run.score_name]
-        if text.is_number(written) and abs(float(written or 0) - computed) > 5e-4:
-            stored = f"{text.format_percent(computed, 2)} from the stored logits: the latter is shown"
-            problems.append(f"{text.format_percent(written, 2)} in summary.json, {stored}")
+        if text.is_number(written) and text.is_number(computed) and abs(written - computed) > 5e-4:
+            shown = [text.format_score(run.score_name, value, 2) for value in (written, computed)]
+            stored = f"{shown[1]} from the stored logits: the latter is shown"
+            problems.append(f"{shown[0]} in summary.json, {stored}")
     if not problems:
         return None
     items = h("ul", [h("li", problem) for problem in problems])
@@ -203,11 +210,14 @@ def render_metric_tiles(metrics: dict[str, Any], score: str) -> list[Markup]:
     tiles = []
     for key in (score, *TILE_METRICS):
         if text.is_number(metrics.get(key)):
-            bar = metrics[key] if key != "calibration_error" else None  # lower is better: no bar
-            label, value = METRIC_LABELS[key][0], text.format_percent(metrics[key])
+            label, is_share = METRIC_LABELS[key]
+            bar = metrics[key] if (is_share and key != "calibration_error") or key in SHARES else None
+            value = _format_metric(metrics, key, is_share)[0] if not is_share else text.format_percent(metrics[key])
             if key == "calibration_error" and metrics.get("calibration_direction") in DIRECTIONS:
                 label += f" ({metrics['calibration_direction']})"
-            tiles.append(render_tile(label, value, bar, get_interval(metrics, key)))
+            ends = get_interval(metrics, key)
+            shown = _format_metric(metrics, key, is_share)[1] if not is_share else text.format_interval(ends)
+            tiles.append(render_tile(label, value, bar, ends, shown=shown))
     return tiles
 
 
@@ -216,11 +226,14 @@ def get_interval(metrics: dict[str, Any], key: str) -> Any:
     return metrics.get("interval" if key == text.find_score(metrics) else f"{key}_interval")
 
 
-def render_tile(label: str, value: str, share: float | None, interval: Any, note: str = "") -> Markup:
-    """Return a tile with a value, its label, and its interval or a note."""
+def render_tile(
+    label: str, value: str, share: float | None, interval: Any, note: str = "", shown: str | None = None
+) -> Markup:
+    """Return a tile with a value, its label, and its interval or a note; `shown` is the interval as text."""
     ends = (float(interval[0]), float(interval[1])) if text.is_interval(interval) else None
-    under = f"95{text.NO_BREAK_SPACE}%: {text.format_interval(ends)}" if ends else note
-    bar = None if share is None else render_bar(share, 1, ends)
+    under = f"95{text.NO_BREAK_SPACE}%: {shown or text.format_interval(ends)}" if ends else note
+    clipped = None if ends is None else (max(0.0, ends[0]), max(0.0, ends[1]))
+    bar = None if share is None else render_bar(max(0.0, share), 1, clipped)
     below = h("p", under, class_="under") if under else None
     return h("div", h("p", label, class_="what"), h("p", value, class_="value"), bar, below, class_="tile")
 
@@ -261,15 +274,20 @@ def _format_metric(metrics: dict[str, Any], key: str, share: bool) -> tuple[str,
     value, interval = metrics.get(key), get_interval(metrics, key)
     if share:
         return text.format_percent(value, 2 if key == "calibration_error" else 1), text.format_interval(interval)
-    return text.format_number(value, 4), "–".join(map(text.format_number, interval)) if text.is_interval(
-        interval
-    ) else ""
+    if key in text.PLAIN_SCORES:
+        return text.format_score(key, value), text.format_score_interval(key, interval)
+    digits = 4 if key in ("mae", "rmse") else 3
+    ends = [text.format_number(end, digits) for end in interval] if text.is_interval(interval) else []
+    return text.format_number(value, 4), "–".join(ends)
 
 
 def render_interval_note(score: str) -> Markup:
     """Return the note on how the intervals of a run with this score are computed."""
     if score == "miou":
         return h("p", "95 % intervals: bootstrap over images. Means are over the classes that occur.", class_="note")
+    if score == "r2":
+        what = "R² is the share of the targets’ variance that is explained: 1 is perfect, 0 as good as their mean."
+        return h("p", f"{what} 95 % intervals: bootstrap over images.", class_="note")
     methods = (
         "accuracies; Wilson’s with an effective sample size for means over classes; a bootstrap over images for cross-entropy "
         "and calibration error."

@@ -29,7 +29,7 @@ from vitrail.serve.decoding import DecodingPool, DecodingProcess
 from vitrail.serve.limits import BodyMemory, QueueSlots, RequestLimits, RequestRefused
 from vitrail.serve.masks import encode_mask, encode_segments
 from vitrail.serve.metrics import KIND, RequestMiddleware, ServiceMetrics
-from vitrail.serve.models import ServedModel, ServedModels, top_predictions
+from vitrail.serve.models import ServedModel, ServedModels, name_values, top_predictions
 
 log = logging.getLogger("vitrail.serve")
 T = TypeVar("T")
@@ -235,7 +235,7 @@ def create_app(service: Service) -> ASGIApp:
     app = FastAPI(
         title="vitrail",
         version=vitrail.__version__,
-        description="Classes, masks, features and attention maps of images, from Vision Transformers.",
+        description="Classes, numbers, masks, features and attention maps of images, from Vision Transformers.",
         docs_url=None,  # these pages load scripts from other servers
         redoc_url=None,
         lifespan=lifespan,
@@ -258,13 +258,15 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
         openapi_extra=body,
     )
     async def predict(request: Request, model: ModelQuery = None, top: TopQuery = 5) -> Response:
-        """Return the most likely classes of one or more images."""
+        """Return the most likely classes of one or more images, or the numbers that a regression model predicts."""
         served = service.models.get(model)
-        if not served.has_classes:
+        if not served.has_classes and not served.has_numbers:
             reason, path = ("predicts masks", "segment") if served.has_masks else ("has no classifier", "embed")
             raise RequestRefused(409, f"{served.name!r} {reason}: use POST /{path}")
         rows = await service.run_model(request, model, "logits")
         labels, several = rows.served.contract.labels, rows.served.contract.several
+        if rows.served.has_numbers:
+            return await service.write_response(rows, "predictions", lambda row: name_values(row, labels), "values")
         return await service.write_response(
             rows, "predictions", lambda row: top_predictions(row, labels, several, top), "answers"
         )
@@ -293,6 +295,7 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
         served = service.models.get(model)
         if not served.has_masks:
             reason, path = ("predicts classes", "predict") if served.has_classes else ("has no classifier", "embed")
+            reason, path = ("predicts numbers", "predict") if served.has_numbers else (reason, path)
             raise RequestRefused(409, f"{served.name!r} {reason}: use POST /{path}")
         as_png = format == "png"
         if panoptic:

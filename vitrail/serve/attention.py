@@ -102,7 +102,8 @@ def attention_data(
     views = ("attention", "between", "rollout", *(("relevance",) if vit.config.classes else ()))
     trace = trace_image(vit, normalise_pixels(pixels, preprocessing, vit), max_cells=cells, views=views)
     labels, several = served.contract.labels, served.contract.several
-    predictions = [] if trace.logits is None else top_predictions(trace.logits, labels, several, TOP_K)
+    ranked = trace.logits if served.has_classes else None
+    predictions = [] if ranked is None else top_predictions(ranked, labels, several, TOP_K)
     return {
         "grid": list(trace.grid),
         "size": list(preprocessing.size),

@@ -24,6 +24,7 @@ from vitrail.models.registry import config_from_json
 from vitrail.reports.masks import format_colour
 from vitrail.serve.batching import Batcher
 from vitrail.serve.limits import RequestRefused
+from vitrail.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class ServedModel:
 
     @property
     def has_classes(self) -> bool:
-        return self.deployed.output_kind == "logits" and not self.has_masks
+        return self.deployed.output_kind == "logits" and TASKS[self.contract.target_kind].has_image_classes
 
     @property
     def has_masks(self) -> bool:
@@ -134,6 +135,10 @@ class ServedModel:
     def build_reader(self, options: PanopticOptions) -> PanopticReader:
         """Return what finds the segments in the outputs of the kind "queries"."""
         return build_reader(self.deployed, options)
+
+    @property
+    def has_numbers(self) -> bool:
+        return self.deployed.output_kind == "logits" and self.contract.targets is not None
 
     def start(self, deployed: DeployedModel) -> None:
         """Test a model and start its batcher."""
@@ -170,6 +175,7 @@ class ServedModel:
             "several": self.contract.several,
             "masks": self.has_masks,
             "panoptic": self.has_queries,
+            "numbers": self.has_numbers,
             "colours": list(map(format_colour, class_colours(self.contract))) if self.has_masks else None,
             "runtime": self.deployed.runtime.name,
             "precision": current_precision(self.deployed),
@@ -275,3 +281,8 @@ def top_predictions(
         {"label": labels[index] if labels else str(index), "score": float(f"{score:.7g}")}
         for index, score in top_classes(logits, multilabel, top)
     ]
+
+
+def name_values(outputs: np.ndarray, labels: tuple[str, ...] | None) -> dict[str, float]:
+    """Return the outputs [M] of a regression model by the names of its targets."""
+    return {name: float(f"{value:.7g}") for name, value in zip(labels or (), outputs.tolist(), strict=True)}

@@ -27,6 +27,9 @@ class ImagePrediction(BaseModel):
 
     name: str | None = Field(description="file name of the part")
     answers: list[ClassScore] = Field(default=[], description="most likely classes in descending order")
+    values: dict[str, float] | None = Field(
+        default=None, description="instead of answers, the numbers of a regression model by the names of its targets"
+    )
     error: str | None = Field(default=None, description="instead of answers, if a part of a form is not a valid image")
 
 
@@ -135,6 +138,7 @@ class ModelInfo(BaseModel):
     several: bool = Field(description="true for a multi-label model")
     masks: bool = Field(description="true for a segmentation model: use POST /segment")
     panoptic: bool = Field(description="true if POST /segment?panoptic=true is supported")
+    numbers: bool = Field(description="true for a regression model: labels are the names of its numbers")
     colours: list[str] | None = Field(description="#rrggbb of each class of a segmentation model")
     runtime: str
     merge: int = Field(description="tokens merged in each layer")

@@ -39,6 +39,9 @@ const has = (view) => seeing().some((pane) => pane.seen[view]);
 
 const short = (value) => (Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 1 ? value.toPrecision(3) : value === 0 ? "0" : value >= 0.001 ? value.toPrecision(2) : value.toExponential(1));
 const percent = (score) => (score > 0.9995 && score < 1 ? "> 99.9 %" : score > 0 && score < 0.0005 ? "< 0.1 %" : `${(100 * score).toFixed(1)} %`);
+// The number of a regression model, or the probability of a class.
+const amount = ({ value, score }) => (value === undefined ? percent(score) : Math.abs(value) >= 1e6 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(Number(value.toPrecision(5))));
+const counted = (count, [one, many]) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 function made(tag, className, ...inside) {
   const node = document.createElement(tag);
@@ -310,10 +313,11 @@ class Pane {
         const response = await ask(`predict?${about}&top=5`, { body: image.blob, signal, tell }), [first] = response.predictions;
         signal.throwIfAborted();
         if (first.error) throw new Trouble(422, WORDS[422], first.error);
-        Object.assign(this, { predictions: first.answers, seconds: response.seconds });
+        const predictions = first.values ? Object.entries(first.values).map(([label, value]) => ({ label, value })) : first.answers;
+        Object.assign(this, { predictions, seconds: response.seconds });
         this.arrange();
-        announce(`${image.name}: ${this.predictions.slice(0, 3).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ")}`);
-        remember(image, this.predictions);
+        announce(`${image.name}: ${predictions.slice(0, 3).map((each) => `${each.label}, ${amount(each)}`).join("; ")}`);
+        remember(image, predictions);
       }
       if (model.attention) {
         const seen = unpacked(await ask(`attention?${about}`, { body: image.blob, signal, tell })), input = new Image();
@@ -358,10 +362,11 @@ class Pane {
     part(".frame").style.setProperty("--wide", shape[1] / shape[0]);
     const [best] = predictions ?? [];
     const found = mask && predictions.length === 1 ? best.label : mask ? `${predictions.length} classes` : best?.label;
-    part(".verdict b").textContent = found ?? (busy ? "Running…" : "");
-    part(".called").textContent = best ? `${best.label}, ${percent(best.score)}` : (image?.name ?? "");
+    const verdict = best?.value === undefined ? found : predictions.length > 1 ? `${predictions.length} numbers` : `${best.label} ${amount(best)}`;
+    part(".verdict b").textContent = verdict ?? (busy ? "Running…" : "");
+    part(".called").textContent = best ? `${best.label}, ${amount(best)}` : (image?.name ?? "");
     part(".verdict span").textContent = image ? [image.name, this.seconds === null ? "" : `${this.seconds.toFixed(2)} s`].filter(Boolean).join(" · ") : "";
-    const bars = mask ? predictions.map((prediction, k) => this.entry(prediction, k)) : predictions ? predictions.map(bar) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
+    const bars = mask ? predictions.map((prediction, k) => this.entry(prediction, k)) : predictions ? (best?.value !== undefined && predictions.length === 1 ? [] : predictions.map(bar)) : busy ? [90, 55, 70, 40, 60].map(shadow) : [];
     if (this.drawn !== predictions || !predictions) part(".scores").replaceChildren(...bars); // animate bars once
     this.drawn = predictions;
     const aside = !image || busy ? "" : !predictions && !trouble ? "This model has no classifier: it returns features only." : predictions && model.several ? "Multi-label model: scores need not sum to 100 %." : "";
@@ -425,7 +430,7 @@ class Pane {
     context.drawImage(map, 0, 0);
     const [best] = predictions ?? [], does = state.view === "attention" ? "" : `${capital(state.view)}. `;
     const words = this.mask ? predictions.slice(1).map(({ label, score }) => `${label}, ${percent(score)}`).join("; ") : `${does}${node.querySelector(".caption").textContent}`;
-    const lines = [[best ? `${best.label}, ${percent(best.score)}` : image.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${words}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
+    const lines = [[best ? `${best.label}, ${amount(best)}` : image.name, "#1c1b22", `500 38px ${style.getPropertyValue("--serif")}`, 52], [`${state.model.name}: ${words}`, "#5c5867", `20px ${style.getPropertyValue("--sans")}`, 92]];
     for (const [text, colour, font, down] of lines) {
       Object.assign(context, { fillStyle: colour, font });
       context.fillText(text, 24, map.height + down, map.width - 48);
@@ -475,11 +480,11 @@ class Pane {
   }
 }
 
-function bar({ label, score }) {
-  const item = made("li", "", made("span", "label", label), made("span", "bar"), made("span", "share", percent(score)));
+function bar({ label, score, value }) {
+  const item = made("li", value === undefined ? "" : "number", made("span", "label", label), made("span", "bar"), made("span", "share", amount({ score, value })));
   item.firstChild.title = label;
   item.children[1].setAttribute("aria-hidden", "true");
-  item.children[1].style.setProperty("--score", `${100 * score}%`);
+  item.children[1].style.setProperty("--score", value === undefined ? `${100 * score}%` : "0%");
   return item;
 }
 
@@ -641,7 +646,7 @@ async function thumb(blob) {
 function drawShelf() {
   $("recent").hidden = !recent.length;
   $("shelf").replaceChildren(...recent.map((item) => {
-    const button = made("button"), [best] = item.predictions ?? [], words = best ? `${item.name}: ${best.label}, ${percent(best.score)}` : item.name;
+    const button = made("button"), [best] = item.predictions ?? [], words = best ? `${item.name}: ${best.label}, ${amount(best)}` : item.name;
     button.type = "button";
     button.dataset.id = item.id;
     button.title = words;
@@ -683,7 +688,7 @@ function choose(name) {
   const model = (state.model = state.models.find((each) => each.name === name));
   $("model").value = name;
   $("name").textContent = name;
-  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", `${model.size[1]}×${model.size[0]} pixels`, model.labels ? `${model.labels.length.toLocaleString("en")} ${model.labels.length === 1 ? "class" : "classes"}` : ""].filter(Boolean);
+  const facts = [model.layers && model.heads ? `${model.layers} layers of ${model.heads} heads` : "", `${model.size[1]}×${model.size[0]} pixels`, model.labels ? counted(model.labels.length, model.numbers ? ["number", "numbers"] : ["class", "classes"]) : ""].filter(Boolean);
   $("facts").replaceChildren(...facts.map((fact) => made("span", "", fact)));
   Object.assign(state, { layer: model.layers || 1, head: 0, pinned: null, under: null });
   glass(name);

@@ -8,7 +8,7 @@ in `__init__.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any, ClassVar
 
@@ -29,14 +29,35 @@ class Task(ABC):
 
     name: ClassVar[TargetKind]  # as recipes, run.json and model files store it
     title: ClassVar[str]  # of its targets, for messages
+    noun: ClassVar[str] = "classes"  # of the outputs of a model, each
+    outputs: ClassVar[str] = "classes of images"  # that a model predicts
     recipe: ClassVar[str | None] = None  # the recipe that learns it; None for the recipes of classes
     score: ClassVar[str]  # the metric that a run maximises
     validation_metrics: ClassVar[tuple[str, ...]]  # logged at every validation, where they are measured
+    min_outputs: ClassVar[int] = 2  # of a model, that can learn something
     has_image_classes: ClassVar[bool] = False  # whether images can be drawn by their class
+    alternative: ClassVar[str] = (
+        "vitrail train"  # the command to use in place of a probe, which needs classes of images
+    )
     calibrates: ClassVar[bool] = False  # whether a temperature is fitted to the rows, which are logits
 
     def check_preprocessing(self, preprocessing: Preprocessing) -> None:  # noqa: B027
         """Raise ValueError for preprocessing after which the outputs cannot be compared with the targets."""
+
+    def check_splits(self, splits: Mapping[str, Images], where: str) -> None:  # noqa: B027
+        """Raise ValueError for targets that cannot be learnt or judged, before anything is trained."""
+
+    def describe_targets(self, images: Images) -> str:
+        """Return the targets in words, for the first line of a run; "" to count classes."""
+        return ""
+
+    def describe_split(self, images: Images) -> dict[str, Any]:
+        """Return what run.json says about the targets of a split, besides its classes."""
+        return {}
+
+    def describe_outputs(self, train: Images) -> dict[str, Any]:
+        """Return what the card of a model file says about its outputs, besides their names."""
+        return {}
 
     @abstractmethod
     def reduce_outputs(self, outputs: Tensor, images: Images, indices: np.ndarray) -> np.ndarray:

@@ -39,6 +39,7 @@ class MultiLabel(SingleLabel):
 
     name: ClassVar[TargetKind] = "multi"
     title: ClassVar[str] = "several classes per image"
+    min_outputs: ClassVar[int] = 1
     score: ClassVar[str] = "map"
     validation_metrics: ClassVar[tuple[str, ...]] = ("loss", "top1", "map")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.data.dataset import Images, TargetKind
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.metrics.segmentation import compute_mask_metrics, count_boundary, count_confusion, find_worst_images
-from vitrail.reports.masks import choose_colours, overlay_mask
+from vitrail.reports.masks import choose_colours, format_colour, overlay_mask
 from vitrail.tasks.base import Predict, Task, encode_jpeg, open_thumbnail
 
 EXAMPLE_SIDE = 240  # pixels, of the longer side of an overlay
@@ -26,7 +26,9 @@ class Masks(Task):
 
     name: ClassVar[TargetKind] = "masks"
     title: ClassVar[str] = "masks"
+    outputs: ClassVar[str] = "masks"
     recipe: ClassVar[str | None] = "segment"
+    alternative: ClassVar[str] = "vitrail transfer"
     score: ClassVar[str] = "miou"
     validation_metrics: ClassVar[tuple[str, ...]] = ("miou", "pixel_accuracy")
 
@@ -35,6 +37,12 @@ class Masks(Task):
         check_whole_image(preprocessing)
         if not preprocessing.turn:
             raise ValueError("masks are those of upright images: preprocessing.turn must be True, got False")
+
+    def describe_outputs(self, train: Images) -> dict[str, Any]:
+        card: dict[str, Any] = {"ignore": [value for value, _ in train.ignored]}
+        if train.colours is not None:
+            card["colours"] = list(map(format_colour, train.colours))
+        return card if train.things is None else card | {"things": list(train.things)}
 
     def reduce_outputs(self, outputs: Tensor, images: Images, indices: np.ndarray) -> np.ndarray:
         """Return the counts of each image, at the size of its mask."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sources.numbers import parse_targets
 from vitrail.data.transforms.augment import AugmentSlot
 from vitrail.data.transforms.pipeline import Views
 from vitrail.models.base import ModelConfig
@@ -36,12 +37,24 @@ class Data:
     label_from: str | None = None  # regular expression that finds the class in a file name
     names: str | None = None  # file of readable class names, or "imagenet"
     ignore: tuple[int, ...] | None = None  # stored values of masks that neither train nor count, besides the data's own
+    targets: tuple[str, ...] | None = None  # columns of numbers to learn, in place of labels
 
     def __post_init__(self) -> None:
         if self.classes is not None and not 0 <= self.classes[0] < self.classes[1]:
             raise ValueError(f"classes must be (first, step), such as (0, 2) or (1, 2), got {self.classes}")
         if self.examples is not None and min(self.examples) < 1:
             raise ValueError(f"examples must be >= 1 for training and validation, got {self.examples}")
+        for_classes = (
+            "task",
+            "balance",
+            "allow_class_mismatch",
+            "per_class",
+            "classes",
+            "label_from",
+            "names",
+            "ignore",
+        )
+        parse_targets(self.targets, {name: getattr(self, name) for name in for_classes})
         check_fields(self, ">= 1", "per_class")
         check_fields(self, ">= 0", "drawn")
         if self.ignore is not None and (not self.ignore or min(self.ignore) < 0):
@@ -149,6 +162,8 @@ class Facts:
     side: tuple[int, int]  # median height and width of the images
     channels: int
     several_sizes: bool  # whether images differ in size, as photographs do
+    target_mean: tuple[float, ...] = ()  # of the training images, if targets are numbers
+    target_std: tuple[float, ...] = ()
     init: ModelConfig | None = None  # of the initial checkpoint
     init_preprocessing: Preprocessing | None = None
     teacher: Teacher | None = None

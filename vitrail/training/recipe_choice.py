@@ -31,7 +31,7 @@ RECIPE_OVERRIDES = ("epochs", "steps", "batch_size", "lr", "model", "size")  # o
 SPECIFIC_OVERRIDES = ("width", "depth", "patch_dropout", "decoder", "distil")  # of some of them
 COMMON_OVERRIDES = ("seed", "tune", "precision")  # of all recipes
 Augment = UserFunction | AugmentSlot | Sequence[UserFunction | AugmentSlot]
-FROM_CHECKPOINT = ("finetune", "paper-finetune", "segment", *METHODS)
+FROM_CHECKPOINT = ("finetune", "paper-finetune", "segment", "regress", *METHODS)
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ class RecipeChoice:
             asked |= {"size": image_sides(asked["size"])} if "size" in asked else {}
             asked |= {"distil": self.distil} if self.distil and self.name == "distil" else {}
             recipe = build_named_recipe(self.name, facts, self.data, self.init, asked)
+        recipe = replace(recipe, objective=recipe.objective.fit_targets(facts.target_mean, facts.target_std))
         if self.teacher is not None and (self.given is not None or recipe.teacher is None):
             recipe = with_teacher(recipe, self.teacher, self.distil)
         if self.augment is not None:

@@ -70,6 +70,7 @@ def train(
     label_from: str | None = None,
     names: str | os.PathLike[str] | None = None,
     ignore: tuple[int, ...] | None = None,
+    targets: str | Sequence[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     device: str | None = None,
     workers: int | None = None,
@@ -82,12 +83,14 @@ def train(
 
     `data` is anything that `load_dataset` reads: a path, a name, hf://datasets/owner/name, a dataset of PyTorch or Hugging
     Face, a list of (image, label), (images, labels) as arrays, a table, a dict of splits; or a `Data`. `fractions`, `task`,
-    `balance`, `per_class`, `allow_class_mismatch`, `quarantine`, `label_from`, `names` and `ignore` are fields of `Data`.
+    `balance`, `per_class`, `allow_class_mismatch`, `quarantine`, `label_from`, `names`, `ignore` and `targets` are fields of
+    `Data`.
 
     `init` is the initial checkpoint, a path or a name of `vitrail models`; `recipe` a name, a recipe.json or a Recipe (by
     default `finetune` with a checkpoint, `distil` with a teacher, otherwise `scratch-small`). `teacher` is a trained model to
     learn from, `distil` how (hard, soft, features, tokens); with `teacher_cache` its outputs are computed once for each image.
-    Images with masks get the recipe `segment`, with a `decoder` (linear, linear-4, upernet, eomt) on the model.
+    Images with masks get the recipe `segment`, with a `decoder` (linear, linear-4, upernet, eomt) on the model. `targets` are
+    columns of numbers to learn, in place of labels, with the recipe `regress`.
     A named recipe adapts to `model` ("S/16") or `width`, `depth` and `patch_dropout`, to `size`, `tune` ("head", "lora"),
     `epochs` or `steps`, `batch_size` and `lr`; `settings` change the finished recipe: ["optimizer.lr=3e-4", "ema=none"].
     With `minutes` a few steps are measured, and the recipe gets so many steps that the call ends after about that time.
@@ -105,7 +108,11 @@ def train(
     fields = {"fractions": fractions, "task": task, "balance": balance, "per_class": per_class}
     fields |= {"allow_class_mismatch": allow_class_mismatch, "quarantine": optional_path(quarantine)}
     fields |= {"label_from": label_from, "names": optional_path(names), "ignore": ignore}
+    fields |= {"targets": (targets,) if isinstance(targets, str) else None if targets is None else tuple(targets)}
     source = find_data(data, given, fields)
+    if source[0].targets and (teacher or distil):
+        option = "teacher=" if teacher else "distil="
+        raise ValueError(f"{option} teaches classes, and targets= are numbers: leave out one of them")
     taught = choose_teacher(optional_path(teacher), distil, teacher_cache, given)
     default = "finetune" if init else "distil" if taught else "scratch-small"
     overrides = {"model": model, "size": size, "tune": tune, "epochs": epochs, "steps": steps, "batch_size": batch_size}
@@ -232,6 +239,7 @@ def start_run(
         prepared = prepare_on_all(team, choice.data, connected["progress"], choice.source)
         task = task_of(prepared.train)
         check_sampling(choice.data, task)
+        task.check_splits(prepared.splits, where)
         choice = choice.for_task(task)
         if directory is None:
             directory = choose_directory(where, choice.given.name if choice.given else choice.name)
@@ -240,7 +248,7 @@ def start_run(
         check_task(recipe, task)
         classes, present = recipe.model.classes, len(prepared.labels)
         if classes is not None and classes != present:
-            counts = f"the recipe is for {classes} classes and {where} has {present}"
+            counts = f"the recipe is for {classes} {task.noun} and {where} has {present}"
             raise ValueError(f"{counts}: settings=['model.classes={present}'], or use a named recipe")
         functions = list_functions(choice.augment)
         setup = RunSetup(recipe, prepared, directory, machine, team, facts.chosen, **connected, functions=functions)
@@ -310,6 +318,7 @@ def resume_run(
     prepared = prepare_on_all(team, recipe.data, connected["progress"], source)
     setup = RunSetup(recipe, prepared, directory, machine, team, **connected, functions=functions)
     setup.check_functions()
+    task_of(prepared.train).check_splits(prepared.splits, recipe.data.where)
     for change in changes:
         setup.note(f"the recipe changed: {change}")
     return write_run_report(setup, Run(setup).resume())
@@ -392,7 +401,8 @@ def choose_directory(where: str, kind: str) -> Path:
 def describe_run(recipe: Recipe, prepared: Prepared, facts: Facts, directory: Path) -> list[str]:
     """Return lines that describe the data, the recipe and its choices."""
     parts = ", ".join(f"{len(p):,} {split}" for split, p in prepared.splits.items())
-    classes = f"{len(prepared.labels)} classes; " if prepared.labelled else ""
+    classes = task_of(prepared.train).describe_targets(prepared.train) if recipe.data.task != "none" else ""
+    classes = f"{classes or f'{len(prepared.labels)} classes'}; " if classes or prepared.labelled else ""
     lines = [f"{recipe.data.where}: {classes}{parts}"]
     lines += [f"  {note}" for note in (*prepared.dataset.notes, *prepared.warnings)]
     lines += [f"    {line}" for line in preview_labels(prepared.dataset)] if recipe.data.label_from else []

@@ -24,6 +24,7 @@ class ImageView:
     channels: int = 3  # of the model input
     is_linear_embedding: bool = True  # patches are projected by one matrix, not by convolutions
     is_sigmoid: bool = False  # multi-label model: probabilities do not sum to 1
+    has_numbers: bool = False  # regression model: outputs are numbers, not logits
 
     def label(self, index: int) -> str:
         """Return the name of a class, or its number."""
@@ -31,13 +32,15 @@ class ImageView:
 
     def top_predictions(self, count: int = 3) -> list[ClassProbability]:
         """Return the most probable classes in order; none for a model without classes."""
-        if self.trace.logits is None:
+        if self.trace.logits is None or self.has_numbers:
             return []
         return [(k, self.label(k), p) for k, p in top_classes(self.trace.logits, self.is_sigmoid, count)]
 
     @property
     def prediction_text(self) -> str:
-        """Return the predicted class with its probability."""
+        """Return the predicted class with its probability, or the predicted numbers."""
+        if self.has_numbers and self.trace.logits is not None:
+            return ", ".join(f"{self.label(k)} {value:.4g}" for k, value in enumerate(self.trace.logits))
         return "".join(f"{name}, {100 * p:.0f} %" for _, name, p in self.top_predictions(1))
 
     @property

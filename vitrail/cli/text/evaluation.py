@@ -10,10 +10,9 @@ from vitrail.utils import text
 if TYPE_CHECKING:
     from vitrail.evaluation.evaluate import EvaluationResult
     from vitrail.evaluation.probes import ProbeReport
-    from vitrail.evaluation.result import ModelEvaluation
+    from vitrail.evaluation.result import TextTable
 
-MAX_CLASSES = MAX_MISTAKES = MAX_SKIPPED = 5  # lines shown
-MAX_NAME_WIDTH = 36  # of a class name
+MAX_ROWS = MAX_SKIPPED = 5  # lines shown
 
 
 def format_probes(report: "ProbeReport") -> list[str]:
@@ -42,8 +41,8 @@ def format_evaluation(result: "EvaluationResult") -> str:
     blocks = [
         format_header(result),
         format_metric_table(result),
-        format_weakest_classes(first),
-        format_confident_mistakes(first),
+        format_lines(first.weakest_table(MAX_ROWS)),
+        format_lines(first.worst_table(MAX_ROWS)),
         format_unreadable(first.unreadable, first.selection.where, ", in evaluation.json with --out"),
         format_speeds(result),
     ]
@@ -81,47 +80,9 @@ def format_metric_table(result: "EvaluationResult") -> list[str]:
     return [*text.format_table(rows, right=range(1, len(rows[0]))), *lines]
 
 
-def format_weakest_classes(evaluation: "ModelEvaluation") -> list[str]:
-    """Return the classes with the lowest recall, average precision or IoU."""
-    if evaluation.selection.images.target_kind == "masks":
-        ranked = sorted(evaluation.class_rows(), key=lambda row: row["iou"])[:MAX_CLASSES]
-        cells = [
-            [shorten_name(row["class"]), text.format_percent(row["iou"]), text.format_count(row["pixels"])]
-            for row in ranked
-        ]
-        return text.format_table([["weakest classes", "IoU", "pixels"], *cells], right=(1, 2))
-    multilabel = evaluation.evaluation.is_multilabel
-    key, title = ("average_precision", "average precision") if multilabel else ("recall", "recall")
-    rows = [row for row in evaluation.class_rows() if row[key] is not None and (multilabel or row["right"] < row["n"])]
-    rows.sort(key=lambda row: (row[key], -row["n"]))
-    if not rows or len(evaluation.matching.present) < 2:
-        return []
-    table = [["weakest classes", title, *([] if multilabel else ["95 %"]), "images"]]
-    for row in rows[:MAX_CLASSES]:
-        interval = [] if multilabel else [text.format_interval(row["interval"], 0)]
-        name, score = shorten_name(row["class"]), text.format_percent(row[key])
-        table.append([name, score, *interval, text.format_count(row["n"])])
-    return text.format_table(table, right=range(1, len(table[0])))
-
-
-def format_confident_mistakes(evaluation: "ModelEvaluation") -> list[str]:
-    """Return the wrong predictions with the highest probability, or the masks with the lowest mean IoU."""
-    if evaluation.selection.images.target_kind == "masks":
-        where = evaluation.selection.where
-        worst = evaluation.mistake_rows()[:MAX_MISTAKES]
-        cells = [[shorten_path(row["path"], where), text.format_percent(row["miou"])] for row in worst]
-        return text.format_table([["worst images", "mean IoU"], *cells], right=(1,))
-    rows = [["most confident errors", "", ""]]
-    for row in evaluation.mistake_rows()[:MAX_MISTAKES]:
-        path = shorten_path(row["path"], evaluation.selection.where)
-        if "labels" in row:
-            label, name = ", ".join(row["labels"]) or "none", row["about"]
-            kind = "predicted" if name not in row["labels"] else "missed"
-        else:
-            label, name, kind = row["label"], row["predicted"], "predicted"
-        prediction = f"{kind} {shorten_name(name)}, {text.format_percent(row['probability'])}"
-        rows.append([path, prediction, f"label {shorten_name(label)}"])
-    return text.format_table(rows) if len(rows) > 1 else []
+def format_lines(table: "TextTable | None") -> list[str]:
+    """Return a table as lines."""
+    return [] if table is None else text.format_table(table.rows, right=table.right)
 
 
 def format_unreadable(unreadable: Mapping[str, str], root: str, all_listed: str) -> list[str]:
@@ -130,7 +91,10 @@ def format_unreadable(unreadable: Mapping[str, str], root: str, all_listed: str)
     if not files:
         return []
     lines = [f"{len(files):,} file{'s' * (len(files) != 1)} left out"]
-    lines += [f"  {shorten_path(path, root)}: {clean_text(reason)}" for path, reason in files[:MAX_SKIPPED]]
+    prefix = root.rstrip("/") + "/"
+    lines += [
+        f"  {clean_text(path.removeprefix(prefix))}: {clean_text(reason)}" for path, reason in files[:MAX_SKIPPED]
+    ]
     more = len(files) - MAX_SKIPPED
     return lines + ([f"  … and {more:,} more{all_listed}"] if more > 0 else [])
 
@@ -144,14 +108,3 @@ def format_speeds(result: "EvaluationResult") -> list[str]:
         whole, alone = (text.format_number(speed[key]) for key in ("images_per_second", "model_images_per_second"))
         lines.append(f"{prefix}{whole} images/s with preprocessing; the model alone {alone}, in {speed['precision']}")
     return lines
-
-
-def shorten_path(path: str, root: str) -> str:
-    """Return a path relative to the dataset."""
-    return clean_text(path.removeprefix(root.rstrip("/") + "/"))
-
-
-def shorten_name(name: str) -> str:
-    """Return a class name cut to `MAX_NAME_WIDTH`."""
-    shown = clean_text(name)
-    return shown if len(shown) <= MAX_NAME_WIDTH else shown[: MAX_NAME_WIDTH - 1] + "…"

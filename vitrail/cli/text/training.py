@@ -11,10 +11,13 @@ from vitrail.cli.text.messages import spell_options
 from vitrail.cli.text.progress import StatusDisplay, format_clock
 from vitrail.utils.text import (
     NO_BREAK_SPACE,
+    PLAIN_SCORES,
     SCORES,
     find_score,
     format_calibration,
+    format_number,
     format_percent,
+    format_score_interval,
     format_temperature,
 )
 
@@ -79,6 +82,11 @@ SIGNAL_FORMATS = {  # name and format of the signals of self-supervised training
 }
 
 
+def format_value(score: str, value: float) -> str:
+    """Return the value of a score, as a percentage unless it is none."""
+    return f"{value:.4f}" if score in PLAIN_SCORES else f"{100 * value:.2f} %"
+
+
 def format_validation(record: Record) -> str:
     """Return the line of a validation: the score, or without labels the signals that were measured."""
     if "rank" in record:
@@ -86,7 +94,8 @@ def format_validation(record: Record) -> str:
         result = "  ".join(map(" ".join, signals)).replace("%", " %")
     else:
         score = find_score(record)
-        result = f"validation {VALIDATION_NAMES.get(score, SCORES[score])} {100 * record.get(score, 0):.2f} %"
+        result = f"validation {VALIDATION_NAMES.get(score, SCORES[score])} {format_value(score, record.get(score, 0))}"
+        result += f"  MAE {format_number(record['mae'], 4)}" if "mae" in record else ""
         result += f"  loss {record['loss']:.4f}" if "loss" in record else ""
     best = "  best so far" if record.get("best") else ""
     return f"epoch {record['epoch']:>6g}  step {record['step']:>7,}  {result}{best}"
@@ -126,7 +135,8 @@ def format_files(summary: dict[str, Any], directory: Path) -> list[str]:
 def format_supervised(summary: dict[str, Any]) -> str:
     """Return the score with its interval."""
     score, (low, high) = find_score(summary), summary.get("interval", (0.0, 1.0))
-    result = f"{SCORES[score]} {100 * summary[score]:.2f} % ({100 * low:.1f}–{100 * high:.1f})"
+    result = f"{SCORES[score]} {format_value(score, summary[score])} ({format_score_interval(score, (low, high))})"
+    result += f", MAE {format_number(summary['mae'], 4)}" if "mae" in summary else ""
     return f"{result} on {summary['images']:,} {summary['split']} images"
 
 

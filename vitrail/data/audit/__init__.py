@@ -21,6 +21,7 @@ from vitrail.data.audit import findings as checks
 from vitrail.data.audit.duplicates import MAX_HASH_DISTANCE, find_repeats
 from vitrail.data.audit.findings import FINDING_KINDS, UNUSABLE_KINDS, Finding
 from vitrail.data.audit.masks import MaskCounts, find_absent_classes, find_mask_problems, join_digests, scan_masks
+from vitrail.data.audit.numbers import NumberSummary, find_number_problems, summarise_numbers
 from vitrail.data.audit.scan import scan_dataset
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import load_dataset
@@ -28,7 +29,7 @@ from vitrail.utils.progress import ProgressCallback
 
 __all__ = ["FINDING_KINDS", "MAX_HASH_DISTANCE", "UNUSABLE_KINDS", "Audit", "Finding", "audit_dataset"]
 __all__ += ["MaskCounts", "check"]
-__all__ += ["exclude_images", "format_quarantine", "read_quarantine"]
+__all__ += ["NumberSummary", "exclude_images", "format_quarantine", "read_quarantine", "summarise_numbers"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Audit:
     mask_counts: Mapping[str, MaskCounts] = field(
         default_factory=dict
     )  # pixels of the classes of each split with masks
+    numbers: Mapping[str, Mapping[str, NumberSummary]] = field(default_factory=dict)  # by split and target
     mask_digests: Mapping[int, np.ndarray] = field(
         default_factory=dict, compare=False
     )  # by the id of a mask store: uint64 [items, 2]
@@ -94,6 +96,7 @@ class Audit:
         counts = {
             name: {"images": len(images), "classes": images.class_counts}
             | (self.mask_counts[name].to_dict() if name in self.mask_counts else {})
+            | ({"targets": {key: value.to_dict() for key, value in self.numbers[name].items()}} if self.numbers else {})
             for name, images in splits.items()
         }
         return {
@@ -101,7 +104,7 @@ class Audit:
             "kind": self.dataset.kind,
             "ok": self.is_ok,
             "images": sum(map(len, splits.values())),
-            "classes": list(names),
+            **({"targets": list(names)} if self.numbers else {"classes": list(names)}),
             "splits": counts,
             "notes": list(self.dataset.notes),
             "problems": [finding.to_dict() for finding in self.findings],
@@ -132,11 +135,13 @@ def audit_dataset(
         findings += checks.find_image_problems(split, scan, min_side)
     for split, scan in mask_scans.items():
         findings += find_mask_problems(split, scan)
-    findings += find_absent_classes(mask_counts)
+    findings += [*find_absent_classes(mask_counts), *find_number_problems(dataset, scans)]
+    numbers = {split: summarise_numbers(images) for split, images in dataset.splits.items()}
     findings += [*checks.find_class_problems(dataset, scans, max_imbalance), *find_repeats(scans, max_hash_distance)]
     order = {kind: rank for rank, kind in enumerate(FINDING_KINDS)}
     findings.sort(key=lambda finding: (checks.SEVERITIES.index(finding.severity), order[finding.kind]))
-    return Audit(dataset, tuple(findings), mask_counts, join_digests(mask_scans.values()))
+    numbers = numbers if any(numbers.values()) else {}
+    return Audit(dataset, tuple(findings), mask_counts, numbers, join_digests(mask_scans.values()))
 
 
 def check(
@@ -146,6 +151,7 @@ def check(
     label_from: str | None = None,
     names: str | None = None,
     ignore: int | Sequence[int] | None = None,
+    targets: str | Sequence[str] | None = None,
     near: int | None = MAX_HASH_DISTANCE,
     tiny: int = checks.MIN_SIDE,
     imbalance: float = checks.MAX_IMBALANCE,
@@ -155,12 +161,12 @@ def check(
 ) -> Audit:
     """Find defects in data before training; `print` the result, or read its `is_ok`, `counts` and `findings`.
 
-    `data` is anything that `vitrail.train` takes. `fractions` split data without splits; `label_from`, `names` and `ignore` are
-    those of `load_dataset`. `near` is the number of bits of 128 that may differ between similar images (None: identical bytes
-    only), `tiny` the smallest side in pixels, `imbalance` the ratio of class sizes, above which they are reported. `workers` is
-    the number of processes (default: all cores).
+    `data` is anything that `vitrail.train` takes. `fractions` split data without splits; `label_from`, `names`, `ignore` and
+    `targets` are those of `load_dataset`. `near` is the number of bits of 128 that may differ between similar images (None:
+    identical bytes only), `tiny` the smallest side in pixels, `imbalance` the ratio of class sizes, above which they are
+    reported. `workers` is the number of processes (default: all cores).
     """
-    labels = {"label_from": label_from, "names": names, "ignore": ignore}
+    labels = {"label_from": label_from, "names": names, "ignore": ignore, "targets": targets}
     dataset = load_dataset(data, fractions=fractions, progress=progress, **labels)
     return audit_dataset(
         dataset,

@@ -111,8 +111,13 @@ class UsableImages:
     thumbs: np.ndarray
 
     @property
-    def has_masks(self) -> bool:
-        return any(images.target_kind == "masks" for images in self.images)
+    def has_numbers(self) -> bool:
+        return any(images.target_kind == "numbers" for images in self.images)
+
+    @property
+    def has_graded_targets(self) -> bool:
+        """Return True for masks and numbers, of which similar images have similar, not equal ones."""
+        return any(images.target_kind in ("masks", "numbers") for images in self.images)
 
     def name(self, position: int) -> str:
         return self.images[self.split[position]].name(int(self.index[position]))
@@ -121,11 +126,13 @@ class UsableImages:
         return self.splits[self.split[position]], int(self.index[position])
 
     def format_labels(self, position: int) -> str:
-        """Return the class names, joined by |, or the name of the mask."""
+        """Return the class names, joined by |, the name of the mask, or the numbers."""
         images = self.images[self.split[position]]
         if images.target_kind == "masks":
             return images.mask_name(int(self.index[position]))
         target = images.targets[self.index[position]]
+        if self.has_numbers:
+            return ", ".join(f"{name} {value:.6g}" for name, value in zip(images.classes, target, strict=True))
         if not images.is_multi_label:
             return images.classes[target]
         return "|".join(images.classes[k] for k in np.flatnonzero(target)) or "nothing"
@@ -160,6 +167,9 @@ def _encode_masks(scans: Scans, keep: list[np.ndarray]) -> np.ndarray:
 
 def _encode_label_ids(parts: list[Images]) -> np.ndarray:
     """Return the targets of all splits as numbers that are equal for equal labels."""
+    if any(part.target_kind == "numbers" for part in parts):
+        rows = np.concatenate([part.targets for part in parts])
+        return np.unique(rows, axis=0, return_inverse=True)[1].ravel()
     names = sorted({name for part in parts for name in part.classes})
     index = {name: i for i, name in enumerate(names)}
     tables = [np.array([index[name] for name in part.classes], dtype=np.int64) for part in parts]
@@ -197,17 +207,19 @@ def _find_copies(usable: UsableImages, group: np.ndarray) -> Iterator[Finding]:
         members = order[start : start + size].tolist()
         stores = [usable.images[usable.split[m]].store for m in members]
         published = any(is_in_memory(store) and getattr(store, "published", True) for store in stores)
-        severity = "warning" if published else None
+        severity = "warning" if published or usable.has_numbers else None
         if len({int(usable.label_ids[m]) for m in members}) > 1:
             for member in members:
                 other = next(m for m in members if usable.label_ids[m] != usable.label_ids[member])
                 detail = usable.describe_contradiction(member, other)
                 yield Finding("contradiction", usable.name(member), detail, usable.locate(member), severity)
-            continue
+            if not usable.has_numbers:  # measured twice with different results: a leak all the same
+                continue
         kept = max(members, key=lambda m: (usable.split[m], -m))
         for member in (m for m in members if m != kept):
             kind = "duplicate" if usable.split[member] == usable.split[kept] else "leak"
-            detail, override = f"identical to {usable.name(kept)}", severity if kind == "leak" else None
+            override = "warning" if published and kind == "leak" else None
+            detail = f"identical to {usable.name(kept)}"
             yield Finding(kind, usable.name(member), detail, usable.locate(member), override)
 
 
@@ -217,7 +229,7 @@ def _find_near_copies(usable: UsableImages, unique: np.ndarray, max_distance: in
     pairs[:, :2] = unique[pairs[:, :2]]
     reported: set[tuple[int, str]] = set()
     for a, b, distance in pairs[np.argsort(pairs[:, 2], kind="stable")].tolist():
-        differ = usable.label_ids[a] != usable.label_ids[b] and not usable.has_masks  # similar images, similar masks
+        differ = usable.label_ids[a] != usable.label_ids[b] and not usable.has_graded_targets
         across = usable.split[a] != usable.split[b]
         kind = "near-contradiction" if differ else "near-leak" if across else "near-duplicate"
         first, second = (b, a) if kind == "near-duplicate" else (a, b)  # as with copies, held-out data is kept

@@ -12,6 +12,7 @@ from vitrail.data.audit.scan import Scans, SplitScan, is_in_memory
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources.files import SKIP_HIDDEN, SKIP_NOT_AN_IMAGE, SKIP_OUTSIDE, SKIP_UNREADABLE, is_ignored_name
 from vitrail.data.sources.masks import SKIP_AMBIGUOUS, SKIP_NO_IMAGE, SKIP_NO_MASK
+from vitrail.data.sources.numbers import SKIP_NO_NUMBER
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # most severe first
@@ -47,6 +48,8 @@ FINDING_KINDS = {
     "mask-depth": Kind("error", "masks with values above 255", "number the classes from 0; training skips them"),
     "mask-shape": Kind("error", "shapes that do not fit their image", "correct them; training skips these images"),
     "mask-unclear": Kind("error", "images whose mask is unclear", "rename them: one mask for each image"),
+    "target-value": Kind("error", "images without a number to learn", "write finite numbers; training skips them"),
+    "constant-target": Kind("error", "targets that do not vary", "leave them out of the targets, or add images"),
     "empty-class": Kind("error", "classes without images", "add images, or remove the folder"),
     "classes-differ": Kind("error", "classes that differ between splits", "give every split the same classes"),
     "tool-folder": Kind("error", "tool folders used as classes", "move them out of the data"),
@@ -66,6 +69,7 @@ FINDING_KINDS = {
     "mask-ignored": Kind("warning", "masks with ignored pixels only", "delete them: they train nothing"),
     "outside": Kind("warning", "images that are not used", "move them into a class folder, or convert them"),
     "imbalance": Kind("warning", "imbalanced classes", "balance the sampling or weight the classes"),
+    "outlier": Kind("note", "numbers far from all others", "check their units and decimal points"),
     "near-duplicate": Kind("note", "similar images in one split", "keep one if both are the same photograph"),
     "wrong-suffix": Kind("note", "suffix of another format", "harmless: the content is used; rename to be clean"),
     "mask-uniform": Kind("note", "masks of one class", "harmless, if they are complete"),
@@ -89,8 +93,10 @@ UNUSABLE_KINDS += (
     "mask-lossy",
     "mask-depth",
     "mask-shape",
+    "target-value",
 )
 SKIPPED_PAIRS = {SKIP_NO_MASK: "missing-mask", SKIP_NO_IMAGE: "orphan-mask", SKIP_AMBIGUOUS: "mask-unclear"}
+SKIPPED_PAIRS |= {SKIP_NO_NUMBER: "target-value"}
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ def _iter_problems(inspection: ImageInspection) -> Iterator[tuple[str, str]]:
 
 def find_class_problems(dataset: Dataset, scans: Scans, max_imbalance: float) -> Iterator[Finding]:
     """Yield the findings about classes of images, counting usable images only."""
-    scans = {split: scan for split, scan in scans.items() if scan.images.target_kind != "masks"}
+    scans = {split: scan for split, scan in scans.items() if scan.images.target_kind in ("single", "multi")}
     counts = {split: scan.images.select(scan.find_usable()).class_counts for split, scan in scans.items()}
     split_by_content = any("by content" in note for note in dataset.notes)
     for name in sorted({name for split_counts in counts.values() for name in split_counts}):

@@ -11,11 +11,24 @@ import numpy as np
 
 from vitrail.data.class_names import rename_classes
 from vitrail.data.dataset import Dataset, Images
-from vitrail.data.sources import coco, downloads, layouts, manifest, mask_folders, objects, parquet, tables, tar, vtab
+from vitrail.data.sources import (
+    coco,
+    downloads,
+    json_lines,
+    layouts,
+    manifest,
+    mask_folders,
+    objects,
+    parquet,
+    tables,
+    tar,
+    vtab,
+)
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.arrays import IDX_NAME, detect_cifar, read_cifar, read_digits, read_idx
 from vitrail.data.sources.file_names import read_file_names
 from vitrail.data.sources.files import is_ignored_name, read_class_folders
+from vitrail.data.sources.numbers import parse_targets
 
 BRACE_PATTERN = re.compile(r"\{([^{}]*)\}")
 RANGE_PATTERN = re.compile(r"(\d+)\.\.(\d+)")
@@ -71,8 +84,9 @@ def load_dataset(
     names: str | None = None,
     ignore: int | Sequence[int] | None = None,
     default_ignore: Sequence[int] = (),
+    targets: str | Sequence[str] | None = None,
 ) -> Dataset:
-    """Load images with labels or masks: a name, a folder, a file, a pattern, hf://datasets/owner/name, a Python object.
+    """Load images with labels, masks or numbers: a name, a folder, a file, a pattern, hf://datasets/owner/name, a Python object.
 
     Objects are datasets of samples (`vitrail.data.dataset.Samples`, PyTorch's for example), lists of (image, label), a tuple
     (images, labels) of arrays, frames of pandas or Polars, Hugging Face datasets, and dictionaries of splits.
@@ -84,12 +98,23 @@ def load_dataset(
     source is then a folder or a pattern of image files. `names` is a file with readable names of the classes, or "imagenet".
     `ignore` are stored values of masks that neither train nor count, besides 255 and those that the data states;
     `default_ignore`, those of a model for example, are used if `ignore` is None and the data has masks.
+    `targets` are columns of numbers to learn, in place of labels: of a table, or keys of samples that are dictionaries; values of
+    other samples are named by them.
     """
     values = parse_ignored_values(ignore)
+    numbers = parse_targets(targets, {"task": multi_label, "label_from": label_from, "names": names, "ignore": ignore})
     options = parts.ReadOptions(
-        fractions, multi_label, progress, label_from, ignore=values, default_ignore=tuple(default_ignore)
+        fractions,
+        multi_label,
+        progress,
+        label_from,
+        ignore=values,
+        default_ignore=tuple(default_ignore),
+        targets=numbers,
     )
     dataset = read_source(source, options)
+    if numbers and any(images.target_kind != "numbers" for images in dataset.splits.values()):
+        raise refuse_targets(dataset.source)
     if (
         values
         and all(images.target_kind != "masks" for images in dataset.splits.values())
@@ -100,6 +125,11 @@ def load_dataset(
         dataset = replace(dataset, splits={name: to_one_hot(images) for name, images in dataset.splits.items()})
     dataset = replace(dataset, source=os.fspath(source)) if isinstance(source, str | os.PathLike) else dataset
     return dataset if names is None else rename_classes(dataset, names)
+
+
+def refuse_targets(source: str) -> ValueError:
+    """Return the error for targets of data that has no columns of numbers."""
+    return ValueError(f"{source} is no table with columns of numbers: give a CSV, TSV, JSONL or Parquet file")
 
 
 def parse_ignored_values(ignore: int | Sequence[int] | None) -> tuple[int, ...] | None:
@@ -165,6 +195,10 @@ def detect_dataset(source: str, options: parts.ReadOptions) -> Dataset:
         return tables.read_hub(source, options, read_source)
     if source.startswith(objects.PREFIX):
         raise objects.refuse_name(source)
+    prefixes = (layouts.CLASSES_PREFIX, mask_folders.MASKS_PREFIX)
+    named = source in downloads.DATASET_NAMES or path.startswith(prefixes) or vtab.parse_source(path)
+    if options.targets and named:
+        raise refuse_targets(source)
     if path.startswith(layouts.CLASSES_PREFIX):
         folder = os.path.expanduser(path.removeprefix(layouts.CLASSES_PREFIX))
         if not os.path.isdir(folder):
@@ -190,10 +224,12 @@ def read_directory(folder: str, options: parts.ReadOptions) -> Dataset:
         return read_idx(folder, options)
     if detect_cifar(names):
         return read_cifar(folder, options)
-    if path := manifest.find_manifest(folder, names):
+    if path := manifest.find_manifest(folder, names, options):
         return read_files(folder, [path], options)
     if tables := find_shards(folder, names, ".parquet"):
         return read_files(folder, tables, options)
+    if options.targets:
+        raise refuse_targets(folder)
     # A tar file beside folders is usually the archive they were unpacked from; shards have no class folders beside them.
     shards = find_shards(folder, names, ".tar")
     if shards and not has_class_folders(folder, names, shards):
@@ -247,6 +283,8 @@ def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) ->
     kinds = {detect_file_kind(file) for file in files}
     if len(kinds) > 1:
         raise ValueError(f"{source} has files of different kinds ({', '.join(sorted(kinds))}): give one kind")
+    if options.targets and not kinds <= {"csv", "parquet", "jsonl"}:
+        raise refuse_targets(source)
     match kinds.pop():
         case "parquet":
             return parquet.read_parquet(source, files, options)
@@ -254,17 +292,19 @@ def read_files(source: str, files: Sequence[str], options: parts.ReadOptions) ->
             return tar.read_tar(source, files, options)
         case "csv" if len(files) == 1:
             return manifest.read_csv(files[0], options)
+        case "jsonl" if len(files) == 1:
+            return json_lines.read_json_lines(files[0], options)
         case "json":
             return coco.read_coco(source, coco.open_coco_files(files), options)
         case "archive" if len(files) == 1:
             return read_cifar(files[0], options)
         case "idx":
             raise ValueError(f"{files[0]} is one of four IDX files: give their folder")
-        case "csv" | "archive":
+        case "csv" | "jsonl" | "archive":
             raise ValueError(f"{source} matches {len(files)} files: give one of them")
     if command := layouts.unpack_command(files[0]):
         raise ValueError(f"{files[0]} is an archive: unpack it first: {command}")
-    known = f"a folder, a CSV or Parquet file, tar shards, or a name ({', '.join(downloads.DATASET_NAMES)})"
+    known = f"a folder, a CSV, JSONL or Parquet file, tar shards, or a name ({', '.join(downloads.DATASET_NAMES)})"
     raise ValueError(f"{files[0]} is not a supported data file: give {known}")
 
 

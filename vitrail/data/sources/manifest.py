@@ -1,27 +1,29 @@
-"""Manifests: CSV or Parquet lists of images with the columns path, label or mask, and optionally split."""
+"""Manifests: CSV or Parquet lists of images with the columns path, label, mask or numbers, and optionally split."""
 
 import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
-from vitrail.data.dataset import SPLITS, Dataset, Images, Store
+from vitrail.data.dataset import Dataset, Images, Store
 from vitrail.data.labels import normalise_class_name, sort_class_names
 from vitrail.data.sources import splits as parts
 from vitrail.data.sources.files import FileStore, is_image_name, printable_path
 from vitrail.data.sources.mask_classes import find_class_file
 from vitrail.data.sources.masks import SKIP_NO_MASK, EncodedMasks, build_mask_dataset, describe_skipped, find_classes
+from vitrail.data.sources.numbers import NumberRows, build_number_dataset, find_target_columns, looks_numeric
 
 Label = str | tuple[str, ...]
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "file_path", "image_path")
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "class_name", "target", "targets", "category")
 MASK_COLUMNS = ("mask", "masks", "mask_path", "mask_file", "label_path", "segmentation", "segmentation_path")
 SPLIT_COLUMNS = ("split", "subset", "set", "fold")
-MANIFEST_NAME = re.compile(r"(metadata|labels|manifest)\.(csv|parquet)")
+MANIFEST_NAME = re.compile(r"(metadata|labels|manifest)\.(csv|tsv|jsonl|parquet)")
 LABEL_SEPARATOR = "|"  # between the labels of an image
 
 
@@ -45,18 +47,13 @@ def build_dataset(
     """
     if not len(labels):
         raise ValueError(f"{source} has no images")
-    side = np.array([-1 if split is None else SPLITS.index(split) for split in splits], dtype=np.int8)
-    if (side < 0).any() and (side >= 0).any():
-        raise ValueError(f"{source} states the split of some images, but not of all")
-    side = np.maximum(side, 0)  # without splits, all images are in train
     built = {}
-    for number, split in enumerate(SPLITS):
-        chosen = np.flatnonzero(side == number)
-        if len(chosen):
-            classes, targets = encode_labels([labels[index] for index in chosen.tolist()], class_order)
-            chosen_items = chosen if items is None else items[chosen]
-            chosen_shards = None if shards is None else shards[chosen]
-            built[split] = Images(store, chosen_items, targets, classes, split, chosen_shards)
+    for split, chosen in parts.group_by_split(source, splits).items():
+        mine = [labels[int(index)] for index in chosen]
+        classes, targets = encode_labels(mine, class_order)
+        chosen_items = chosen if items is None else items[chosen]
+        chosen_shards = None if shards is None else shards[chosen]
+        built[split] = Images(store, chosen_items, targets, classes, split, chosen_shards)
     return parts.add_validation_split(Dataset(source, kind, built, tuple(notes), tuple(skipped)), options)
 
 
@@ -100,7 +97,8 @@ def open_csv(path: str, labelled: bool) -> tuple[list[str], Iterator[tuple[int, 
     if opened := search_csv(path, [has_labels] if labelled else [has_labels, has_paths]):
         return opened
     first = next(iter(read_csv_text(path).splitlines()), "")[:80]
-    raise ValueError(f"{path}: the first line must name the columns, such as path,label; got {first!r}")
+    numbers = "; columns of numbers need targets=" if search_csv(path, [has_paths]) else ""
+    raise ValueError(f"{path}: the first line must name the columns, such as path,label; got {first!r}{numbers}")
 
 
 def read_csv_text(path: str) -> str:
@@ -132,13 +130,15 @@ def search_csv(
 
 def read_csv(path: str, options: parts.ReadOptions) -> Dataset:
     """Read a CSV manifest; its paths are relative to it."""
-    header, rows = open_csv(path, labelled=options.needs_labels)
+    header, rows = open_csv(path, labelled=options.needs_labels and not options.targets)
     columns = (find_column(header, names) for names in (PATH_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS))
     path_column, label_column, split_column = columns
-    mask_column = find_column(header, MASK_COLUMNS) if label_column is None and options.needs_labels else None
+    needs_masks = label_column is None and options.needs_labels and not options.targets
+    mask_column = find_column(header, MASK_COLUMNS) if needs_masks else None
+    target_columns = find_target_columns(header, options.targets, path) if options.targets else []
     label_column = label_column if mask_column is None else mask_column
     assert path_column is not None
-    paths, labels, splits = [], [], []
+    paths, labels, splits, numbers, lines = [], [], [], [], []
     shared: dict[str, str] = {}  # equal labels share one string
     try:
         for line, row in rows:
@@ -149,12 +149,26 @@ def read_csv(path: str, options: parts.ReadOptions) -> Dataset:
             paths.append(row[path_column].strip())
             label = row[label_column] if label_column is not None else ""
             labels.append(shared.setdefault(label, label))
+            numbers.append([row[column] for column in target_columns])
+            lines.append(line)
             splits.append(parse_split(row[split_column], f"{path}, line {line}") if split_column is not None else None)
     except csv.Error as error:
         raise ValueError(f"{path} is not readable as CSV: {error}") from None
+    if options.targets:
+        locations = [f"{path}, line {line}" for line in lines]
+        return read_listed_numbers(path, paths, numbers, locations, splits, header[path_column], options)
     if mask_column is not None:
         return read_listed_masks(path, paths, labels, splits, header[path_column], options)
+    if label_column is not None and options.multi_label is None:
+        check_classes(path, header[label_column], labels)
     return read_listed_paths(path, paths, labels, splits, header[path_column], options)
+
+
+def check_classes(manifest: str, column: str, labels: Sequence[str]) -> None:
+    """Raise ValueError if the labels look like measured numbers: as classes, nearly every image would have its own."""
+    if (label := looks_numeric(labels)) is not None:
+        remedy = f"use targets={column.strip()!r} to learn numbers, or task='single' for classes"
+        raise ValueError(f"{manifest}: the labels are numbers such as {label.strip()[:24]}: {remedy}")
 
 
 def parse_split(value: str, location: str) -> str:
@@ -216,6 +230,38 @@ def read_listed_masks(
     )
 
 
+def read_listed_numbers(
+    manifest: str,
+    paths: Sequence[str],
+    numbers: Sequence[Sequence[Any]],
+    locations: Sequence[str],
+    splits: Sequence[str | None],
+    path_column: str,
+    options: parts.ReadOptions,
+) -> Dataset:
+    """Build the dataset of paths relative to a manifest, with numbers; rows without a usable one are skipped."""
+    paths = resolve_paths(manifest, paths, path_column)
+    rows = NumberRows(options.targets or ())
+    for row, (path, cells, location) in enumerate(zip(paths, numbers, locations, strict=True)):
+        rows.add(row, cells, printable_path(path), location)
+    return build_number_dataset(manifest, "manifest", FileStore.from_paths(paths), rows, splits, options)
+
+
+def read_number_rows(
+    manifest: str, rows: Sequence[Mapping[str, Any]], path: str, split: str | None, options: parts.ReadOptions
+) -> Dataset:
+    """Build the dataset of the rows of a table, with the names of its columns of paths and splits."""
+    locations = [f"{manifest}, row {number:,}" for number in range(1, len(rows) + 1)]
+    for row, location in zip(rows, locations, strict=True):
+        if not isinstance(row.get(path), str) or not row[path].strip():
+            raise ValueError(f"{location}: no path")
+    named = zip(rows, locations, strict=True)
+    splits = [None if split is None else parse_split(str(row.get(split)), location) for row, location in named]
+    cells = [[row.get(name) for name in options.targets or ()] for row in rows]
+    paths = [row[path].strip() for row in rows]
+    return read_listed_numbers(manifest, paths, cells, locations, splits, path, options)
+
+
 def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.LabelMode) -> list[Label]:
     """Return the labels, split at `|` for multi-label data."""
     if multi_label == parts.UNLABELLED:
@@ -237,15 +283,17 @@ def split_labels(manifest: str, labels: Sequence[Label], multi_label: parts.Labe
     return list(labels)
 
 
-def find_manifest(folder: str, names: Sequence[str]) -> str | None:
+def find_manifest(folder: str, names: Sequence[str], options: parts.ReadOptions) -> str | None:
     """Return the manifest of a folder, or None if there is none with the expected columns."""
-    candidates = [name for name in names if MANIFEST_NAME.fullmatch(name.casefold())]
+    suffixes = (".csv", ".parquet", *((".tsv", ".jsonl") if options.targets else ()))
+    found = [name for name in names if MANIFEST_NAME.fullmatch(name.casefold())]
+    candidates = [name for name in found if name.casefold().endswith(suffixes)]
     if len(candidates) != 1:
         return None
     path = os.path.join(folder, candidates[0])
-    if candidates[0].casefold().endswith(".csv"):
+    if candidates[0].casefold().endswith((".csv", ".tsv")):
         try:
-            open_csv(path, labelled=True)
+            open_csv(path, labelled=not options.targets)
         except ValueError:  # another kind of CSV: the folder is read as something else
             return None
     return path

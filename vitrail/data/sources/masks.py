@@ -254,17 +254,11 @@ def build_mask_dataset(
         raise ValueError(f"{source} has no image with a mask")
     if isinstance(options.multi_label, bool):
         raise ValueError(f"{source} has masks: leave out task=, or read labels with label_from= or classes:{source}")
-    side = np.array([-1 if split is None else SPLITS.index(split) for split in splits], dtype=np.int8)
-    if (side < 0).any() and (side >= 0).any():
-        raise ValueError(f"{source} states the split of some images, but not of all")
-    side = np.maximum(side, 0)  # without splits, all images are in train
     built = {}
-    for number, split in enumerate(SPLITS):
-        chosen = np.flatnonzero(side == number)
-        if len(chosen):
-            mine = None if shards is None else shards[chosen]
-            facts = {"colours": classes.colours, "things": classes.things, "ignored": classes.ignored}
-            built[split] = Images(store, items[chosen], chosen, classes.names, split, mine, masks=masks, **facts)
+    facts = {"colours": classes.colours, "things": classes.things, "ignored": classes.ignored}
+    for split, chosen in parts.group_by_split(source, splits).items():
+        mine = None if shards is None else shards[chosen]
+        built[split] = Images(store, items[chosen], chosen, classes.names, split, mine, masks=masks, **facts)
     notes = [*notes, *([classes.note] if classes.note else [])]
     return parts.add_validation_split(Dataset(source, kind, built, tuple(notes), tuple(skipped)), options)
 

@@ -30,6 +30,7 @@ from vitrail.data.sources.masks import (
     decode_stored_mask,
     is_grey,
 )
+from vitrail.data.sources.numbers import NumberRows, build_number_dataset, list_cells
 
 PREFIX = "python:"  # of the name of an object in place of a path, "python:list"
 READ_ERRORS = (*IMAGE_ERRORS, *DECODER_ERRORS)
@@ -249,7 +250,8 @@ class LabelReader:
                 raise ValueError(f"{name} has the label {value!r}, which is not one of the dataset's classes")
             return value
         if not isinstance(value, int):
-            raise ValueError(f"{name} has the label {value!r}: give an index, a name, or a multi-hot vector")
+            remedy = ", or targets='NAME' for numbers" if isinstance(value, float) else ""
+            raise ValueError(f"{name} has the label {value!r}: give an index, a name, or a multi-hot vector{remedy}")
         if self.classes is None:
             return str(value)
         if not 0 <= value < len(self.classes):
@@ -268,13 +270,25 @@ class LabelReader:
         return tuple(self.order[k] for k, value in enumerate(values) if value)  # type: ignore[index]
 
 
+class NumberReader(LabelReader):
+    """Conversion of the values of Python objects to lists of numbers, which are checked later."""
+
+    def read(self, value: Any, name: str) -> Any:
+        return list_cells(value)
+
+
+def make_reader(options: parts.ReadOptions, classes: Sequence[str] | None = None) -> LabelReader:
+    """Return the reader of labels, or of numbers."""
+    return NumberReader() if options.targets else LabelReader(classes)
+
+
 @dataclass
 class SampleList:
     """Images and labels read from an object, before they are split."""
 
     source: str
     images: Any  # a sequence of values, or a store
-    labels: list[Label | None]
+    labels: list[Any]  # of classes, or cells of numbers; None without
     order: Sequence[str] | None = None  # of the classes
     splits: Sequence[str | None] | None = None
     items: np.ndarray | None = None  # indices of the readable images
@@ -288,7 +302,7 @@ class SampleList:
         labels, order = self.labels, self.order
         if self.masks is not None and options.needs_labels:
             return self.build_masks(self.masks, kind, label, options)
-        if None in labels:
+        if not options.targets and None in labels:
             if options.needs_labels:
                 item = labels.index(None) if self.items is None else int(self.items[labels.index(None)])
                 raise ValueError(
@@ -296,18 +310,17 @@ class SampleList:
                 )
             labels, order = [parts.UNLABELLED_CLASS] * len(labels), None
         store = self.open_store(label, options)
-        dataset = build_dataset(
-            self.source,
-            kind,
-            store,
-            [label for label in labels if label is not None],
-            self.splits or [None] * len(labels),
-            options,
-            items=self.items,
-            class_order=order,
-            notes=self.notes,
-            skipped=self.skipped,
-        )
+        splits, about = self.splits or [None] * len(labels), {"notes": self.notes, "skipped": self.skipped}
+        if options.targets:
+            rows = NumberRows(options.targets)
+            for row, cells in enumerate(labels):
+                rows.add(row, cells, store.name(row if self.items is None else int(self.items[row])))
+            dataset = build_number_dataset(self.source, kind, store, rows, splits, options, items=self.items, **about)
+        else:
+            known = [label for label in labels if label is not None]
+            dataset = build_dataset(
+                self.source, kind, store, known, splits, options, items=self.items, class_order=order, **about
+            )
         hashes = None if isinstance(store, FileStore) else parts.hash_images(store, np.arange(len(store)))
         return replace(dataset, fingerprint=None if hashes is None else hashlib.sha256(hashes.tobytes()).hexdigest())
 
@@ -366,7 +379,7 @@ def read_object(data: Any, options: parts.ReadOptions, read: ReadSource) -> Data
         return read_arrays(source, data, [None] * len(data), options)
     if isinstance(data, list | tuple):
         name = name_object(source, options)
-        pairs = [split_sample(sample, f"{name}[{item}]") for item, sample in enumerate(data)]
+        pairs = [split_sample(sample, f"{name}[{item}]", options) for item, sample in enumerate(data)]
         return read_arrays(source, [image for image, _ in pairs], [label for _, label in pairs], options)
     return read_samples(source, data, options)
 
@@ -389,7 +402,7 @@ def read_splits(source: str, data: Mapping[str, Any], options: parts.ReadOptions
         raise ValueError('the dictionary of splits is empty: give {"train": …, "validation": …}')
     splits = {name: read_parts[name][name] for name in SPLITS if name in read_parts}
     kinds = {images.target_kind for images in splits.values()}
-    if len(kinds) > 1 and "masks" in kinds:
+    if len(kinds) > 1 and kinds & {"masks", "numbers"}:
         raise ValueError("some splits have masks and some have labels: give one kind of data")
     if len(kinds) > 1:
         raise ValueError("some splits have one label per image and some have several: give task='multi'")
@@ -435,8 +448,8 @@ def read_arrays(source: str, images: Any, labels: Any, options: parts.ReadOption
         raise ValueError("a tuple of two must be (images, labels), two sequences of the same length")
     if len(images) != len(labels):
         raise ValueError(f"got {len(images):,} images and {len(labels):,} labels: give one label for each image")
-    reader, name = LabelReader(), name_object(source, options)
-    if len(labels) and is_mask(labels[0]):
+    reader, name = make_reader(options), name_object(source, options)
+    if not options.targets and len(labels) and is_mask(labels[0]):
         targets = list(labels)
         if other := [item for item, target in enumerate(targets) if not is_mask(target)]:
             raise ValueError(f"{name}[0] has a mask and {name}[{other[0]}] has none: give one kind of target")
@@ -460,8 +473,8 @@ def stack_images(images: Any, name: str) -> Any:
     return images
 
 
-def split_sample(sample: Any, name: str) -> tuple[Any, Any]:
-    """Return the image and the label of a sample; the label is None for an image alone."""
+def split_sample(sample: Any, name: str, options: parts.ReadOptions | None = None) -> tuple[Any, Any]:
+    """Return the image and the label, or the numbers, of a sample; the label is None for an image alone."""
     if isinstance(sample, Mapping):
         columns = {str(key).casefold(): key for key in sample}
         image = next((columns[name] for name in (*PATH_COLUMNS, "img", "bytes") if name in columns), None)
@@ -469,6 +482,8 @@ def split_sample(sample: Any, name: str) -> tuple[Any, Any]:
         mask = next((columns[name] for name in MASK_COLUMNS if name in columns), None)
         if image is None:
             raise NotAnImageError(f"{name} has no image: name it image and label, got {', '.join(map(str, sample))}")
+        if options is not None and options.targets and set(options.targets) <= set(sample):
+            return sample[image], [sample[target] for target in options.targets]
         if label is None and mask is not None and sample[mask] is not None:
             return sample[image], MaskCell(sample[mask])
         return sample[image], None if label is None else sample[label]
@@ -492,7 +507,7 @@ class SampleImages:
 
 def read_samples(source: str, dataset: Any, options: parts.ReadOptions) -> Dataset:
     """Read a dataset whose items are samples (image, label) or (image, mask): every item once, and some again."""
-    name, reader = name_object(source, options), LabelReader(find_class_names(dataset))
+    name, reader = name_object(source, options), make_reader(options, find_class_names(dataset))
     if (files := list_files(dataset)) is not None:
         labels = [reader.read(label, path) for path, label in files]
         return SampleList(source, [path for path, _ in files], labels, reader.order).build(options)
@@ -504,7 +519,7 @@ def read_samples(source: str, dataset: Any, options: parts.ReadOptions) -> Datas
     for item in iterate(count, options):
         try:
             with name_image_errors(store.name(item)):
-                image, label = split_sample(dataset[item], store.name(item))
+                image, label = split_sample(dataset[item], store.name(item), options)
                 store.hashes[item] = hash_value(image, store.name(item))
         except NotAnImageError:
             raise

@@ -1,4 +1,4 @@
-"""Parquet tables: with embedded images, and labels or masks, as on the Hugging Face Hub, or manifests of paths."""
+"""Parquet tables: with embedded images, and labels, masks or numbers, as on the Hugging Face Hub, or manifests of paths."""
 
 import io
 import json
@@ -19,6 +19,7 @@ from vitrail.data.sources.files import printable_path
 from vitrail.data.sources.manifest import Label, build_dataset, split_from_path
 from vitrail.data.sources.mask_classes import find_class_file
 from vitrail.data.sources.masks import EncodedMasks, build_mask_dataset, find_classes
+from vitrail.data.sources.numbers import NumberRows, build_number_dataset, find_target_columns
 
 IMAGE_COLUMNS = ("image", "img", "picture", "jpg", "png", "bytes")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
@@ -104,12 +105,14 @@ def read_parquet(source: str, files: Sequence[str], options: parts.ReadOptions) 
     """Read the shards of a table: embedded images, or a manifest, depending on the columns."""
     schema = open_table(files[0]).schema_arrow
     if column := find_image_column(schema):
+        if options.targets:
+            return read_embedded_numbers(source, files, column, options)
         if options.needs_labels and (mask_column := find_mask_column(schema, column)):
             return read_embedded_masks(source, files, column, mask_column, options)
         return read_embedded(source, files, column, options)
     path_column = manifest.find_column(schema.names, manifest.PATH_COLUMNS)
     label_column = manifest.find_column(schema.names, manifest.LABEL_COLUMNS)
-    if path_column is None or (label_column is None and options.needs_labels):
+    if path_column is None or (label_column is None and options.needs_labels and not options.targets):
         columns = ", ".join(schema.names)
         raise ValueError(f"{files[0]} has neither an image column nor path and label columns, got {columns}")
     if len(files) > 1:
@@ -162,23 +165,7 @@ def read_embedded_masks(
     source: str, files: Sequence[str], column: str, mask_column: str, options: parts.ReadOptions
 ) -> Dataset:
     """Read tables with embedded images and masks; a class file is looked for beside the first table, or the folder `data`."""
-    groups: list[tuple[int, int, int]] = []
-    splits: list[str | None] = []
-    for number, path in enumerate(files):
-        with open_table(path) as table:
-            names = table.schema_arrow.names
-            if missing := [name for name in (column, mask_column) if name not in names]:
-                raise ValueError(f"{path} has no column {missing[0]}, unlike {files[0]}: got {', '.join(names)}")
-            split_column = manifest.find_column(names, manifest.SPLIT_COLUMNS)
-            for group in range(table.num_row_groups):
-                groups.append((len(splits), number, group))
-                if split_column is None:
-                    splits += [split_from_path(path)] * table.metadata.row_group(group).num_rows
-                else:
-                    cells = table.read_row_group(group, columns=[names[split_column]], use_threads=False).column(0)
-                    splits += [manifest.parse_split(str(cell), path) for cell in cells.to_pylist()]
-    starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
-    starts = starts[np.diff(starts[:, 0], append=len(splits)) > 0]  # row groups may be empty
+    starts, splits, _ = read_groups(files, (column, mask_column), ())
     images, masks = (ParquetStore(files, name, starts, len(splits)) for name in (column, mask_column))
     items = np.arange(len(splits))
     first = os.path.dirname(files[0])
@@ -187,6 +174,44 @@ def read_embedded_masks(
     pairs = EncodedMasks(masks, items, images, items, classes)
     shards = np.searchsorted(starts[:, 0], items, side="right") - 1
     return build_mask_dataset(source, "parquet", images, items, splits, pairs, classes, options, shards=shards)
+
+
+def read_groups(
+    files: Sequence[str], required: Sequence[str], read: Sequence[str]
+) -> tuple[np.ndarray, list[str | None], list[dict[str, Any]]]:
+    """Return the row groups of tables [g, 3], the split of every row, and the cells of the columns in `read` of every row."""
+    groups: list[tuple[int, int, int]] = []
+    splits: list[str | None] = []
+    cells: list[dict[str, Any]] = []
+    for number, path in enumerate(files):
+        with open_table(path) as table:
+            names = table.schema_arrow.names
+            if missing := [name for name in required if name not in names]:
+                raise ValueError(f"{path} has no column {missing[0]}, unlike {files[0]}: got {', '.join(names)}")
+            split_column = manifest.find_column(names, manifest.SPLIT_COLUMNS)
+            for group in range(table.num_row_groups):
+                groups.append((len(splits), number, group))
+                if split_column is None:
+                    splits += [split_from_path(path)] * table.metadata.row_group(group).num_rows
+                else:
+                    named = table.read_row_group(group, columns=[names[split_column]], use_threads=False).column(0)
+                    splits += [manifest.parse_split(str(cell), path) for cell in named.to_pylist()]
+                if read:
+                    cells += table.read_row_group(group, columns=list(read), use_threads=False).to_pylist()
+    starts = np.array(groups, dtype=np.int64).reshape(-1, 3)
+    return starts[np.diff(starts[:, 0], append=len(splits)) > 0], splits, cells  # row groups may be empty
+
+
+def read_embedded_numbers(source: str, files: Sequence[str], column: str, options: parts.ReadOptions) -> Dataset:
+    """Read tables with embedded images and columns of numbers."""
+    targets = options.targets or ()
+    find_target_columns(open_table(files[0]).schema_arrow.names, targets, source)
+    starts, splits, cells = read_groups(files, (column, *targets), targets)
+    store, rows = ParquetStore(files, column, starts, len(splits)), NumberRows(targets)
+    for row, values in enumerate(cells):
+        rows.add(row, [values[name] for name in targets], store.name(row))
+    shards = np.searchsorted(starts[:, 0], np.arange(len(splits)), side="right") - 1
+    return build_number_dataset(source, "parquet", store, rows, splits, options, shards=shards)
 
 
 def read_embedded(source: str, files: Sequence[str], column: str, options: parts.ReadOptions) -> Dataset:
@@ -240,7 +265,10 @@ def parse_label(value: Any, names: Sequence[str] | None, path: str) -> Label | N
     if value is None or value == "" or (isinstance(value, int) and value == -1):
         return None
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{path} has the label {value!r}: a label must be an integer, a name, or a list of them")
+        remedy = "; targets= learns numbers" if isinstance(value, float) else ""
+        raise ValueError(
+            f"{path} has the label {value!r}: a label must be an integer, a name, or a list of them{remedy}"
+        )
     if isinstance(value, int) and names:
         if not 0 <= value < len(names):
             raise ValueError(f"{path} has the label {value}, but its schema names {len(names)} classes")
@@ -269,6 +297,8 @@ def read_path_manifest(
 ) -> Dataset:
     """Read a Parquet manifest; its paths are relative to it."""
     split = manifest.find_column(schema.names, manifest.SPLIT_COLUMNS)
+    if options.targets:
+        return read_numbers(path, schema, path_column, split, options)
     used = [schema.names[index] for index in (path_column, label_column, split) if index is not None]
     names = read_class_names(schema, schema.names[label_column]) if label_column is not None else None
     with open_table(path) as table:
@@ -285,3 +315,13 @@ def read_path_manifest(
         splits = [manifest.parse_split(str(cell), f"{path}, row {row + 1:,}") for row, cell in enumerate(columns[-1])]
     known = [label for label in labels if label is not None]
     return manifest.read_listed_paths(path, columns[0], known, splits, used[0], options)
+
+
+def read_numbers(path: str, schema: Any, path_column: int, split: int | None, options: parts.ReadOptions) -> Dataset:
+    """Read the paths and numbers of a Parquet manifest."""
+    names, targets = schema.names, options.targets or ()
+    find_target_columns(names, targets, path)
+    with open_table(path) as table:
+        used = dict.fromkeys([names[path_column], *targets, *([] if split is None else [names[split]])])
+        rows = table.read(columns=list(used)).to_pylist()
+    return manifest.read_number_rows(path, rows, names[path_column], None if split is None else names[split], options)

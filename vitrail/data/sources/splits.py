@@ -6,7 +6,7 @@ an image are always in the same split.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -40,6 +40,7 @@ class ReadOptions:
     name: str = ""  # of a Python object in messages, if not that of its type
     ignore: tuple[int, ...] | None = None  # stored values of masks that neither train nor count
     default_ignore: tuple[int, ...] = ()  # in place of `ignore`, if that is None and the data has masks
+    targets: tuple[str, ...] | None = None  # columns of numbers to learn, in place of labels
 
     @property
     def ignored(self) -> tuple[int, ...]:
@@ -60,6 +61,16 @@ def parse_split_name(name: str) -> str | None:
     """Return train, validation or test for any of their spellings, otherwise None."""
     word = name.strip().casefold()
     return word if word in SPLITS else ALIASES.get(word)
+
+
+def group_by_split(source: str, splits: Sequence[str | None]) -> dict[str, np.ndarray]:
+    """Return the indices of the images of each split, in the usual order of splits; without splits, all are in train."""
+    side = np.array([-1 if split is None else SPLITS.index(split) for split in splits], dtype=np.int8)
+    if (side < 0).any() and (side >= 0).any():
+        raise ValueError(f"{source} states the split of some images, but not of all")
+    side = np.maximum(side, 0)
+    found = {split: np.flatnonzero(side == number) for number, split in enumerate(SPLITS)}
+    return {split: chosen for split, chosen in found.items() if len(chosen)}
 
 
 def check_fractions(fractions: Fractions) -> Fractions:
@@ -92,7 +103,7 @@ def add_validation_split(dataset: Dataset, options: ReadOptions, default: Fracti
 def split_by_content(images: Images, fractions: Fractions, progress: ProgressCallback | None) -> dict[str, Images]:
     """Split images by content. Every split has all the classes."""
     hashes = hash_images(images.store, images.items, progress)
-    if images.target_kind == "masks":  # the classes of an image are known only after reading its mask
+    if images.target_kind in ("masks", "numbers"):  # the classes of a mask are known only after reading it
         sides = assign_splits(hashes, np.zeros(len(images), dtype=np.int64), 1, fractions)
     else:
         sides = assign_splits(hashes, images.targets, len(images.classes), fractions)

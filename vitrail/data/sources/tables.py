@@ -8,12 +8,13 @@ from typing import Any
 from vitrail.data.dataset import Dataset
 from vitrail.data.sources import manifest, parquet
 from vitrail.data.sources import splits as parts
+from vitrail.data.sources.numbers import find_target_columns
 from vitrail.data.sources.objects import (
-    LabelReader,
     MaskCell,
     ReadSource,
     SampleList,
     describe_object,
+    make_reader,
     name_object,
     read_masks,
 )
@@ -44,13 +45,17 @@ def read_frame(frame: Any, options: parts.ReadOptions) -> Dataset:
     columns = (image_columns, manifest.LABEL_COLUMNS, manifest.SPLIT_COLUMNS)
     image, label, split = (manifest.find_column(names, known) for known in columns)
     mask = manifest.find_column(names, manifest.MASK_COLUMNS) if label is None else None
-    if image is None or (label is None and mask is None and options.needs_labels):
+    numbers = find_target_columns(names, options.targets, "the table") if options.targets else []
+    if image is None or (label is None and mask is None and options.needs_labels and not options.targets):
         missing = "image (path or image)" if image is None else "label or mask"
         raise ValueError(f"the table has no column {missing}, got {', '.join(names) or 'none'}: rename one")
-    images, source, reader = frame[frame.columns[image]].to_list(), describe_object(frame), LabelReader()
+    images, source, reader = frame[frame.columns[image]].to_list(), describe_object(frame), make_reader(options)
     rows = [f"row {row}" for row in range(len(images))]
     labels: list[Any] = [None] * len(images)
-    if label is not None:
+    if options.targets:
+        columns = [frame[frame.columns[column]].to_list() for column in numbers]
+        labels = [list(cells) for cells in zip(*columns, strict=True)]
+    elif label is not None:
         cells = frame[frame.columns[label]].to_list()
         labels = [reader.read(cell, row) for cell, row in zip(cells, rows, strict=True)]
         if None not in labels:
@@ -107,18 +112,26 @@ def read_hub_data(data: Any, options: parts.ReadOptions, read: ReadSource) -> Da
     plain, features = data.with_format(None), data.features
     image = find_image_feature(features, datasets.Image)
     label = find_label_feature(features, datasets.ClassLabel)
-    if image is not None and (mask := find_mask_feature(features, datasets.Image, image, label)):
+    if (
+        image is not None
+        and not options.targets
+        and (mask := find_mask_feature(features, datasets.Image, image, label))
+    ):
         cells = [
             ColumnImages(plain.select_columns([name]).cast_column(name, datasets.Image(decode=False)), name)
             for name in (image, mask)
         ]
         masks = read_masks(MaskColumn(cells[1]), name_object(describe_object(data), options), options)
         return SampleList(describe_object(data), cells[0], [None] * len(data), masks=masks).build(options)
-    if image is None or (label is None and options.needs_labels):
+    if image is None or (label is None and options.needs_labels and not options.targets):
         missing = "Image" if image is None else "ClassLabel"
         raise ValueError(f"the dataset has no column of type {missing}, got {', '.join(features)}: use cast_column")
     images = ColumnImages(plain.select_columns([image]).cast_column(image, datasets.Image(decode=False)), image)
     source, count = describe_object(data), len(data)
+    if options.targets:
+        find_target_columns(list(features), options.targets, source)
+        rows = plain.select_columns(list(options.targets))
+        return SampleList(source, images, [[row[name] for name in options.targets] for row in rows]).build(options)
     if label is None:
         return SampleList(source, images, [None] * count).build(options)
     feature = getattr(features[label], "feature", features[label])  # of a list

@@ -20,7 +20,9 @@ from vitrail.metrics.calibration import probabilities
 from vitrail.metrics.intervals import wilson_interval
 from vitrail.metrics.linear import score_logits
 from vitrail.metrics.paired import compare_correct, compare_map
+from vitrail.metrics.regression import compare_regression, summarise_regression
 from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, count_confusion
+from vitrail.tasks.numbers import TargetStatistics
 
 
 def generate_images(preprocessing: Preprocessing, count: int, seed: int = 0) -> np.ndarray:
@@ -72,6 +74,7 @@ MIN_COSINE = 0.99  # of the features of an image, for lower precisions
 MIN_SPEEDUP = 1.05  # less is reported as not faster
 MIN_PIXEL_AGREEMENT = 0.999  # of the predicted masks in fp32: at edges, logits may be equal up to rounding
 MAX_CHANGED_PIXELS = 1.0  # per cent, for lower precisions
+ROUNDINGS = 8  # of a number in float32: few, but its standard deviation may be small beside it
 GRID_SIDE = 32  # pixels, at most, of the grid whose logits are compared
 MAX_BATCH_BYTES = 2**29  # of maps of logits
 
@@ -110,7 +113,7 @@ def reduce_outputs(outputs: np.ndarray) -> MaskOutputs:
 
 @dataclass(frozen=True)
 class PairedScore:
-    """Accuracy (mAP for multi-label data, mIoU for masks) of two models, with 95 % intervals."""
+    """Accuracy (mAP for multi-label data, mIoU for masks, R² for numbers) of two models, with 95 % intervals."""
 
     measure: str
     first: float
@@ -125,7 +128,7 @@ class PairedScore:
 class OutputComparison:
     """Difference between two models' outputs for the same images."""
 
-    what: str  # logits, or features
+    what: str  # logits, features, or numbers
     largest_difference: float
     largest: float  # absolute output of the first model
     agreement: float | None = None  # fraction of images with the same prediction; None without classes
@@ -134,6 +137,9 @@ class OutputComparison:
     confidence_shift: float | None = None  # second minus first, of the mean probability of the predictions
     least_cosine: float | None = None  # of features
     of_pixels: bool = False  # whether the agreement is that of pixels, not of images
+    relative: float | None = None  # of numbers: the largest difference, in standard deviations of the target
+    mean_relative: float | None = None  # of numbers: the mean difference
+    rounding: float = 0.0  # of numbers: what float32 may change, in standard deviations
 
     @property
     def compared(self) -> str:
@@ -144,6 +150,8 @@ class OutputComparison:
         """Return the points of accuracy lost, or the per cent of changed predictions or features, and what they measure."""
         if self.score is not None:
             return max(0.0, -100 * self.score.difference), self.score.measure
+        if self.mean_relative is not None:
+            return 100 * self.mean_relative, self.what
         share = self.agreement if self.agreement is not None else self.least_cosine or 0.0
         return 100 * (1 - share), self.compared if self.agreement is not None else self.what
 
@@ -151,6 +159,8 @@ class OutputComparison:
         """Return the agreement as a phrase."""
         if self.agreement is not None:
             return f"{100 * self.agreement:.4g} % same {self.compared}"
+        if self.mean_relative is not None:
+            return f"numbers changed by {100 * self.mean_relative:.2g} % of their standard deviation on average"
         return f"{self.what} with a cosine of at least {self.least_cosine:.4f}"
 
 
@@ -176,6 +186,8 @@ class Tolerances:
         """Return the reasons why a comparison exceeds the tolerances; empty if it does not."""
         if not math.isfinite(comparison.largest_difference):
             return ["its outputs are not finite"]
+        if comparison.relative is not None:
+            return self.find_changed_numbers(comparison)
         if self.logits is not None:
             is_absolute = comparison.what == "logits" and not comparison.of_pixels
             limit = self.logits * (1.0 if is_absolute else max(1.0, comparison.largest))
@@ -199,6 +211,20 @@ class Tolerances:
             return [f"{comparison.what} have a cosine of only {comparison.least_cosine:.4f}, less than {MIN_COSINE}"]
         relative = comparison.largest_difference / max(1e-9, comparison.largest)
         return [] if relative <= 0.1 else [f"features differ by {relative:.1%} of the largest, more than 10 %"]
+
+    def find_changed_numbers(self, comparison: OutputComparison) -> list[str]:
+        """Return how numbers changed, if more than in float their rounding allows, or in lower precision R² or their mean."""
+        relative, mean = comparison.relative or 0.0, 100 * (comparison.mean_relative or 0.0)
+        if self.logits is not None:
+            limit = max(self.logits, comparison.rounding)
+            message = f"numbers differ by {relative:.3g} standard deviations, more than {limit:.3g}"
+            return [message] if relative > limit else []
+        if comparison.score is not None and self.points is not None:
+            lost, most = -comparison.score.difference, self.points / 100
+            return [f"R² falls by {lost:.4f}, more than {most:g}"] if lost > most + 1e-9 else []
+        most = self.points_unlabelled if self.points_unlabelled is not None else MAX_CHANGED_PREDICTIONS
+        message = f"numbers changed by {mean:.2f} % of their standard deviation on average, more than {most:g} %"
+        return [message] if mean > most + 1e-9 else []
 
     def find_miscalibration(self, comparison: OutputComparison) -> list[str]:
         """Return the change of the mean confidence if it exceeds the tolerance: with the same accuracy, calibration changes."""
@@ -262,8 +288,9 @@ def compare_outputs(
     targets: np.ndarray | None = None,
     several: bool = False,
     what: str = "logits",
+    statistics: TargetStatistics | None = None,
 ) -> OutputComparison:
-    """Compare two outputs, both [B, K] logits, [B, F] features or masks."""
+    """Compare two outputs, both [B, K] logits, [B, F] features, masks, or with statistics of targets [B, M] numbers."""
     if isinstance(first, MaskOutputs) and isinstance(second, MaskOutputs):
         return compare_mask_outputs(first, second, targets)
     assert isinstance(first, np.ndarray)
@@ -274,6 +301,8 @@ def compare_outputs(
     largest = float(np.abs(first).max())
     if what != "logits":
         return OutputComparison(what, difference, largest, least_cosine=least_cosine(first, second))
+    if statistics is not None:
+        return compare_numbers(first, second, targets, statistics)
     same = ((first >= 0) == (second >= 0)).all(1) if several else first.argmax(1) == second.argmax(1)
     score = None if targets is None else score_pair(first, second, targets)
     interval = wilson_interval(float(same.sum()), len(same))
@@ -281,6 +310,30 @@ def compare_outputs(
         mean_confidence(second, several) - mean_confidence(first, several) if math.isfinite(difference) else math.nan
     )
     return OutputComparison(what, difference, largest, float(same.mean()), interval, score, shift)
+
+
+def compare_numbers(
+    first: np.ndarray, second: np.ndarray, targets: np.ndarray | None, statistics: TargetStatistics
+) -> OutputComparison:
+    """Compare the numbers of two models, [B, M], in standard deviations of the targets."""
+    if not np.isfinite(second).all():
+        return OutputComparison("numbers", math.inf, float(np.abs(first).max()), relative=math.inf)
+    one, two, std = first.astype(np.float64), second.astype(np.float64), np.array(statistics.std)
+    difference = np.abs(one - two) / std
+    score = None
+    if targets is not None and len(targets) > 1 and (targets.std(0) > 0).any():
+        before, after = (summarise_regression(values, targets) for values in (one, two))
+        ends, paired = (read_interval(before), read_interval(after)), compare_regression(one, two, targets)
+        score = PairedScore("R²", before["r2"], after["r2"], *ends, paired.difference, paired.interval)
+    return OutputComparison(
+        "numbers",
+        float(np.abs(one - two).max()),
+        float(np.abs(one).max()),
+        score=score,
+        relative=float(difference.max()),
+        mean_relative=float(difference.mean()),
+        rounding=float((ROUNDINGS * np.finfo(np.float32).eps * np.abs(one).max(0) / std).max()),
+    )
 
 
 def compare_mask_outputs(
@@ -313,8 +366,8 @@ def score_masks(first: MaskOutputs, second: MaskOutputs, targets: np.ndarray) ->
 
 
 def read_interval(metrics: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of the mIoU; None of a single image, which has none."""
-    low, high = metrics.get("miou_interval") or (None, None)
+    """Return the interval of the mIoU or R²; None of a single image, which has none."""
+    low, high = metrics.get("miou_interval") or metrics.get("r2_interval") or (None, None)
     return None if low is None or high is None else (low, high)
 
 

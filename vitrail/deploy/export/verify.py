@@ -192,7 +192,8 @@ class VerifiedExport:
         return export.open_own_file(file, output or self.output, self.request.threads)[0]
 
     def compare(self, first: Outputs, second: Outputs) -> OutputComparison:
-        return compare_outputs(first, second, self.images.targets, self.contract.several, self.output)
+        contract = self.contract
+        return compare_outputs(first, second, self.images.targets, contract.several, self.output, contract.statistics)
 
     def compare_file(self, file: Path) -> OutputComparison:
         """Compare the model and a file."""
@@ -230,7 +231,8 @@ class VerifiedExport:
             first, second = self.original(pixels), runtime(pixels)
             if self.contract.target_kind == "masks":
                 first, second = comparison.reduce_outputs(first), comparison.reduce_outputs(second)
-            compared = compare_outputs(first, second, several=self.contract.several, what=self.output)
+            several, statistics = self.contract.several, self.contract.statistics
+            compared = compare_outputs(first, second, several=several, what=self.output, statistics=statistics)
             comparisons.append(comparison.SizeComparison(size, compared))
             if self.progress:
                 self.progress("comparing other sizes", number, len(sizes))

@@ -26,11 +26,12 @@ MIN_ROW_GROUP = 2**14  # rows of a Parquet row group
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """The result for one image: its predictions, the most probable first, or its features, mask or segments, or an error."""
+    """The result for one image: predictions, the most probable first, or numbers, features, a mask or segments, or an error."""
 
     path: str
     predictions: tuple[tuple[str, float], ...] = ()
     features: np.ndarray | None = None  # float32 [F]
+    values: tuple[tuple[str, float], ...] = ()  # numbers by the names of the targets
     error: str | None = None
     mask: np.ndarray | None = None  # uint8 [H, W], indices of labels
     labels: tuple[str, ...] = ()  # the classes of a mask, or of segments
@@ -114,6 +115,41 @@ class LabelsJSONL(RowFormat):
         predictions = [{"label": label, "score": float(format_cell(score))} for label, score in row.predictions]
         first = predictions[0] if predictions else {"label": None, "score": None}
         return {"path": row.path, **first, "error": row.error} | ({"answers": predictions} if self.top > 1 else {})
+
+
+@dataclass(frozen=True)
+class NumbersCSV(RowFormat):
+    """Columns path, one per target, and error."""
+
+    targets: tuple[str, ...] = ()
+
+    def encode_header(self, total: int, width: int) -> list[bytes]:
+        return [encode_csv([["path", *self.targets, "error"]])]
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        return [encode_csv([[format_cell(value) for value in number_values(row, self.targets)] for row in rows])]
+
+
+@dataclass(frozen=True)
+class NumbersJSONL(RowFormat):
+    """One JSON object per line, with a key for each target."""
+
+    targets: tuple[str, ...] = ()
+
+    def encode_rows(self, rows: Sequence[PredictionRow], width: int) -> list[bytes]:
+        names = ("path", *self.targets, "error")
+        cells = ([round_number(value) for value in number_values(row, self.targets)] for row in rows)
+        return [encode_jsonl([dict(zip(names, values, strict=True)) for values in cells])]
+
+
+def number_values(row: PredictionRow, targets: tuple[str, ...]) -> list[Any]:
+    """Return the path, the number of each target and the error of a row."""
+    return [row.path, *(dict(row.values).get(target) for target in targets), row.error]
+
+
+def round_number(value: Any) -> Any:
+    """Return a number with six significant digits, other values as they are."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
@@ -217,6 +253,13 @@ def labels_formats(top: int) -> dict[str, RowFormat]:
     return {"csv": LabelsCSV(top), "jsonl": LabelsJSONL(top), "parquet": parquet}
 
 
+def numbers_formats(targets: tuple[str, ...]) -> dict[str, RowFormat]:
+    """Return the formats of numbers by name."""
+    columns = [("path", "text"), *((name, "number") for name in targets), ("error", "text")]
+    parquet = ParquetFormat(columns, lambda row: number_values(row, targets))
+    return {"csv": NumbersCSV(targets), "jsonl": NumbersJSONL(targets), "parquet": parquet}
+
+
 def features_formats() -> dict[str, RowFormat]:
     """Return the formats of features by name."""
     columns = [("path", "text"), ("error", "text"), ("features", "numbers")]
@@ -224,10 +267,13 @@ def features_formats() -> dict[str, RowFormat]:
     return {"csv": FeaturesCSV(), "jsonl": FeaturesJSONL(), "parquet": parquet, "npy": FeaturesNPY()}
 
 
-def select_format(out: str, requested: str | None, output_kind: str, top: int) -> RowFormat:
-    """Return the format of --format or of the suffix of `out`."""
+def select_format(
+    out: str, requested: str | None, output_kind: str, top: int, targets: tuple[str, ...] | None = None
+) -> RowFormat:
+    """Return the format of --format or of the suffix of `out`; `targets` are the names of predicted numbers."""
     name = requested or ("csv" if out == "-" else SUFFIXES.get(Path(out).suffix.lower()))
     formats = labels_formats(top) if output_kind == "logits" else features_formats()
+    formats = numbers_formats(targets) if targets is not None else formats
     if name is None or name not in formats:
         option = f"--format {requested}" if requested else f"--out {out}"
         raise ValueError(f"unknown format of {option}: use --format or a file suffix of {', '.join(formats)}")
@@ -250,7 +296,9 @@ def encode_jsonl(objects: list[dict[str, Any]]) -> bytes:
 
 
 def format_cell(value: Any) -> str:
-    """Return a cell of a CSV; scores have six significant digits, because further ones depend on the batch size."""
+    """Return a cell of a CSV; numbers have six significant digits, because further ones depend on the batch size."""
+    if isinstance(value, float) and 1e6 <= abs(value) < 1e16:
+        return f"{float(f'{value:.6g}'):.0f}"  # a price is not written as 1.23457e+06
     return f"{value:.6g}" if isinstance(value, float) else value or ""
 
 

@@ -1,4 +1,4 @@
-"""`vitrail.predict`: predictions of a model, classes or masks, for many images, in order, computed on all cores."""
+"""`vitrail.predict`: predictions of a model, classes, masks or numbers, for many images, in order, computed on all cores."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +32,7 @@ from vitrail.deploy.runtimes.panoptic import (
 from vitrail.deploy.runtimes.select import MessageCallback
 from vitrail.inference import top_classes
 from vitrail.models.base import Model
+from vitrail.tasks import TASKS
 from vitrail.utils.devices import available_cores, keep_freed_memory, pick_device
 from vitrail.utils.progress import ProgressCallback
 
@@ -147,7 +148,8 @@ def predict(
 
     The rows of a segmentation model have a `mask`, uint8 [H, W], whose values are indices of `labels`, and the `shares` of its
     classes. `inference="sliding"` computes it from windows, `flip=True` and `scales=(1, 1.25)` from several views. With
-    `panoptic=True`, the rows of an EoMT model have `segments` and `segment_ids`, int32 [H, W], instead of a mask.
+    `panoptic=True`, the rows of an EoMT model have `segments` and `segment_ids`, int32 [H, W], instead of a mask. The rows of a
+    regression model have `values`, pairs of a target's name and a number.
 
     `model` is a checkpoint, a run, `hf://owner/name`, an exported file, or a model that `vitrail.load` returned. `images` are
     files, folders, patterns, lists, tar shards or tables; a PIL image, an array [H, W, C], a tensor [C, H, W], or a list of
@@ -189,9 +191,16 @@ def infer_rows(
     if chosen.panoptic and output_kind == "features":
         raise ValueError("panoptic= is for vitrail.predict: leave it out")
     pool = open_pool(model, "queries" if chosen.panoptic else output_kind, chosen, count)
-    if pool.masks is not None and top > 1:
-        raise ValueError(f"top= is for classes of images, and {pool.deployed.name} predicts masks: leave it out")
+    if output_kind == "logits" and top > 1:
+        check_ranked(pool.deployed)
     return predict_rows(pool, inputs, 0, count, top)
+
+
+def check_ranked(deployed: DeployedModel) -> None:
+    """Raise ValueError for a model whose outputs are no classes of images, of which the most probable are listed."""
+    task = TASKS[deployed.contract.target_kind]
+    if not task.has_image_classes:
+        raise ValueError(f"top= is for classes of images, and {deployed.name} predicts {task.outputs}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -309,6 +318,8 @@ def to_rows(batch: BatchOutput, contract: ModelContract, output_kind: OutputKind
             yield PredictionRow(name, **facts, overlay=values.overlay, index=batch.start + index)
         elif output_kind == "features":
             yield PredictionRow(name, features=values)
+        elif contract.targets is not None:
+            yield PredictionRow(name, values=tuple(zip(contract.targets, map(float, values), strict=True)))
         else:
             yield PredictionRow(name, top_predictions(values, contract, top))
 

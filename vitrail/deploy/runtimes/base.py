@@ -17,6 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.inference import OutputKind
 from vitrail.models.base import Model
 from vitrail.models.registry import config_from_json
+from vitrail.tasks.numbers import TargetStatistics
 from vitrail.utils.json import to_json, value_from_json
 from vitrail.utils.precision import EXPORT_PRECISIONS, PrecisionChoice, check_precision
 
@@ -46,13 +47,21 @@ class ModelContract:
     any_size: bool = False  # accepts every size divisible by the patch size
     colours: tuple[str, ...] | None = None  # of the classes of masks, "#rrggbb"
     ignore: tuple[int, ...] | None = None  # stored values of masks that were ignored in training
+    statistics: TargetStatistics | None = None  # of the training targets, if the outputs are numbers
 
     @cached_property  # parsing the configuration builds the decoder
     def target_kind(self) -> TargetKind:
-        """Return what the model predicts: one class of an image, several, or one for each pixel."""
+        """Return what the model predicts: one class of an image, several, one for each pixel, or numbers."""
+        if self.labels is not None and self.statistics is not None:
+            return "numbers"
         if self.labels is not None and self.config and config_from_json(self.config).output_kind == "masks":
             return "masks"
         return "multi" if self.several else "single"
+
+    @property
+    def targets(self) -> tuple[str, ...] | None:
+        """Return the names of the numbers that the model predicts; None for another."""
+        return None if self.statistics is None else self.labels
 
 
 BATCH_SECONDS = 600.0  # default time limit of one batch of an exported graph, which may loop for ever
@@ -84,7 +93,7 @@ class DeployedModel:
 
 METADATA_KEY = "vitrail"  # key in the file's metadata
 FORMAT_VERSION = 1
-LATER_FIELDS = {"colours", "ignore"}  # which files of earlier versions lack
+LATER_FIELDS = {"colours", "ignore", "statistics"}  # which files of earlier versions lack
 InputKind = Literal["uint8", "float"]  # raw or normalised pixels
 
 
@@ -92,6 +101,7 @@ def contract_to_json(contract: ModelContract, input: InputKind) -> str:
     """Return the contract and the kind of input as one line of JSON."""
     values = {field.name: getattr(contract, field.name) for field in fields(contract)}
     values |= {"preprocessing": to_json(contract.preprocessing), "labels": contract.labels and list(contract.labels)}
+    values |= {"statistics": to_json(contract.statistics)}
     return json.dumps({"format": FORMAT_VERSION, "input": input} | values)
 
 
@@ -146,5 +156,7 @@ def check_contract(contract: ModelContract) -> None:
             raise ValueError(f"it has {len(contract.colours)} colours for {len(contract.labels or ())} labels")
         check_colours(contract.colours)
     check_ignored(contract.ignore or ())
+    if contract.statistics is not None and len(contract.statistics.mean) != len(contract.labels or ()):
+        raise ValueError(f"it has statistics of {len(contract.statistics.mean)} targets for {config.classes} outputs")
     if (channels := contract.preprocessing.channels) != config.channels:
         raise ValueError(f"its preprocessing gives {channels} channels, its model expects {config.channels}")

@@ -33,6 +33,7 @@ from vitrail.models.eomt import PackedQueries
 from vitrail.models.registry import config_from_json
 from vitrail.models.token_merging import Merged, format_token_counts, tokens_per_layer
 from vitrail.tasks.masks import check_whole_image
+from vitrail.tasks.numbers import read_statistics
 from vitrail.utils.devices import pick_device, processor_name
 from vitrail.utils.json import to_json
 from vitrail.utils.precision import PrecisionChoice, check_precision
@@ -169,6 +170,8 @@ def with_class_names(deployed: DeployedModel, file: str | None) -> DeployedModel
         return deployed
     if deployed.contract.labels is None:
         raise ValueError(f"{deployed.where} has no classifier: leave out --names")
+    if deployed.contract.targets is not None:
+        raise ValueError(f"{deployed.where} predicts numbers, which have names: leave out --names")
     labels = name_outputs(file, len(deployed.contract.labels))
     return replace(deployed, contract=replace(deployed.contract, labels=labels))
 
@@ -277,7 +280,7 @@ def build_contract(where: str, path: Path | None, model: Model, size: tuple[int,
     name = model.config.describe() if path is None else checkpoints.derive_model_name(where, path)
     checksum = "" if path is None else checkpoints.compute_checksum(path)
     several, config = is_multilabel(model, path), to_json(model.config)
-    stored = {"colours": read_colours(model), "ignore": read_ignored(model)}
+    stored = {"colours": read_colours(model), "ignore": read_ignored(model), "statistics": read_statistics(model)}
     contract = ModelContract(pipeline, labels, several, config=config, name=name, checksum=checksum, **stored)
     return with_upright_images(where, contract)
 

@@ -46,6 +46,7 @@ class PrecisionCheck:
 
     def __init__(self, contract: ModelContract, output_kind: OutputKind, choice: PrecisionChoice) -> None:
         self.several, self.output_kind, self.choice = contract.several, output_kind, choice
+        self.statistics = contract.statistics
         self.images, self.masks = 0, contract.target_kind == "masks" and output_kind != "features"
         self.classes = len(contract.labels or ())
         self.expected: list[Any] = []  # logits or features [B, …], or `MaskOutputs`
@@ -83,7 +84,7 @@ class PrecisionCheck:
         if not count:
             return  # nothing to compare with: the model itself is broken
         what = "features" if self.output_kind == "features" else "logits"
-        compared = compare_outputs(*pairs, several=self.several, what=what)
+        compared = compare_outputs(*pairs, several=self.several, what=what, statistics=self.statistics)
         violations = tolerances_for(precision).find_violations(compared)
         checked = f"on the first {count} images"
         self.why = (

@@ -67,7 +67,7 @@ def render_line_chart(
         shapes += _render_line(line, x_scale, y_scale)
     if mark:
         x, y = x_scale.position(mark[0]), y_scale.position(mark[1])
-        shapes += [_render_dot(x, y, css_class) for css_class in ("mark", "mark inner", "dot c1")]
+        shapes += [render_dot(x, y, css_class) for css_class in ("mark", "mark inner", "dot c1")]
     ends = [f"{line.label} from {format_y(line.points[0][1])} to {format_y(line.points[-1][1])}" for line in lines]
     description = f"{title} over {x_label} {format_x(x_scale.low)} to {format_x(x_scale.high)}: {'; '.join(ends)}"
     tooltips = render_tooltips(lines, x_scale, x_label, format_y)
@@ -142,11 +142,12 @@ def _render_line(line: ChartLine, x_scale: AxisScale, y_scale: AxisScale) -> lis
         path = "M" + "L".join(coordinates(x, y) for x, y in points)
         parts.append(h("path", d=path, class_=f"line c{line.colour}", stroke_dasharray=line.dashes or None))
     if len(points) == 1 or (line.dots and len(points) <= 60):
-        parts += [_render_dot(x_scale.position(x), y_scale.position(y), f"dot c{line.colour}") for x, y in points]
+        parts += [render_dot(x_scale.position(x), y_scale.position(y), f"dot c{line.colour}") for x, y in points]
     return parts
 
 
-def _render_dot(x: float, y: float, css_class: str) -> Markup:
+def render_dot(x: float, y: float, css_class: str) -> Markup:
+    """Return a dot at a position from 0 to 1 along each axis."""
     # A zero-length line with round caps is a dot that stays round when the SVG is stretched.
     return h("path", d=f"M{1000 * x:.1f} {1000 - 1000 * y:.1f}h.01", class_=css_class)
 

@@ -15,6 +15,7 @@ NAMES = (
     "finetune",
     "distil",
     "segment",
+    "regress",
     "paper-imagenet",
     "paper-finetune",
     "plain-s16",

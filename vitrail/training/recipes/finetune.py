@@ -14,6 +14,7 @@ Expected: DeiT-Ti on 800 photographs of clothing in ten classes: 85 % (80.9–88
 """
 
 from dataclasses import replace
+from typing import Any
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augment import Flip, RandomResizedCrop
@@ -56,6 +57,28 @@ def choose_layer_decay(share: float) -> float:
 
 
 def recipe(facts: Facts, data: Data) -> Recipe:
+    plan, share = plan_tuning(facts)
+    model, frozen = plan["model"], facts.overrides.get("tune") == "head"
+    # With a frozen body, patch dropout would train the head on features that differ from those of whole images.
+    dropout, half = 0.5, "a step takes little more than half of the time"
+    if frozen or not model.has_tokens:
+        dropout = 0.0
+        half = "the head needs features of complete images" if frozen else f"{model.title} have no patch tokens"
+    return Recipe(
+        name="finetune",
+        data=data,
+        augment=(RandomResizedCrop(model.image_size, scale=(0.35, 1.0)), Flip()),
+        objective=Classification(
+            loss=facts.loss,
+            smoothing=0.0 if facts.several else round(0.1 * share, 3),  # lowers confidence, which few steps leave low
+            patch_dropout=facts.choose("patch_dropout", dropout, half),
+        ),
+        **plan,
+    )
+
+
+def plan_tuning(facts: Facts) -> tuple[dict[str, Any], float]:
+    """Return the fields of a recipe that are chosen alike for classes and numbers, and the share of a long run."""
     size = facts.choose("size", configure_init(facts).image_size, "size of the checkpoint")
     model = configure_init(facts, size)
     pipeline = facts.init_preprocessing or Preprocessing(model.image_size, model.image_size)
@@ -64,39 +87,26 @@ def recipe(facts: Facts, data: Data) -> Recipe:
     lasting = facts.choose_length(epochs=epochs, why=f"{facts.images:,} training images")
     total = facts.total_steps(lasting, batch)
     how = facts.overrides.get("tune") or "full"
-    # Tuned on held-out training images of clothing. With a frozen body, patch dropout would train the head on features that
-    # differ from those of whole images.
-    frozen, few = how == "head", how == "head" or how.startswith("lora")
+    # Tuned on held-out training images of clothing.
+    few = how == "head" or how.startswith("lora")
     why = f"for this batch size and tune={how!r}" if few else "for this batch size, lower for each layer below the head"
     factor, share = 3.0 if few else 1.0, run_share(total, batch)
     lr = facts.choose("lr", factor * 1e-3 * (batch / 32) ** 0.5, why)
     new_head = f"a new head needs more than {lr:.2g} in {total:,} steps" if share < 1 else f"enough in {total:,} steps"
     head_scale = facts.choose("head_scale", choose_head_scale(share, factor), new_head)
-    dropout, half = 0.5, "a step takes little more than half of the time"
-    if frozen or not model.has_tokens:
-        dropout = 0.0
-        half = "the head needs features of complete images" if frozen else f"{model.title} have no patch tokens"
-    return Recipe(
-        name="finetune",
-        data=data,
-        model=model,
-        preprocessing=replace(pipeline.with_size(size), turn=True),
-        augment=(RandomResizedCrop(size, scale=(0.35, 1.0)), Flip()),
-        objective=Classification(
-            loss=facts.loss,
-            smoothing=0.0 if facts.several else round(0.1 * share, 3),  # lowers confidence, which few steps leave low
-            patch_dropout=facts.choose("patch_dropout", dropout, half),
-        ),
-        optimizer=AdamW(
+    fields = {
+        "model": model,
+        "preprocessing": replace(pipeline.with_size(size), turn=True),
+        "optimizer": AdamW(
             lr=lr,
             weight_decay=0.05,
             layer_decay=choose_layer_decay(share) if how == "full" else 1.0,
             betas=(0.9, 0.98),
             head_scale=head_scale,
         ),
-        schedule=Cosine(warmup=max(1, total // 10)),
-        batch_size=batch,
-        **lasting,
-        validate_every=max(1.0, lasting.get("epochs", 0) // 10),  # at most a tenth of the training time
-        ema=EMA(0.98),
-    )
+        "schedule": Cosine(warmup=max(1, total // 10)),
+        "batch_size": batch,
+        "validate_every": max(1.0, lasting.get("epochs", 0) // 10),  # at most a tenth of the training time
+        "ema": EMA(0.98),
+    }
+    return fields | lasting, share

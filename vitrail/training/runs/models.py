@@ -16,7 +16,8 @@ from vitrail.models.base import Model
 from vitrail.models.lora import merge_lora, tune
 from vitrail.models.registry import build_from
 from vitrail.objectives.base import LossModule
-from vitrail.reports.masks import format_colour
+from vitrail.tasks import task_of
+from vitrail.tasks.numbers import is_regression
 from vitrail.training.distributed import full_tensor
 from vitrail.training.recipe import Recipe
 from vitrail.training.runs.setup import RunLoaders, RunSetup
@@ -50,11 +51,13 @@ def load_initial_model(setup: RunSetup) -> Model:
         return source.train()
     model = build_model(recipe)
     same_head = source.config.output_kind == config.output_kind and source.labels == setup.prepared.labels.names
+    same_head = same_head and is_regression(source) == (setup.prepared.train.target_kind == "numbers")
     try:
         model.start_from(source, keep_classifier=same_head)
     except ValueError as error:
         raise ValueError(f"{init} is another model than the recipe's: {error}") from None
     if same_head:
+        recipe.objective.adopt_head(model)
         setup.note(f"{init} has the same labels: its head is kept")
     return model
 
@@ -119,13 +122,9 @@ class TrainedModel:
 
     def save(self, name: str, **card: Any) -> None:
         """Write the current model into the run directory."""
-        model, images = self.build(), self.setup.prepared.train
-        if images.colours is not None:
-            card["colours"] = list(map(format_colour, images.colours))
-        if images.things is not None:
-            card["things"] = list(images.things)
-        if images.masks is not None:
-            card["ignore"] = [value for value, _ in images.ignored]
+        model, train = self.build(), self.setup.prepared.train
+        if self.setup.recipe.model.classes is not None:
+            card |= task_of(train).describe_outputs(train)
         if self.setup.team.is_main:
             save(model, self.setup.directory / name, recipe=to_json(self.setup.recipe), **card)
 

@@ -8,11 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.audit import UNUSABLE_KINDS, Audit, audit_dataset, exclude_images, read_quarantine
+from vitrail.data.audit import (
+    UNUSABLE_KINDS,
+    Audit,
+    audit_dataset,
+    exclude_images,
+    read_quarantine,
+    summarise_numbers,
+)
 from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset
 from vitrail.data.sources.splits import HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
+from vitrail.tasks import task_of
 from vitrail.training.recipe import Data, Facts
 from vitrail.utils.progress import ProgressCallback
 
@@ -42,18 +50,19 @@ class Prepared:
         return len(self.labels) > 1
 
     def require_classes(self, purpose: str) -> None:
-        """Raise ValueError if images have no classes of their own, but masks."""
-        if self.train.masks is not None:
+        """Raise ValueError if images have no classes of their own, but masks or numbers."""
+        task = task_of(self.train)
+        if not task.has_image_classes:
             raise ValueError(
-                f"{purpose} needs classes of images, and {self.dataset.source} has masks: use vitrail transfer"
+                f"{purpose} needs classes of images, and {self.dataset.source} has {task.title}: use {task.alternative}"
             )
 
     def count_images(self, split: str) -> dict[str, int]:
-        """Return the number of images of each class in a split; of masks, the images in which the class occurs."""
+        """Return the number of images of each class in a split; of masks, the images in which it occurs; none of numbers."""
         if (counts := self.audit.mask_counts.get(split)) is not None:
             found = dict(zip(counts.classes, counts.images.tolist(), strict=True))
             return {name: found.get(name, 0) for name in self.labels.names}
-        return dict(zip(self.labels.names, self.splits[split].count_classes().tolist(), strict=True))
+        return self.splits[split].class_counts
 
     def count_targets(self) -> np.ndarray:
         """Return the number of training targets of each class, [K]: images, or of masks pixels."""
@@ -65,7 +74,7 @@ class Prepared:
     def measure_facts(self) -> Facts:
         """Return the properties that recipes adapt to."""
         sample = np.linspace(0, len(self.train) - 1, min(SAMPLE_SIZE, len(self.train))).round().astype(int)
-        sizes, modes = [], []
+        sizes, modes, numbers = [], [], summarise_numbers(self.train).values()
         for index in sample:
             with self.train.open(int(index)) as image:
                 sizes.append((image.height, image.width))
@@ -77,6 +86,8 @@ class Prepared:
             side=(int(median(h for h, _ in sizes)), int(median(w for _, w in sizes))),
             channels=1 if all(mode.split(";")[0] in GREY_MODES for mode in modes) else 3,
             several_sizes=len(set(sizes)) > 1,
+            target_mean=tuple(each.mean for each in numbers),
+            target_std=tuple(each.std for each in numbers),
         )
 
 
@@ -163,7 +174,7 @@ def load_data(
 ) -> Dataset:
     """Read a dataset, split by these fractions where it has no splits."""
     several = {"auto": None, "single": False, "multi": True, "none": UNLABELLED}[data.task]
-    labels = {"label_from": data.label_from, "names": data.names}
+    labels = {"label_from": data.label_from, "names": data.names, "targets": data.targets}
     ignored = {"ignore": data.ignore, "default_ignore": default_ignore}
     where = data.where if source is None else source
     return load_dataset(where, fractions=fractions, multi_label=several, progress=progress, **labels, **ignored)
@@ -201,7 +212,7 @@ def audit_and_split(
         )
     allow = data.allow_class_mismatch or unlabelled
     labels = LabelMap.from_images(clean["train"], allow_mismatch=allow)
-    if len(labels) < 2 and not clean["train"].is_multi_label and not unlabelled:
+    if len(labels) < task_of(clean["train"]).min_outputs and not unlabelled:
         raise ValueError(f"{data.where} has only one class, {labels.names[0]!r}: training needs two or more")
     splits = {}
     for split, images in clean.splits.items():

@@ -22,6 +22,7 @@ from vitrail.data.dataset import Images
 from vitrail.data.sources.detect import resolve_source
 from vitrail.reports.masks import format_colour
 from vitrail.reports.run import RunRecord, SummaryRecord, find_differences, format_value
+from vitrail.tasks import task_of
 from vitrail.training.distributed import Team
 from vitrail.training.recipe import Machine, Recipe, method_of
 from vitrail.training.runs.prepare import Prepared
@@ -89,6 +90,7 @@ def build_run_record(
             "fingerprint": prepared.dataset.fingerprint,
             "splits": {
                 split: {"images": len(images), "classes": prepared.count_images(split)}
+                | task_of(images).describe_split(images)
                 for split, images in prepared.splits.items()
             },
             **({"colours": list(map(format_colour, prepared.train.colours))} if prepared.train.colours else {}),

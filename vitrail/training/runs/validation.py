@@ -45,7 +45,8 @@ def count_passes(recipe: Recipe, prepared: Prepared) -> ValidationCost:
     held = len(prepared.splits["validation"])
     if method_of(recipe) is None:
         # The written model has the logits of the last validation, of which one batch is computed again; with LoRA it is merged.
-        again = held if recipe.tune.startswith("lora") else min(held, recipe.batch_size)
+        rewritten = recipe.tune.startswith("lora") or recipe.objective.rewrites_head
+        again = held if rewritten else min(held, recipe.batch_size)
         return ValidationCost(held, again + len(prepared.splits.get("test", ())))
     signals = count_training_passes(recipe) / TRAINING_PASSES  # the loss of held-out images, without gradients
     whole = replace(recipe, validation_images=None)
