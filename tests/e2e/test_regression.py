@@ -159,8 +159,10 @@ def test_a_checkpoint_is_tuned_to_numbers(tmp: Path, tune: str) -> None:
     assert {"r2", "mae", "rmse", "mae_interval"} <= set(found)
     model = vitrail.load(tmp / f"tuned-{tune}" / "model.safetensors")
     assert (model.config.classes, model.labels) == (1, ("bright",))
-    first = next(iter(classifier.state_dict().items()))
-    assert torch.equal(model.state_dict()[first[0]], first[1]) == (tune == "head")
+    before, after = classifier.state_dict(), model.state_dict()
+    changed = {name: not torch.equal(before[name], after[name]) for name in before if not name.startswith("head.")}
+    embed, attention = changed["embed.projection.weight"], changed["blocks.0.msa.qkv.weight"]
+    assert (embed, attention) == {"full": (True, True), "head": (False, False), "lora": (False, True)}[tune]
 
 
 def test_a_model_of_the_same_targets_keeps_its_head(tmp: Path, whole: Path) -> None:

@@ -65,8 +65,8 @@ def test_the_page_shows_the_numbers(client: Client, browser) -> None:
     with visiting(browser, f"http://127.0.0.1:{client.port}") as page:
         give(page, file("house.png", picture(), "image/png"))
         assert page.locator(".pane.a .verdict b").inner_text() == "2 numbers"
-        assert page.locator(".pane.a .odds .label").all_inner_texts() == list(TARGETS)
-        shown = [float(text) for text in page.locator(".pane.a .odds .share").all_inner_texts()]
+        assert page.locator(".pane.a .scores .label").all_inner_texts() == list(TARGETS)
+        shown = [float(text) for text in page.locator(".pane.a .scores .share").all_inner_texts()]
         assert shown == pytest.approx(list(values.values()), rel=1e-3)
         assert "2 numbers" in page.locator("body").inner_text()
         assert "classes" not in page.locator("header").inner_text()
