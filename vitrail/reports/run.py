@@ -13,7 +13,7 @@ import numpy as np
 from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.accuracy import ClassPredictions, predict_classes
 from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
-from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics
+from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, sum_pixels
 from vitrail.utils.json import Finite, parse_json, remove_invalid
 from vitrail.utils.text import find_score
 
@@ -199,20 +199,21 @@ class EvaluatedSplit:
 
 @dataclass(frozen=True)
 class EvaluatedMasks:
-    """Confusion matrices of the pixels of every image of a split."""
+    """Counts of the pixels of every image of a split."""
 
     split: str
-    confusions: np.ndarray  # [n, K, K]
+    pixels: np.ndarray  # [n, 3, K]: hit, true and predicted
     boundary: np.ndarray | None  # [n, K, 2]
+    confusion: np.ndarray  # [K, K], of all images
     names: list[str]  # [n]; empty if they were not stored
     images: Mapping[int, Path | bytes]  # true and predicted masks of some images, by index
 
     def __len__(self) -> int:
-        return len(self.confusions)
+        return len(self.pixels)
 
     @property
     def n_classes(self) -> int:
-        return self.confusions.shape[1]
+        return self.pixels.shape[2]
 
     @property
     def is_multilabel(self) -> bool:
@@ -220,7 +221,7 @@ class EvaluatedMasks:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        metrics = compute_mask_metrics(self.confusions, boundary=self.boundary)
+        metrics = compute_mask_metrics(self.pixels, boundary=self.boundary)
         return metrics | {"interval": metrics.get("miou_interval")}
 
     def image_name(self, index: int) -> str:
@@ -228,9 +229,9 @@ class EvaluatedMasks:
 
     def compare(self, other: "EvaluatedMasks", order: np.ndarray) -> PairedTest | str:
         """Return the paired test with another model, whose images are those at `order`, or the reason why there is none."""
-        if not np.array_equal(self.confusions.sum(2), other.confusions[order].sum(2)):
+        if not np.array_equal(self.pixels[:, 1], other.pixels[order, 1]):
             return "their images have different masks"
-        return compare_masks(self.confusions, other.confusions[order])
+        return compare_masks(self.pixels, other.pixels[order])
 
 
 Evaluated = EvaluatedSplit | EvaluatedMasks
@@ -399,10 +400,17 @@ def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, Evaluat
             continue
         try:
             with np.load(path, allow_pickle=False) as file:
-                kind = EvaluatedMasks if "confusions" in file else EvaluatedSplit
-                fields = ("confusions", "boundary") if "confusions" in file else ("logits", "targets")
-                first, second = (file[name] for name in fields)
-            evaluation = kind(split, first, second, *_load_names(directory, split, len(first), problems))
+                arrays = {name: file[name] for name in file.files}
+            if "confusions" in arrays:  # as written before only the sum of the matrices was stored
+                confusions = arrays["confusions"]
+                arrays |= {"pixels": sum_pixels(confusions), "confusion": confusions.sum(0)}
+            count = len(arrays["pixels" if "pixels" in arrays else "logits"])
+            names, images = _load_names(directory, split, count, problems)
+            if "pixels" in arrays:
+                counts = arrays["pixels"], arrays["boundary"], arrays["confusion"]
+                evaluation = EvaluatedMasks(split, *counts, names, images)
+            else:
+                evaluation = EvaluatedSplit(split, arrays["logits"], arrays["targets"], names, images)
             _ = evaluation.metrics  # raises if shapes do not match or logits are not finite
             evaluations[split] = evaluation
         except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
