@@ -14,6 +14,10 @@ from PIL import Image
 import vitrail
 from tests import forked
 from tests.training.runs import assert_same, environment, interrupted, summary, train, trained
+from vitrail.data.sources import load_dataset
+from vitrail.reports.run import read_run
+from vitrail.tasks import task_of
+from vitrail.tasks.base import reduce_batch
 
 TINY = ("--set", "model.backbone.size.depth=2", "--set", "model.backbone.size.width=32")
 TINY += ("--set", "model.backbone.size.heads=2", "--size", "32", "--batch-size", "8", "--workers", "0")
@@ -80,8 +84,35 @@ def test_report_shows_classes_confusion_and_worst_images(whole: Path) -> None:
         assert text in page, text
     assert len(list((whole / "evaluation" / "pictures").glob("validation-*.jpg"))) == 8
     with np.load(whole / "evaluation" / "validation.npz") as arrays:
-        assert arrays["confusions"].shape == (8, 3, 3)
-        assert arrays["confusions"].sum() == 8 * 40 * 48  # at the size of the masks
+        assert arrays["pixels"].shape == (8, 3, 3)
+        assert arrays["confusion"].sum() == arrays["pixels"][:, 1].sum() == 8 * 40 * 48  # at the size of the masks
+
+
+def test_matrices_of_each_image_in_files_of_earlier_versions_are_read(tmp: Path, whole: Path) -> None:
+    now = read_run(whole).evaluations["validation"]
+    old = tmp / "old"
+    shutil.copytree(whole, old)
+    matrices = np.zeros((8, 3, 3), np.int64)
+    matrices[:, range(3), range(3)] = now.pixels[:, 0]  # as if all other pixels were of one wrong class
+    matrices[:, 0, 1] = 5
+    np.savez_compressed(old / "evaluation" / "validation.npz", confusions=matrices, boundary=now.boundary)
+    found = read_run(old).evaluations["validation"]
+    assert np.array_equal(found.pixels[:, 1], matrices.sum(2))
+    assert np.array_equal(found.confusion, matrices.sum(0))
+    done = forked.run("report", "old", cwd=tmp, env=environment(tmp))
+    assert done.returncode == 0, done.stderr
+    assert "Confusion of pixels" in (old / "report.html").read_text()
+
+
+def test_a_validation_mask_that_was_removed_is_left_out(tmp: Path) -> None:
+    shutil.copytree(tmp / "shapes", tmp / "fewer")
+    images = load_dataset(str(tmp / "fewer"))["validation"]
+    unreadable: dict[str, str] = {}
+    (tmp / "fewer" / "val" / "masks" / "02.png").unlink()
+    indices, rows, sums = reduce_batch(task_of(images), torch.zeros(8, 3, 32, 32), images, np.arange(8), unreadable)
+    assert indices.tolist() == [0, 1, 3, 4, 5, 6, 7]
+    assert (len(rows), sums["confusion"].sum()) == (7, 7 * 40 * 48)
+    assert [Path(name).name for name in unreadable] == ["02.png"]
 
 
 def test_evaluation_repeats_the_result_of_the_run(tmp: Path, whole: Path) -> None:
@@ -113,7 +144,7 @@ def test_an_ignored_class_neither_trains_nor_counts(tmp: Path) -> None:
     assert json.loads((tmp / "ignoring" / "run.json").read_text())["labels"] == ["ground", "red"]
     blue = sum(int((np.asarray(Image.open(path)) == 2).sum()) for path in (tmp / "shapes" / "val" / "masks").iterdir())
     with np.load(tmp / "ignoring" / "evaluation" / "validation.npz") as arrays:
-        assert arrays["confusions"].sum() == 8 * 40 * 48 - blue
+        assert arrays["confusion"].sum() == 8 * 40 * 48 - blue
 
 
 def test_backbone_of_a_classifier_is_kept_and_the_decoder_is_new(tmp: Path, whole: Path) -> None:

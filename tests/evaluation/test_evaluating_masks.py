@@ -17,7 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sources import load_dataset
 from vitrail.deploy.runtimes.open import open_checkpoint
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.evaluation.masks import reorder_confusions
+from vitrail.evaluation.masks import reorder_classes
 from vitrail.models.adapt import segment_from
 from vitrail.models.segmenter import Segmenter
 from vitrail.reports.masks import parse_colour
@@ -131,10 +131,17 @@ def test_the_report_of_a_model_with_more_classes_is_written(data: Path, tmp_path
     assert "#1e3cdc" not in page  # the data's blue
 
 
-def test_confusions_are_reordered_by_name() -> None:
-    confusions = np.arange(4).reshape(1, 2, 2)
-    found = reorder_confusions(confusions, ["b", "a"], ["a", "new", "b"])
-    assert found.tolist() == [[[3, 0, 2], [0, 0, 0], [1, 0, 0]]]
+def test_classes_are_reordered_by_name() -> None:
+    found = reorder_classes(np.arange(6).reshape(1, 3, 2), ["b", "a"], ["a", "new", "b"])
+    assert found.tolist() == [[[1, 0, 0], [3, 0, 2], [5, 0, 4]]]
+
+
+def test_confusion_is_the_sum_over_images_and_rows_do_not_grow_with_the_square_of_classes(data: Path) -> None:
+    model = evaluate(build_model(), str(data), split="train").evaluations[0]
+    pixels, confusion = model.evaluation.pixels.sum(0), np.array(model.confusion_dict()["confusion"]["matrix"])
+    assert confusion.sum() == len(model.evaluation) * 40 * 48
+    assert [np.diagonal(confusion).tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()] == pixels.tolist()
+    assert model.outputs.logits.shape == (len(model.evaluation), 5 * 3)
 
 
 @pytest.mark.parametrize("extra", [None, "sky"])
@@ -151,7 +158,7 @@ def test_models_with_other_orders_and_more_classes_are_compared_by_name(data: Pa
 def test_rows_of_no_image_are_an_empty_array(data: Path) -> None:
     images = load_dataset(str(data), fractions=(1.0, 0.0, 0.0))["train"]
     rows = task_of(images).reduce_outputs(torch.zeros(0, 3, 8, 8), images, np.zeros(0, np.int64))
-    assert (rows.shape, rows.dtype) == ((0, 3 * 3 + 2 * 3), np.int64)
+    assert (rows.shape, rows.dtype) == ((0, 5 * 3 + 3 * 3), np.int64)
 
 
 def test_a_process_without_images_computes_on_a_blank_one() -> None:

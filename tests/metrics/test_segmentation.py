@@ -16,6 +16,7 @@ from vitrail.metrics.segmentation import (
     count_boundary,
     count_confusion,
     find_worst_images,
+    sum_pixels,
 )
 
 sklearn = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed: pip install 'vitrail[dev]'")
@@ -33,7 +34,13 @@ def make_masks(n=12, classes=5, seed=0, skill=0.7, size=(24, 32)):
 
 
 def confuse(predicted, target, classes=5):
+    """Return the confusion matrix of each image."""
     return np.stack([count_confusion(p, t, classes) for p, t in zip(predicted, target, strict=True)])
+
+
+def count_pixels(predicted, target, classes=5):
+    """Return the pixels of each class that are hit, true and predicted, of each image."""
+    return sum_pixels(confuse(predicted, target, classes))
 
 
 def test_ignored_is_the_value_of_the_data() -> None:
@@ -56,7 +63,7 @@ def test_confusion_equals_scikit_learn(block, dtype, monkeypatch) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_metrics_equal_scikit_learn(seed) -> None:
     predicted, target = make_masks(seed=seed)
-    metrics = compute_mask_metrics(confuse(predicted, target), intervals=False)
+    metrics = compute_mask_metrics(count_pixels(predicted, target), intervals=False)
     truth, found = target[target != IGNORED], predicted[target != IGNORED]
     assert metrics["images"] == 12
     assert metrics["pixels"] == truth.size
@@ -76,7 +83,7 @@ def test_metrics_equal_torchmetrics() -> None:
     import torch
 
     predicted, target = (torch.from_numpy(mask).long() for mask in make_masks())
-    metrics = compute_mask_metrics(confuse(*make_masks()), intervals=False)
+    metrics = compute_mask_metrics(count_pixels(*make_masks()), intervals=False)
     options = {"num_classes": 5, "ignore_index": IGNORED}
     jaccard = peers.MulticlassJaccardIndex(**options, average="macro")(predicted, target)
     assert metrics["miou"] == pytest.approx(float(jaccard), abs=1e-6)
@@ -87,7 +94,7 @@ def test_metrics_equal_torchmetrics() -> None:
 def test_a_class_that_is_only_predicted_counts_as_zero() -> None:
     target, predicted = np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)
     predicted[0, 0] = 1
-    metrics = compute_mask_metrics(count_confusion(predicted, target, 3)[None])
+    metrics = compute_mask_metrics(count_pixels([predicted], [target], 3))
     assert metrics["iou"] == [15 / 16, 0.0, None]
     assert metrics["miou"] == pytest.approx(15 / 32)
     assert metrics["mean_class_accuracy"] == pytest.approx(15 / 16)  # of the classes in the true masks
@@ -96,15 +103,15 @@ def test_a_class_that_is_only_predicted_counts_as_zero() -> None:
 
 def test_intervals_equal_those_of_resampling_images() -> None:
     predicted, target = make_masks(n=30)
-    confusions = confuse(predicted, target)
+    pixels = count_pixels(predicted, target)
     boundary = np.stack([count_boundary(p, t, 5) for p, t in zip(predicted, target, strict=True)])
-    metrics = compute_mask_metrics(confusions, boundary=boundary)
-    assert metrics == compute_mask_metrics(confusions, boundary=boundary)
+    metrics = compute_mask_metrics(pixels, boundary=boundary)
+    assert metrics == compute_mask_metrics(pixels, boundary=boundary)
     generator, drawn = np.random.default_rng(9), []
     names = ("miou", "pixel_accuracy", "mean_class_accuracy", "dice", "boundary_iou")
     for _ in range(400):
         rows = generator.integers(30, size=30)
-        again = compute_mask_metrics(confusions[rows], boundary=boundary[rows], intervals=False)
+        again = compute_mask_metrics(pixels[rows], boundary=boundary[rows], intervals=False)
         drawn.append([again[name] for name in names])
     for name, values in zip(names, np.array(drawn).T, strict=True):
         low, high = metrics[f"{name}_interval"]
@@ -143,7 +150,7 @@ def test_boundary_iou_falls_faster_than_iou_when_a_large_object_is_too_large() -
     target[50:150, 50:150] = 1
     predicted[47:153, 47:153] = 1
     boundary = count_boundary(predicted, target, 2)[None]
-    metrics = compute_mask_metrics(count_confusion(predicted, target, 2)[None], boundary=boundary)
+    metrics = compute_mask_metrics(count_pixels([predicted], [target], 2), boundary=boundary)
     inside, outside = 100**2 - 94**2, 106**2 - 94**2  # d = 6: rings of 6 pixels, 3 of which are shared
     assert metrics["class_boundary_iou"][1] == pytest.approx(inside / (outside + 94**2 - 88**2))
     assert metrics["class_boundary_iou"][1] < metrics["iou"][1]
@@ -153,19 +160,19 @@ def test_worst_images_come_first_and_ignored_ones_not_at_all() -> None:
     predicted, target = make_masks(n=4)
     predicted[2], predicted[1] = target[2], (target[1] + 1) % 4
     target[3] = IGNORED
-    confusions = confuse(predicted % 5, target)
-    scores = compute_image_iou(confusions)
+    pixels = count_pixels(predicted % 5, target)
+    scores = compute_image_iou(pixels)
     assert np.isnan(scores[3])
     assert scores[2] == 1
-    assert find_worst_images(confusions, 9).tolist() == [1, 0, 2]
-    assert find_worst_images(confusions, 2).tolist() == [1, 0]
+    assert find_worst_images(pixels, 9).tolist() == [1, 0, 2]
+    assert find_worst_images(pixels, 2).tolist() == [1, 0]
 
 
 def test_a_better_model_is_significantly_better() -> None:
     _, target = make_masks(n=30)
-    weak, strong = (confuse(make_masks(n=30, skill=skill)[0], target) for skill in (0.6, 0.7))
+    weak, strong = (count_pixels(make_masks(n=30, skill=skill)[0], target) for skill in (0.6, 0.7))
     test = compare_masks(weak, strong)
-    scores = [compute_mask_metrics(confusions)["miou"] for confusions in (weak, strong)]
+    scores = [compute_mask_metrics(pixels)["miou"] for pixels in (weak, strong)]
     assert test.difference == pytest.approx(scores[1] - scores[0])
     assert test.interval[0] < test.difference < test.interval[1]
     assert test.is_significant
@@ -176,7 +183,7 @@ def test_a_better_model_is_significantly_better() -> None:
 
 
 def test_models_on_different_masks_are_not_compared() -> None:
-    one, two = (confuse(*make_masks(seed=seed)) for seed in (0, 1))
+    one, two = (count_pixels(*make_masks(seed=seed)) for seed in (0, 1))
     with pytest.raises(ValueError, match="not evaluated on the same masks"):
         compare_masks(one, two)
 
@@ -202,16 +209,19 @@ def test_predictions_for_ignored_pixels_may_be_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("confusions", "message"),
+    ("pixels", "message"),
     [
         (np.zeros((0, 3, 3), np.int64), "no images"),
         (np.zeros((2, 3, 3), np.int64), "none of the 2 masks has a pixel that counts"),
-        (np.zeros((3, 3), np.int64), r"expected confusion matrices \[n, K, K\], got \[3, 3\]"),
+        (
+            np.zeros((2, 4, 4), np.int64),
+            r"expected pixels that are hit, true and predicted, \[n, 3, K\], got \[2, 4, 4\]",
+        ),
     ],
 )
-def test_nothing_to_evaluate_is_an_error(confusions, message) -> None:
+def test_nothing_to_evaluate_is_an_error(pixels, message) -> None:
     with pytest.raises(ValueError, match=message):
-        compute_mask_metrics(confusions)
+        compute_mask_metrics(pixels)
 
 
 def test_memory_does_not_grow_with_the_number_of_classes() -> None:

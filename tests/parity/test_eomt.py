@@ -9,6 +9,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.checkpoints.convert import convert
+from vitrail.models import eomt as models_eomt
 from vitrail.models.eomt import EoMT, QueryLogits, combine_queries, find_segments, keep_queries, mask_attention
 from vitrail.models.registry import build_segmenter
 from vitrail.nn.position import Learned1D
@@ -185,6 +186,24 @@ def test_semantic_scores_are_those_of_transformers():
         logits.exp(), torch.stack([one.segmentation_scores for one in found]), rtol=1e-4, atol=1e-6
     )
     assert torch.equal(logits.argmax(1), torch.stack([one.segmentation for one in found]))
+
+
+def test_scores_are_the_same_if_a_few_masks_are_resized_at_once(monkeypatch):
+    predicted, resized = draw_predictions(), []
+    whole = combine_queries(predicted, (40, 36))
+    resize_map = models_eomt.resize_map
+
+    def resize(masks, size):
+        resized.append(masks.shape[1])
+        return resize_map(masks, size)
+
+    monkeypatch.setattr(models_eomt, "resize_map", resize)
+    monkeypatch.setattr(models_eomt, "RESIZED_VALUES", 2 * 2 * 40 * 36)  # two masks of each of two images
+    torch.testing.assert_close(combine_queries(predicted, (40, 36)), whole, rtol=1e-5, atol=1e-6)
+    n = predicted.masks.shape[1]
+    assert resized == [2] * (n // 2) + [1] * (n % 2)
+    trained = predicted._replace(masks=predicted.masks.clone().requires_grad_())
+    assert torch.equal(combine_queries(trained, (40, 36)), whole)
 
 
 class SquashedProcessor(transformers.EomtImageProcessor):

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from vitrail.evaluation.selection import parse_own_data
 from vitrail.inference import BATCH_SIZE, run_batches
 from vitrail.models.base import Model
 from vitrail.tasks import task_of
+from vitrail.tasks.base import Sums, add_sums, reduce_batch
 from vitrail.training.recipe import Data
 from vitrail.utils.progress import ProgressCallback
 
@@ -96,6 +97,7 @@ class ModelOutputs:
     unreadable: dict[str, str]  # name and reason
     seconds: float  # from the first image to the last
     model_seconds: float  # of the forward passes
+    sums: Sums = field(default_factory=dict)  # of the task, over the images that were read
 
 
 def compute_rows(
@@ -112,6 +114,7 @@ def compute_rows(
     logits, is_read = np.zeros((0, 0), np.float32), np.zeros(len(images), dtype=bool)
     unreadable: dict[str, str] = {}
     order: list[np.ndarray] = []
+    sums: Sums = {}
     model_seconds, start = 0.0, time.perf_counter()
     for batch in run_batches(
         deployed.runtime,
@@ -131,14 +134,15 @@ def compute_rows(
             precision = current_precision(deployed)
             hint = "" if precision == "fp32" else f"; {precision} may overflow, use precision='fp32'"
             raise ValueError(f"{deployed.name} gives logits that are not finite, for {first} first{hint}")
-        rows = task.reduce_outputs(torch.from_numpy(batch.outputs), targets, batch.indices)
+        outputs = torch.from_numpy(batch.outputs)
+        indices, rows, more = reduce_batch(task, outputs, targets, batch.indices, unreadable)
         if not logits.size:
             logits = np.zeros((len(images), rows.shape[1]), rows.dtype)
-        logits[batch.indices], is_read[batch.indices] = rows, True
+        logits[indices], is_read[indices], sums = rows, True, add_sums(sums, more)
         order.append(batch.indices)
     if not is_read.any():
         name, reason = next(iter(unreadable.items()))
         raise ValueError(f"none of the {len(images):,} images can be read: {name}: {reason}")
     if isinstance(deployed.runtime, CheckedRuntime) and (lower := deployed.runtime.check.lower_outputs()) is not None:
         logits[np.concatenate(order)[: len(lower)]] = lower  # all images in one precision
-    return ModelOutputs(logits, is_read, unreadable, time.perf_counter() - start, model_seconds)
+    return ModelOutputs(logits, is_read, unreadable, time.perf_counter() - start, model_seconds, sums)

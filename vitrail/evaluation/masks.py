@@ -29,7 +29,6 @@ from vitrail.metrics.segmentation import (
     compute_iou,
     divide,
     find_worst_images,
-    sum_pixels,
 )
 from vitrail.reports.masks import Colour
 from vitrail.reports.run import EvaluatedMasks
@@ -53,11 +52,10 @@ def map_masks(deployed: DeployedModel, images: Images) -> Images:
     return replace(mapped, colours=class_colours(deployed.contract))
 
 
-def reorder_confusions(confusions: np.ndarray, labels: Sequence[str], order: Sequence[str]) -> np.ndarray:
-    """Return confusion matrices [n, K, K] of these labels in another order of classes, with zeros for those that are new."""
-    index = np.array([order.index(label) for label in labels])
-    ordered = np.zeros((len(confusions), len(order), len(order)), confusions.dtype)
-    ordered[:, index[:, None], index] = confusions
+def reorder_classes(pixels: np.ndarray, labels: Sequence[str], order: Sequence[str]) -> np.ndarray:
+    """Return counts [n, 3, K] of these labels in another order of classes, with zeros for those that are new."""
+    ordered = np.zeros((*pixels.shape[:2], len(order)), pixels.dtype)
+    ordered[..., [order.index(label) for label in labels]] = pixels
     return ordered
 
 
@@ -86,11 +84,11 @@ class MaskEvaluation(ModelEvaluation):
 
     @cached_property
     def evaluation(self) -> EvaluatedMasks:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return the confusion matrices of the readable images."""
+        """Return the counts of the readable images."""
         images = self.selection.images.select(self.outputs.is_read)
-        confusions, boundary = split_rows(self.outputs.logits[self.outputs.is_read], len(self.labels))
+        pixels, boundary = split_rows(self.outputs.logits[self.outputs.is_read], len(self.labels))
         names = [images.name(index) for index in range(len(images))]
-        return EvaluatedMasks(self.selection.split_label, confusions, boundary, names, {})
+        return EvaluatedMasks(self.selection.split_label, pixels, boundary, self.outputs.sums["confusion"], names, {})
 
     @property
     def palette(self) -> tuple[Colour, ...]:
@@ -106,7 +104,7 @@ class MaskEvaluation(ModelEvaluation):
     @cached_property
     def mistakes(self) -> np.ndarray:
         """Return the indices of the images with the lowest mean IoU."""
-        return find_worst_images(self.evaluation.confusions, MAX_EXAMPLES)
+        return find_worst_images(self.evaluation.pixels, MAX_EXAMPLES)
 
     def load_mistake_images(self) -> dict[int, bytes]:
         """Return the true and the predicted masks of these images by index, without files removed meanwhile."""
@@ -127,7 +125,7 @@ class MaskEvaluation(ModelEvaluation):
 
     def class_rows(self) -> list[dict[str, Any]]:
         """Return a row for each class that occurs, in the order of the outputs."""
-        pixels = sum_pixels(self.evaluation.confusions).sum(0)
+        pixels = self.evaluation.pixels.sum(0)
         hits, true, predicted = pixels
         iou, recall, precision = compute_iou(pixels), divide(hits, true), divide(hits, predicted)
         return [
@@ -144,18 +142,18 @@ class MaskEvaluation(ModelEvaluation):
 
     def mistake_rows(self) -> list[dict[str, Any]]:
         """Return a row for each of the images with the lowest mean IoU."""
-        scores = compute_image_iou(self.evaluation.confusions)
+        scores = compute_image_iou(self.evaluation.pixels)
         return [{"path": self.evaluation.image_name(i), "miou": float(scores[i])} for i in self.mistakes.tolist()]
 
     def confusion_dict(self) -> dict[str, Any]:
-        return {"confusion": {"labels": self.labels, "matrix": self.evaluation.confusions.sum(0).tolist()}}
+        return {"confusion": {"labels": self.labels, "matrix": self.evaluation.confusion.tolist()}}
 
     def compare(self, other: ModelEvaluation) -> PairedTest:
         """Test the difference of mIoU on the images that both could read, over the classes of both models by name."""
         both = self.outputs.is_read & other.outputs.is_read
         classes = list(dict.fromkeys((*self.labels, *other.labels)))
         one, two = (
-            reorder_confusions(split_rows(item.outputs.logits[both], len(item.labels))[0], item.labels, classes)
+            reorder_classes(split_rows(item.outputs.logits[both], len(item.labels))[0], item.labels, classes)
             for item in (self, other)
         )
         return compare_masks(one, two)
@@ -163,9 +161,9 @@ class MaskEvaluation(ModelEvaluation):
     def prediction_rows(self) -> Iterator[list[object]]:
         """Yield the header, then for each image its mean IoU, pixel accuracy and the IoU of each class."""
         evaluation = self.evaluation
-        scores, by_class = compute_image_iou(evaluation.confusions), compute_iou(sum_pixels(evaluation.confusions))
-        totals = evaluation.confusions.sum((1, 2))
-        accuracy = divide(np.trace(evaluation.confusions, axis1=1, axis2=2), totals)
+        scores, by_class = compute_image_iou(evaluation.pixels), compute_iou(evaluation.pixels)
+        hits, totals = evaluation.pixels[:, 0].sum(1), evaluation.pixels[:, 1].sum(1)
+        accuracy = divide(hits, totals)
         yield ["path", "miou", "pixel_accuracy", "pixels", *(f"iou {label}" for label in self.labels)]
         for index, name in enumerate(evaluation.names):
             cells = (scores[index], accuracy[index], *by_class[index])

@@ -1,4 +1,4 @@
-"""Metrics of segmentation, from one confusion matrix of pixels per image.
+"""Metrics of segmentation, from the pixels of each class that are hit, true and predicted in each image.
 
 Everything here sums over images, so a split is evaluated one image after the other and no array of all pixels is made. A mean
 over classes takes those that occur in the true or the predicted masks, as torchmetrics 1.x with average='macro' and
@@ -102,14 +102,14 @@ def compute_iou(pixels: np.ndarray) -> np.ndarray:
     return divide(hits, true + predicted - hits)
 
 
-def compute_image_iou(confusions: np.ndarray) -> np.ndarray:
+def compute_image_iou(pixels: np.ndarray) -> np.ndarray:
     """Return the mIoU of each image over the classes that it has or is predicted to have, [n]; NaN without counted pixels."""
-    return mean_ignoring_nan(compute_iou(sum_pixels(confusions)))
+    return mean_ignoring_nan(compute_iou(pixels))
 
 
-def find_worst_images(confusions: np.ndarray, count: int) -> np.ndarray:
+def find_worst_images(pixels: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of at most `count` images, lowest mIoU first; ties in order of index."""
-    scores = compute_image_iou(confusions)
+    scores = compute_image_iou(pixels)
     return np.argsort(scores, kind="stable")[: min(count, int((~np.isnan(scores)).sum()))]  # NaN sorts last
 
 
@@ -118,34 +118,31 @@ def divide(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0)
 
 
-def validate_confusions(confusions: np.ndarray) -> np.ndarray:
-    """Return the matrices as an array; raise ValueError if they are no counts [n, K, K] or count no pixel."""
-    confusions = np.asarray(confusions)
-    if confusions.ndim != 3 or confusions.shape[1] != confusions.shape[2] or not confusions.shape[1]:
-        raise ValueError(f"expected confusion matrices [n, K, K], got {list(confusions.shape)}")
-    if not len(confusions):
+def validate_pixels(pixels: np.ndarray) -> np.ndarray:
+    """Return the counts as an array; raise ValueError if they are not [n, 3, K] or count no pixel."""
+    pixels = np.asarray(pixels)
+    if pixels.ndim != 3 or pixels.shape[1] != 3 or not pixels.shape[2]:
+        raise ValueError(f"expected pixels that are hit, true and predicted, [n, 3, K], got {list(pixels.shape)}")
+    if not len(pixels):
         raise ValueError("no images to evaluate")
-    if not confusions.any():
-        raise ValueError(f"none of the {len(confusions)} masks has a pixel that counts: mIoU is undefined")
-    return confusions
+    if not pixels.any():
+        raise ValueError(f"none of the {len(pixels)} masks has a pixel that counts: mIoU is undefined")
+    return pixels
 
 
 def compute_mask_metrics(
-    confusions: np.ndarray, *, boundary: np.ndarray | None = None, intervals: bool = True
+    pixels: np.ndarray, *, boundary: np.ndarray | None = None, intervals: bool = True
 ) -> dict[str, Any]:
-    """Return name and value of every metric, ready for JSON, from the confusion matrices of images, [n, K, K].
+    """Return name and value of every metric, ready for JSON, from the pixels of `sum_pixels` of images, [n, 3, K].
 
     `boundary`, [n, K, 2], are the counts of `count_boundary`. Intervals are of a seeded bootstrap over images.
     """
-    return dict(iter_mask_metrics(validate_confusions(confusions), boundary, intervals))
+    return dict(iter_mask_metrics(validate_pixels(pixels), boundary, intervals))
 
 
-def iter_mask_metrics(
-    confusions: np.ndarray, boundary: np.ndarray | None, intervals: bool
-) -> Iterator[tuple[str, Any]]:
+def iter_mask_metrics(pixels: np.ndarray, boundary: np.ndarray | None, intervals: bool) -> Iterator[tuple[str, Any]]:
     """Yield name and value of each metric."""
-    count, classes = confusions.shape[:2]
-    pixels = sum_pixels(confusions)  # [n, 3, K]
+    count, _, classes = pixels.shape
     edges = np.zeros((count, 2, 0), np.int64) if boundary is None else np.moveaxis(np.asarray(boundary), 2, 1)
     total = pixels.sum(0)
     values = summarise(total, edges.sum(0))
@@ -195,11 +192,11 @@ def list_values(values: np.ndarray) -> list[float | None]:
 
 
 def compare_masks(first: np.ndarray, second: np.ndarray) -> PairedTest:
-    """Test the difference of mIoU from the confusion matrices of both models, [n, K, K], by a bootstrap over images.
+    """Test the difference of mIoU from the pixels of `sum_pixels` of both models, [n, 3, K], by a bootstrap over images.
 
     `first_only` and `second_only` count the images on which one model has the higher mIoU.
     """
-    one, two = sum_pixels(validate_confusions(first)), sum_pixels(validate_confusions(second))
+    one, two = validate_pixels(first), validate_pixels(second)
     if one.shape != two.shape or not np.array_equal(one[:, 1], two[:, 1]):
         raise ValueError("the models were not evaluated on the same masks: evaluate both on the same images")
     count = len(one)

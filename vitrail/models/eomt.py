@@ -23,6 +23,7 @@ from vitrail.nn.linear import LinearLayer
 from vitrail.nn.position import LayerPosition, Relative1D
 from vitrail.nn.shape import Grid
 
+RESIZED_VALUES = 2**24  # of masks at the size of the image that are in memory at once: 64 MB
 MASKED = -1e9  # added to the scores of patches that a query does not attend to
 
 
@@ -129,11 +130,27 @@ def pad_position(position: LayerPosition, n: int, mask: Tensor | None) -> LayerP
 
 
 def combine_queries(predicted: QueryLogits, size: Sequence[int]) -> Tensor:
-    """Return log Σ_q p(class of q) · p(pixel in the mask of q), [B, K, H, W]: softmax over classes normalises the scores."""
-    masks = resize_map(predicted.masks, size).sigmoid()
-    classes = predicted.classes.softmax(-1)[..., :-1]  # without "no object"
-    scores = torch.bmm(classes.transpose(1, 2), masks.flatten(2)).unflatten(2, tuple(size))
-    return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
+    """Return log Σ_q p(class of q) · p(pixel in the mask of q), [B, K, H, W]: softmax over classes normalises the scores.
+
+    Without gradients, a few masks at a time have the size of the image.
+    """
+    n, block = predicted.masks.shape[1], limit_queries(predicted.masks, size)
+    classes = predicted.classes.softmax(-1)[..., :-1].transpose(1, 2)  # [B, K, Q], without "no object"
+    if block >= n:
+        scores = torch.bmm(classes, resize_map(predicted.masks, size).sigmoid().flatten(2))
+        return scores.clamp(min=torch.finfo(scores.dtype).tiny).log().unflatten(2, tuple(size))
+    scores = classes.new_zeros(*classes.shape[:2], size[0] * size[1], dtype=torch.float32)
+    for first in range(0, n, block):
+        masks = resize_map(predicted.masks[:, first : first + block], size).sigmoid()
+        scores.baddbmm_(classes[:, :, first : first + block].float(), masks.flatten(2).float())
+    return scores.clamp_(min=torch.finfo(scores.dtype).tiny).log_().unflatten(2, tuple(size))
+
+
+def limit_queries(masks: Tensor, size: Sequence[int]) -> int:
+    """Return the number of masks that are resized at once; all where gradients, a graph or the count of costs need them."""
+    if masks.requires_grad or masks.is_meta or torch.compiler.is_compiling() or torch._C._is_tracing():
+        return masks.shape[1]
+    return max(1, RESIZED_VALUES // (len(masks) * size[0] * size[1]))
 
 
 class PackedQueries(nn.Module):

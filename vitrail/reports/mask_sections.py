@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.metrics.segmentation import compute_image_iou, compute_iou, divide, find_worst_images, sum_pixels
+from vitrail.metrics.segmentation import compute_image_iou, compute_iou, divide, find_worst_images
 from vitrail.reports.document import PageSection
 from vitrail.reports.html import Markup, h, isolate, render_table
 from vitrail.reports.masks import Colour, choose_colours, parse_colour, render_legend
@@ -42,7 +42,7 @@ def build_mask_sections(evaluation: EvaluatedMasks, labels: list[str], palette: 
 
 def render_mask_classes(evaluation: EvaluatedMasks, labels: list[str]) -> Markup:
     """Return a table of the classes that occur or were predicted, lowest IoU first."""
-    pixels = sum_pixels(evaluation.confusions).sum(0)
+    pixels = evaluation.pixels.sum(0)
     hits, true, predicted = pixels
     iou, recall, precision = compute_iou(pixels), divide(hits, true), divide(hits, predicted)
     edges = None if evaluation.boundary is None else divide(*evaluation.boundary.sum(0).T)
@@ -60,16 +60,15 @@ def render_mask_classes(evaluation: EvaluatedMasks, labels: list[str]) -> Markup
 
 def render_pixels(evaluation: EvaluatedMasks, labels: list[str]) -> Markup:
     """Return the confusion matrix of all pixels as percentages of the true class."""
-    total = evaluation.confusions.sum(0)
-    return render_confusion_matrix(total, labels, "Pixels", lambda count, share: format_percent(share))
+    return render_confusion_matrix(evaluation.confusion, labels, "Pixels", lambda count, share: format_percent(share))
 
 
 def render_worst_images(evaluation: EvaluatedMasks, labels: list[str], palette: Palette) -> list[Markup]:
     """Return cards of the images with the lowest mean IoU: the true mask on the left, the predicted one on the right."""
-    shown: list[int] = find_worst_images(evaluation.confusions, MAX_CARDS).tolist()
+    shown: list[int] = find_worst_images(evaluation.pixels, MAX_CARDS).tolist()
     if not any(index in evaluation.images for index in shown):
         return []
-    scores = compute_image_iou(evaluation.confusions)
+    scores = compute_image_iou(evaluation.pixels)
     note = f"The {len(shown)} lowest of {len(evaluation):,}. Left: true mask; right: predicted mask."
     cards = [_render_card(evaluation, index, float(scores[index])) for index in shown]
     return [h("p", note), render_legend(labels, palette), h("div", cards, class_="cards pairs")]

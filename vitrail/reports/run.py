@@ -14,7 +14,7 @@ from vitrail.metrics import compute_metrics, score_name
 from vitrail.metrics.accuracy import ClassPredictions, predict_classes
 from vitrail.metrics.paired import PairedTest, compare_correct, compare_map
 from vitrail.metrics.regression import compare_regression, summarise_regression
-from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics
+from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, sum_pixels
 from vitrail.utils.json import Finite, parse_json, remove_invalid
 from vitrail.utils.text import find_score
 
@@ -162,7 +162,7 @@ class LogRecord(TypedDict, total=False):
 class EvaluatedSplit:
     """Logits and targets of every image of a split."""
 
-    arrays: ClassVar[tuple[str, str]] = ("logits", "targets")  # as a run stores them
+    arrays: ClassVar[tuple[str, ...]] = ("logits", "targets")  # as a run stores them
 
     split: str
     logits: np.ndarray  # [n, K]
@@ -203,22 +203,23 @@ class EvaluatedSplit:
 
 @dataclass(frozen=True)
 class EvaluatedMasks:
-    """Confusion matrices of the pixels of every image of a split."""
+    """Counts of the pixels of every image of a split."""
 
-    arrays: ClassVar[tuple[str, str]] = ("confusions", "boundary")
+    arrays: ClassVar[tuple[str, ...]] = ("pixels", "boundary", "confusion")
 
     split: str
-    confusions: np.ndarray  # [n, K, K]
+    pixels: np.ndarray  # [n, 3, K]: hit, true and predicted
     boundary: np.ndarray | None  # [n, K, 2]
+    confusion: np.ndarray  # [K, K], of all images
     names: list[str]  # [n]; empty if they were not stored
     images: Mapping[int, Path | bytes]  # true and predicted masks of some images, by index
 
     def __len__(self) -> int:
-        return len(self.confusions)
+        return len(self.pixels)
 
     @property
     def n_classes(self) -> int:
-        return self.confusions.shape[1]
+        return self.pixels.shape[2]
 
     @property
     def is_multilabel(self) -> bool:
@@ -226,7 +227,7 @@ class EvaluatedMasks:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        metrics = compute_mask_metrics(self.confusions, boundary=self.boundary)
+        metrics = compute_mask_metrics(self.pixels, boundary=self.boundary)
         return metrics | {"interval": metrics.get("miou_interval")}
 
     def image_name(self, index: int) -> str:
@@ -234,16 +235,16 @@ class EvaluatedMasks:
 
     def compare(self, other: "EvaluatedMasks", order: np.ndarray) -> PairedTest | str:
         """Return the paired test with another model, whose images are those at `order`, or the reason why there is none."""
-        if not np.array_equal(self.confusions.sum(2), other.confusions[order].sum(2)):
+        if not np.array_equal(self.pixels[:, 1], other.pixels[order, 1]):
             return "their images have different masks"
-        return compare_masks(self.confusions, other.confusions[order])
+        return compare_masks(self.pixels, other.pixels[order])
 
 
 @dataclass(frozen=True)
 class EvaluatedNumbers:
     """Predicted and true numbers of every image of a split."""
 
-    arrays: ClassVar[tuple[str, str]] = ("predictions", "numbers")
+    arrays: ClassVar[tuple[str, ...]] = ("predictions", "numbers")
 
     split: str
     predicted: np.ndarray  # [n, M]
@@ -445,9 +446,13 @@ def _load_evaluations(directory: Path, problems: list[str]) -> dict[str, Evaluat
             continue
         try:
             with np.load(path, allow_pickle=False) as file:
-                kind = next((kind for kind in EVALUATED if kind.arrays[0] in file), EvaluatedSplit)
-                first, second = (file[name] for name in kind.arrays)
-            evaluation = kind(split, first, second, *_load_names(directory, split, len(first), problems))
+                arrays = {name: file[name] for name in file.files}
+            if "confusions" in arrays:  # as written before only the sum of the matrices was stored
+                confusions = arrays["confusions"]
+                arrays |= {"pixels": sum_pixels(confusions), "confusion": confusions.sum(0)}
+            kind: Any = next((kind for kind in EVALUATED if kind.arrays[0] in arrays), EvaluatedSplit)
+            stored = [arrays[name] for name in kind.arrays]
+            evaluation = kind(split, *stored, *_load_names(directory, split, len(stored[0]), problems))
             _ = evaluation.metrics  # raises if shapes do not match or logits are not finite
             evaluations[split] = evaluation
         except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:

@@ -2,7 +2,7 @@
 
 Runs ask the task, not its name; evaluations and reports ask its name only where masks have classes or sections of their own
 (`evaluation/masks.py`, `reports/mask_sections.py`). An image's output is first reduced to one row of numbers, from which
-all metrics are computed: logits of a classifier stay as they are, a map of logits becomes a confusion matrix. So outputs that
+all metrics are computed: logits of a classifier stay as they are, a map of logits becomes counts of pixels. So outputs that
 are too large to keep are judged batch by batch, on any number of processes. A new task is a file beside this one and a line
 in `__init__.py`.
 """
@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from vitrail.data.preprocessing import Preprocessing, convert_image
 
 THUMBNAIL_SIDE = 192  # pixels, of the longer side
 JPEG_QUALITY = 88
+Sums = dict[str, np.ndarray]  # over images, by name
 Predict = Callable[[int], Tensor]  # the output of the model for an image of the split, without the batch dimension
 
 
@@ -61,15 +63,19 @@ class Task(ABC):
 
     @abstractmethod
     def reduce_outputs(self, outputs: Tensor, images: Images, indices: np.ndarray) -> np.ndarray:
-        """Return a row for each image of a batch, [B, R], with all that its metrics need."""
+        """Return a row for each image of a batch, [B, R], with all that its metrics need; may raise UnreadableTarget."""
+
+    def separate_sums(self, rows: np.ndarray, images: Images) -> tuple[np.ndarray, Sums]:
+        """Return the columns of rows [B, R] that are kept of every image, and the sums over images of the others."""
+        return rows, {}
 
     @abstractmethod
     def compute_metrics(self, rows: np.ndarray, images: Images, *, intervals: bool = True) -> dict[str, Any]:
-        """Return name and value of every metric, ready for JSON, of the rows [n, R] of these images."""
+        """Return name and value of every metric, ready for JSON, of the kept columns [n, R] of these images."""
 
     @abstractmethod
     def stored_arrays(self, rows: np.ndarray, images: Images) -> dict[str, np.ndarray]:
-        """Return what `evaluation/SPLIT.npz` of a run holds."""
+        """Return what `evaluation/SPLIT.npz` of a run holds besides the sums."""
 
     @abstractmethod
     def find_examples(self, rows: np.ndarray, images: Images, count: int) -> np.ndarray:
@@ -78,6 +84,32 @@ class Task(ABC):
     def draw_example(self, images: Images, index: int, predict: Predict) -> bytes:
         """Return a small JPEG that shows an image, and its output if that can be drawn."""
         return encode_jpeg(open_thumbnail(images, index))
+
+
+class UnreadableTarget(ValueError):
+    """The target of an image cannot be read."""
+
+    def __init__(self, index: int, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.index, self.name, self.reason = index, name, reason
+
+
+def reduce_batch(
+    task: Task, outputs: Tensor, images: Images, indices: np.ndarray, unreadable: dict[str, str]
+) -> tuple[np.ndarray, np.ndarray, Sums]:
+    """Return the images of a batch whose targets can be read, their rows and sums; `unreadable` gets the others' names."""
+    while True:
+        try:
+            return indices, *task.separate_sums(task.reduce_outputs(outputs, images, indices), images)
+        except UnreadableTarget as error:
+            unreadable[error.name] = error.reason
+            kept = indices != error.index
+            outputs, indices = outputs[torch.from_numpy(kept)], indices[kept]
+
+
+def add_sums(first: Sums, second: Sums) -> Sums:
+    """Return the sums over the images of both; one may be empty."""
+    return first | {name: first[name] + array if name in first else array for name, array in second.items()}
 
 
 def open_thumbnail(images: Images, index: int, side: int = THUMBNAIL_SIDE) -> Image.Image:

@@ -12,17 +12,25 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.dataset import Images, TargetKind
+from vitrail.data.decode import IMAGE_ERRORS, format_image_error, name_image_errors
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.metrics.segmentation import compute_mask_metrics, count_boundary, count_confusion, find_worst_images
+from vitrail.metrics.segmentation import (
+    compute_mask_metrics,
+    count_boundary,
+    count_confusion,
+    find_worst_images,
+    sum_pixels,
+)
 from vitrail.reports.masks import choose_colours, format_colour, overlay_mask
-from vitrail.tasks.base import Predict, Task, encode_jpeg, open_thumbnail
+from vitrail.tasks.base import Predict, Sums, Task, UnreadableTarget, encode_jpeg, open_thumbnail
 
 EXAMPLE_SIDE = 240  # pixels, of the longer side of an overlay
 RESIZED_VALUES = 2**24  # logits at the size of a mask that are in memory at once: 64 MB
 
 
 class Masks(Task):
-    """One class per pixel; rows are the confusion matrix and the boundary counts of each image, [n, K * K + 2 * K]."""
+    """One class per pixel. A row has the pixels of each class that are hit, true and predicted, those of its boundary, and the
+    confusion matrix, of which only the sum is kept: 5 K numbers for an image, not K² + 5 K."""
 
     name: ClassVar[TargetKind] = "masks"
     title: ClassVar[str] = "masks"
@@ -47,21 +55,27 @@ class Masks(Task):
     def reduce_outputs(self, outputs: Tensor, images: Images, indices: np.ndarray) -> np.ndarray:
         """Return the counts of each image, at the size of its mask."""
         classes = len(images.classes)
-        rows = [np.zeros((0, classes**2 + 2 * classes), np.int64)]
+        rows = [np.zeros((0, 5 * classes + classes**2), np.int64)]
         for logits, index in zip(outputs, indices.tolist(), strict=True):
-            target = images.read_mask(index)
+            target = read_target(images, index)
             predicted = predict_mask(logits, (target.shape[0], target.shape[1]))
-            counts = (count(predicted, target, classes) for count in (count_confusion, count_boundary))
+            confusion = count_confusion(predicted, target, classes)
+            counts = sum_pixels(confusion), count_boundary(predicted, target, classes), confusion
             rows.append(np.concatenate([array.ravel() for array in counts])[None])
         return np.concatenate(rows)
 
+    def separate_sums(self, rows: np.ndarray, images: Images) -> tuple[np.ndarray, Sums]:
+        """Return the pixels and boundaries of every image, and the sum of the confusion matrices, `confusion` [K, K]."""
+        classes = len(images.classes)
+        return rows[:, : 5 * classes].copy(), {"confusion": rows[:, 5 * classes :].sum(0).reshape(classes, classes)}
+
     def compute_metrics(self, rows: np.ndarray, images: Images, *, intervals: bool = True) -> dict[str, Any]:
-        confusions, boundary = split_rows(rows, len(images.classes))
-        metrics = compute_mask_metrics(confusions, boundary=boundary, intervals=intervals)
+        pixels, boundary = split_rows(rows, len(images.classes))
+        metrics = compute_mask_metrics(pixels, boundary=boundary, intervals=intervals)
         return metrics | ({"interval": metrics["miou_interval"]} if "miou_interval" in metrics else {})
 
     def stored_arrays(self, rows: np.ndarray, images: Images) -> dict[str, np.ndarray]:
-        return dict(zip(("confusions", "boundary"), split_rows(rows, len(images.classes)), strict=True))
+        return dict(zip(("pixels", "boundary"), split_rows(rows, len(images.classes)), strict=True))
 
     def find_examples(self, rows: np.ndarray, images: Images, count: int) -> np.ndarray:
         """Return the images with the lowest mean IoU."""
@@ -77,6 +91,16 @@ class Masks(Task):
         halves = [overlay_mask(thumbnail, mask, colours) for mask in masks]
         gap = np.full((height, 4, 3), 255, np.uint8)
         return encode_jpeg(Image.fromarray(np.concatenate((halves[0], gap, halves[1]), axis=1)))
+
+
+def read_target(images: Images, index: int) -> np.ndarray:
+    """Return the mask of an image at its own size; raise UnreadableTarget if it cannot be read."""
+    name = images.mask_name(index)
+    try:
+        with name_image_errors(name):
+            return images.read_mask(index)
+    except IMAGE_ERRORS as error:
+        raise UnreadableTarget(index, name, format_image_error(error, name)) from None
 
 
 def check_whole_image(preprocessing: Preprocessing) -> None:
@@ -107,6 +131,6 @@ def predict_mask(logits: Tensor, size: tuple[int, int]) -> np.ndarray:
 
 
 def split_rows(rows: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the confusion matrices [n, K, K] and the boundary counts [n, K, 2] of rows."""
-    confusions, boundary = rows[:, : classes**2], rows[:, classes**2 :]
-    return confusions.reshape(-1, classes, classes), boundary.reshape(-1, classes, 2)
+    """Return the pixels [n, 3, K] of `sum_pixels` and the boundary counts [n, K, 2] of rows."""
+    pixels, boundary = rows[:, : 3 * classes], rows[:, 3 * classes : 5 * classes]
+    return pixels.reshape(-1, 3, classes), boundary.reshape(-1, classes, 2)

@@ -21,7 +21,7 @@ from vitrail.metrics.intervals import wilson_interval
 from vitrail.metrics.linear import score_logits
 from vitrail.metrics.paired import compare_correct, compare_map
 from vitrail.metrics.regression import compare_regression, summarise_regression
-from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, count_confusion
+from vitrail.metrics.segmentation import compare_masks, compute_mask_metrics, count_confusion, sum_pixels
 from vitrail.tasks.numbers import TargetStatistics
 
 
@@ -355,12 +355,13 @@ def compare_mask_outputs(
 def score_masks(first: MaskOutputs, second: MaskOutputs, targets: np.ndarray) -> PairedScore:
     """Return the mIoU of both models on masks [B, H, W], and their paired difference."""
     classes = first.logits.shape[1]
-    confusions = [
+    confusions = (
         np.stack([count_confusion(mask, target, classes) for mask, target in zip(one.masks, targets, strict=True)])
         for one in (first, second)
-    ]
-    one, two = (compute_mask_metrics(counts) for counts in confusions)
-    paired = compare_masks(*confusions)
+    )
+    pixels = [sum_pixels(counts) for counts in confusions]
+    one, two = (compute_mask_metrics(counts) for counts in pixels)
+    paired = compare_masks(*pixels)
     intervals = read_interval(one), read_interval(two)
     return PairedScore("mIoU", one["miou"], two["miou"], *intervals, paired.difference, paired.interval)
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,8 @@ class RunLoaders:
         )
 
     def split(self, name: str) -> Loader:
-        """Return the loader of a whole split, in order, preprocessed as for evaluation."""
-        return self.evaluation(name, self.setup.prepared.splits[name])
+        """Return the loader of a whole split, in order, preprocessed as for evaluation; masks are judged at their own size."""
+        return self.evaluation(name, replace(self.setup.prepared.splits[name], masks=None))
 
     def evaluation(self, name: str, images: Images) -> Loader:
         """Return the loader of these images, in order, preprocessed as for evaluation."""

@@ -3,8 +3,10 @@
 The task (`vitrail/tasks`) defines outputs, metrics and drawings.
 """
 
+import functools
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,24 @@ from vitrail.data.loader import Batch, Loader
 from vitrail.metrics.temperature import TemperatureFit, choose_temperature
 from vitrail.models.base import Model
 from vitrail.tasks import Task, task_of
+from vitrail.tasks.base import Sums, add_sums, reduce_batch
 from vitrail.training.distributed import Team
 from vitrail.training.runs.models import MODEL, Evaluator, TrainedModel
 from vitrail.training.runs.setup import RunLoaders, RunSetup
 from vitrail.training.trainer import Metrics, Trainer
 
 MAX_EXAMPLES = 24  # images of a split that are drawn for the report
-Reduce = Callable[[Tensor, np.ndarray], np.ndarray]  # outputs of a batch and the indices of its images, to rows [B, R]
+# Outputs of a batch and the indices of its images, to the images that are kept and their rows, [B, R].
+Reduce = Callable[[Tensor, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the metrics of a split are computed from."""
+
+    rows: np.ndarray  # [n, R], zeros where an image could not be read
+    readable: np.ndarray  # [n] bool
+    sums: Sums  # over the readable images
 
 
 class LabelEvaluator(Evaluator):
@@ -33,15 +46,16 @@ class LabelEvaluator(Evaluator):
         self.task: Task = task_of(setup.prepared.train)
         self.task.check_preprocessing(setup.recipe.preprocessing)
         self.score = self.task.score
-        self.validated: tuple[int, np.ndarray, np.ndarray] | None = None  # step, rows and readable images
+        self.validated: tuple[int, Predictions] | None = None  # step of the last validation
 
     def validate(self, trainer: Trainer) -> Metrics:
         """Return the metrics of the validation split."""
-        module, loader = trainer.loss_module, self.loaders.split("validation")
+        module, images = trainer.loss_module, self.setup.prepared.splits["validation"]
         with trainer.autocast():
-            rows, readable = self.predict(lambda x: module(x)["logits"], loader)
-        self.validated = trainer.progress.step, rows, readable
-        metrics = self.task.compute_metrics(rows[readable], loader.images.select(readable), intervals=False)
+            found = self.predict(lambda x: module(x)["logits"], "validation")
+        self.validated = trainer.progress.step, found
+        rows, readable = found.rows, found.readable
+        metrics = self.task.compute_metrics(rows[readable], images.select(readable), intervals=False)
         return {name: float(metrics[name]) for name in self.task.validation_metrics if metrics.get(name) is not None}
 
     def finish(self, trainer: Trainer) -> dict[str, Any]:
@@ -56,21 +70,20 @@ class LabelEvaluator(Evaluator):
         results: dict[str, dict[str, Any]] = {}
         for split in ("validation", "test"):
             if split in setup.prepared.splits:
-                loader = self.loaders.split(split)
                 step = trainer.progress.best_step if best else trainer.progress.step
                 with trainer.autocast():
-                    rows, readable = self.evaluate(model, loader, step if split == "validation" else -1)
-                images, rows = loader.images.select(readable), rows[readable]
+                    found = self.evaluate(model, split, step if split == "validation" else -1)
+                images, rows = setup.prepared.splits[split].select(found.readable), found.rows[found.readable]
                 if split == "validation" and setup.recipe.calibrate == "temperature" and self.task.calibrates:
                     fit = self.calibrate(rows, images.targets)
                     if fit.is_scaled:
                         model, rows = trained.scale_written(fit), rows / np.float32(fit.temperature)
                 results[split] = self.task.compute_metrics(rows, images)
-                for unreadable in setup.team.gather_objects(loader.unreadable):
+                for unreadable in setup.team.gather_objects(self.loaders.split(split).unreadable):
                     trainer.progress.unreadable |= unreadable
                 if setup.team.is_main:
                     with trainer.autocast():
-                        self.write_predictions(split, rows, images, model)
+                        self.write_predictions(split, rows, found.sums, images, model)
         if not best:
             with trainer.evaluation_weights():
                 adapter = trained.save_adapter(fit.temperature if fit else 1.0)
@@ -85,33 +98,46 @@ class LabelEvaluator(Evaluator):
         team = self.setup.team
         return team.broadcast_object(choose_temperature(logits, targets) if team.is_main else None)
 
-    def predict(self, model: Callable[[Tensor], Tensor], loader: Loader) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of the task [n, R] for all images of a loader, and which images were readable, [n]."""
-        normalise, reduce = self.setup.recipe.preprocessing.normalise, self.task.reduce_outputs
-        return predict_split(model, loader, normalise, self.setup.team, lambda x, i: reduce(x, loader.images, i))
+    def predict(self, model: Callable[[Tensor], Tensor], split: str) -> Predictions:
+        """Return the rows and sums of the task for all images of a split."""
+        normalise, team, loader = self.setup.recipe.preprocessing.normalise, self.setup.team, self.loaders.split(split)
+        sums: Sums = {}
 
-    def evaluate(self, model: Model, loader: Loader, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of the written model, and which images were readable.
+        def reduce(outputs: Tensor, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            nonlocal sums
+            indices, rows, more = self.reduce(split, outputs, indices)
+            sums = add_sums(sums, more)
+            return indices, rows
+
+        rows, readable = predict_split(model, loader, normalise, team, reduce)
+        return Predictions(rows, readable, functools.reduce(add_sums, team.gather_objects(sums)))
+
+    def reduce(self, split: str, outputs: Tensor, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
+        """Return the readable images of a batch, their rows and sums."""
+        images, loader = self.setup.prepared.splits[split], self.loaders.split(split)
+        return reduce_batch(self.task, outputs, images, indices, loader.unreadable)
+
+    def evaluate(self, model: Model, split: str, step: int) -> Predictions:
+        """Return the rows and sums of the written model.
 
         Those of the validation at `step` are returned if the model computes the same for the first batch, bit for bit.
         """
         normalise, team = self.setup.recipe.preprocessing.normalise, self.setup.team
         if self.validated is not None and self.validated[0] == step:
-            _, rows, readable = self.validated
-            batch = next(iter(loader.iter_once()))
+            found = self.validated[1]
+            batch = next(iter(self.loaders.split(split).iter_once()))
             with torch.no_grad():
                 outputs = compute_outputs(model, batch, normalise, team)
-            indices = batch.indices.numpy()
-            same = np.array_equal(self.task.reduce_outputs(outputs, loader.images, indices), rows[indices])
-            if not any(team.any_process(not same)):
-                return rows, readable
-        return self.predict(model, loader)
+            indices, rows, _ = self.reduce(split, outputs, batch.indices.numpy())
+            if not any(team.any_process(not np.array_equal(rows, found.rows[indices]))):
+                return found
+        return self.predict(model, split)
 
-    def write_predictions(self, split: str, rows: np.ndarray, images: Images, model: Model) -> None:
-        """Write the rows, targets and names of a split, and drawings of the worst images."""
+    def write_predictions(self, split: str, rows: np.ndarray, sums: Sums, images: Images, model: Model) -> None:
+        """Write the rows, sums, targets and names of a split, and drawings of the worst images."""
         folder, pipeline = self.setup.directory / "evaluation", self.setup.recipe.preprocessing
         (folder / "pictures").mkdir(parents=True, exist_ok=True)
-        arrays: Any = self.task.stored_arrays(rows, images)
+        arrays: Any = self.task.stored_arrays(rows, images) | sums
         np.savez_compressed(folder / f"{split}.npz", **arrays)
         names = [images.name(index) for index in range(len(images))]
         (folder / f"{split}.json").write_text(json.dumps({"names": names}, ensure_ascii=False), encoding="utf-8")
@@ -148,7 +174,7 @@ def predict_split(
     loader: Loader,
     normalise: Callable[[Tensor], Tensor],
     team: Team,
-    reduce: Reduce = lambda outputs, indices: outputs.float().cpu().numpy(),
+    reduce: Reduce = lambda outputs, indices: (indices, outputs.float().cpu().numpy()),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a row for every image of a loader, [n, R], on every process, and which images were readable, [n].
 
@@ -158,8 +184,7 @@ def predict_split(
     for batch in loader.iter_once():
         outputs = compute_outputs(model, batch, normalise, team)
         if len(batch.indices):
-            indices = batch.indices.numpy()
-            parts.append((indices, reduce(outputs, indices)))
+            parts.append(reduce(outputs, batch.indices.numpy()))
     gathered = [part for process in team.gather_objects(parts) for part in process]
     first = gathered[0][1]
     rows = np.zeros((len(loader.images), first.shape[1]), dtype=first.dtype)
