@@ -1,5 +1,6 @@
 """Results of a regression model on images with numbers, as metrics, JSON and CSV."""
 
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -122,10 +123,13 @@ class NumberEvaluation(ModelEvaluation):
 
     def worst_table(self, limit: int) -> TextTable | None:
         """Return the images with the largest errors."""
-        rows = [["largest errors", "", "predicted", "true"]]
+        where = self.selection.where
+        root = os.path.dirname(where) if os.path.isfile(where) else where  # a table names files beside it
+        several = len(self.labels) > 1
+        rows = [["largest errors", *([""] if several else []), "predicted", "true"]]
         for row in self.mistake_rows()[:limit]:
             for k, label in enumerate(self.labels):
-                path = shorten_path(row["path"], self.selection.where) if not k else ""
+                path = shorten_path(row["path"], root) if not k else ""
                 values = (text.format_number(row[name][label], 4) for name in ("predicted", "numbers"))
-                rows.append([path, shorten_name(label), *values])
-        return TextTable(rows, (2, 3))
+                rows.append([path, *([shorten_name(label)] if several else []), *values])
+        return TextTable(rows, (len(rows[0]) - 2, len(rows[0]) - 1))

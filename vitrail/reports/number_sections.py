@@ -31,9 +31,9 @@ MAX_BINS = 25
 
 def build_number_sections(evaluation: EvaluatedNumbers, labels: list[str]) -> list[PageSection]:
     """Return the sections of errors, of predicted against true values, and of the worst images."""
-    title = f"Results of each target, {evaluation.split}" if len(labels) > 1 else f"Errors, {evaluation.split}"
+    targets = [render_targets(evaluation, labels)] if len(labels) > 1 else []  # of one, the metrics are above
     return [
-        ("targets", "Targets", title, [render_targets(evaluation, labels)]),
+        ("targets", "Targets", f"Results of each target, {evaluation.split}", targets),
         ("values", "Values", "Predicted and true values", render_values(evaluation, labels)),
         ("mistakes", "Worst images", "Images with the largest errors", render_worst_images(evaluation, labels)),
     ]
@@ -54,7 +54,7 @@ def render_targets(evaluation: EvaluatedNumbers, labels: list[str]) -> Markup:
         rows.append([label_cell(label), bar, interval, *errors[0], *errors[1], _number_cell(float(spread[k]))])
     percent = f"95{chr(160)}%"
     head = ["target", "R²", percent, "MAE", percent, "RMSE", percent, "std of the target"]
-    return render_table(head, rows, caption="Errors of each target", numeric_from=1, sortable=len(labels) > 1)
+    return render_table(head, rows, caption="Errors of each target", numeric_from=1, sortable=True)
 
 
 def _number_cell(value: float) -> tuple[str, float]:
@@ -118,7 +118,7 @@ def render_errors(label: str, errors: np.ndarray) -> Markup:
     mean = float(errors.mean())
     description = f"Errors of {label}: mean {format_number(mean)}, largest {format_number(furthest)}"
     plot = render_plot(shapes, x_scale, y_scale, format_number, format_number, description, tooltips)
-    below = f"predicted minus true, number of images; mean {format_number(mean)}"
+    below = f"predicted minus true, number of images; mean {format_number(mean)}".replace("-", "−")
     caption = h("figcaption", h("h3", isolate(label), ": errors"))
     return h("figure", caption, plot, h("p", below, class_="axis"), class_="chart square")
 

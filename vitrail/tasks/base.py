@@ -1,9 +1,9 @@
 """The interface of a task: how the outputs of a model are judged, stored and drawn, given what a target is.
 
-Runs ask the task, not its name; evaluations and reports ask its name only where masks have classes or sections of their own
-(`evaluation/masks.py`, `reports/mask_sections.py`). An image's output is first reduced to one row of numbers, from which
-all metrics are computed: logits of a classifier stay as they are, a map of logits becomes counts of pixels. So outputs that
-are too large to keep are judged batch by batch, on any number of processes. A new task is a file beside this one and a line
+Runs ask the task, not its name; evaluations and reports choose their classes for it by name, each in one table
+(`EVALUATIONS` in `evaluation/evaluate.py`, `EVALUATED` in `reports/run.py`). An image's output is first reduced to one row of
+numbers, from which all metrics are computed: logits of a classifier stay, a map of logits becomes counts of pixels. So outputs
+that are too large to keep are judged batch by batch, on any number of processes. A new task is a file beside this one and a line
 in `__init__.py`.
 """
 
