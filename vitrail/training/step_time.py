@@ -130,7 +130,7 @@ def measure_image(loaders: RunLoaders, training: Trainer) -> float:
     """Return the seconds that one held-out image takes in an evaluation."""
     model = getattr(training.loss_module.eval(), loaders.setup.recipe.objective.keeps)
     normalise, device = loaders.setup.recipe.preprocessing.normalise, loaders.setup.team.device
-    images = loaders.split("validation").images
+    images = loaders.setup.prepared.splits["validation"]
     seconds, previous = 0.0, time.monotonic()
     with loaders.setup.team.unsharded(training.loss_module), training.autocast():
         for index, batch in enumerate(loaders.split("validation").iter_once()):
