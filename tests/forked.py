@@ -2,7 +2,7 @@
 
 `python -m vitrail train` spends most of a tiny run's time importing. The server does that once; each forked child has its own
 directory, environment, output and exit code, as any other process. Run as a program, this file is the server: it reads one
-request per line and writes the exit code.
+request per line, and writes the process id and then the exit code.
 """
 
 import atexit
@@ -44,11 +44,22 @@ def run(
             "err": str(err),
             "timeout": timeout,
         }
-        requests, codes = start_server()
-        requests.write(json.dumps(request) + "\n")
-        requests.flush()
-        code = int(codes.readline())
+        start_child(request)
+        code = wait_for_child()
         return subprocess.CompletedProcess(["vitrail", *arguments], code, out.read_text(), err.read_text())
+
+
+def start_child(request: Mapping[str, object]) -> int:
+    """Let the server fork a child; return its process id. One child runs at a time."""
+    requests, answers = start_server()
+    requests.write(json.dumps(request) + "\n")
+    requests.flush()
+    return int(answers.readline())
+
+
+def wait_for_child() -> int:
+    """Return the exit code of the child as subprocess has it: negative for a signal."""
+    return int(start_server()[1].readline())
 
 
 @cache
@@ -72,19 +83,16 @@ def serve() -> None:
     """Fork a child for each request on standard input."""
     for name in IMPORTED:
         __import__(name)
-    codes = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
         if not child:
             run_child(request)
-        codes.write(f"{wait_for_child(child)}\n")
-        codes.flush()
-
-
-def wait_for_child(child: int) -> int:
-    """Return the exit code as subprocess has it: negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        answers.write(f"{child}\n")
+        answers.flush()
+        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        answers.flush()
 
 
 def run_child(request: dict[str, object]) -> None:

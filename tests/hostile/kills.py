@@ -5,9 +5,10 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from tests.forked import IMPORTED, run_child, wait_for_child
+from tests.forked import start_child, wait_for_child
 
 TRAIN = (
     *(
@@ -43,27 +44,24 @@ MAX_KILLS = 4
 
 def start(arguments: tuple[str, ...], cwd: Path) -> int:
     """Fork a process that runs the command; return its id. Everything is imported before, so that it starts at once."""
-    for name in IMPORTED:
-        __import__(name)
-    request = {
-        "arguments": arguments,
-        "cwd": str(cwd),
-        "env": {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cwd / "cache")},
-        "out": str(cwd / "stdout"),
-        "err": str(cwd / "stderr"),
-        "timeout": 300,
-    }
-    child = os.fork()
-    if not child:
-        run_child(request)
-    return child
+    return start_child(
+        {
+            "arguments": arguments,
+            "cwd": str(cwd),
+            "env": {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cwd / "cache")},
+            "out": str(cwd / "stdout"),
+            "err": str(cwd / "stderr"),
+            "timeout": 300,
+        }
+    )
 
 
 def run_to_end(arguments: tuple[str, ...], cwd: Path) -> float:
     """Run the command undisturbed; return its seconds."""
     cwd.mkdir(parents=True)
     begin = time.monotonic()
-    code = wait_for_child(start(arguments, cwd))
+    start(arguments, cwd)
+    code = wait_for_child()
     assert code == 0, (cwd / "stderr").read_text()
     return time.monotonic() - begin
 
@@ -78,8 +76,9 @@ def kill_until_done(
         child = start(arguments, cwd)
         if kills < MAX_KILLS:
             time.sleep(rng.uniform(0, seconds))
-            os.kill(child, signal.SIGKILL)
-        code = wait_for_child(child)
+            with suppress(ProcessLookupError):  # it has ended
+                os.kill(child, signal.SIGKILL)
+        code = wait_for_child()
         if code == -signal.SIGKILL:
             kills += 1
             if (cwd / "out.csv").is_file():  # killed after its last step
