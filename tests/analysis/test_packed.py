@@ -60,7 +60,7 @@ def test_the_side_of_a_cell_is_found_again_from_the_grid(grid, cells):
 def test_what_was_not_looked_at_is_not_there_and_all_of_it_is_json():
     packed = pack_image(made_shown(layers=1, heads=1, grid=(3, 3), at=None, classes=None))
     assert not {"relevance", "similar", "target"} & set(packed)
-    assert packed["said"] == []
+    assert packed["predictions"] == []
     assert json.loads(json.dumps(packed)) == packed
 
 

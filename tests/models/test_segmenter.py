@@ -18,6 +18,7 @@ from vitrail.models.registry import build_from, build_segmenter, config_from_jso
 from vitrail.models.segmenter import SegmenterConfig
 from vitrail.models.sizes import DECODER_NAMES
 from vitrail.nn.decoder import LinearDecoder, UPerNet
+from vitrail.objectives.segmentation import Segmentation
 from vitrail.training.runs.models import load_initial_model
 from vitrail.utils.json import to_json
 
@@ -319,11 +320,10 @@ def test_four_layers_of_a_plain_vit_are_rescaled():
 
 
 def start(init, config, labels):
-    recipe = SimpleNamespace(model=config, init=str(init), seed=3)
+    recipe = SimpleNamespace(model=config, init=str(init), seed=3, objective=Segmentation())
     notes = []
-    setup = SimpleNamespace(
-        recipe=recipe, prepared=SimpleNamespace(labels=SimpleNamespace(names=labels)), note=notes.append
-    )
+    prepared = SimpleNamespace(labels=SimpleNamespace(names=labels), train=SimpleNamespace(target_kind="masks"))
+    setup = SimpleNamespace(recipe=recipe, prepared=prepared, note=notes.append)
     return load_initial_model(setup), notes
 
 

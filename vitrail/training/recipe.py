@@ -162,14 +162,14 @@ class Facts:
     side: tuple[int, int]  # median height and width of the images
     channels: int
     several_sizes: bool  # whether images differ in size, as photographs do
-    target_mean: tuple[float, ...] = ()  # of the training images, if targets are numbers
-    target_std: tuple[float, ...] = ()
     init: ModelConfig | None = None  # of the initial checkpoint
     init_preprocessing: Preprocessing | None = None
     teacher: Teacher | None = None
     overrides: dict[str, Any] = field(default_factory=dict)  # the user's values: batch_size, epochs, model, size…
     chosen: list[str] = field(default_factory=list)  # a line for each choice, with its reason
     used: set[str] = field(default_factory=set)  # the overrides that the recipe asked for
+    target_mean: tuple[float, ...] = ()  # of the training images, if targets are numbers
+    target_std: tuple[float, ...] = ()
 
     @property
     def loss(self) -> Literal["softmax", "sigmoid"]:
