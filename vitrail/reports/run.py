@@ -280,7 +280,7 @@ class EvaluatedNumbers:
 
 Evaluated = EvaluatedSplit | EvaluatedMasks | EvaluatedNumbers
 EVALUATED: tuple[type[Evaluated], ...] = (EvaluatedSplit, EvaluatedMasks, EvaluatedNumbers)
-TASK_SCORES = {"masks": "miou", "numbers": "r2"}  # of tasks with one score; others are told by their metrics
+TASK_SCORES = {"masks": "miou", "numbers": "r2"}  # of tasks with one score; for others it depends on their metrics
 
 
 @dataclass(frozen=True)
