@@ -51,7 +51,7 @@ format: $(STAMP) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure against the peers, interleaved; more than seven hours on two cores
+bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours on two cores
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
 	$(BIN)/python benchmarks/resolution.py
@@ -66,6 +66,9 @@ bench: $(STAMP) ## measure against the peers, interleaved; more than seven hours
 	$(BIN)/python benchmarks/cifar10_minutes.py
 	$(BIN)/python benchmarks/small_families.py
 	$(BIN)/python benchmarks/short_finetune.py
+	$(BIN)/python benchmarks/segmentation.py
+	$(BIN)/python benchmarks/segmentation.py --memory
+	$(BIN)/python benchmarks/segmentation.py --train
 	$(BIN)/python benchmarks/fewer_tokens.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/inspect.py

@@ -3,7 +3,7 @@
     python benchmarks/segmentation.py                                   speed, both precisions, interleaved
     python benchmarks/segmentation.py --train --minutes 10 --seeds 0 1 2
     python benchmarks/segmentation.py --train --steps 1000 700 --only plain --seeds 1 --runs DIR
-    python benchmarks/segmentation.py --memory                          peak memory of inference, 1024×1024, 150 classes
+    python benchmarks/segmentation.py --memory                          peak memory of inference
 
 The same work for both: images of 224×224, random resized crops (scale 0.25 to 1, bicubic) and flips, batches of 16, AdamW,
 cosine schedule with warm-up, and the same head: vitrail's UPerNet, with `--frozen` the linear decoder on a frozen backbone.
@@ -16,6 +16,9 @@ minutes at the measured speed, which needs free cores. `--steps` gives these num
 on what else the machine does, so runs may share the cores, and a run that was stopped is resumed from its directory. Scores
 are of the validation split at the size of the masks: mean IoU of pet, background and border, and IoU of the pet over the pixels
 that are not border, between pet and background. `--border ignore` trains without the border, on two classes.
+
+Memory: one image of 1024×1024 with 150 classes and fresh heads in float32, whole, and in windows of 512×512; beside it the same
+model called on the whole image. Each in a process of its own.
 """
 
 import argparse
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,6 +118,13 @@ def to_classes(mask: np.ndarray, ignore_border: bool) -> np.ndarray:
     return np.where((mask == BORDER) & ignore_border, IGNORED, mask - 1).astype(np.uint8)
 
 
+def seed_worker(_: int) -> None:
+    """Seed the augmentation of a worker; without this, all workers have the same random numbers."""
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    info.dataset.augment.set_random_seed(info.seed % 2**32)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 class PlainLoop:
     """The plain training loop."""
 
@@ -139,6 +150,7 @@ class PlainLoop:
             drop_last=True,
             num_workers=2,
             persistent_workers=True,
+            worker_init_fn=seed_worker,
         )
         self.batches = self.iterate()
 
@@ -171,6 +183,7 @@ class PlainLoop:
         if path.is_file():
             stored = torch.load(path)
             self.done = stored.pop("done")
+            torch.manual_seed(torch.initial_seed() + self.done)  # not the images of the first steps again
             for name, state in stored.items():
                 parts[name].load_state_dict(state)
         while self.done < self.steps:
@@ -362,7 +375,6 @@ def compare_training(options: argparse.Namespace) -> None:
 def use_memory(contestant: str, decoder: str, mode: str) -> None:
     """Predict the mask of one image, and print the peak memory of this process in MB, before and after."""
     import vitrail
-    from vitrail.data.labels import Labels
     from vitrail.models.adapt import segment_from
 
     image = np.random.default_rng(0).integers(0, 256, (MEMORY_SIDE, MEMORY_SIDE, 3), dtype=np.uint8)
@@ -370,8 +382,11 @@ def use_memory(contestant: str, decoder: str, mode: str) -> None:
     side = MEMORY_SIDE if mode == "whole" else WINDOW
     model = segment_from(vitrail.load(str(WEIGHTS)).resize((side, side)), decoder, MEMORY_CLASSES).eval()
     if contestant == "vitrail":
-        model.labels = Labels(tuple(map(str, range(MEMORY_CLASSES))))
-        (row,) = vitrail.predict(model, [image], inference=mode, precision="fp32", workers=1, batch_size=1)
+        model.labels = tuple(map(str, range(MEMORY_CLASSES)))
+        assert model.preprocessing is not None
+        model.preprocessing = replace(model.preprocessing, size=(side, side), resize=(side, side))
+        scales = (MEMORY_SIDE / side,)  # windows see the image at its own size
+        (row,) = vitrail.predict(model, [image], inference=mode, scales=scales, precision="fp32", workers=1)
         assert row.mask is not None, row.error
     else:  # the same model, called as plain PyTorch
         with torch.inference_mode():
