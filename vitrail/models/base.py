@@ -59,6 +59,7 @@ class ModelConfig:
     title: ClassVar[str]  # the family in messages, in the plural
     EVERY_FIELD_WRITTEN: ClassVar[bool] = True  # in JSON: a model file without a field is refused (utils/json.py)
     ABSTRACT: ClassVar[bool] = True  # not a value by itself
+    frames: ClassVar[int | None] = None  # of a clip, a field of families that take clips; None for models of images
     output_kind: ClassVar[str] = "classes"  # "classes": logits [B, K]; "masks": logits [B, K, H, W] for every pixel
 
     if TYPE_CHECKING:  # fields of every family, declared there
@@ -66,6 +67,11 @@ class ModelConfig:
         image_size: tuple[int, int]  # height and width
         channels: int
         init: str
+
+    @property
+    def input_size(self) -> tuple[int, ...]:
+        """Return (height, width), or (frames, height, width) of models that take clips [B, C, T, H, W]."""
+        return self.image_size if self.frames is None else (self.frames, *self.image_size)
 
     def find_decoder(self) -> "DecoderSlot | None":
         """Return the decoder of a segmentation model; None for other families."""
