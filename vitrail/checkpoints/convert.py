@@ -313,7 +313,7 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
 
 
 def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
-    """Return the photograph preprocessed for the model, [1, C, H, W]."""
+    """Return the photograph preprocessed for the model, [1, C, H, W]; as a clip of equal frames if it takes clips."""
     config = contract.config
     pipeline = contract.preprocessing or Preprocessing(config.image_size, config.image_size)
     if pipeline.channels not in (1, 3, 4):
@@ -323,7 +323,8 @@ def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
             x = pipeline(image)
     except Image.DecompressionBombError as error:
         raise ValueError(f"{image_path}: {error}") from None
-    return x.repeat(-(-config.channels // x.shape[0]), 1, 1)[: config.channels].unsqueeze(0)
+    x = x.repeat(-(-config.channels // x.shape[0]), 1, 1)[: config.channels]
+    return (x if config.frames is None else torch.stack([x] * config.frames, 1)).unsqueeze(0)
 
 
 @torch.inference_mode()

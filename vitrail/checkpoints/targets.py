@@ -141,7 +141,7 @@ TARGETS: dict[str, ConversionTarget] = {
         "torchvision",
         torchvision.list_limits,
         torchvision.map_vit,
-        families=frozenset({"vit", "swin"}),
+        families=frozenset({"vit", "swin", "mvit"}),
         resampling=lambda config: "torchvision",
     ),
     "vit-pytorch": ConversionTarget(
@@ -265,7 +265,7 @@ def build_target_table(to: str, config: ModelConfig) -> KeyTable:
     if isinstance(config, SwinConfig):
         return swin.build_table(config, swin.TARGETS[to])
     if isinstance(config, MViTConfig):
-        return mvit.build_table(config)
+        return mvit.TARGETS[to](config)
     if isinstance(config, SegmenterConfig):
         return eomt.map_eomt(config)
     return get_target(to, config).build_table(config)

@@ -33,7 +33,8 @@ def with_classes(config: ModelConfig, state: State, classes: int | None) -> tupl
 
 def with_size(config: ModelConfig, state: State, size: tuple[int, int]) -> tuple[ModelConfig, State]:
     """Return the model for another image size, positions resampled to its grid (section 3.2)."""
-    return config.with_image_size(size), config.resize_state(state, size)
+    new = config.with_image_size(size)
+    return new, config.resize_state(state, new.input_size)
 
 
 def with_channels(config: ModelConfig, state: State, channels: int) -> tuple[ModelConfig, State]:

@@ -341,7 +341,7 @@ class Model(RecomputeModule, ABC):
 
     def normalise_map(self, features: Tensor) -> Tensor:
         """Return a feature map [B, C, h, w] after the final norm, which `feature_maps` leaves out."""
-        return self.final_norm(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.final_norm(features.movedim(1, -1)).movedim(-1, 1)
 
     @property
     @abstractmethod
