@@ -60,6 +60,12 @@ def flatten_patches(channels: int, patch: int) -> TensorTransform:
     return TensorTransform(read=lambda t: [t[0].flatten(1)], write=lambda o: [o[0].unflatten(1, shape)])
 
 
+def flatten_tubelets(channels: int, frames: int, patch: int) -> TensorTransform:
+    """Return the transform from a convolution's [D, C, F, P, P] to a matrix [D, C·F·P²]."""
+    shape = (channels, frames, patch, patch)
+    return TensorTransform(read=lambda t: [t[0].flatten(1)], write=lambda o: [o[0].unflatten(1, shape)])
+
+
 def reorder_patches(channels: int, patch: int, dim: int = -1) -> TensorTransform:
     """Return the transform from patches flattened pixel by pixel (theirs) to channel by channel (ours)."""
 
