@@ -9,13 +9,15 @@ import torch
 from tests.deploy.asked import images, model, read, vitrail
 from tests.evaluation import made
 from vitrail import evaluate, load, predict, save
-from vitrail.deploy.export.comparison import compare_outputs, tolerances_for
+from vitrail.deploy.export.comparison import tolerances_for
 from vitrail.deploy.export.export import export
 from vitrail.deploy.predict import resume as resuming
 from vitrail.deploy.runtimes import exported, int8, precision
 from vitrail.deploy.runtimes import open as opening
 from vitrail.deploy.runtimes.open import open_deployed_model
 from vitrail.deploy.runtimes.precision import CheckedRuntime, PrecisionCheck
+from vitrail.tasks import TASKS
+from vitrail.tasks.comparison import compare_features
 from vitrail.utils.precision import PrecisionChoice
 
 COUNT = 20
@@ -165,12 +167,12 @@ def test_the_python_interface_takes_precisions(place, measured):
 
 def test_changed_confidence_and_features_are_violations():
     logits = np.random.default_rng(0).normal(size=(64, 5)) * 2
-    (reason,) = tolerances_for("bf16").find_violations(compare_outputs(logits, 1.5 * logits))
+    (reason,) = tolerances_for("bf16").find_violations(TASKS["single"].compare_outputs(logits, 1.5 * logits))
     assert reason.startswith("the mean confidence changed by ")
-    assert tolerances_for("bf16").find_violations(compare_outputs(logits, 1.001 * logits)) == []
-    (reason,) = tolerances_for("bf16").find_violations(compare_outputs(logits, -logits, what="features"))
+    assert tolerances_for("bf16").find_violations(TASKS["single"].compare_outputs(logits, 1.001 * logits)) == []
+    (reason,) = tolerances_for("bf16").find_violations(compare_features(logits, -logits))
     assert reason == "features have a cosine of only -1.0000, less than 0.99"
-    assert tolerances_for("bf16").find_violations(compare_outputs(logits, logits, what="features")) == []
+    assert tolerances_for("bf16").find_violations(compare_features(logits, logits)) == []
 
 
 def test_a_check_without_finite_references_stays_in_fp32(place):
