@@ -256,3 +256,19 @@ def test_openvino_computes_in_bf16_by_the_same_rule(place, tmp_path, measured, m
     opened = open_deployed_model(path, runtime="openvino")
     assert (opened.choice.precision, opened.choice.why[-31:]) == ("fp32", "does not multiply bf16 natively")
     assert open_deployed_model(path, runtime="openvino", precision="fp32").choice is None
+
+
+def test_an_index_keeps_the_precision_that_was_chosen_for_it(place, tmp_path, measured, capsys):
+    out = tmp_path / "index"
+    arguments = ("search", "index", place / "model.safetensors", place / "photos", "--out", out, "--runtime", "torch")
+    assert vitrail(*arguments, "--precision", "auto") == 0
+    assert "precision: bf16 (measured 2.0 times as fast as fp32 on " in capsys.readouterr().out
+    assert json.loads((out / "index.json").read_text())["model"]["precision"] == "bf16"
+    measured.clear()
+    assert vitrail(*arguments, "--precision", "auto", "--update") == 0
+    assert vitrail("search", "find", out, sorted((place / "photos").rglob("*.*"))[0]) == 0
+    assert not measured
+    refused = tmp_path / "refused"
+    arguments = ("search", "index", place / "broken.safetensors", place / "photos", "--out", refused)
+    assert vitrail(*arguments, "--runtime", "torch", "--precision", "auto") == 0
+    assert json.loads((refused / "index.json").read_text())["model"]["precision"] == "fp32"

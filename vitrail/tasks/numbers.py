@@ -78,7 +78,8 @@ class Numbers(Task):
             before, after = (summarise_regression(values, targets) for values in (one, two))
             intervals = tuple(read_interval(metrics.get("r2_interval")) for metrics in (before, after))
             paired = compare_regression(one, two, targets)
-            score = PairedScore("R²", before["r2"], after["r2"], *intervals, paired.difference, paired.interval)
+            scores = (before["r2"], after["r2"], intervals[0], intervals[1])
+            score = PairedScore("R²", *scores, paired.difference, paired.interval)
         return OutputComparison(
             "numbers",
             float(np.abs(one - two).max()),
