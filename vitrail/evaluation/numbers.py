@@ -15,7 +15,7 @@ from vitrail.evaluation.result import MAX_EXAMPLES, ModelEvaluation, TextTable, 
 from vitrail.metrics.paired import PairedTest
 from vitrail.metrics.regression import compare_regression, find_largest_errors
 from vitrail.reports.run import EvaluatedNumbers
-from vitrail.utils import text
+from vitrail.utils import scores, text
 
 
 class NumberEvaluation(ModelEvaluation):
@@ -117,8 +117,8 @@ class NumberEvaluation(ModelEvaluation):
             for name in ("mae", "rmse"):
                 ends = row[f"{name}_interval"]
                 cells += [text.format_number(row[name], 4), "–".join(text.format_number(end, 4) for end in ends or ())]
-            ends = text.format_score_interval("r2", row["r2_interval"])
-            rows.append([*cells, text.format_score("r2", row["r2"]), ends])
+            ends = scores.format_score_interval("r2", row["r2_interval"])
+            rows.append([*cells, scores.format_score("r2", row["r2"]), ends])
         return TextTable(rows, tuple(range(1, 7)))
 
     def worst_table(self, limit: int) -> TextTable | None:
