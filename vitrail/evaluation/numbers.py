@@ -24,8 +24,7 @@ class NumberEvaluation(ModelEvaluation):
     @classmethod
     def match(cls, deployed: DeployedModel, images: Images, class_map: Any, names: str | None) -> ClassMatching:
         """Match the targets of the data to the outputs by name; raise ValueError with the difference."""
-        if class_map is not None:
-            raise ValueError(f"class_map= is for classes, and {deployed.name} predicts numbers: leave it out")
+        cls.refuse_class_map(deployed, class_map)
         labels = cls.map_images(deployed, images).classes
         return ClassMatching(np.arange(len(labels)), labels, "by name")
 
@@ -38,6 +37,7 @@ class NumberEvaluation(ModelEvaluation):
 
     @classmethod
     def verification_targets(cls, deployed: DeployedModel, images: Images, class_map: Any) -> np.ndarray | None:
+        cls.refuse_class_map(deployed, class_map)
         return cls.map_images(deployed, images).targets
 
     @property
