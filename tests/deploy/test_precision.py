@@ -12,6 +12,7 @@ from vitrail import evaluate, load, predict, save
 from vitrail.deploy.export.comparison import tolerances_for
 from vitrail.deploy.export.export import export
 from vitrail.deploy.predict import resume as resuming
+from vitrail.deploy.predict.processes import ProcessShare, share_choices
 from vitrail.deploy.runtimes import exported, int8, precision
 from vitrail.deploy.runtimes import open as opening
 from vitrail.deploy.runtimes.open import open_deployed_model
@@ -272,3 +273,29 @@ def test_an_index_keeps_the_precision_that_was_chosen_for_it(place, tmp_path, me
     arguments = ("search", "index", place / "broken.safetensors", place / "photos", "--out", refused)
     assert vitrail(*arguments, "--runtime", "torch", "--precision", "auto") == 0
     assert json.loads((refused / "index.json").read_text())["model"]["precision"] == "fp32"
+
+
+def test_the_first_process_of_torchrun_chooses_for_all(place, tmp_path, measured, monkeypatch):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    for name, value in (environment | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setattr(precision, "CHOICES", {})  # of another process
+        assert run(place, tmp_path / "a.csv") == 0
+        assert len(measured) == 2  # how long an image takes, and the candidates: by the first process
+    assert len(read(tmp_path / "a.csv")) == COUNT
+    empty = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(empty.port))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ZeroDivisionError), share_choices(ProcessShare(0, 2)):
+        raise ZeroDivisionError
+    monkeypatch.setenv("RANK", "1")
+    with share_choices(ProcessShare(1, 2)):  # it does not wait for a process that failed
+        pass

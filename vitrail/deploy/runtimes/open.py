@@ -23,7 +23,15 @@ from vitrail.deploy.runtimes.base import (
 )
 from vitrail.deploy.runtimes.exported import is_exported, open_exported_file, openvino_precisions
 from vitrail.deploy.runtimes.int8 import with_int8
-from vitrail.deploy.runtimes.precision import CheckedRuntime, choose_runtime, is_short, measure_runtimes, with_check
+from vitrail.deploy.runtimes.precision import (
+    CheckedRuntime,
+    choice_key,
+    choose_once,
+    choose_runtime,
+    is_short,
+    measure_runtimes,
+    with_check,
+)
 from vitrail.deploy.runtimes.select import MessageCallback, get_or_export, select_runtime
 from vitrail.inference import TorchRuntime
 from vitrail.models.base import Model, TokenConfig
@@ -156,7 +164,8 @@ def with_bf16_hint(
     if not supports_bf16_hint():
         return replace(deployed, choice=PrecisionChoice("fp32", f"{processor_name()} does not multiply bf16 natively"))
     lower = open_exported_file(file, deployed.output_kind, threads, deployed.batch_timeout, "bf16")[0]
-    choice = measure_runtimes({"fp32": deployed.runtime, "bf16": lower}, contract)
+    runtimes = {"fp32": deployed.runtime, "bf16": lower}
+    choice = choose_once(choice_key(contract, f"openvino {threads}"), lambda: measure_runtimes(runtimes, contract))
     if choice.precision == "fp32":
         return replace(deployed, choice=choice)
     return with_check(deployed, lower, choice, report if n_images is None else None)

@@ -157,9 +157,7 @@ def choose_runtime(
     assert isinstance(runtime, TorchRuntime)
     if runtime.device.type not in ("cpu", "cuda") or is_short(contract, n_images):
         return deployed
-    config = {name: value for name, value in contract.config.items() if name != "classes"}  # features have none
-    key = json.dumps([contract.checksum, config, to_json(contract.preprocessing), contract.merge], sort_keys=True)
-    key += f"{runtime.device} {torch.get_num_threads()}"
+    key = choice_key(contract, f"{runtime.device} {torch.get_num_threads()}")
     runtimes: dict[str, TorchRuntime] = {"fp32": runtime}
     if key not in CHOICES:
         runtimes = list_candidates(runtime)
@@ -182,6 +180,20 @@ def with_check(
     check.report = report
     contract = replace(deployed.contract, precision=choice.precision)
     return replace(deployed, contract=contract, runtime=CheckedRuntime(lower, deployed.runtime, check), choice=choice)
+
+
+def choose_once(key: str, measure: Callable[[], PrecisionChoice]) -> PrecisionChoice:
+    """Return the choice for a key, measured if this process does not know it."""
+    if key not in CHOICES:
+        CHOICES[key] = measure()
+    return CHOICES[key]
+
+
+def choice_key(contract: ModelContract, runtime: str) -> str:
+    """Return what the fastest precision depends on: the model, the processor and the runtime with its threads."""
+    config = {name: value for name, value in contract.config.items() if name != "classes"}  # features have none
+    parts = [contract.checksum, config, to_json(contract.preprocessing), contract.merge, processor_name(), runtime]
+    return json.dumps(parts, sort_keys=True)
 
 
 def is_short(contract: ModelContract, n_images: int | None) -> bool:
