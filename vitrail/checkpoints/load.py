@@ -1,6 +1,7 @@
 """`vitrail.load` and `vitrail.save`, and the weights file, name and checksum of a trained model."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +23,7 @@ from vitrail.checkpoints.known_models import check_known, expand_name
 from vitrail.data.preprocessing import PIL_MODES, Preprocessing
 from vitrail.models.adapt import KEEP, with_channels, with_classes, with_frames, with_size
 from vitrail.models.base import Model, ModelConfig, State, image_sides, remove_calibration
-from vitrail.models.registry import lay_out
+from vitrail.models.registry import FAMILIES, lay_out
 
 MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
 
@@ -76,8 +77,16 @@ def resolve_path(path: str | Path, revision: str | None = None) -> Path:
     if revision is not None:
         raise ValueError(f"revision needs hf://owner/name, and {path} is a local path")
     if isinstance(path, str):
+        check_architecture(path)
         check_known(path)
     return Path(path)
+
+
+def check_architecture(path: str) -> None:
+    """Raise FileNotFoundError for the name of an architecture, such as S/16, which has no weights."""
+    if any(family.matches(path) for family in FAMILIES.values()) and not os.path.exists(path):
+        trained = "`vitrail models` lists trained models"
+        raise FileNotFoundError(f"{path} names an architecture, without weights: {trained}, model={path!r} trains one")
 
 
 def build_meta_model(config: ModelConfig) -> Model:
