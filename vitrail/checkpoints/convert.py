@@ -40,6 +40,7 @@ from vitrail.utils.files import stage_output
 
 SAMPLE_IMAGE = Path(__file__).parent / "photograph.jpg"
 LOGIT_TOLERANCE = 1e-4  # relative to the largest logit, between the model read and the model written
+MOTION = 4  # pixels from frame to frame, in a clip of the photograph
 State = dict[str, Tensor]
 
 
@@ -313,7 +314,7 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
 
 
 def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
-    """Return the photograph preprocessed for the model, [1, C, H, W]; as a clip of equal frames if it takes clips."""
+    """Return the photograph preprocessed for the model, [1, C, H, W]; for clips moving sideways, [1, C, T, H, W]."""
     config = contract.config
     pipeline = contract.preprocessing or Preprocessing(config.image_size, config.image_size)
     if pipeline.channels not in (1, 3, 4):
@@ -323,8 +324,10 @@ def prepare_image(image_path: Path, contract: CheckpointContract) -> Tensor:
             x = pipeline(image)
     except Image.DecompressionBombError as error:
         raise ValueError(f"{image_path}: {error}") from None
-    x = x.repeat(-(-config.channels // x.shape[0]), 1, 1)[: config.channels]
-    return (x if config.frames is None else torch.stack([x] * config.frames, 1)).unsqueeze(0)
+    x = x.repeat(-(-config.channels // x.shape[0]), 1, 1)[: config.channels].unsqueeze(0)
+    if config.frames is None:
+        return x
+    return torch.stack([x.roll(MOTION * frame, -1) for frame in range(config.frames)], 2)
 
 
 @torch.inference_mode()
