@@ -238,7 +238,7 @@ class MViTConfig(StagedConfig):
         return replace(self, frames=frames)
 
     def matches_option(self, name: str, value: Any) -> bool:
-        return self.eps == value if name == "eps" else super().matches_option(name, value)
+        return (name, value) in (("eps", self.eps), ("frames", self.frames)) or super().matches_option(name, value)
 
     @property
     def resampling(self) -> Resampling:

@@ -293,7 +293,7 @@ def choose_clip_preprocessing(config: MViTConfig, _: str, naming: ClipNaming) ->
 
 
 def _make_clip_format(name: str, naming: ClipNaming) -> CheckpointFormat:
-    first = "blocks.*"
+    first = "blocks.0"
     return CheckpointFormat(
         name,
         naming.title,
