@@ -4,15 +4,19 @@ A Vision Transformer of clips with fixed 1-D positions, no class token, and a bi
 reads the norm of the mean over tubelets, and has no norm before. No tensor depends on the size of a clip.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from vitrail.checkpoints import formats, keys
 from vitrail.checkpoints.formats import Assumptions, CheckpointFormat, Reasons, TensorNames, transformers
-from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, Rules
+from vitrail.checkpoints.keys import IgnoredKeys, KeyMapping, KeyTable, Rules
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
 from vitrail.models.base import TokenConfig
+from vitrail.models.mae_decoder import Decoder, PixelDecoder, compute_decoder_positions, make_decoder_block
 from vitrail.models.sizes import Size
 from vitrail.models.vit_config import ViTConfig
 from vitrail.nn.block import PreNorm
@@ -39,7 +43,7 @@ class Naming:
     head: str
     decoder: str  # before the layers of the decoder
     eps: float
-    mean_eps: float  # of the norm of the mean
+    mean_eps: float  # of the norm of the mean, and of the decoder's last norm
 
 
 TRANSFORMERS = Naming(
@@ -129,6 +133,37 @@ def require_tubelets(title: str, config: TokenConfig) -> Tubelets:
     return config.embed
 
 
+def map_decoder(config: TokenConfig, spec: Decoder, naming: Naming, prefix: str) -> list[KeyMapping]:
+    """Return the table of the decoder of a pre-training model; our names begin with `prefix`. Positions are computed."""
+    assert spec.width is not None and spec.mlp is not None and spec.heads is not None  # noqa: PT018
+    embed = require_tubelets(naming.title, config)
+    # the layers have the names that an encoder of the decoder's size would have
+    size, block = Size(spec.depth, spec.width, spec.mlp, spec.heads), make_decoder_block(config)
+    twin = replace(config, size=size, block=block, classes=None, pool=Mean())
+    before = naming.layer.removesuffix("#.")
+    layers = [
+        KeyMapping(
+            tuple(prefix + name for name in entry.ours),
+            tuple(naming.decoder + name.removeprefix(before) for name in entry.theirs),
+            entry.transform,
+        )
+        for entry in keys.select_mappings(build_table(twin, "", naming))
+        if entry.ours[0].startswith("blocks.")
+    ]
+    pixels = keys.reorder_patches(config.channels, embed.patch, 0, embed.frames)
+    with torch.device("meta"):
+        decoder = PixelDecoder(config, spec)
+    positions = keys.TensorTransform(lambda theirs: [compute_decoder_positions(decoder)], lambda ours: [])
+    return [
+        keys.map_key(f"{prefix}mask_token", "mask_token"),
+        keys.map_key(f"{prefix}position", (), positions),
+        keys.map_key(f"{prefix}embed.weight", "encoder_to_decoder.weight"),
+        *layers,
+        *(keys.map_key(f"{prefix}norm.{part}", f"decoder.norm.{part}") for part in ("weight", "bias")),
+        *(keys.map_key(f"{prefix}pred.{part}", f"decoder.head.{part}", pixels) for part in ("weight", "bias")),
+    ]
+
+
 # --- detection ---
 
 
@@ -173,6 +208,20 @@ def read_pool(names: TensorNames, outside: TensorNames, classes: int | None, eps
     if "fc_norm.weight" not in outside:
         raise ValueError("its classifier reads the first tubelet (use_mean_pooling=false), which is not supported")
     return Mean(norm_after=True, eps=None if naming.mean_eps == eps else naming.mean_eps)
+
+
+def read_decoder(
+    names: TensorNames, config: TokenConfig, naming: Naming, heads: int | None, settings: Mapping[str, Any]
+) -> Decoder:
+    """Return the decoder of a pre-training model, from its shapes and settings."""
+    width = names.shape("encoder_to_decoder.weight", 2)[0]
+    mlp = names.layer_shape(f"{naming.decoder}*.{naming.parts['mlp.fc1.*'].removesuffix('*')}weight", 2)[0]
+    default = settings.get("decoder_num_attention_heads", width // 64 if width % 64 == 0 else None)
+    heads = default if heads is None else heads
+    if type(heads) is not int:
+        raise ValueError(f"the heads of its decoder of width {width} are not recorded: give decoder_heads")
+    eps = None if naming.mean_eps == config.eps else naming.mean_eps
+    return Decoder(names.count_layers(naming.decoder + "{}."), width, heads, mlp, eps).fill_sizes(config)
 
 
 def parse_settings(settings: dict[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -251,6 +300,18 @@ def list_notes(config: TokenConfig, naming: Naming) -> list[str]:
     if config.classes is None or eps == naming.mean_eps:
         return []
     return [f"{naming.title} has an eps of {naming.mean_eps:g} in the norm of the mean, and the model one of {eps:g}"]
+
+
+def build_decoder_settings(spec: Decoder, norm_pix: bool) -> dict[str, Any]:
+    """Return what transformers' config.json says of a pre-training model beside its encoder."""
+    return {
+        "architectures": ["VideoMAEForPreTraining"],
+        "decoder_hidden_size": spec.width,
+        "decoder_num_hidden_layers": spec.depth,
+        "decoder_num_attention_heads": spec.heads,
+        "decoder_intermediate_size": spec.mlp,
+        "norm_pix_loss": norm_pix,
+    }
 
 
 def build_settings(config: TokenConfig, dtype: str) -> dict[str, Any]:
