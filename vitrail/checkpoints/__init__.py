@@ -5,3 +5,4 @@
 
 # of conversions
 TARGET_NAMES = ("vitrail", "timm", "hf", "big_vision", "torchvision", "vit-pytorch", "clip", "dinov2", "dinov3")
+TARGET_NAMES += ("videomae", "timesformer")  # of models of clips

@@ -25,6 +25,7 @@ from vitrail.models.vit_config import parse_resampling
 ByteProgress = Callable[[int, int], None]  # bytes done, total bytes
 NORMALIZATIONS = {"imagenet": IMAGENET_STATS, "half": INCEPTION_STATS, "clip": CLIP_STATS}
 ARCHITECTURE_KEYS = ("heads", "gelu", "eps", "size", "pool", "channels", "resampling", "window", "periods", "block")
+ARCHITECTURE_KEYS += ("frames",)  # of a clip
 PREPROCESSING_KEYS = ("mean", "std", "crop", "fit", "interpolation")
 
 
@@ -258,6 +259,7 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
         "eps": float,
         "crop": float,
         "window": int,
+        "frames": int,
     }
     parsers |= {"size": _parse_size, "mean": _parse_numbers, "std": _parse_numbers, "resampling": lambda value: value}
     parsed: dict[str, Any] = {}
@@ -275,7 +277,14 @@ def parse_assumptions(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"invalid value assume={{{name!r}: {given[name]!r}}}: see `vitrail describe --help`"
             ) from None
-    for name, most in {"heads": 100_000, "channels": 100_000, "crop": 1, "eps": 1, "window": 1_000}.items():
+    for name, most in {
+        "heads": 100_000,
+        "channels": 100_000,
+        "crop": 1,
+        "eps": 1,
+        "window": 1_000,
+        "frames": 100_000,
+    }.items():
         if name in parsed and not 0 < parsed[name] <= most:
             raise ValueError(f"{name} must be above 0 and at most {most:,}, got {given[name]}")
     if 0 < parsed.get("crop", 1) < 0.01:

@@ -231,6 +231,8 @@ def collect_assumptions(config: ModelConfig) -> dict[str, Any]:
     if isinstance(config, SegmenterConfig):
         return collect_assumptions(config.backbone)
     facts: dict[str, Any] = {"size": config.image_size}
+    if config.frames is not None:
+        facts["frames"] = config.frames
     if isinstance(config, TokenConfig):
         facts |= {"heads": config.size.heads, "eps": config.eps, "channels": config.channels}
         gelu = next((name for name, slot in GELUS.items() if slot == config.block.mlp), None)
@@ -308,6 +310,7 @@ def _list_unrecorded(read: ModelConfig, wanted: ModelConfig) -> list[str]:
         == isinstance(wanted.pool, Mean),
         f"{getattr(wanted.position, 'precision', '')} periods": read.position == wanted.position
         or not isinstance(wanted.position, RotaryDINOv3),
+        f"{wanted.frames} frames": read.frames == wanted.frames,
         f"the image size {wanted.image_size[0]}×{wanted.image_size[1]}": read.image_size == wanted.image_size,
     }
     return [fact for fact, same in facts.items() if not same]

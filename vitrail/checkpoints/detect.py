@@ -16,17 +16,21 @@ from vitrail.checkpoints.formats import (
     google,
     mvit,
     swin,
+    timesformer,
     timm,
     torchvision,
     transformers,
+    videomae,
     vit_pytorch,
+    vivit,
 )
 from vitrail.checkpoints.keys import IgnoredKeys, KeyTable, build_meta_state, find_ignored, format_names
 from vitrail.models.base import ModelConfig
 from vitrail.models.registry import configure
 
 # In the order in which they are tried.
-PROJECTS = (dinov3, eva, beit, timm, transformers, google, torchvision, clip, vit_pytorch, swin, mvit, eomt)
+CLIPS = (videomae, vivit, timesformer)
+PROJECTS = (*CLIPS, dinov3, eva, beit, timm, transformers, google, torchvision, clip, vit_pytorch, swin, mvit, eomt)
 FORMATS: tuple[formats.CheckpointFormat, ...] = tuple(form for project in PROJECTS for form in project.FORMATS)
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")  # that training adds to every name
 
@@ -69,7 +73,7 @@ def detect_format(shapes: formats.Shapes, settings: dict[str, Any], assume: Mapp
     for form in FORMATS:
         for root in form.roots:
             names = formats.TensorNames(inner, root)
-            if not all(names.find(name) for name in form.required_keys):
+            if not form.matches(names):
                 continue
             try:
                 assumptions = formats.Assumptions(form.parse_settings(settings) | given)

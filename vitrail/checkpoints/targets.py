@@ -22,10 +22,13 @@ from vitrail.checkpoints.formats import (
     google,
     mvit,
     swin,
+    timesformer,
     timm,
     torchvision,
     transformers,
+    videomae,
     vit_pytorch,
+    vivit,
 )
 from vitrail.checkpoints.io import npz, safetensors
 from vitrail.checkpoints.io import pytorch as pickled
@@ -39,7 +42,7 @@ from vitrail.models.swin import SwinConfig
 from vitrail.nn.block import ResPostNorm
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP
-from vitrail.nn.position import Learned1D, Relative, RotaryDINOv3, RotaryEVA02
+from vitrail.nn.position import Factorised, Learned1D, Relative, RotaryDINOv3, RotaryEVA02, Sinusoid1D
 
 State = dict[str, Tensor]
 
@@ -67,6 +70,8 @@ def write_transformers_directory(
         settings = eomt.build_settings(config, dtype)
     elif isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3):
         settings = dinov3.build_settings(config, dtype)
+    elif config.frames is not None:
+        settings = choose_clip_project(config).build_settings(config.require_tokens("transformers", clips=True), dtype)
     elif beit.is_beit(config):
         settings = beit.build_settings(config.require_tokens("transformers' format"), dtype)
     else:
@@ -74,6 +79,8 @@ def write_transformers_directory(
     files = transformers.build_files(
         settings | dict(more or {}), config.classes, contract.labels, contract.preprocessing
     )
+    if config.frames is not None and "preprocessor_config.json" in files:
+        files["preprocessor_config.json"]["image_processor_type"] = "VideoMAEImageProcessor"
     for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -194,6 +201,65 @@ EVA_TARGET = ConversionTarget(
     restate_bias=lambda config, state: (config, state),
 )
 TARGETS["dinov3"] = DINOV3_TARGETS["dinov3"]
+
+
+def _make_clip_target(
+    project: Any, naming: videomae.Naming | timesformer.Naming, root: str | None = None, **more: Any
+) -> ConversionTarget:
+    return ConversionTarget(
+        naming.title,
+        lambda config: project.list_limits(config, naming),
+        lambda config: project.build_table(config, root, naming),
+        supports_fixed_positions=True,
+        **{"restate_bias": lambda config, state: (config, state), **more},
+    )
+
+
+# The targets of models of clips.
+DIRECTORY: dict[str, Any] = {"suffixes": (), "write": write_transformers_directory}
+VIDEOMAE_TARGETS = {
+    "hf": _make_clip_target(
+        videomae,
+        videomae.TRANSFORMERS,
+        list_notes=lambda config, state: videomae.list_notes(config, videomae.TRANSFORMERS),
+        **DIRECTORY,
+    ),
+    "videomae": _make_clip_target(
+        videomae,
+        videomae.RELEASE,
+        list_notes=lambda config, state: videomae.list_notes(config, videomae.RELEASE),
+    ),
+}
+TIMESFORMER_TARGETS = {
+    "hf": _make_clip_target(
+        timesformer,
+        timesformer.TRANSFORMERS,
+        resampling=lambda config: "timesformer",
+        restate_bias=with_key_bias,
+        **DIRECTORY,
+    ),
+    "timesformer": _make_clip_target(
+        timesformer,
+        timesformer.RELEASE,
+        "",
+        resampling=lambda config: "timesformer",
+        restate_bias=with_key_bias,
+    ),
+}
+VIVIT_TARGETS = {
+    "hf": ConversionTarget(
+        vivit.TITLE, vivit.list_limits, vivit.build_table, resampling=lambda config: "transformers", **DIRECTORY
+    )
+}
+TARGETS |= {"videomae": VIDEOMAE_TARGETS["videomae"], "timesformer": TIMESFORMER_TARGETS["timesformer"]}
+
+
+def choose_clip_project(config: ModelConfig) -> Any:
+    """Return the module of the project whose code computes a model of clips, by its positions."""
+    position = getattr(config, "position", None)
+    return timesformer if isinstance(position, Factorised) else videomae if position == Sinusoid1D() else vivit
+
+
 assert ("vitrail", *TARGETS) == TARGET_NAMES
 
 
@@ -221,6 +287,9 @@ def get_target(to: str, config: ModelConfig) -> ConversionTarget:
     """Return the target of a format for this kind of model."""
     if not isinstance(config, TokenConfig):
         return TARGETS[to]
+    if config.frames is not None:
+        projects = {timesformer: TIMESFORMER_TARGETS, videomae: VIDEOMAE_TARGETS, vivit: VIVIT_TARGETS}
+        return projects[choose_clip_project(config)].get(to, TARGETS[to])
     if isinstance(config.position, RotaryDINOv3):
         return DINOV3_TARGETS.get(to, TARGETS[to])
     if beit.is_beit(config):

@@ -50,19 +50,22 @@ class Cost:
     activation_bytes: int
     stages: list[Stage]
     tokens: int = 0  # of one image, prefix included
-    attention_entries: int = 0  # of one attention matrix between patches
+    attention_entries: int = 0  # of one attention matrix between patches, the largest if there are several kinds
     attention_bytes_per_matrix: int = 0
     attention_bytes_total: int = 0  # of all layers and heads, for one image, if stored
     attention_matrices: int = 0
+    frames: int | None = None  # of a clip
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, the stages last."""
         values = asdict(self)
+        if self.frames is None:
+            del values["frames"]
         return values | {"stages": values.pop("stages")}
 
 
 def count(config: ModelConfig, batch: int = 1) -> Cost:
-    """Return the cost of a batch of the configured image size, without allocating memory."""
+    """Return the cost of a batch of images or clips of the configured size, without allocating memory."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     with torch.device("meta"):
@@ -79,6 +82,7 @@ def count(config: ModelConfig, batch: int = 1) -> Cost:
     cost = Cost(
         batch=batch,
         image_size=config.image_size,
+        frames=config.frames,
         stages=stages,
         params=params,
         macs=macs,
@@ -90,12 +94,14 @@ def count(config: ModelConfig, batch: int = 1) -> Cost:
     )
     if isinstance(config, TokenConfig):
         shape, size = config.shape, config.size
+        matrices = config.block.count_attention(shape.grid)
         cost.macs_every_token = sum(stage.macs for stage in _count_stages(model, image, every_token=True))
         cost.tokens = shape.prefix + shape.patches
-        cost.attention_entries = shape.patches**2
-        cost.attention_bytes_per_matrix = shape.patches**2 * FLOAT
-        cost.attention_matrices = size.depth * size.heads
-        cost.attention_bytes_total = cost.attention_matrices * cost.attention_bytes_per_matrix
+        cost.attention_entries = max(matrices) ** 2
+        cost.attention_bytes_per_matrix = cost.attention_entries * FLOAT
+        cost.attention_matrices = size.depth * size.heads * sum(matrices.values())
+        entries = sum(patches**2 * number for patches, number in matrices.items())
+        cost.attention_bytes_total = size.depth * size.heads * entries * FLOAT
     return cost
 
 

@@ -6,8 +6,10 @@
 | `deit` | facebookresearch/deit, timm | every linear weight, token, position and the head truncated N(0, 0.02²); biases zero; patches and convolutions uniform ±1/√fan-in, biases too, as a convolution's default |
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
-relative positions and those of MViT v1 at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin v2) at zero and its
-scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at N(0, 0.01²) (mmsegmentation).
+relative positions, and all of MViT v1, at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin
+v2) at zero and its scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at
+N(0, 0.01²) (mmsegmentation), positions in time and the projection after attention over time at zero (TimeSformer, whose first
+layer is an exception).
 """
 
 import math
@@ -18,14 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.nn.attention import MSA
-from vitrail.nn.block import LayerScale, ResPostNormBlock
+from vitrail.nn.block import DividedBlock, LayerScale, ResPostNormBlock
 from vitrail.nn.decoder import Decoder
 from vitrail.nn.embed import Embedding, PrefixTokens
 from vitrail.nn.head import DistilledHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
 from vitrail.nn.multiscale import PooledAttention, SeparatePositions
 from vitrail.nn.pool import AttentionPool
-from vitrail.nn.position import Learned1DTable, Learned2DTable, RelativeEmbedding1D, RelativePositionBias
+from vitrail.nn.position import (
+    FactorisedTable,
+    Learned1DTable,
+    Learned2DTable,
+    RelativeEmbedding1D,
+    RelativePositionBias,
+)
 from vitrail.nn.window import CosineWindowAttention, CosineWindowBlock, WindowAttention
 
 SCHEMES = ("vit", "deit")
@@ -72,6 +80,9 @@ def initialise(model: nn.Module, scheme: str) -> None:
         elif isinstance(module, (Learned1DTable, Learned2DTable)):
             for weight in module.parameters(recurse=False):
                 (nn.init.normal_ if scheme == "vit" else _truncated)(weight, std=0.02)
+        elif isinstance(module, FactorisedTable):
+            (nn.init.normal_ if scheme == "vit" else _truncated)(module.space_weight, std=0.02)
+            nn.init.zeros_(module.time_weight)
         elif isinstance(module, (RelativePositionBias, RelativeEmbedding1D, SeparatePositions)):
             for weight in module.parameters(recurse=False):
                 _truncated(weight)
@@ -101,6 +112,8 @@ def initialise(model: nn.Module, scheme: str) -> None:
         elif isinstance(module, (CosineWindowBlock, ResPostNormBlock)):  # every layer starts as the identity
             for norm in (module.norm1, module.norm2):
                 nn.init.zeros_(norm.weight)
+        elif isinstance(module, DividedBlock):
+            nn.init.zeros_(module.time_projection.weight)
         elif isinstance(module, CosineWindowAttention):
             nn.init.constant_(module.log_scale, math.log(10.0))
             nn.init.zeros_(module.q_bias)

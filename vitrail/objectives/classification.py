@@ -106,7 +106,7 @@ class Classification(Objective):
     def check_model(self, model: Model) -> None:
         super().check_model(model)
         if self.patch_dropout:
-            model.require_tokens("objective.patch_dropout")
+            model.require_tokens("objective.patch_dropout", clips=True)
         if self.tokens is not None:
             self.tokens.check(model)
 
@@ -169,4 +169,6 @@ class ClassificationLoss(LossModule):
         """Return the patches of each image that this step computes, in order, [B, n]; None for all."""
         if not self.spec.patch_dropout:
             return None
-        return draw_patches(self.model.require_tokens("patch dropout"), images, self.spec.patch_dropout, draw)
+        return draw_patches(
+            self.model.require_tokens("patch dropout", clips=True), images, self.spec.patch_dropout, draw
+        )
