@@ -54,6 +54,7 @@ format: $(STAMP) ## format and fix what can be fixed
 bench: $(STAMP) ## measure against the peers, interleaved; more than eight hours on two cores
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/video.py
 	$(BIN)/python benchmarks/resolution.py
 	$(BIN)/python benchmarks/small_step.py
 	$(BIN)/python benchmarks/weights.py
