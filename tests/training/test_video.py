@@ -5,6 +5,7 @@ import json
 import re
 from base64 import b64decode
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from vitrail.evaluation.evaluate import evaluate
 from vitrail.training.recipe import Facts, read_recipe
 from vitrail.training.recipes.clips import fit_clip
 
-SMALL = {"width": 16, "depth": 1, "steps": 3, "batch_size": 4, "workers": 0, "clip": "4x1"}
+SMALL: dict[str, Any] = {"width": 16, "depth": 1, "steps": 3, "batch_size": 4, "workers": 0, "clip": "4x1"}
 SIDE = 16
 
 
@@ -113,7 +114,7 @@ def test_the_page_of_an_evaluation_shows_mistakes_as_strips(
 def test_models_of_clips_and_of_images_are_fine_tuned(
     videos: Path, run: Path, images_model: Path, tmp_path: Path
 ) -> None:
-    small = {"steps": 2, "batch_size": 4, "workers": 0}
+    small: dict[str, Any] = {"steps": 2, "batch_size": 4, "workers": 0}
     again, _ = vitrail.train(videos, init=run, clip="6x1", out=tmp_path / "clips", **small)
     assert vitrail.load(again).config.frames == 6
     lines: list[str] = []
@@ -126,8 +127,8 @@ def test_models_of_clips_and_of_images_are_fine_tuned(
 
 
 def test_an_inflated_model_starts_with_the_weights_of_images(videos: Path, images_model: Path, tmp_path: Path) -> None:
-    frozen = {"settings": ["optimizer.lr=1e-20", "ema=none", "calibrate=none"], "precision": "fp32"}
-    small = {"steps": 1, "batch_size": 4, "workers": 0}
+    frozen: dict[str, Any] = {"settings": ["optimizer.lr=1e-20", "ema=none", "calibrate=none"], "precision": "fp32"}
+    small: dict[str, Any] = {"steps": 1, "batch_size": 4, "workers": 0}
     run, _ = vitrail.train(videos, init=images_model, out=tmp_path / "run", **small, **frozen)
     image = torch.randn(2, 3, SIDE, SIDE)
     still = image[:, :, None].expand(-1, -1, 8, -1, -1)
@@ -141,7 +142,7 @@ def test_features_of_videos_are_probed(videos: Path, run: Path, capsys: pytest.C
 
 
 def test_videomae_pretrains_and_its_model_is_fine_tuned(videos: Path, tmp_path: Path) -> None:
-    small = {"steps": 2, "batch_size": 4, "workers": 0}
+    small: dict[str, Any] = {"steps": 2, "batch_size": 4, "workers": 0}
     model = ["model.size.width=16", "model.size.depth=1", "model.size.heads=1", "model.size.mlp=32"]
     run, _ = vitrail.pretrain(
         videos,

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-from PIL import Image
 
 if TYPE_CHECKING:
     from vitrail.data.video import Video

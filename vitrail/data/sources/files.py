@@ -6,12 +6,11 @@ import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from vitrail.data.dataset import SPLITS, Dataset, Images, Media
 from vitrail.data.decode import IMAGE_SUFFIXES, open_image
