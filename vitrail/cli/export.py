@@ -62,7 +62,7 @@ def add_arguments(parser: CommandParser) -> None:
     kinds |= {"fp16": "weights in half precision", "bf16": "weights in bfloat16"}
     for kind, text in kinds.items():
         precision.add_argument(f"--{kind}", action="store_true", help=text)
-    computed = "precision in which the file computes; auto: bf16 if native, faster and within the tolerance [fp32]"
+    computed = "precision of matrix products [fp32; auto: bf16 if native, faster and within the tolerance]"
     precision.add_argument("--precision", choices=("auto", "fp32", "bf16"), help=computed)
     proof = parser.add_group("verification")
     proof.add_option("--verify DATA", "images to compare on, labelled or not [generated images]")
