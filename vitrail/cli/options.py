@@ -253,7 +253,8 @@ class CommandParser(OptionParent, argparse.ArgumentParser):
 def suggest_option(text: str, known: Sequence[str], command: str) -> str:
     """Return a question with the closest known option or command, or where they are listed."""
     longer = [name for name in known if len(text) > 3 and name.startswith(text)]
-    near = longer or get_close_matches(text, known, n=1, cutoff=0.6)
+    bare = {name.lstrip("-"): name for name in known}  # dashes, which all options share, make none alike
+    near = longer or [bare[name] for name in get_close_matches(text.lstrip("-"), bare, n=1, cutoff=0.6)]
     return f"did you mean {near[0]}?" if near else f"see {command}"
 
 
