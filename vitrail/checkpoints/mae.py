@@ -389,7 +389,7 @@ def convert_with_decoder(source: str | Path, out: str | Path, to: str, **options
     if licence is not None:
         read.model.card = {**read.model.card, "licence": licence}
     report = write_mae(read, out, to, image_path=options.get("image_path", convert.SAMPLE_IMAGE))
-    if form == "timm":  # Facebook's names
+    if form in ("timm", "videomae"):  # the names of the releases
         heads = read.decoder.spec.heads
         report.notes.append(f"assumed, because the file does not record them: {heads} decoder heads, norm_pix True")
     return report
