@@ -14,7 +14,7 @@ from tests.variants import CLIP, CLIP_SLOTS, DIVIDED, SMALL
 from vitrail.cli import main
 from vitrail.models.base import Unsupported
 from vitrail.models.flops import count
-from vitrail.models.registry import build_from, config_from_json, configure
+from vitrail.models.registry import build_from, build_segmenter, config_from_json, configure
 from vitrail.nn.embed import Tubelets
 from vitrail.nn.packing import pack_module
 from vitrail.nn.resampling import resample_steps
@@ -224,8 +224,20 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
     keep = torch.zeros(1, 2, dtype=torch.long)
     refused(lambda: divided(torch.zeros(1, 3, 4, 16, 24), keep), "keep leaves some out", error=Unsupported)
     refused(lambda: divided.merge_tokens(1), "token merging", "divided", error=Unsupported)
+    refused(lambda: clip.merge_tokens(-1), "at least 0")
+    backbone = {**CLIP, "decoder": "linear"}
+    refused(lambda: build_segmenter(**backbone), "segmentation", "model of images", error=Unsupported)
     vitrail.save(clip, tmp_path / "clip.safetensors")
     refused(lambda: vitrail.load(tmp_path / "clip.safetensors", frames=3), "3 frames", "use 2 or 4")
+
+
+def test_tokens_of_clips_are_merged():
+    torch.manual_seed(0)
+    model, x = randomise(build_from(configure(**{**CLIP, "depth": 4}))), clips(4, 16, 24)
+    torch.testing.assert_close(model.merge_tokens(0)(x), model(x), rtol=1e-4, atol=1e-5)
+    merged = model.merge_tokens(3)
+    assert merged.tokens_per_layer() == (13, 13, 10, 7)
+    assert merged(x).isfinite().all()
 
 
 def test_attention_of_joint_models_is_recorded_and_image_analysis_refused():
