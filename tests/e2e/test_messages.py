@@ -62,7 +62,10 @@ def test_the_same_error_in_python_and_on_the_command_line(capsys: pytest.Capture
     with pytest.raises(ValueError, match=r"^no method: give method='mpp', .* or method='features'$"):
         vitrail.pretrain("digits")
     assert main(["pretrain", "digits"]) == 2
-    assert "no method: give --method mpp, --method mae, --method dino or --method features" in capsys.readouterr().err
+    assert (
+        "no method: give --method mpp, --method mae, --method videomae, --method dino or --method features"
+        in capsys.readouterr().err
+    )
     with pytest.raises(ValueError, match=r"^mae trains without labels: use vitrail\.pretrain with method='mae'$"):
         vitrail.train("digits", recipe="mae")
     assert main(["train", "digits", "--recipe", "mae"]) == 2

@@ -149,7 +149,7 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
         facts += [
             ("tokens", f"{cost.tokens:,} per {one}"),
             ("attention", f"{cost.attention_entries:,} entries, {matrix}, per attention matrix between patches;"),
-            ("", f"{cost.attention_matrices} matrices, {total} per {one}, computed and never stored"),
+            ("", f"{cost.attention_matrices:,} matrices, {total} per {one}, computed and never stored"),
         ]
     return facts
 

@@ -122,7 +122,7 @@ class ViT(TokenModel):
     def run_stages(self, images: Tensor, every_token: bool = False) -> Iterator[ForwardStage]:
         """Run the model equation by equation."""
         grid = self.embed.grid(images)
-        yield ForwardStage("image", images)
+        yield ForwardStage("image" if self.config.frames is None else "clip", images)
         x = self.embed(images)
         yield ForwardStage("patches x_p E", x, (self.embed,))
         z = self.add_positions(x, grid)

@@ -292,7 +292,7 @@ def configure_vit(
     `frames` makes it a model of clips of so many frames, cut into tubelets of `tubelet` frames (2 if not given).
     """
     if frames is None and tubelet is not None:
-        raise ValueError(f"tubelet={tubelet} is for models of clips: give frames too")
+        raise ValueError(f"tubelet={tubelet} is for models of clips: give frames=16 too, or another number")
     if name is None:
         if patch is None or width is None or depth is None or heads is None:
             raise ValueError("without a name like 'B/16', give patch, width, depth and heads")
