@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitrail.checkpoints.card import push
-    from vitrail.checkpoints.load import load, save
+    from vitrail.checkpoints.load import load, load_towers, save
     from vitrail.data.audit import check
     from vitrail.data.preprocessing import Preprocessing
     from vitrail.deploy.predict.predict import embed, predict
@@ -32,6 +32,7 @@ _MODULES = {
     "embed": "vitrail.deploy.predict.predict",
     "evaluate": "vitrail.evaluation.evaluate",
     "load": "vitrail.checkpoints.load",
+    "load_towers": "vitrail.checkpoints.load",
     "predict": "vitrail.deploy.predict.predict",
     "pretrain": "vitrail.training.train",
     "push": "vitrail.checkpoints.card",
@@ -53,6 +54,7 @@ __all__ = [
     "embed",
     "evaluate",
     "load",
+    "load_towers",
     "predict",
     "pretrain",
     "push",

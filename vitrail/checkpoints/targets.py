@@ -24,6 +24,7 @@ from vitrail.checkpoints.formats import (
     swin,
     timm,
     torchvision,
+    towers,
     transformers,
     vit_pytorch,
 )
@@ -36,6 +37,7 @@ from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.mvit_config import MViTConfig
 from vitrail.models.segmenter import SegmenterConfig
 from vitrail.models.swin import SwinConfig
+from vitrail.models.two_towers import TwoTowersConfig
 from vitrail.nn.block import ResPostNorm
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP
@@ -65,6 +67,8 @@ def write_transformers_directory(
         settings = swin.build_settings(config, dtype)
     elif isinstance(config, SegmenterConfig):
         settings = eomt.build_settings(config, dtype)
+    elif isinstance(config, TwoTowersConfig):
+        settings = towers.build_settings(config, dtype)
     elif isinstance(config, TokenConfig) and isinstance(config.position, RotaryDINOv3):
         settings = dinov3.build_settings(config, dtype)
     elif beit.is_beit(config):
@@ -74,6 +78,8 @@ def write_transformers_directory(
     files = transformers.build_files(
         settings | dict(more or {}), config.classes, contract.labels, contract.preprocessing
     )
+    if contract.tokenizer is not None:
+        files |= towers.build_tokenizer_files(contract.tokenizer)
     for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -122,7 +128,7 @@ TARGETS: dict[str, ConversionTarget] = {
         position_prefix=lambda config: "all" if transformers.choose_family(config) == "deit" else "outputs",
         suffixes=(),
         write=write_transformers_directory,
-        families=frozenset({"vit", "swin", "segmenter"}),
+        families=frozenset({"vit", "swin", "segmenter", "two_towers"}),
         supports_swiglu=True,
         list_unused_tensors=transformers.list_unused_tensors,
         resampling=lambda config: transformers.choose_resampling(transformers.choose_family(config)),
@@ -147,7 +153,13 @@ TARGETS: dict[str, ConversionTarget] = {
     "vit-pytorch": ConversionTarget(
         "vit-pytorch", vit_pytorch.list_limits, vit_pytorch.build_table, supports_fixed_positions=True
     ),
-    "clip": ConversionTarget("CLIP", clip.list_limits, clip.map_vit, resampling=lambda config: "timm"),
+    "clip": ConversionTarget(
+        "CLIP",
+        clip.list_limits,
+        clip.map_vit,
+        resampling=lambda config: "timm",
+        families=frozenset({"vit", "two_towers"}),
+    ),
     "dinov2": ConversionTarget(
         "DINOv2",
         timm.list_dinov2_limits,
@@ -268,6 +280,8 @@ def build_target_table(to: str, config: ModelConfig) -> KeyTable:
         return mvit.build_table(config)
     if isinstance(config, SegmenterConfig):
         return eomt.map_eomt(config)
+    if isinstance(config, TwoTowersConfig):
+        return towers.build_target_table(to, config)
     return get_target(to, config).build_table(config)
 
 

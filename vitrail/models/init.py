@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.text import PairLogits, TextEncoder
 from vitrail.nn.attention import MSA
 from vitrail.nn.block import LayerScale, ResPostNormBlock
 from vitrail.nn.decoder import Decoder
@@ -118,7 +119,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
             _lecun(module.pre_logits.weight, module.pre_logits.in_features)
             if isinstance(module.linear, nn.Linear):
                 head(module.linear.weight)
-        elif isinstance(module, Decoder):
+        elif isinstance(module, (Decoder, TextEncoder, PairLogits)):
             module.reset_parameters()
         elif isinstance(module, DistilledHead):
             head(module.label.weight)
