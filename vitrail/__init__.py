@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.models.base import Model, ModelConfig
     from vitrail.models.registry import build, build_from, configure
+    from vitrail.prompts import zero_shot
     from vitrail.training.estimator import VitrailClassifier
     from vitrail.training.train import pretrain, resume, train
 
@@ -39,6 +40,7 @@ _MODULES = {
     "resume": "vitrail.training.train",
     "save": "vitrail.checkpoints.load",
     "train": "vitrail.training.train",
+    "zero_shot": "vitrail.prompts",
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "resume",
     "save",
     "train",
+    "zero_shot",
 ]
 
 

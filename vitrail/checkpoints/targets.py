@@ -39,6 +39,7 @@ from vitrail.models.segmenter import SegmenterConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.models.two_towers import TwoTowersConfig
 from vitrail.nn.block import ResPostNorm
+from vitrail.nn.head import Similarity
 from vitrail.nn.mlp import SwiGLU
 from vitrail.nn.pool import MAP
 from vitrail.nn.position import Learned1D, Relative, RotaryDINOv3, RotaryEVA02
@@ -298,6 +299,7 @@ def list_vitrail_only(config: TokenConfig) -> Reasons:
     return {
         f"it has no {type(mlp).__name__}": not isinstance(mlp, SwiGLU) and mlp not in GELUS.values(),
         "its attention pooling has the activation of its blocks": isinstance(pool, MAP) and pool.mlp != mlp,
+        "it has no classifier of unit vectors": isinstance(config.head, Similarity),
         "its distilled models have their two heads": config.classes is None and config.prefix.outputs == 2,
     }
 

@@ -96,8 +96,9 @@ class Tokenizer:
         spec = json.loads(self.spec)
         if not self.splits:
             return spec
-        names: dict[str, str] = dict(zip(OPEN_CLIP_SPECIALS, TRANSFORMERS_SPECIALS, strict=True))
-        vocabulary = {names[word] if word in names else word: at for word, at in spec["model"]["vocab"].items()}
+        vocabulary: dict[str, int] = dict(spec["model"]["vocab"])
+        for name, theirs in zip(OPEN_CLIP_SPECIALS, TRANSFORMERS_SPECIALS, strict=True):
+            vocabulary[theirs] = vocabulary.pop(name)
         new = make_transformers_tokenizer(vocabulary, [(a, b) for a, b in spec["model"]["merges"]])
         return json.loads(set_context(new, {"pad_token": TRANSFORMERS_SPECIALS[1]}, self.context))
 

@@ -182,6 +182,10 @@ class ModelConfig:
         """Return the configuration with a head for this number of classes; None ends the model in features."""
         return replace(self, classes=classes)  # type: ignore[call-arg]
 
+    def with_similarity(self, classes: int) -> "ModelConfig":
+        """Return the configuration of a classifier by cosine similarity on the features of this image tower."""
+        raise refuse(self, "zero-shot classification")
+
     def drop_classifier(self, state: State, classes: int | None) -> State:
         """Return the tensors that the model with this number of classes takes over: all but those of the classifier."""
         return {name: tensor for name, tensor in state.items() if not is_classifier(name)}

@@ -22,7 +22,7 @@ from vitrail.nn.attention import MSA
 from vitrail.nn.block import LayerScale, ResPostNormBlock
 from vitrail.nn.decoder import Decoder
 from vitrail.nn.embed import Embedding, PrefixTokens
-from vitrail.nn.head import DistilledHead, TanhHead
+from vitrail.nn.head import DistilledHead, SimilarityHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
 from vitrail.nn.multiscale import PooledAttention
 from vitrail.nn.pool import AttentionPool
@@ -115,10 +115,12 @@ def initialise(model: nn.Module, scheme: str) -> None:
             nn.init.xavier_uniform_(module.probe[0])
             for part in module.kv.weight.chunk(2):
                 linear(part)
-        elif isinstance(module, TanhHead):
+        elif isinstance(module, TanhHead) and isinstance(module.pre_logits, nn.Linear):
             _lecun(module.pre_logits.weight, module.pre_logits.in_features)
             if isinstance(module.linear, nn.Linear):
                 head(module.linear.weight)
+        elif isinstance(module, SimilarityHead) and isinstance(module.linear, nn.Linear):
+            head(module.linear.weight)
         elif isinstance(module, (Decoder, TextEncoder, PairLogits)):
             module.reset_parameters()
         elif isinstance(module, DistilledHead):
