@@ -93,9 +93,9 @@ def test_lists_that_are_no_classes_are_refused(classes, message) -> None:
 
 def test_models_and_templates_that_cannot_work_are_refused() -> None:
     model = make_towers()
-    with pytest.raises(ValueError, match=r"templates= must have {} where the name goes, got 'a photo'"):
+    with pytest.raises(ValueError, match=r"a template must have {} where the name goes, got 'a photo'"):
         vitrail.zero_shot(model, CLASSES, ["{}", "a photo"])
-    with pytest.raises(ValueError, match="templates= is empty"):
+    with pytest.raises(ValueError, match="no templates: give at least"):
         vitrail.zero_shot(model, CLASSES, [])
     model.tokenizer = None
     with pytest.raises(ValueError, match=r"the model has no tokeniser: give one with vitrail.load_towers"):

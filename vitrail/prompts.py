@@ -84,9 +84,9 @@ def check_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
     """Return the templates; raise ValueError without any, or for one without a place for the name."""
     templates = (templates,) if isinstance(templates, str) else tuple(templates)
     if not templates:
-        raise ValueError("templates= is empty: give at least '{}'")
+        raise ValueError("no templates: give at least '{}'")
     if bad := next((text for text in templates if not isinstance(text, str) or "{}" not in text), None):
-        raise ValueError(f"templates= must have {{}} where the name goes, got {bad!r}")
+        raise ValueError(f"a template must have {{}} where the name goes, got {bad!r}")
     return templates
 
 
