@@ -65,6 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
     for name in SIZE_OPTIONS:
         slots.add_option(f"--{name.replace('_', '-')} N", f"{name.replace('_', ' ')} [the named size's]", int)
     parser.add_checkpoint_options()
+    parser.add_option("--text-tower", "describe both towers of a model like CLIP, not its image tower alone")
     parser.add_option("--header", "do not read the values of a checkpoint: fast")
     resnet = parser.add_group("slots of a ResNet")
     resnet.add_option("--root", "stem; small suits images of 32×32 [large]", choices=("large", "small"))
@@ -103,7 +104,8 @@ def describe_checkpoint(options: argparse.Namespace) -> int:
     from vitrail.checkpoints.card import build_report, format_report
     from vitrail.checkpoints.load import inspect_checkpoint
 
-    with inspect_checkpoint(options.model, parse_assumptions(options), options.take) as checkpoint:
+    assume = parse_assumptions(options)
+    with inspect_checkpoint(options.model, assume, options.take, options.text_tower) as checkpoint:
         report = build_report(checkpoint, None if options.header else byte_progress("reading"))
     print_result(options, report, [format_report(report)])
     return 0 if report["loads"] else 1

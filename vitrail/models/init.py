@@ -19,11 +19,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.text import PairLogits, TextEncoder
 from vitrail.nn.attention import MSA
 from vitrail.nn.block import DividedBlock, LayerScale, ResPostNormBlock
 from vitrail.nn.decoder import Decoder
 from vitrail.nn.embed import Embedding, PrefixTokens
-from vitrail.nn.head import DistilledHead, TanhHead
+from vitrail.nn.head import DistilledHead, SimilarityHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
 from vitrail.nn.multiscale import PooledAttention, SeparatePositions
 from vitrail.nn.pool import AttentionPool
@@ -127,11 +128,13 @@ def initialise(model: nn.Module, scheme: str) -> None:
             nn.init.xavier_uniform_(module.probe[0])
             for part in module.kv.weight.chunk(2):
                 linear(part)
-        elif isinstance(module, TanhHead):
+        elif isinstance(module, TanhHead) and isinstance(module.pre_logits, nn.Linear):
             _lecun(module.pre_logits.weight, module.pre_logits.in_features)
             if isinstance(module.linear, nn.Linear):
                 head(module.linear.weight)
-        elif isinstance(module, Decoder):
+        elif isinstance(module, SimilarityHead) and isinstance(module.linear, nn.Linear):
+            head(module.linear.weight)
+        elif isinstance(module, (Decoder, TextEncoder, PairLogits)):
             module.reset_parameters()
         elif isinstance(module, DistilledHead):
             head(module.label.weight)
