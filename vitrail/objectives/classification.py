@@ -20,14 +20,14 @@ MIX_KIND_STREAM, MIX_RATIO_STREAM, BOX_CENTRE_STREAM = 1, 2, 3  # random streams
 
 
 def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw: StepRandom) -> tuple[Tensor, Tensor]:
-    """Return images [B, C, H, W], or clips [B, C, T, H, W], and soft targets [B, K], each mixed with its neighbour in the batch.
+    """Return images [B, C, H, W] or clips [B, C, T, H, W] and soft targets [B, K], each mixed with its neighbour in the batch.
 
     With both alphas above 0, each pair gets mixup or CutMix with equal probability. A last image without a partner is unchanged.
-    CutMix cuts the same box out of all frames of a clip.
+    A clip has the same box of CutMix in all frames.
     """
     if not mixup and not cutmix:
         return images, targets
-    b, height, width = len(images), *images.shape[-2:]
+    b, (height, width) = len(images), images.shape[-2:]
     first_of_pair, partner = pair_indices(b, images.device)
     use_cutmix = draw.uniform(1, MIX_KIND_STREAM)[first_of_pair, 0] < (0.5 if mixup and cutmix else float(cutmix > 0))
     lam = torch.ones(b, device=images.device)  # λ, the weight of the image itself
@@ -42,7 +42,7 @@ def mix_pairs(images: Tensor, targets: Tensor, mixup: float, cutmix: float, draw
     weight = lam[:, None, None]
     if cutmix:
         weight = torch.where(use_cutmix[:, None, None], 1 - box.float(), weight)
-    weight = weight.unflatten(0, (b, *(1,) * (images.ndim - 3)))  # the same for all channels and frames
+    weight = weight.view(b, *[1] * (images.ndim - 3), *weight.shape[1:])
     images = images * weight + images[partner] * (1 - weight)
     return images, targets * lam[:, None] + targets[partner] * (1 - lam[:, None])
 

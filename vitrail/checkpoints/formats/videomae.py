@@ -66,6 +66,12 @@ TRANSFORMERS = Naming(
     eps=1e-12,
     mean_eps=1e-5,
 )
+# The names of the modules in version 5, which writes the others.
+TRANSFORMERS_MODULES = replace(
+    TRANSFORMERS,
+    title="transformers' VideoMAE in the names of its modules",
+    biases=("attention.attention.query.bias", "attention.attention.value.bias"),
+)
 RELEASE = Naming(
     title="VideoMAE's release",
     root="",
@@ -93,7 +99,7 @@ RELEASE = Naming(
 def build_table(config: TokenConfig, root: str | None = None, naming: Naming = TRANSFORMERS) -> KeyTable:
     """Return the table of a classifier, or of the body of a configuration without classes; `root` is before the body."""
     root = (naming.root if config.classes is not None else "") if root is None else root
-    outside = "" if naming is TRANSFORMERS else root
+    outside = root if naming is RELEASE else ""
     embed, mean = require_tubelets(naming.title, config), isinstance(config.pool, Mean) and config.pool.norm_after
     rules: Rules = {
         "embed.projection.weight": (
@@ -170,7 +176,7 @@ def map_decoder(config: TokenConfig, spec: Decoder, naming: Naming, prefix: str)
 def read_config(names: TensorNames, assumptions: Assumptions, naming: Naming) -> ViTConfig:
     """Return the configuration of a VideoMAE with these names."""
     width, channels, tubelet, patch, _ = names.tubelet_shape(f"{naming.patches}.weight")
-    layer, outside = naming.layer.replace("#", "*"), TensorNames(names.shapes) if naming is TRANSFORMERS else names
+    layer, outside = naming.layer.replace("#", "*"), names if naming is RELEASE else TensorNames(names.shapes)
     classes, eps = (
         outside.output_dim(naming.head),
         assumptions.resolve("eps", naming.eps, f"the default of {naming.title}"),
@@ -267,6 +273,7 @@ def _make_format(naming: Naming, name: str, roots: tuple[str, ...]) -> Checkpoin
 
 FORMATS = (
     _make_format(TRANSFORMERS, "transformers videomae", ("videomae.", "")),
+    _make_format(TRANSFORMERS_MODULES, "transformers videomae modules", ("videomae.", "")),
     _make_format(RELEASE, "videomae", ("", "encoder.")),
 )
 

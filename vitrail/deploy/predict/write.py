@@ -15,6 +15,7 @@ from vitrail.deploy.predict.processes import process_share
 from vitrail.deploy.predict.resume import PartialOutput, StreamOutput
 from vitrail.deploy.runtimes.base import DeployedModel
 from vitrail.deploy.runtimes.precision import current_precision, decided_precision, describe_precision
+from vitrail.models.base import Model
 from vitrail.utils.progress import ProgressCallback
 
 
@@ -91,6 +92,14 @@ def write_outputs(
     compute = deployed.runtime.name, current_precision(deployed), pool.batch_size.size, len(pool.runtimes)
     notes = (*inputs.notes, *deployed.notes, *describe_precision(deployed))
     return Summary(out, count, sink.errors, resumed, *speed, *compute, share.rank, share.world, is_complete, notes)
+
+
+def compute_state_checksum(model: Model) -> str:
+    """Return a checksum of the weights of a loaded model."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {list(tensor.shape)}".encode() + tensor.cpu().contiguous().view(-1).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def model_identity(deployed: DeployedModel) -> str:

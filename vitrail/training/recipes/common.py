@@ -6,7 +6,7 @@ from typing import Any
 from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import IMAGENET_STATS, Preprocessing
 from vitrail.data.transforms.augment import AugmentSlot, Flip, RandAugment, RandomErasing, RandomResizedCrop
-from vitrail.models.base import ModelConfig, TokenConfig
+from vitrail.models.base import ModelConfig, TokenConfig, refuse
 from vitrail.models.registry import configure, configure_tokens, find_family
 from vitrail.objectives.classification import Classification
 from vitrail.training.recipe import Facts
@@ -32,7 +32,11 @@ def configure_named(facts: Facts, **slots: Any) -> ModelConfig:
     family = find_family(name)
     if issubclass(family.config, TokenConfig):
         return configure(name, **slots, **shape)
-    shape |= {"frames": slots["frames"]} if "frames" in slots else {}
+    if "frames" in slots:
+        if "frames" not in (family.options or ()):
+            purpose = f"the recipe for videos (model={name!r})"
+            raise refuse(family.configure(name), purpose, "use a Vision Transformer or an MViT, such as S/16")
+        shape["frames"] = slots["frames"]
     if "root" in (family.options or ()):
         shape["root"] = "small" if max(size) <= MAX_SMALL_SIDE else "large"
     return configure(name, **shape)

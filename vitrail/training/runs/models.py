@@ -149,7 +149,7 @@ class TrainedModel:
         if not self.setup.team.is_main:
             return None
         try:
-            vit = model.require_tokens("PEFT's form", clips=True)
+            vit = model.require_tokens("PEFT's form")
             check_expressible("hf", recipe.model)
         except ValueError as reason:
             return f"not written: {reason}"
