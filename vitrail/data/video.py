@@ -46,6 +46,8 @@ class Video(ABC):
 
     name: str  # in messages
     rate: float | None = None  # frames per second, if known
+    is_variable: bool = False  # True if frames are not shown at equal intervals
+    is_turned: bool = False  # True if frames are stored turned
     stated: int = 0  # frames that the header of a file lists, if the file ends long before them
 
     @abstractmethod
