@@ -108,6 +108,11 @@ def read_clip(
             return torch.stack([made[row] for row in inverse.tolist()], -3)
 
 
+def first_frame(image: Image.Image | Video) -> Image.Image:
+    """Return an opened image, or the first frame of an opened video."""
+    return next(image.iter_frames([0])) if isinstance(image, Video) else image
+
+
 class FrameFolder(Video):
     """A video whose frames are the image files of a folder, in the order of the numbers in their names."""
 
