@@ -20,7 +20,7 @@ from vitrail.data.dataset import Dataset, Images
 from vitrail.data.labels import LabelMap
 from vitrail.data.sources import load_dataset
 from vitrail.data.sources.splits import HOLDOUT_FRACTIONS, UNLABELLED, UNLABELLED_CLASS, Fractions
-from vitrail.data.video import Video
+from vitrail.data.video import Video, first_frame
 from vitrail.tasks import task_of
 from vitrail.training.recipe import Data, Facts
 from vitrail.utils.progress import ProgressCallback
@@ -81,9 +81,9 @@ class Prepared:
         rates: list[float] = []
         for index in sample:
             with self.train.open(int(index)) as opened:
-                for image in opened.iter_frames([0]) if isinstance(opened, Video) else (opened,):
-                    sizes.append((image.height, image.width))
-                    modes.append(image.mode)
+                image = first_frame(opened)
+                sizes.append((image.height, image.width))
+                modes.append(image.mode)
                 if isinstance(opened, Video):
                     lengths.append(len(opened))
                     rates += [] if opened.rate is None else [opened.rate]
