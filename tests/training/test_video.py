@@ -17,11 +17,13 @@ from vitrail.cli import main
 from vitrail.data.clip import Clip
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.evaluate import evaluate
+from vitrail.tasks.base import STRIP_GAP
 from vitrail.training.recipe import Facts, read_recipe
 from vitrail.training.recipes.clips import fit_clip
 
 SMALL: dict[str, Any] = {"width": 16, "depth": 1, "steps": 3, "batch_size": 4, "workers": 0, "clip": "4x1"}
 SIDE = 16
+STRIP = (4 * SIDE + 3 * STRIP_GAP, SIDE)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def test_a_run_records_its_clip_and_draws_strips_of_frames(run: Path) -> None:
     assert isinstance(model.preprocessing, Preprocessing)
     assert model.preprocessing.clip == Clip(4, 1)
     strips = list((run / "evaluation" / "pictures").iterdir())
-    assert all(Image.open(strip).size == (4 * SIDE, SIDE) for strip in strips)
+    assert all(Image.open(strip).size == STRIP for strip in strips)
     assert (run / "report.html").is_file()
 
 
@@ -107,7 +109,7 @@ def test_the_page_of_an_evaluation_shows_mistakes_as_strips(
         page = (tmp_path / f"out{number}" / "report.html").read_text()
         found = re.findall(r"data:image/jpeg;base64,([A-Za-z0-9+/=]+)", page)
         sizes |= {Image.open(io.BytesIO(b64decode(image))).size for image in found}
-    assert sizes == {(4 * SIDE, SIDE)}
+    assert sizes == {STRIP}
     assert "Top-1 accuracy" in capsys.readouterr().out
 
 

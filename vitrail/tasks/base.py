@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from vitrail.data.video import Video, read_clip
 from vitrail.tasks.comparison import OutputComparison, TargetStatistics
 
 THUMBNAIL_SIDE = 192  # pixels, of the longer side; of a video that of each frame
-STRIP_FRAMES = 4  # of a video
+STRIP_FRAMES, STRIP_GAP = 4, 4  # of a video; pixels between them
 JPEG_QUALITY = 88
 Sums = dict[str, np.ndarray]  # over images, by name
 Predict = Callable[[int], Tensor]  # the output of the model for an image of the split, without the batch dimension
@@ -147,7 +148,8 @@ def open_thumbnail(images: Images, index: int, side: int = THUMBNAIL_SIDE) -> Im
             return torch.from_numpy(np.array(thumbnail.resize(sizes[0]))).permute(2, 0, 1)
 
         strip = read_clip(opened, 1, lambda n: np.linspace(0, n - 1, STRIP_FRAMES).round().astype(np.int64), shrink)
-    return Image.fromarray(strip.permute(2, 1, 3, 0).flatten(1, 2).numpy())  # [3, T, h, w] to [h, T·w, 3]
+    row = F.pad(strip, (0, STRIP_GAP), value=128).permute(2, 1, 3, 0).flatten(1, 2)  # [3, T, h, w] to [h, T·w, 3]
+    return Image.fromarray(row[:, :-STRIP_GAP].contiguous().numpy())
 
 
 def shrink_image(image: Image.Image, side: int) -> Image.Image:
