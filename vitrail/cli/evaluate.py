@@ -16,6 +16,7 @@ examples:
   vitrail evaluate model.safetensors samples --label-from '^(\d+)_'   classes from the file names
   vitrail evaluate model.safetensors photos --json | jq .top1
   vitrail evaluate model.safetensors photos --merge 8 --against model.safetensors   cost of token merging
+  vitrail evaluate runs/videos-video-1 videos --clips 5 --crops 3   mean of 15 views of each video
   vitrail evaluate model.onnx photos                          an exported file
   vitrail evaluate dino.pth photos --probe knn,linear         probes of frozen features
   vitrail evaluate clip.safetensors photos --classes cat,dog  zero-shot classification by a model with a text tower

@@ -1,9 +1,9 @@
-"""Train or fine-tune a model on a folder of images: classes of images, masks, or numbers.
+"""Train or fine-tune a model on a folder of images or videos: classes, masks, or numbers.
 
-DATA is a folder of class folders, a folder with images/ and masks/, a CSV, TSV, JSONL or Parquet table, COCO JSON, tar shards,
-or a name: digits, mnist, fashion-mnist, cifar-10, cifar-100. It is checked first; defective files are listed and left out. --init
-fine-tunes a checkpoint; without it, a model is trained from scratch; --teacher distils a trained model into a small one. The
-run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and recipe.json.
+DATA is a folder of class folders of images or videos, a folder with images/ and masks/, a CSV, TSV, JSONL or Parquet table,
+COCO JSON, tar shards, or a name: digits, mnist, fashion-mnist, cifar-10, cifar-100, moving-digits. It is checked first; defective
+files are listed and left out. --init fine-tunes a checkpoint; without it, a model is trained from scratch; --teacher distils a
+trained model into a small one. The run directory receives model.safetensors, report.html, summary.json, metrics.jsonl and recipe.json.
 
 examples:
   vitrail train digits                                        a minute on a laptop
@@ -11,6 +11,7 @@ examples:
   vitrail train photos --init deit-tiny --tune lora --epochs 10
   vitrail train pets --init deit-tiny                         images/ and masks/: a class for each pixel
   vitrail train houses.csv --targets price --init deit-tiny   numbers instead of classes
+  vitrail train videos --clip 16x4                            clips of 16 frames, every fourth of a video
   vitrail train photos --label-from '^(.+)_'                  labels in the file names: cat_001.jpg
   vitrail train photos --teacher runs/photos-finetune-1       distil a trained model into a small one
   vitrail train photos --teacher clip.safetensors --distil features   a teacher with other classes

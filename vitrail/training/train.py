@@ -176,10 +176,10 @@ def pretrain(
 ) -> tuple[Path, dict[str, Any]]:
     """Train a model without labels; return the run directory and its summary.
 
-    `data` is as for `vitrail.train`; it may be images without labels. `method` is mpp (masked patch prediction), mae, dino or
-    features; `init` the initial checkpoint; `recipe` a recipe.json or a Recipe instead of a method. `teacher` is the trained
-    model whose features are learnt; with `teacher_cache` they are computed once for each image. Everything else is as for
-    `vitrail.train`; `vitrail.resume` resumes it.
+    `data` is as for `vitrail.train`; it may be images without labels. `method` is mpp (masked patch prediction), mae, videomae
+    (of videos, with `clip`), dino or features; `init` the initial checkpoint; `recipe` a recipe.json or a Recipe instead of a
+    method. `teacher` is the trained model whose features are learnt; with `teacher_cache` they are computed once for each image.
+    Everything else is as for `vitrail.train`; `vitrail.resume` resumes it.
     """
     given = read_given(recipe)
     if given is not None and method_of(given) is None:
