@@ -152,10 +152,15 @@ def _cost_facts(cost: "Cost") -> list[tuple[str, str]]:
         facts.append(("last layer", fact))
     if cost.tokens:
         one = "image" if cost.frames is None else "clip"
+        alike = cost.attention_bytes_total == cost.attention_matrices * cost.attention_bytes_per_matrix
+        which = "" if alike else "largest "  # attention over space and over time
         matrix, total = format_bytes(cost.attention_bytes_per_matrix), format_bytes(cost.attention_bytes_total)
         facts += [
             ("tokens", f"{cost.tokens:,} per {one}"),
-            ("attention", f"{cost.attention_entries:,} entries, {matrix}, per attention matrix between patches;"),
+            (
+                "attention",
+                f"{cost.attention_entries:,} entries, {matrix}, per {which}attention matrix between patches;",
+            ),
             ("", f"{cost.attention_matrices:,} matrices, {total} per {one}, computed and never stored"),
         ]
     return facts
