@@ -39,7 +39,7 @@ PYTHON_INTERFACE += ("evaluation/loading.py", "evaluation/class_mapping.py", "de
         ("leave it out, or use settings=", "leave it out, or use --set"),
         ("give assume={'size': 'HxW'}", "give --assume size=HxW"),
         ("give assume={'heads': …}", "give --assume heads=…"),
-        ("use vitrail.resume('runs/a')", "use --resume runs/a"),
+        ("use vitrail.resume('runs/a')", "use vitrail train --resume runs/a"),
         ("give the object, vitrail.resume(RUN, data=OBJECT)", "give the object, vitrail.resume(RUN, data=OBJECT)"),
         ("use vitrail.pretrain with method='dino'", "use vitrail pretrain with --method dino"),
         ("set optimizer.lr=3, or other=4", "set optimizer.lr=3, or other=4"),

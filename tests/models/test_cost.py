@@ -80,7 +80,7 @@ def kept_by_autograd(config, batch):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = model(torch.randn(batch, config.channels, *config.image_size))
+        output = model(torch.randn(batch, config.channels, *config.input_size))
     assert output.requires_grad
     return sum(size for size, _ in kept.values())
 

@@ -375,7 +375,9 @@ def predict_hidden_patches(autoencoder: Autoencoder, image: Tensor) -> Tensor:
 def convert_with_decoder(source: str | Path, out: str | Path, to: str, **options: Any) -> convert.ConversionReport:
     """Convert as `vitrail.checkpoints.convert.convert` does; a decoder is converted too if the format stores one."""
     path, licence = resolve_path(source), options.get("licence")
-    selection = {name: options.get(name) for name in ("assume", "take")}
+    selection: dict[str, Any] = {name: options.get(name) for name in ("assume", "take")}
+    if options.get("text_tower"):
+        return convert.convert(source, out, to, **options)
     with open_and_detect(path, **selection) as checkpoint:
         form = checkpoint.detection.format
         if not has_decoder(checkpoint):

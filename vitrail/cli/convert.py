@@ -34,6 +34,7 @@ def add_arguments(parser: CommandParser) -> None:
     change.add_option("--adapter DIR", "LoRA adapter in PEFT's format to merge", Path)
     change.add_option("--labels FILE", "class names: JSON list, or one per line; or the word imagenet")
     change.add_shared("--stuff NAMES")
+    change.add_option("--text-tower", "convert the text tower of a model like CLIP too, not its image tower alone")
     change.add_shared("--licence TEXT")
     parser.add_checkpoint_options()
     missing = "initialise missing tensors that match at random ('blocks.11.*'; repeatable); each one is listed"
@@ -65,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
         adapter=options.adapter,
         image_path=options.image or SAMPLE_IMAGE,
         progress=byte_progress("reading"),
+        text_tower=options.text_tower,
     )
     lines = [
         f"{options.source} → {proof.path} ({proof.target})",

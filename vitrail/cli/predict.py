@@ -16,6 +16,7 @@ examples:
   torchrun --nproc-per-node 4 -m vitrail predict model.safetensors photos --out predictions.csv
   vitrail predict segmenter.safetensors photos --out masks/ --overlays
   vitrail predict eomt.safetensors photos --out segments/ --panoptic --stuff sky,road
+  vitrail predict clip.safetensors photos --out predictions.csv --classes 'a cat,a dog'
 
 formats of --out:
   .csv      path,label,score,error; --top adds label2,score2 and so on
@@ -42,6 +43,7 @@ import gc
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +55,7 @@ from vitrail.cli.options import (
     inference_options,
     print_result,
     refuse_options,
+    zero_shot_model,
 )
 from vitrail.cli.text.progress import clear_progress, count_progress
 from vitrail.utils.text import format_image_count
@@ -76,6 +79,7 @@ def add_arguments(parser: CommandParser) -> None:
     add_output_options(parser, "csv, jsonl or parquet; of masks a directory/, jsonl or json (COCO)")
     parser.add_option("--top K", "labels per image, most probable first [1]", int)
     parser.add_shared("--names FILE")
+    parser.add_zero_shot_options()
     masks = parser.add_group("segmentation models")
     masks.add_option("--overlays", "also write NAME.overlay.jpg, the mask over the image, to the directory of --out")
     modes = "whole: image resized to the model's size; sliding: overlapping windows [whole]"
@@ -115,8 +119,9 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     from vitrail.deploy.predict.inputs import collect_inputs
     from vitrail.deploy.predict.masks import PANOPTIC_TABLE, TABLE, check_directory, is_directory, needs_masks
     from vitrail.deploy.predict.predict import open_pool
+    from vitrail.deploy.predict.processes import process_share, share_choices
     from vitrail.deploy.predict.resume import check_resumable, read_recorded_precision
-    from vitrail.deploy.predict.write import PredictionInterrupted, process_share, write_outputs
+    from vitrail.deploy.predict.write import PredictionInterrupted, compute_state_checksum, write_outputs
 
     gc.enable()
     gc.freeze()
@@ -137,6 +142,10 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     identity = {"top": top, "assume": sorted(options.assume)} | {name: getattr(options, name) for name in names}
     identity |= {"names": compute.names} if compute.names else {}
     identity |= given_options(options, MASK_OPTIONS)
+    zero_shot = zero_shot_model(options) if output_kind == "logits" else None
+    if zero_shot is not None:
+        compute = replace(compute, assume=None, take=None)  # facts of the file that was read
+        identity |= given_options(options, ("classes", "template")) | {"weights": compute_state_checksum(zero_shot)}
     share = process_share()
     if is_folder:
         check_directory(Path(options.out), table)
@@ -149,9 +158,9 @@ def write_output(options: argparse.Namespace, output_kind: Any, top: int) -> int
     try:
         inputs = collect_inputs(options.paths, show)
         total = len(inputs) if options.limit is None else min(options.limit, len(inputs))
-        first, last = share.index_range(total)
         opened_for = "queries" if is_panoptic else output_kind
-        model = open_pool(options.model, opened_for, compute, last - first, print_note)
+        with share_choices(share) if options.precision == "auto" else nullcontext():
+            model = open_pool(zero_shot or options.model, opened_for, compute, share.largest(total), print_note)
         labels, targets = model.deployed.contract.labels, model.deployed.contract.targets
         if model.masks is not None:
             model, row_format = prepare_masks(options, model, inputs, total)
@@ -197,7 +206,7 @@ def prepare_masks(
     from vitrail.deploy.predict.masks import MaskFiles, delete_interrupted_masks, select_mask_format
     from vitrail.deploy.predict.panoptic import PanopticFiles, select_panoptic_format
     from vitrail.deploy.predict.predict import with_overlays
-    from vitrail.deploy.predict.write import process_share
+    from vitrail.deploy.predict.processes import process_share
     from vitrail.deploy.runtimes.masks import class_colours
     from vitrail.deploy.runtimes.panoptic import PanopticInference
 

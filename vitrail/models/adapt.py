@@ -84,7 +84,7 @@ def adapt_model(
     adapted = assemble(config, state, like=next(iter(model.parameters())))
     keeps_head = config.classes == model.config.classes
     adapted.labels = model.labels if keeps_head else None
-    adapted.preprocessing = model.preprocessing
+    adapted.preprocessing = fit_preprocessing(model.preprocessing, model.config, config)
     adapted.card = dict(model.card) if keeps_head else remove_calibration(model.card)
     return adapted.train(model.training)
 
@@ -99,6 +99,15 @@ def assemble(config: ModelConfig, state: State, like: Tensor) -> Model:
             if buffer.is_meta:  # not stored: an empty buffer that holds the device and the precision
                 module.register_buffer(name, like.new_empty(buffer.shape), persistent=False)
     return model
+
+
+def fit_preprocessing(preprocessing: Any, before: ModelConfig, after: ModelConfig) -> Any:
+    """Return the preprocessing of a model for its adapted image size and channels; a function of the user stays as it is."""
+    if after.image_size != before.image_size and hasattr(preprocessing, "with_size"):
+        preprocessing = preprocessing.with_size(after.image_size)
+    if after.channels != before.channels and hasattr(preprocessing, "with_channels"):
+        preprocessing = preprocessing.with_channels(after.channels)
+    return preprocessing
 
 
 # --- segmentation ---

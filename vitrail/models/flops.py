@@ -8,6 +8,7 @@ B images, N tokens, D width, H heads, d = D/H.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.models.base import Model, ModelConfig, TokenConfig, count_parameters
 from vitrail.models.registry import build_from
+from vitrail.nn.shape import Grid
 
 FLOAT = 4  # bytes of a value
 
@@ -116,9 +118,9 @@ class Counter(TorchFunctionMode):
         self.kept: dict[int, Tensor] = {}  # by storage; holding the tensor prevents reuse of its address
         self.rules: dict[Callable[..., Any], Callable[..., Tensor]] = {
             F.linear: self.linear,
-            F.conv2d: self.conv2d,
+            **dict.fromkeys((F.conv2d, F.conv3d), self.convolution),
             F.conv_transpose2d: self.conv_transpose2d,
-            F.max_pool2d: self.max_pool,
+            **{function: partial(self.max_pool, function) for function in (F.max_pool2d, F.max_pool3d)},
             F.adaptive_avg_pool2d: self.average_pool,
             F.interpolate: self.interpolate,
             F.scaled_dot_product_attention: self.attention,
@@ -153,8 +155,8 @@ class Counter(TorchFunctionMode):
         self.macs += x.numel() * weight.shape[0]
         return x.new_empty(*x.shape[:-1], weight.shape[0])
 
-    def conv2d(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int], *_: Any
+    def convolution(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Grid, padding: Grid, *_: Any
     ) -> Tensor:
         self.keep(x)
         if not self.is_weight(weight):  # standardised in each step, and stored
@@ -180,10 +182,10 @@ class Counter(TorchFunctionMode):
     def interpolate(self, x: Tensor, size: tuple[int, int], **_: Any) -> Tensor:
         return x.new_empty(*x.shape[:2], *size)
 
-    def max_pool(self, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    def max_pool(self, function: Callable[..., Tensor], x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Count what max pooling stores: its input, and the 64-bit index of each maximum."""
         self.keep(x)
-        output = F.max_pool2d(x, *args, **options)  # on the meta device
+        output = function(x, *args, **options)  # on the meta device
         self.bytes += output.numel() * 8
         return output
 

@@ -6,9 +6,10 @@
 | `deit` | facebookresearch/deit, timm | every linear weight, token, position and the head truncated N(0, 0.02²); biases zero; patches and convolutions uniform ±1/√fan-in, biases too, as a convolution's default |
 
 In both: LayerNorm and GroupNorm start as the identity, LayerScale at its given value, registers at N(0, 1e-6²) (DINOv2),
-relative positions at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin v2) at zero and its
-scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at N(0, 0.01²) (mmsegmentation),
-positions in time and the projection after attention over time at zero (TimeSformer, whose first layer is an exception).
+relative positions, and those of MViT v1, at truncated N(0, 0.02²) (BEiT, Swin, MViT), the norms at the end of branches (Swin
+v2) at zero and its scale at 10, the attention pool's probe Xavier uniform (big_vision), the classifier of pixels at
+N(0, 0.01²) (mmsegmentation), positions in time and the projection after attention over time at zero (TimeSformer, whose first
+layer is an exception).
 """
 
 import math
@@ -18,13 +19,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.text import PairLogits, TextEncoder
 from vitrail.nn.attention import MSA
 from vitrail.nn.block import DividedBlock, LayerScale, ResPostNormBlock
 from vitrail.nn.decoder import Decoder
 from vitrail.nn.embed import Embedding, PrefixTokens
-from vitrail.nn.head import DistilledHead, TanhHead
+from vitrail.nn.head import DistilledHead, SimilarityHead, TanhHead
 from vitrail.nn.mlp import MLP, GatedMLP
-from vitrail.nn.multiscale import PooledAttention
+from vitrail.nn.multiscale import PooledAttention, SeparatePositions
 from vitrail.nn.pool import AttentionPool
 from vitrail.nn.position import (
     FactorisedTable,
@@ -64,7 +66,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
     for module in model.modules():
         if isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)):
             module.reset_parameters()
-        elif isinstance(module, nn.Conv2d):
+        elif isinstance(module, (nn.Conv2d, nn.Conv3d)):
             module.reset_parameters()
             if scheme == "vit":
                 _lecun(module.weight, module.weight[0].numel())
@@ -82,7 +84,7 @@ def initialise(model: nn.Module, scheme: str) -> None:
         elif isinstance(module, FactorisedTable):
             (nn.init.normal_ if scheme == "vit" else _truncated)(module.space_weight, std=0.02)
             nn.init.zeros_(module.time_weight)
-        elif isinstance(module, (RelativePositionBias, RelativeEmbedding1D)):
+        elif isinstance(module, (RelativePositionBias, RelativeEmbedding1D, SeparatePositions)):
             for weight in module.parameters(recurse=False):
                 _truncated(weight)
         elif isinstance(module, PrefixTokens):
@@ -126,11 +128,13 @@ def initialise(model: nn.Module, scheme: str) -> None:
             nn.init.xavier_uniform_(module.probe[0])
             for part in module.kv.weight.chunk(2):
                 linear(part)
-        elif isinstance(module, TanhHead):
+        elif isinstance(module, TanhHead) and isinstance(module.pre_logits, nn.Linear):
             _lecun(module.pre_logits.weight, module.pre_logits.in_features)
             if isinstance(module.linear, nn.Linear):
                 head(module.linear.weight)
-        elif isinstance(module, Decoder):
+        elif isinstance(module, SimilarityHead) and isinstance(module.linear, nn.Linear):
+            head(module.linear.weight)
+        elif isinstance(module, (Decoder, TextEncoder, PairLogits)):
             module.reset_parameters()
         elif isinstance(module, DistilledHead):
             head(module.label.weight)
@@ -151,6 +155,6 @@ def _lecun(weight: Tensor, fan_in: int) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-def _bias(module: nn.Linear | nn.Conv2d) -> None:
+def _bias(module: nn.Linear | nn.Conv2d | nn.Conv3d) -> None:
     if module.bias is not None:
         nn.init.zeros_(module.bias)

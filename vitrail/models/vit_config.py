@@ -13,7 +13,7 @@ from vitrail.models.init import SCHEMES
 from vitrail.models.sizes import RESAMPLING_NAMES, SIZES, SLOT_NAMES, Size, closest
 from vitrail.nn.block import BlockSlot, Divided, Parallel, PostNorm, PreNorm, ResPostNorm
 from vitrail.nn.embed import ConvPool, ConvStem, Patches, Prefix, Tubelets
-from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection
+from vitrail.nn.head import HeadSlot, Linear, PreLogits, Projection, Similarity
 from vitrail.nn.mlp import GELU, MLPSlot, QuickGELU, ReLU, SwiGLU, TanhGELU
 from vitrail.nn.pool import MAP, ClassAndMean, ClassToken, Mean, PoolSlot
 from vitrail.nn.position import AddedPosition, Learned1D, NoPosition, PositionSlot
@@ -165,6 +165,10 @@ class ViTConfig(TokenConfig):
     def with_classes(self, classes: int | None) -> "ViTConfig":
         """Return the configuration with a head for this number of classes; a linear head replaces CLIP's projection."""
         head = Linear() if isinstance(self.head, Projection) else self.head
+        return replace(self, classes=classes, head=head)
+
+    def with_similarity(self, classes: int) -> "ViTConfig":
+        head = Similarity(self.head.width if isinstance(self.head, Projection) else None)
         return replace(self, classes=classes, head=head)
 
     def as_backbone(self) -> "ViTConfig":
